@@ -1,0 +1,328 @@
+"""Spaces of observations and actions, from and to Gymnasium's, and the way from an agent's action to the environment's."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+
+
+class _ByValue:
+    """Equality and a cached hash over `_identity()`, for frozen objects that hold NumPy arrays."""
+
+    def _identity(self) -> tuple[Any, ...]:
+        raise AssertionError("abstract")
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(other) is type(self) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        # A space is part of a jitted argument's structure, so it is hashed at every call.
+        try:
+            return self.__dict__["_hash"]  # type: ignore[no-any-return]
+        except KeyError:
+            value = hash((type(self).__name__, self._identity()))
+            self.__dict__["_hash"] = value
+            return value
+
+
+@dataclass(frozen=True, eq=False)
+class Box(_ByValue):
+    """Arrays between `low` and `high`, elementwise; bounds may be infinite.
+
+    Raises:
+        ValueError: a bound is NaN, the bounds' shapes differ, `low > high` somewhere, or the space has no element.
+        TypeError: `dtype` is not numeric.
+
+    >>> Box([-1.0, 0.0], [1.0, 2.0]).shape
+    (2,)
+    """
+
+    low: npt.NDArray[Any]
+    high: npt.NDArray[Any]
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
+
+    def __init__(self, low: npt.ArrayLike, high: npt.ArrayLike, dtype: npt.DTypeLike = np.float32) -> None:
+        dtype = np.dtype(dtype)
+        if dtype.kind not in "fiub":
+            raise TypeError(f"Box: dtype must be a number type, got {dtype}")
+        low_array, high_array = np.array(low, dtype), np.array(high, dtype)
+        if low_array.shape != high_array.shape:
+            raise ValueError(f"Box: low has shape {low_array.shape}, high {high_array.shape}; they must match")
+        if low_array.size == 0:
+            raise ValueError(f"Box: shape {low_array.shape} has no element; a space needs at least one")
+        if not np.all(low_array <= high_array):
+            raise ValueError(f"Box: low must not be above high, nor either NaN; got low {low_array}, high {high_array}")
+        for array in (low_array, high_array):
+            array.setflags(write=False)
+        object.__setattr__(self, "low", low_array)
+        object.__setattr__(self, "high", high_array)
+        object.__setattr__(self, "dtype", dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one value."""
+        return self.low.shape
+
+    @property
+    def bounded(self) -> bool:
+        """Every bound is finite."""
+        return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (self.low.shape, str(self.dtype), self.low.tobytes(), self.high.tobytes())
+
+    def __repr__(self) -> str:
+        low, high = (np.unique(x) for x in (self.low, self.high))
+        bounds = f"{low[0]:g}, {high[0]:g}" if len(low) == len(high) == 1 else f"{self.low.tolist()}, {self.high.tolist()}"
+        return f"Box({bounds}, shape={self.shape}, dtype={self.dtype})"
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """The integers `start, ..., start + n - 1`. Agents count from 0; the environment sees `start` added.
+
+    Raises:
+        ValueError: `n` is not a positive integer.
+    """
+
+    n: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if int(self.n) != self.n or self.n < 1:
+            raise ValueError(f"Discrete: n must be a positive integer, got {self.n!r}")
+        object.__setattr__(self, "n", int(self.n))
+        object.__setattr__(self, "start", int(self.start))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one value: a scalar."""
+        return ()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Always int32."""
+        return np.dtype(np.int32)
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """A flat vector of integers, the i-th among `start[i], ..., start[i] + nvec[i] - 1`.
+
+    Raises:
+        ValueError: `nvec` is empty, not flat, or has an entry that is not a positive integer; `start` has another length.
+    """
+
+    nvec: tuple[int, ...]
+    start: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        nvec = np.asarray(self.nvec)
+        if nvec.ndim != 1 or nvec.size == 0 or not np.all(nvec >= 1) or not np.all(nvec == nvec.astype(int)):
+            raise ValueError(f"MultiDiscrete: nvec must be a flat, non-empty vector of positive integers, got {self.nvec!r}")
+        start = tuple(int(s) for s in self.start) or (0,) * len(nvec)
+        if len(start) != len(nvec):
+            raise ValueError(f"MultiDiscrete: start has {len(start)} entries, nvec {len(nvec)}; they must match")
+        object.__setattr__(self, "nvec", tuple(int(n) for n in nvec))
+        object.__setattr__(self, "start", start)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one value."""
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Always int32."""
+        return np.dtype(np.int32)
+
+
+@dataclass(frozen=True)
+class MultiBinary:
+    """Arrays of zeros and ones of a fixed shape, as int8.
+
+    Raises:
+        ValueError: a dimension is not positive.
+    """
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        shape = tuple(int(n) for n in np.atleast_1d(np.asarray(self.shape)))
+        if not shape or min(shape) < 1:
+            raise ValueError(f"MultiBinary: every dimension must be positive, got {self.shape!r}")
+        object.__setattr__(self, "shape", shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Always int8."""
+        return np.dtype(np.int8)
+
+
+@dataclass(frozen=True, eq=False)
+class Dict(_ByValue):
+    """Named spaces; a value is a dict with the same keys. Keys are kept sorted, as JAX does."""
+
+    spaces: Mapping[str, "Space"]
+
+    def __post_init__(self) -> None:
+        if not self.spaces:
+            raise ValueError("Dict: a Dict space needs at least one key, got none")
+        object.__setattr__(self, "spaces", dict(sorted(self.spaces.items())))
+
+    def _identity(self) -> tuple[Any, ...]:
+        return tuple(self.spaces.items())
+
+
+@dataclass(frozen=True)
+class Tuple:
+    """Spaces in a row; a value is a tuple of the same length."""
+
+    spaces: tuple["Space", ...]
+
+    def __post_init__(self) -> None:
+        if not self.spaces:
+            raise ValueError("Tuple: a Tuple space needs at least one entry, got none")
+        object.__setattr__(self, "spaces", tuple(self.spaces))
+
+
+Leaf: TypeAlias = Box | Discrete | MultiDiscrete | MultiBinary
+Space: TypeAlias = Leaf | Dict | Tuple
+
+
+def map_space(function: Any, space: Space, *values: Any) -> Any:
+    """`function(leaf_space, *leaf_values)` over a tree of spaces: a dict for Dict, a tuple for Tuple.
+
+    >>> map_space(lambda s: s.shape, Dict({"a": Discrete(3), "b": Box([0.0], [1.0])}))
+    {'a': (), 'b': (1,)}
+    """
+    if isinstance(space, Dict):
+        return {name: map_space(function, part, *(v[name] for v in values)) for name, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(map_space(function, part, *(v[i] for v in values)) for i, part in enumerate(space.spaces))
+    return function(space, *values)
+
+
+def leaf_spaces(space: Space, path: str = "") -> Iterable[tuple[str, Leaf]]:
+    """Every leaf with its path (`""` for a space that is itself a leaf, else `camera`, `pair/0`, ...)."""
+    if isinstance(space, Dict | Tuple):
+        parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for name, part in parts:
+            yield from leaf_spaces(part, f"{path}/{name}" if path else str(name))
+    else:
+        yield path, space
+
+
+def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
+    """A NumPy value of the space's tree, all zeros, with leading `batch` dimensions."""
+    return map_space(lambda leaf: np.zeros(batch + leaf.shape, leaf.dtype), space)
+
+
+def from_gymnasium(space: Any, what: str = "space") -> Space:
+    """The polyak space of a Gymnasium space; float64 becomes float32 (observations are cast), indices int32.
+
+    Args:
+        what: how errors call it, e.g. `"observation space of CartPole-v1"`.
+
+    Raises:
+        TypeError: for Graph, Sequence, Text, OneOf and anything else that has no fixed shape, by name and path.
+        ValueError: for an empty Box or a MultiDiscrete that is not flat.
+    """
+    import gymnasium.spaces as gym
+
+    if isinstance(space, gym.Dict):
+        return Dict({str(k): from_gymnasium(v, f"{what}[{k!r}]") for k, v in space.spaces.items()})
+    if isinstance(space, gym.Tuple):
+        return Tuple(tuple(from_gymnasium(v, f"{what}[{i}]") for i, v in enumerate(space.spaces)))
+    try:
+        if isinstance(space, gym.Box):
+            dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
+            with np.errstate(over="ignore"):
+                return Box(space.low, space.high, dtype)
+        if isinstance(space, gym.Discrete):
+            return Discrete(int(space.n), int(space.start))
+        if isinstance(space, gym.MultiDiscrete):
+            return MultiDiscrete(tuple(space.nvec), tuple(np.ravel(space.start)))
+        if isinstance(space, gym.MultiBinary):
+            return MultiBinary(tuple(np.atleast_1d(space.n)))
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{what}: {error}") from None
+    raise TypeError(f"{what}: {type(space).__name__} is not supported; supported are {SUPPORTED}")
+
+
+def to_gymnasium(space: Space) -> Any:
+    """The Gymnasium space of a polyak space."""
+    import gymnasium.spaces as gym
+
+    match space:
+        case Dict():
+            return gym.Dict({k: to_gymnasium(v) for k, v in space.spaces.items()})
+        case Tuple():
+            return gym.Tuple([to_gymnasium(v) for v in space.spaces])
+        case Box():
+            return gym.Box(space.low, space.high, dtype=space.dtype.type)
+        case Discrete():
+            return gym.Discrete(space.n, start=space.start)
+        case MultiDiscrete():
+            return gym.MultiDiscrete(np.array(space.nvec), start=np.array(space.start))
+        case MultiBinary():
+            return gym.MultiBinary(space.shape)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an agent must know of an environment: its name, the spaces, and how actions reach it.
+
+    Attributes:
+        obs: the observation space.
+        action: the action space, in the environment's own units.
+        id: the environment's name.
+        action_scaling: what happens to a Box action on its way in: `"clip"` to the bounds, or `"rescale"` from [-1, 1].
+        has_action_mask: time steps carry an `action_mask`.
+
+    Raises:
+        ValueError: `"rescale"` with a Box action whose bounds are not finite.
+    """
+
+    obs: Space
+    action: Space
+    id: str = ""
+    action_scaling: Literal["clip", "rescale"] = "clip"
+    has_action_mask: bool = False
+
+    def __post_init__(self) -> None:
+        if self.action_scaling not in ("clip", "rescale"):
+            raise ValueError(f"EnvSpec: action_scaling must be 'clip' or 'rescale', got {self.action_scaling!r}")
+        for path, leaf in leaf_spaces(self.action):
+            if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
+                raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf} at action {path!r}")
+
+    def native_action(self, action: Any) -> Any:
+        """The environment's action of an agent's: Discrete counted from `start`, Box clipped or rescaled to the bounds.
+
+        Works on NumPy and JAX arrays alike, with any leading batch dimensions.
+        """
+        return map_space(self._native_leaf, self.action, action)
+
+    def _native_leaf(self, space: Leaf, action: Any) -> Any:
+        xp: Any = jnp if isinstance(action, jax.Array) else np
+        match space:
+            case Discrete():
+                return action + action.dtype.type(space.start) if space.start else action
+            case MultiDiscrete():
+                return action + np.asarray(space.start, action.dtype) if any(space.start) else action
+            case Box() if self.action_scaling == "rescale":
+                unit = (xp.clip(action, -1.0, 1.0) + 1.0) / 2.0
+                return xp.clip(space.low + unit * (space.high - space.low), space.low, space.high)
+            case Box():
+                return xp.clip(action, space.low, space.high)
+            case _:
+                return action

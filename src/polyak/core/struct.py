@@ -1,0 +1,92 @@
+"""Frozen dataclasses that are pytrees: the one shape of settings and states in polyak."""
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+T = TypeVar("T")
+
+
+def static(**options: Any) -> Any:
+    """A field that is part of the tree's structure, not a leaf: hashable, and a new value recompiles.
+
+    Args:
+        **options: those of `dataclasses.field` (`default`, `default_factory`, `repr`, ...).
+    """
+    metadata = {**options.pop("metadata", {}), "static": True}
+    return dataclasses.field(metadata=metadata, **options)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def struct(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass that JAX sees as a pytree.
+
+    Fields are children in the order of their declaration; those marked with `static()` are part of the structure. A
+    `__post_init__` that validates runs when a person builds the object and under `dataclasses.replace`, never when JAX
+    rebuilds it around tracers. An unknown keyword argument is refused with the nearest field's name.
+
+    Raises:
+        TypeError: from the constructor, for an argument that is no field.
+
+    >>> @struct
+    ... class Point:
+    ...     x: float
+    ...     unit: str = static(default="m")
+    >>> jax.tree.map(lambda x: 2 * x, Point(1.5))
+    Point(x=3.0, unit='m')
+    """
+    data = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(data)  # type: ignore[arg-type]
+    leaves = tuple(f.name for f in fields if not f.metadata.get("static", False))
+    fixed = tuple(f.name for f in fields if f.metadata.get("static", False))
+    keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaves)
+    new = object.__new__
+
+    def flatten(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        fields_of = tree.__dict__
+        return tuple([fields_of[name] for name in leaves]), tuple([fields_of[name] for name in fixed])
+
+    def flatten_with_keys(tree: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+        children, structure = flatten(tree)
+        return tuple(zip(keys, children, strict=True)), structure
+
+    def unflatten(structure: tuple[Any, ...], children: Any) -> Any:
+        # Around __init__: what JAX puts into a tree (tracers, None, shapes) is not a person's input to validate.
+        tree = new(data)
+        fields_of = tree.__dict__
+        fields_of.update(zip(fixed, structure, strict=True))
+        fields_of.update(zip(leaves, children, strict=True))
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
+    names = tuple(f.name for f in fields if f.init)
+    data.__init__ = _suggesting(data.__init__, names)  # type: ignore[method-assign]
+    return data
+
+
+def _suggesting(init: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
+    """`init`, which answers an unknown keyword with the nearest known one."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{type(self).__name__}: {unknown_name(name, names, 'field')}")
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+def unknown_name(name: str, known: tuple[str, ...], what: str) -> str:
+    """The sentence for a name that does not exist: what was got, the nearest name, and those that do exist.
+
+    >>> unknown_name("gama", ("gamma", "tau"), "field")
+    "unknown field 'gama'; did you mean 'gamma'? (fields: gamma, tau)"
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {name!r}; {hint}({what}s: {', '.join(known)})"

@@ -1,0 +1,14 @@
+"""Every test runs strictly: no silent broadcasting, no silent dtype change, warnings are errors, shapes in signatures checked."""
+
+import os
+
+# Eight host devices, so that sharded code has somewhere to go; before JAX starts, as it must be.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+from jaxtyping import install_import_hook
+
+install_import_hook("polyak", "beartype.beartype")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
