@@ -1,4 +1,4 @@
-"""Every test runs strictly: no silent broadcasting, no silent dtype change, warnings are errors, shapes in signatures checked."""
+"""Every test runs strictly: no silent broadcasting or dtype change, warnings are errors, shapes in signatures checked."""
 
 import os
 

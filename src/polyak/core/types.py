@@ -1,5 +1,7 @@
 """What travels between the rooms: time steps, rollouts, policies, agents, networks, environments."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -248,3 +250,32 @@ class HostEnv(Protocol):
     def close(self) -> None:
         """Free processes and windows; a second call does nothing."""
         ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training loop stands, as callbacks see it.
+
+    Attributes:
+        env_steps: valid transitions so far, over all environments (a Python int: it never wraps).
+        target_env_steps: how many there shall be.
+        iteration: rollouts collected so far, each followed by an update.
+        seconds: wall time of training since this process began to train, without compilation.
+        compile_seconds: wall time spent compiling.
+        fps: env steps per second of training in this process.
+        env: the environment of a host loop, for its `snapshot`; None in the compiled loop, whose state holds everything.
+    """
+
+    env_steps: int
+    target_env_steps: int
+    iteration: int
+    seconds: float
+    compile_seconds: float
+    fps: float
+    env: HostEnv | None = None
+
+
+Callback: TypeAlias = Callable[[Progress, Mapping[str, float], PyTree], object]
+"""Called by a loop at every report with the progress, the metrics as Python floats, and the loop's whole state (a pytree
+that may be kept only as a copy: its buffers are donated to the next step). Returning False stops training after this
+report; whatever is raised ends it."""
