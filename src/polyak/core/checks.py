@@ -1,0 +1,62 @@
+"""Checks of settings when an object is built: what (owner and field), what was got, what is wanted."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def check_number(
+    owner: str,
+    name: str,
+    value: Any,
+    *,
+    at_least: float = -math.inf,
+    at_most: float = math.inf,
+    above: float = -math.inf,
+    optional: bool = False,
+) -> None:
+    """A finite real number (or an array of them, for `vmap`) within the bounds.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: NaN, infinite, or out of bounds.
+    """
+    if isinstance(value, jax.core.Tracer) or (optional and value is None):
+        return
+    wanted = _interval(at_least, at_most, above) + (" or None" if optional else "")
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" or isinstance(value, bool):
+        raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
+    if not np.all(np.isfinite(array) & (array >= at_least) & (array <= at_most) & (array > above)):
+        raise ValueError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
+
+
+def check_integer(owner: str, name: str, value: Any, *, at_least: int = 1) -> None:
+    """A Python integer that is not too small.
+
+    Raises:
+        TypeError: not an integer (a bool or 2.0 is none).
+        ValueError: too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{owner}: {name} must be an integer >= {at_least}, got {value!r}")
+    if value < at_least:
+        raise ValueError(f"{owner}: {name} must be an integer >= {at_least}, got {value}")
+
+
+def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """One of a few values.
+
+    Raises:
+        ValueError: none of them.
+    """
+    if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def _interval(at_least: float, at_most: float, above: float) -> str:
+    low = f"({above:g}" if above >= at_least and above != -math.inf else f"[{at_least:g}" if at_least != -math.inf else "(-inf"
+    high = f"{at_most:g}]" if at_most != math.inf else "inf)"
+    return f"in {low}, {high}"

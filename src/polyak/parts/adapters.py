@@ -1,0 +1,115 @@
+"""A user's own network: Flax NNX, Flax Linen and Equinox modules as a `Network` of pure functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.spaces import EnvSpec, zeros
+from polyak.core.types import PyTree, Variables
+
+
+@dataclass(frozen=True)
+class FlaxNNX:
+    """A user's Flax NNX module as a `Network`: `make(spec, rngs)` builds it, `module(obs)` answers for a batch.
+
+    The module is split once into a graph definition and plain dicts: `nnx.Param`s are trained, everything else
+    (batch-norm statistics, counters, dropout keys) is `stats`. Only plain `jax.jit` ever sees them. Two networks are equal, and
+    compile once, when `make` is the same function or equal.
+    """
+
+    make: Callable[[EnvSpec, nnx.Rngs], nnx.Module]
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Fresh variables for the spec's spaces."""
+        graph, params, stats = nnx.split(self.make(spec, nnx.Rngs(key)), nnx.Param, ...)
+        return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(stats), graph)
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`(out, carry, stats)` for obs leaves `[B, ...]`; with `train`, dropout is on and statistics advance."""
+        module = nnx.merge(variables.graph, variables.params, variables.stats)
+        if train:
+            module.train()
+        else:
+            module.eval()
+        if key is not None:
+            nnx.reseed(module, default=key, dropout=key)
+        out = module(obs)
+        stats = nnx.to_pure_dict(nnx.split(module, nnx.Param, ...)[2])
+        return out, carry, stats
+
+
+@dataclass(frozen=True)
+class FlaxLinen:
+    """A user's Flax Linen module as a `Network`: `module.apply(variables, obs)` answers for a batch.
+
+    The collection `params` is trained, all other collections are `stats`.
+
+    Attributes:
+        module: a Linen module (hashable, as Linen modules are).
+        train_argument: the name of the module's argument that switches training phase, where it has one.
+    """
+
+    module: Any
+    train_argument: str | None = None
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Fresh variables for the spec's spaces."""
+        example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
+        collections = dict(self.module.init({"params": key, "dropout": key}, example, **self._phase(train=False)))
+        return Variables(collections.pop("params", {}), collections)
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`(out, carry, stats)` for obs leaves `[B, ...]`."""
+        collections = {"params": variables.params, **variables.stats}
+        rngs = None if key is None else {"dropout": key}
+        out, changed = self.module.apply(
+            collections, obs, rngs=rngs, mutable=list(variables.stats) if train else [], **self._phase(train=train)
+        )
+        return out, carry, {**variables.stats, **changed}
+
+    def _phase(self, *, train: bool) -> dict[str, bool]:
+        return {} if self.train_argument is None else {self.train_argument: train}
+
+
+@dataclass(frozen=True)
+class Equinox:
+    """A user's Equinox module as a `Network`: `make(spec, key)` builds it, `module(obs)` answers for *one* observation.
+
+    Its floating-point arrays are trained, its other arrays are `stats`; the rest is static. It is mapped over the batch.
+    """
+
+    make: Callable[[EnvSpec, PRNGKeyArray], Any]
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Fresh variables for the spec's spaces."""
+        import equinox as eqx
+
+        arrays, fixed = eqx.partition(self.make(spec, key), eqx.is_array)
+        paths, structure = jax.tree_util.tree_flatten_with_path(arrays)
+        named = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+        params = {name: leaf for name, leaf in named.items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
+        stats = {name: leaf for name, leaf in named.items() if name not in params}
+        return Variables(
+            params, stats, graph=(tuple(named), structure, tuple(jax.tree.leaves(fixed)), jax.tree.structure(fixed))
+        )
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`(out, carry, stats)` for obs leaves `[B, ...]`."""
+        import equinox as eqx
+
+        names, structure, fixed, fixed_structure = variables.graph
+        named = {**variables.params, **variables.stats}
+        arrays = jax.tree.unflatten(structure, [named[name] for name in names])
+        module = eqx.combine(arrays, jax.tree.unflatten(fixed_structure, fixed))
+        return jax.vmap(module)(obs), carry, variables.stats
