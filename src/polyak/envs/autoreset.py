@@ -1,0 +1,126 @@
+"""Next-step autoreset around batched dynamics: what makes an `Env` of them."""
+
+import dataclasses
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.checks import check_integer
+from polyak.core.spaces import EnvSpec, Leaf, leaf_spaces, map_space
+from polyak.core.struct import static, struct
+from polyak.core.types import PyTree, TimeStep
+
+
+class Dynamics(Protocol):
+    """Batched dynamics that know nothing of resets: pure functions over a state with leaves `[B, ...]`."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spaces of one environment."""
+        ...
+
+    def reset(self, key: PRNGKeyArray, num_envs: int) -> PyTree:
+        """States in which episodes begin."""
+        ...
+
+    def step(self, state: PyTree, action: PyTree, key: PRNGKeyArray) -> tuple[PyTree, Any, Any, Any]:
+        """`(state, reward, terminated, truncated)` after one step; the action is in the environment's own units."""
+        ...
+
+    def observe(self, state: PyTree) -> PyTree:
+        """What an agent sees of the state."""
+        ...
+
+
+@struct
+class AutoResetState:
+    """The dynamics' state, and which rows ended an episode and reset on the next step."""
+
+    dynamics: PyTree
+    last: Any
+
+
+@struct
+class AutoReset:
+    """An `Env` of batched dynamics: a row whose episode ended starts a fresh one on the next step, whatever the action.
+
+    Every step computes fresh starts for all rows and picks with `where`: on an accelerator, and in a compiled loop on a CPU,
+    that is cheaper than a branch.
+
+    Raises:
+        TypeError: `num_envs` is no integer; in `step`, an action of the wrong kind of number.
+        ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `step`, an action of the wrong shape.
+    """
+
+    dynamics: Dynamics = static()
+    num_envs: int = static(default=1)
+    action_scaling: Literal["clip", "rescale"] = static(default="clip")
+
+    def __post_init__(self) -> None:
+        check_integer("AutoReset", "num_envs", self.num_envs)
+        _ = self.spec
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spaces of one environment."""
+        return dataclasses.replace(self.dynamics.spec, action_scaling=self.action_scaling)
+
+    def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
+        """Fresh episodes everywhere: the state, and `first` time steps."""
+        state = self.dynamics.reset(key, self.num_envs)
+        no = jnp.zeros(self.num_envs, bool)
+        time_step = TimeStep(self.dynamics.observe(state), jnp.zeros(self.num_envs), no, no, ~no)
+        return AutoResetState(state, no), time_step
+
+    def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
+        """One step of every environment; rows whose last time step was `last` reset instead."""
+        spec = self.spec
+        check_actions(spec, action, self.num_envs)
+        # Dynamics without noise never use their key, so that deriving it costs nothing once compiled.
+        moved = self.dynamics.step(state.dynamics, spec.native_action(action), jax.random.fold_in(key, 1))
+        after, reward, terminated, truncated = moved
+        fresh = self.dynamics.reset(key, self.num_envs)
+        first = state.last
+        after = jax.tree.map(lambda new, old: jnp.where(_rows(first, old), new, old), fresh, after)
+        terminated, truncated = terminated & ~first, truncated & ~first
+        time_step = TimeStep(
+            self.dynamics.observe(after), jnp.where(first, 0.0, reward), terminated, truncated, first
+        )
+        return AutoResetState(after, terminated | truncated), time_step
+
+
+def _rows(mask: Any, like: Any) -> Any:
+    """The mask `[B]` with as many trailing ones as `like` `[B, ...]` has dimensions."""
+    return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
+
+
+def check_actions(spec: EnvSpec, action: PyTree, num_envs: int) -> None:
+    """Shape and kind of number of a batch of actions; both are static, so a compiled loop checks once.
+
+    Raises:
+        TypeError: a float for an integer space or the other way round, or another tree than the action space's.
+        ValueError: another shape than `[num_envs, ...]`.
+    """
+    for (path, leaf), array in zip(leaf_spaces(spec.action), _leaves(spec, action), strict=True):
+        _check_leaf(f"{spec.id}: action{path and ' ' + repr(path)}", leaf, array, num_envs)
+
+
+def _leaves(spec: EnvSpec, action: PyTree) -> list[Any]:
+    leaves: list[Any] = []
+    try:
+        map_space(lambda _, array: leaves.append(array), spec.action, action)
+    except (KeyError, IndexError, TypeError) as error:
+        got = jax.tree.structure(action)
+        raise TypeError(f"{spec.id}: the action's tree must be that of {spec.action}, got {got}") from error
+    return leaves
+
+
+def _check_leaf(what: str, leaf: Leaf, array: Any, num_envs: int) -> None:
+    kinds = "f" if leaf.dtype.kind == "f" else "iub"
+    if not isinstance(array, jax.Array) or jnp.dtype(array.dtype).kind not in kinds:
+        wanted = "floats" if kinds == "f" else "integers"
+        raise TypeError(f"{what}: wanted {wanted}, got {getattr(array, 'dtype', type(array).__name__)}")
+    if array.shape != (num_envs, *leaf.shape):
+        raise ValueError(f"{what}: wanted shape {(num_envs, *leaf.shape)}, got {array.shape}")
