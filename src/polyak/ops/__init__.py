@@ -1,0 +1,1 @@
+"""What arrays do: returns, losses, distributions, statistics; pure mathematics, no state."""

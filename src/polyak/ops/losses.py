@@ -1,0 +1,185 @@
+"""Losses per step, unreduced, and `masked_mean`, the one reduction that turns them into a number."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from polyak.core.types import Scalar
+from polyak.ops.devices import sum_over_devices
+
+MAX_LOG_RATIO = 20.0
+"""Probability ratios are held within e^±20 (about 5e8): beyond, they say that the data is not this policy's, and no more."""
+
+LARGEST_LOG_PROB = 1e30
+"""Stands for infinity in a log-probability, so that the difference of two infinite ones is a number."""
+
+
+def masked_mean(
+    x: Float[Array, "*shape"],
+    weight: Float[Array, "*shape"] | Bool[Array, "*shape"],
+    *,
+    total: Scalar | None = None,
+) -> Float[Array, ""]:
+    """The mean over the entries that count, Σ w x / Σ w over w > 0; 0 where none does.
+
+    What stands under a weight of 0 (or below, or NaN) reaches neither the result nor its gradient with respect to `x`. Not
+    further, though: a NaN that went *into* `x` comes back from its own function's derivative, since 0 · NaN = NaN. Hide the
+    inputs of a network as well as its loss.
+
+    Args:
+        weight: one for each entry of x; bool, or numbers.
+        total: what to divide by instead of the sum of `weight`: the weight of the whole batch of which `x` is one share
+            (a device's, or a chunk's), so that the means of the shares add up to the mean of the whole.
+
+    Raises:
+        ValueError: `x` and `weight` differ in shape.
+
+    >>> masked_mean(jnp.array([1.0, jnp.nan, 5.0]), jnp.array([True, False, True]))
+    Array(3., dtype=float32)
+    """
+    weight = _positive(x, weight)
+    return _weighted_sum(x, weight) / _at_least_tiny(jnp.sum(weight) if total is None else jnp.asarray(total, x.dtype))
+
+
+def masked_mean_and_variance(
+    x: Float[Array, "*shape"],
+    weight: Float[Array, "*shape"] | Bool[Array, "*shape"],
+    axis_name: str | None = None,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean and variance over the entries that count, m = Σ w x / Σ w and Σ w (x - m)² / Σ w; 0 and 0 where none does.
+
+    In two passes, since E[x²] - m² cancels; the second also takes the rounding error out of the mean of the first, so that
+    equal entries have variance 0 up to the rounding of a rounding. The variance is the population's: one entry has variance 0.
+
+    Args:
+        weight: one for each entry of x; bool, or numbers.
+        axis_name: the mesh axis that the entries are spread over; the result is that of all of them.
+
+    Raises:
+        ValueError: `x` and `weight` differ in shape.
+
+    Source: Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance" (the corrected two-pass).
+    """
+    weight = _positive(x, weight)
+    sum_of_x, total = sum_over_devices(jnp.stack([_weighted_sum(x, weight), jnp.sum(weight)]), axis_name)
+    total = _at_least_tiny(total)
+    rest = x - sum_of_x / total
+    sums = sum_over_devices(jnp.stack([_weighted_sum(rest, weight), _weighted_sum(jnp.square(rest), weight)]), axis_name)
+    mean_of_rest, mean_square = sums[0] / total, sums[1] / total
+    return sum_of_x / total + mean_of_rest, jnp.maximum(mean_square - jnp.square(mean_of_rest), 0.0)
+
+
+def clipped_surrogate(
+    log_prob: Float[Array, "*shape"],
+    old_log_prob: Float[Array, "*shape"],
+    advantage: Float[Array, "*shape"],
+    clip_range: Scalar,
+) -> Float[Array, "*shape"]:
+    """PPO's loss for the policy, -min(ρ A, clip(ρ, 1-ε, 1+ε) A) with ρ = π(a|s) / π_old(a|s), to be minimised.
+
+    The ratio stays within e^±20, and there its gradient is 0, so that actions which one of the policies (all but) excludes
+    give a finite loss.
+
+    Args:
+        log_prob: log π(a|s), that learns.
+        old_log_prob: log π_old(a|s), of the policy that acted.
+        advantage: A(s, a).
+        clip_range: ε.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+
+    >>> log, new, old = jnp.log, jnp.array([0.9, 0.8, 0.4]), jnp.array([0.7, 0.8, 0.4])
+    >>> round(float(clipped_surrogate(log(new), log(old), jnp.array([-2.0, 2.0, 1.0]), 0.2).mean()), 6)
+    -0.142857
+    """
+    ratio = jnp.exp(_log_ratio(log_prob, old_log_prob))
+    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def value_loss(value: Float[Array, "*shape"], value_target: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The squared error (V - V_target)², without a factor of 1/2."""
+    return jnp.square(value - value_target)
+
+
+def clipped_value_loss(
+    value: Float[Array, "*shape"],
+    old_value: Float[Array, "*shape"],
+    value_target: Float[Array, "*shape"],
+    clip_range_vf: Scalar,
+) -> Float[Array, "*shape"]:
+    """The squared error of a value that gains nothing by moving far, without a factor of 1/2.
+
+        max((V - V_target)², (V_old + clip(V - V_old, -ε, ε) - V_target)²)
+
+    Args:
+        value: V, that learns.
+        old_value: V when the data was collected.
+        value_target: what V should be.
+        clip_range_vf: ε, in the units of the value.
+
+    Source: Dhariwal et al. 2017, OpenAI Baselines, ppo2.
+    """
+    clipped = old_value + jnp.clip(value - old_value, -clip_range_vf, clip_range_vf)
+    return jnp.maximum(jnp.square(value - value_target), jnp.square(clipped - value_target))
+
+
+def approx_kl(log_prob: Float[Array, "*shape"], old_log_prob: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """An unbiased estimate of KL(π_old ‖ π) that is never negative, (ρ - 1) - log ρ with ρ = π(a|s) / π_old(a|s).
+
+    Source: Schulman 2020, "Approximating KL divergence", k3.
+
+    >>> approx_kl(jnp.zeros(()), jnp.ones(()))
+    Array(0.36787945, dtype=float32)
+    """
+    log_ratio = _log_ratio(log_prob, old_log_prob)
+    return jnp.expm1(log_ratio) - log_ratio
+
+
+def clip_fraction(
+    log_prob: Float[Array, "*shape"], old_log_prob: Float[Array, "*shape"], clip_range: Scalar
+) -> Float[Array, "*shape"]:
+    """1 where the ratio π(a|s) / π_old(a|s) is farther than `clip_range` from 1, else 0."""
+    return (jnp.abs(jnp.expm1(_log_ratio(log_prob, old_log_prob))) > clip_range).astype(log_prob.dtype)
+
+
+def explained_variance(
+    value: Float[Array, "*shape"],
+    value_target: Float[Array, "*shape"],
+    weight: Float[Array, "*shape"] | Bool[Array, "*shape"],
+    axis_name: str | None = None,
+) -> Float[Array, ""]:
+    """The share of the target's variance that the value explains, 1 - Var(V_target - V) / Var(V_target).
+
+    1 is perfect, 0 no better than a constant; below, worse than one. Where the target is constant there is nothing to
+    explain, and the answer is 0.
+
+    Args:
+        weight: one for each entry; those of weight 0 do not count.
+        axis_name: the mesh axis that the entries are spread over.
+    """
+    _, unexplained = masked_mean_and_variance(value_target - value, weight, axis_name)
+    mean, variance = masked_mean_and_variance(value_target, weight, axis_name)
+    varies = variance > jnp.square(float(np.finfo(np.float32).eps) * mean)
+    return jnp.where(varies, 1.0 - unexplained / _at_least_tiny(variance), 0.0)
+
+
+def _log_ratio(log_prob: Array, old_log_prob: Array) -> Array:
+    """The log ratio within ±MAX_LOG_RATIO; two log-probabilities of -inf make it 0, and infinities pass no gradient."""
+    new, old = (jnp.clip(x, -LARGEST_LOG_PROB, LARGEST_LOG_PROB) for x in (log_prob, old_log_prob))
+    return jnp.clip(new - old, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _positive(x: Array, weight: Array) -> Array:
+    """The weights as x's dtype, 0 where they are not above 0."""
+    if x.shape != weight.shape:
+        raise ValueError(f"masked mean: weight must have the shape of x, got weight {weight.shape}, x {x.shape}")
+    return jnp.where(weight > 0, weight.astype(x.dtype), 0.0)
+
+
+def _weighted_sum(x: Array, weight: Array) -> Array:
+    return jnp.sum(jnp.where(weight > 0, x, 0.0) * weight)
+
+
+def _at_least_tiny(x: Array) -> Array:
+    return jnp.maximum(x, float(np.finfo(np.float32).tiny))

@@ -1,0 +1,228 @@
+"""Returns and advantages of time-major rewards: discounted, n-step, λ-returns, generalised advantages.
+
+All take `terminated` and `truncated` apart. `terminated`: nothing comes after, so the next state is worth 0. `truncated`: we
+stopped looking; the next state keeps its value, but the sum ends there. Where the arrays end they are treated as truncated.
+
+Rows that start from a `last` time step (the resets of next-step autoreset) are no transitions. Callers give them no weight,
+and nothing that stands in them, not even a NaN, reaches another row: sums are cut by `where`, not by a factor, since
+0 · NaN = NaN. The next value of a terminated row is not looked at, for the same reason.
+"""
+
+# The linter reads the shape "T *B" as a product of two names. mypy looks for undefined names as well, and knows better.
+# ruff: noqa: F821
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from polyak.core.checks import check_integer
+from polyak.core.types import Scalar
+
+
+def discounted_returns(
+    reward: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    *,
+    gamma: Scalar,
+) -> Float[Array, "T *B"]:
+    """The discounted sum of rewards to the end of the episode, G_t = Σ_k γ^k r_{t+k}.
+
+        G_t = r_t + γ · { 0               if terminated_t
+                        { V(s_{t+1})      if truncated_t, or t is the last row
+                        { G_{t+1}         else
+
+    Args:
+        reward: r_t, in the environment's units.
+        next_value: V of the observation on which the step ended; zeros for the sum of what was really received.
+        terminated: the step reached a terminal state.
+        truncated: the episode was cut short (time limit).
+        gamma: discount per step, in [0, 1].
+
+    Source: Sutton and Barto 2018, eq. 3.9.
+
+    >>> ones, no = jnp.ones(3), jnp.zeros(3, bool)
+    >>> discounted_returns(ones, 0 * ones, no, no, gamma=0.5)
+    Array([1.75, 1.5 , 1.  ], dtype=float32)
+    """
+    last = terminated | truncated
+    bootstrap = jnp.where(terminated, 0.0, next_value)
+
+    def back(later: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        reward, bootstrap, last = row
+        returns = reward + gamma * jnp.where(last, bootstrap, later)
+        return returns, returns
+
+    return jax.lax.scan(back, _after_the_last_row(next_value), (reward, bootstrap, last), reverse=True)[1]
+
+
+def discounted_so_far(
+    reward: Float[Array, "T *B"],
+    first: Bool[Array, "T *B"],
+    before: Float[Array, "*B"],
+    *,
+    gamma: Scalar,
+) -> Float[Array, "T *B"]:
+    """The discounted sum of the rewards up to now, R_t = r_t + γ R_{t-1}, and 0 where an episode begins.
+
+    It looks back, not ahead: the quantity by whose deviation rewards are scaled.
+
+    Args:
+        reward: what led to each time step.
+        first: the time step begins an episode.
+        before: R before the first row.
+        gamma: discount per step, in [0, 1].
+
+    Source: Engstrom et al. 2020, arXiv:2005.12729, section 3, "reward scaling".
+
+    >>> discounted_so_far(jnp.ones(4), jnp.array([False, False, True, False]), jnp.array(2.0), gamma=0.5)
+    Array([2. , 2. , 0. , 1. ], dtype=float32)
+    """
+
+    def forward(so_far: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, first = row
+        so_far = jnp.where(first, 0.0, reward + gamma * so_far)
+        return so_far, so_far
+
+    return jax.lax.scan(forward, before, (reward, first))[1]
+
+
+def n_step_returns(
+    reward: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    *,
+    gamma: Scalar,
+    n_step: int,
+) -> Float[Array, "T *B"]:
+    """The sum of n rewards and then the value, G_t = Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}).
+
+        G⁽¹⁾_t = r_t + γ (1 - terminated_t) V(s_{t+1})
+        G⁽ⁿ⁾_t = r_t + γ G⁽ⁿ⁻¹⁾_{t+1}, or G⁽¹⁾_t if last_t or t is the last row,    last = terminated | truncated
+
+    The sum has fewer rewards where the episode or the rows end.
+
+    Args:
+        reward: r_t, in the environment's units.
+        next_value: V of the observation on which the step ended.
+        terminated: the step reached a terminal state.
+        truncated: the episode was cut short (time limit).
+        gamma: discount per step, in [0, 1].
+        n_step: n, a Python integer; more than T is the same as T.
+
+    Raises:
+        TypeError, ValueError: `n_step` is no positive integer.
+
+    Source: Sutton and Barto 2018, eq. 7.1.
+
+    >>> ones, no = jnp.ones(3), jnp.zeros(3, bool)
+    >>> n_step_returns(ones, 8 * ones, no, no, gamma=0.5, n_step=2)
+    Array([3.5, 3.5, 5. ], dtype=float32)
+    """
+    check_integer("n_step_returns", "n_step", n_step)
+    one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
+    ends = (terminated | truncated)[:-1]
+
+    def one_more(_: int, returns: Array) -> Array:
+        longer = jnp.where(ends, one_step[:-1], reward[:-1] + gamma * returns[1:])
+        return jnp.concatenate([longer, one_step[-1:]])
+
+    returns: Array = jax.lax.fori_loop(0, min(n_step, len(reward)) - 1, one_more, one_step)
+    return returns
+
+
+def lambda_returns(
+    reward: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    *,
+    gamma: Scalar,
+    gae_lambda: Scalar,
+) -> Float[Array, "T *B"]:
+    """The λ-return, an average of all n-step returns with weights (1-λ) λ^{n-1}.
+
+        G_t = r_t + γ · { 0                                   if terminated_t
+                        { V(s_{t+1})                          if truncated_t, or t is the last row
+                        { (1-λ) V(s_{t+1}) + λ G_{t+1}        else
+
+    Equal to `gae(...) + value`, whatever the values of the states that steps start from.
+
+    Args:
+        reward: r_t, in the environment's units.
+        next_value: V of the observation on which the step ended.
+        terminated: the step reached a terminal state.
+        truncated: the episode was cut short (time limit).
+        gamma: discount per step, in [0, 1].
+        gae_lambda: λ, in [0, 1]; 0 is the one-step return, 1 the discounted one.
+
+    Source: Sutton and Barto 2018, eq. 12.2.
+
+    >>> ones, no = jnp.ones(3), jnp.zeros(3, bool)
+    >>> lambda_returns(ones, 8 * ones, no, no, gamma=0.5, gae_lambda=0.5)
+    Array([4.0625, 4.25  , 5.    ], dtype=float32)
+    """
+    last = terminated | truncated
+    one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
+
+    def back(later: Array, row: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+        reward, next_value, one_step, last = row
+        returns = jnp.where(last, one_step, reward + gamma * ((1.0 - gae_lambda) * next_value + gae_lambda * later))
+        return returns, returns
+
+    return jax.lax.scan(back, _after_the_last_row(next_value), (reward, next_value, one_step, last), reverse=True)[1]
+
+
+def gae(
+    reward: Float[Array, "T *B"],
+    value: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    *,
+    gamma: Scalar,
+    gae_lambda: Scalar,
+) -> Float[Array, "T *B"]:
+    """Generalised advantage estimation, A_t = Σ_k (γλ)^k δ_{t+k}.
+
+        δ_t = r_t + γ (1 - terminated_t) V(s_{t+1}) - V(s_t)
+        A_t = δ_t + γλ (1 - last_t) A_{t+1},    last = terminated | truncated,    A_T = 0
+
+    The two flags do two things. `terminated`: nothing comes after, so the next state is worth 0. `truncated`: we stopped
+    looking; the next state keeps its value, but the sum ends there.
+
+    Args:
+        reward: r_t, in the environment's units.
+        value: V(s_t), in the same units.
+        next_value: V of the observation on which the step ended.
+        terminated: the step reached a terminal state.
+        truncated: the episode was cut short (time limit).
+        gamma: discount per step, in [0, 1].
+        gae_lambda: trace decay, in [0, 1]; 0 is the one-step TD error, 1 is Monte Carlo.
+
+    Returns:
+        A_t; the value target is `A_t + value`. Gradients flow; callers that train on it stop them.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16; truncation: Pardo et al. 2018, arXiv:1712.00378.
+
+    >>> ones, no = jnp.ones(3), jnp.zeros(3, bool)
+    >>> gae(ones, 0 * ones, 0 * ones, no, no, gamma=1.0, gae_lambda=1.0)
+    Array([3., 2., 1.], dtype=float32)
+    """
+    last = terminated | truncated
+    delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
+    decay = gamma * gae_lambda
+
+    def back(later: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, last = row
+        advantage = delta + decay * jnp.where(last, 0.0, later)
+        return advantage, advantage
+
+    return jax.lax.scan(back, jnp.zeros(reward.shape[1:], reward.dtype), (delta, last), reverse=True)[1]
+
+
+def _after_the_last_row(next_value: Float[Array, "T *B"]) -> Float[Array, "*B"]:
+    """V(s_T), the return to put after the last row, which makes that row end like a truncated one; without rows, zeros."""
+    return next_value[-1] if len(next_value) else jnp.zeros(next_value.shape[1:], next_value.dtype)
