@@ -126,6 +126,7 @@ class Variables:
     graph: Any = static(default=None)
 
 
+@runtime_checkable
 class Network(Protocol):
     """A frozen object of settings with pure functions over `Variables`."""
 
@@ -140,6 +141,7 @@ class Network(Protocol):
         ...
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A pytree that acts; the carry of a row whose `first` is set is reset by the policy."""
 
@@ -156,6 +158,7 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
 class Agent(Protocol):
     """A frozen object of settings; the state is one pytree with everything that training changes."""
 
@@ -195,6 +198,7 @@ class Agent(Protocol):
         ...
 
 
+@runtime_checkable
 class Env(Protocol):
     """An environment in JAX, batched over `num_envs`: pure functions over a state that is a pytree."""
 

@@ -220,10 +220,13 @@ def _for_leaf(path: str, space: Leaf, params: PyTree, mask: Any, *, squash: bool
     if mask is not None and isinstance(space, Box | MultiBinary):
         raise ValueError(f"{where}: a {type(space).__name__} has no mask, got one of shape {mask.shape}")
     wanted = parameter_shapes(space)
-    fits = jax.tree.structure(params) == jax.tree.structure(wanted, is_leaf=lambda x: isinstance(x, tuple))
-    if not fits:
-        raise ValueError(f"{where}: {space} needs parameters {wanted}, got the tree {jax.tree.structure(params)}")
-    jax.tree.map(lambda shape, x: _check_ends_with(where, shape, x), wanted, params, is_leaf=lambda x: isinstance(x, tuple))
+    shapes, wanted_tree = jax.tree.flatten(wanted, is_leaf=lambda x: isinstance(x, tuple))
+    arrays, tree = jax.tree.flatten(params)
+    if tree != wanted_tree:
+        raise ValueError(f"{where}: {space} needs parameters {wanted}, got the tree {tree}")
+    for shape, x in zip(shapes, arrays, strict=True):
+        if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
+            raise ValueError(f"{where}: parameters must end in shape {shape}, got {x.shape}")
     match space:
         case Discrete():
             return Categorical(params, mask)
@@ -235,8 +238,3 @@ def _for_leaf(path: str, space: Leaf, params: PyTree, mask: Any, *, squash: bool
             loc, log_scale = params["loc"], params["log_scale"]
             scale = jnp.exp(jnp.broadcast_to(log_scale, loc.shape))
             return (TanhNormal if squash else Normal)(loc, scale, len(space.shape))
-
-
-def _check_ends_with(where: str, shape: tuple[int, ...], x: Array) -> None:
-    if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
-        raise ValueError(f"{where}: parameters must end in shape {shape}, got {x.shape}")

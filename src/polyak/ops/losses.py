@@ -174,7 +174,8 @@ def _positive(x: Array, weight: Array) -> Array:
     """The weights as x's dtype, 0 where they are not above 0."""
     if x.shape != weight.shape:
         raise ValueError(f"masked mean: weight must have the shape of x, got weight {weight.shape}, x {x.shape}")
-    return jnp.where(weight > 0, weight.astype(x.dtype), 0.0)
+    weight = weight.astype(x.dtype)
+    return jnp.where(weight > 0, weight, 0.0)
 
 
 def _weighted_sum(x: Array, weight: Array) -> Array:

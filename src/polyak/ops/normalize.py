@@ -64,7 +64,7 @@ class RunningStats:
         if x.shape != weight.shape + shape:
             raise ValueError(f"RunningStats: x must have shape {weight.shape + shape} (weight's, then {shape}), got {x.shape}")
         batch = tuple(range(weight.ndim))
-        counts = jnp.asarray(weight > 0)
+        counts = jnp.asarray(weight.astype(np.float32) > 0)
         mask = counts.reshape(counts.shape + (1,) * len(shape))
         count = sum_over_devices(jnp.sum(counts, dtype=jnp.uint32), axis_name)
         divisor = jnp.maximum(count, 1).astype(jnp.float32)

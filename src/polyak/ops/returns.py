@@ -77,7 +77,7 @@ def discounted_so_far(
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3, "reward scaling".
 
     >>> discounted_so_far(jnp.ones(4), jnp.array([False, False, True, False]), jnp.array(2.0), gamma=0.5)
-    Array([2. , 2. , 0. , 1. ], dtype=float32)
+    Array([2., 2., 0., 1.], dtype=float32)
     """
 
     def forward(so_far: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -125,7 +125,7 @@ def n_step_returns(
     one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
     ends = (terminated | truncated)[:-1]
 
-    def one_more(_: int, returns: Array) -> Array:
+    def one_more(_: Array, returns: Array) -> Array:
         longer = jnp.where(ends, one_step[:-1], reward[:-1] + gamma * returns[1:])
         return jnp.concatenate([longer, one_step[-1:]])
 
