@@ -1,0 +1,51 @@
+"""The guard of a training step: what is not finite does not enter the state, is counted, and is named."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, UInt32
+
+from polyak.core.struct import struct
+from polyak.core.types import PyTree
+
+
+@struct
+class Guard:
+    """Counts of what was refused; part of an agent's state.
+
+    Attributes:
+        skipped: gradient steps refused so far.
+        in_a_row: updates in a row, up to now, of which not one gradient step was taken because of bad numbers.
+        first_bad: which quantity was the first that was not finite in the latest update with one: its place in the agent's
+            list of quantities, counted from 1; 0 if there never was one.
+    """
+
+    skipped: UInt32[Array, ""]
+    in_a_row: UInt32[Array, ""]
+    first_bad: UInt32[Array, ""]
+
+    @classmethod
+    def fresh(cls) -> "Guard":
+        """Nothing refused yet."""
+        return cls(*(jnp.zeros((), jnp.uint32) for _ in range(3)))
+
+    def after_update(self, skipped: UInt32[Array, ""], steps: int, bad: Bool[Array, " quantities"]) -> "Guard":
+        """The counts after an update that refused `skipped` of its `steps` gradient steps, with flags of what was bad."""
+        any_bad = jnp.any(bad)
+        first = jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)
+        return Guard(
+            skipped=self.skipped + skipped,
+            in_a_row=jnp.where(any_bad & (skipped == steps), self.in_a_row + jnp.uint32(1), jnp.uint32(0)),
+            first_bad=jnp.where(any_bad, first, self.first_bad),
+        )
+
+
+def all_finite(tree: PyTree, where: Bool[Array, "..."] | None = None) -> Bool[Array, ""]:
+    """No float in the tree is NaN or infinite, looking only at the leading rows that `where` marks."""
+    ok = jnp.array(True)
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            finite = jnp.isfinite(leaf)
+            if where is not None:
+                finite = finite | ~where.reshape(*where.shape, *(1,) * (leaf.ndim - where.ndim))
+            ok = ok & jnp.all(finite)
+    return ok

@@ -1,0 +1,122 @@
+"""Shuffled minibatches of a rollout, the same ones on one device or on several, and their gradients in cache-sized parts."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int32, PRNGKeyArray
+
+from polyak.core.types import Metrics, PyTree
+from polyak.ops.devices import device_count, device_index, sum_over_devices
+from polyak.ops.shuffle import shuffled_indices
+
+# A minibatch draws the same share from each of (up to) eight groups of environments. Devices hold whole groups, so which rows make
+# up a minibatch does not depend on how many devices there are.
+GROUPS = (8, 4, 2, 1)
+
+# The gradient of a (64, 64) network runs at twice the speed on this many rows that it reaches where activations leave the cache.
+ROWS_IN_CACHE = 4096
+
+
+def shuffled_minibatches(
+    key: PRNGKeyArray, num_steps: int, num_envs: int, num_minibatches: int, axis_name: str | None = None
+) -> Int32[Array, "num_minibatches M"]:
+    """Row numbers, into the flattened `[T, B]` rows, of one epoch's minibatches: every row once.
+
+    Args:
+        num_envs: environments on this device.
+        axis_name: the mesh axis that environments are split over; a minibatch is then the union of the devices' parts.
+
+    Raises:
+        ValueError: the rows cannot be split into so many minibatches of one size.
+    """
+    devices = device_count(axis_name)
+    groups = _groups(num_steps, num_envs, num_minibatches, devices)
+    width = num_envs // groups
+    numbers = jnp.arange(groups, dtype=jnp.uint32) + jnp.asarray(device_index(axis_name), jnp.uint32) * jnp.uint32(groups)
+    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
+    order = jax.vmap(lambda k: shuffled_indices(k, num_steps * width))(keys).astype(jnp.int32)
+    step, env = order // width, order % width
+    first_env = jnp.arange(groups, dtype=jnp.int32)[:, None] * width
+    rows = step * num_envs + jnp.broadcast_to(first_env, env.shape) + env
+    return rows.reshape(groups, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
+
+
+def accumulate_gradient(
+    loss: Callable[[Float[Array, " n"], Int32[Array, " m"]], tuple[Float[Array, ""], Metrics]],
+    params: Float[Array, " n"],
+    index: Int32[Array, " M"],
+    axis_name: str | None = None,
+) -> tuple[Float[Array, " n"], Metrics]:
+    """The gradient of `loss` and its terms, summed over parts of the rows and over devices.
+
+    Args:
+        loss: the *share* that some rows have in the whole minibatch's loss and terms, so that shares add up.
+        index: the minibatch's rows on this device.
+    """
+    parts = _parts(index.shape[0])
+
+    def share(part: Int32[Array, " m"]) -> tuple[Float[Array, " n"], Metrics]:
+        gradient, terms = jax.grad(loss, has_aux=True)(params, part)
+        return gradient, terms
+
+    if parts == 1:
+        total = share(index)
+    else:
+        shapes = jax.eval_shape(share, index[: index.shape[0] // parts])
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+        def add(sums: tuple[Array, Metrics], part: Array) -> tuple[tuple[Array, Metrics], None]:
+            return jax.tree.map(jnp.add, sums, share(part)), None
+
+        total, _ = jax.lax.scan(add, nothing, index.reshape(parts, -1))
+    if axis_name is None:
+        return total
+    # One raveled vector: leaf by leaf a reduction costs ten times as much.
+    vector, unravel = ravel_pytree(total)
+    summed: tuple[Array, Metrics] = unravel(sum_over_devices(vector, axis_name))
+    return summed
+
+
+def _groups(num_steps: int, num_envs: int, num_minibatches: int, devices: int) -> int:
+    """Groups of environments on each device."""
+    total = num_envs * devices
+    for groups in GROUPS:
+        fits = groups % devices == 0 and total % groups == 0
+        if fits and (num_steps * total // groups) % num_minibatches == 0:
+            return groups // devices
+    if (num_steps * num_envs) % num_minibatches == 0:
+        return 1
+    where = "" if devices == 1 else f" on each of {devices} devices"
+    raise ValueError(
+        f"num_minibatches={num_minibatches} does not divide num_steps * num_envs = {num_steps} * {num_envs} = "
+        f"{num_steps * num_envs} rows{where}"
+    )
+
+
+def _parts(rows: int) -> int:
+    """The fewest equal parts that fit the cache; one where the rows have no fitting divisor."""
+    wanted = -(-rows // ROWS_IN_CACHE)
+    return next((parts for parts in range(wanted, 4 * wanted) if rows % parts == 0), 1)
+
+
+def map_rows(function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
+    """`function`, which maps `[B, ...]` leaves row by row, over `[T, B, ...]` leaves, in parts that fit the cache."""
+    num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
+    steps = max(1, ROWS_IN_CACHE // num_envs)
+
+    def flat(part: PyTree) -> PyTree:
+        lead = jax.tree.leaves(part)[0].shape[:2]
+        out = function(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), part))
+        return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), out)
+
+    whole = num_steps // steps
+    if whole <= 1:
+        return flat(tree)
+    parts = jax.tree.map(lambda x: x[: whole * steps].reshape(whole, steps, *x.shape[1:]), tree)
+    mapped = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(flat, parts))
+    if whole * steps == num_steps:
+        return mapped
+    rest = flat(jax.tree.map(lambda x: x[whole * steps :], tree))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), mapped, rest)

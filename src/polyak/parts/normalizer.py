@@ -1,0 +1,49 @@
+"""Normalisation of observations by their running statistics, over a tree of spaces."""
+
+from jaxtyping import Array, Float
+
+from polyak.core.spaces import Box, Leaf, Space, map_space
+from polyak.core.struct import static, struct
+from polyak.core.types import PyTree
+from polyak.ops.normalize import RunningStats
+
+
+@struct
+class ObsNormalizer:
+    """Running statistics of the float parts of an observation; images, integers and bits pass unchanged.
+
+    Attributes:
+        stats: `RunningStats` in the tree of the space, None where a part is not normalised.
+        space: the observation space.
+        clip: normalised values are kept within ±clip.
+    """
+
+    stats: PyTree
+    space: Space = static()
+    clip: float = static(default=10.0)
+
+    @classmethod
+    def fresh(cls, space: Space, clip: float = 10.0) -> "ObsNormalizer":
+        """No observation seen: the first ones pass as they are, but for clipping."""
+
+        def leaf_stats(leaf: Leaf) -> RunningStats | None:
+            is_float = isinstance(leaf, Box) and leaf.dtype.kind == "f"
+            return RunningStats.init(leaf.shape) if is_float else None
+
+        return cls(map_space(leaf_stats, space), space, clip)
+
+    def normalize(self, obs: PyTree) -> PyTree:
+        """(x - mean) / deviation, clipped, for leaves with any leading dimensions."""
+
+        def leaf(_: Leaf, stats: RunningStats | None, x: Array) -> Array:
+            return x if stats is None else stats.normalize(x, clip=self.clip)
+
+        return map_space(leaf, self.space, self.stats, obs)
+
+    def update(self, obs: PyTree, weight: Float[Array, "*B"], axis_name: str | None = None) -> "ObsNormalizer":
+        """The statistics after more observations; those of weight 0 do not count."""
+
+        def leaf(_: Leaf, stats: RunningStats | None, x: Array) -> RunningStats | None:
+            return None if stats is None else stats.update(x, weight, axis_name=axis_name)
+
+        return ObsNormalizer(map_space(leaf, self.space, self.stats, obs), self.space, self.clip)

@@ -1,0 +1,56 @@
+"""The gradient step that agents share: clipped by global norm, Adam, refused where it is not finite."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float
+
+from polyak.core.struct import struct
+from polyak.core.types import PyTree, Scalar
+
+
+@struct
+class Adam:
+    """Adam on one raveled vector of parameters; one vector is one fused kernel, where a tree costs one a leaf.
+
+        m ← β₁ m + (1-β₁) g,   v ← β₂ v + (1-β₂) g²,   p ← p - lr · m̂ / (√v̂ + ε)
+
+    Attributes:
+        max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it alone.
+        b1: β₁.
+        b2: β₂.
+        eps: ε, added after the bias correction (1e-5 is PPO's custom, 1e-8 Optax's default).
+
+    Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
+    """
+
+    max_grad_norm: Scalar | None = None
+    b1: Scalar = 0.9
+    b2: Scalar = 0.999
+    eps: Scalar = 1e-5
+
+    def init(self, params: Float[Array, " n"]) -> PyTree:
+        """The state before the first step."""
+        return self._transform().init(params)
+
+    def step(
+        self, params: Float[Array, " n"], state: PyTree, gradient: Float[Array, " n"], learning_rate: Scalar, keep: Bool[Array, ""]
+    ) -> tuple[Float[Array, " n"], PyTree]:
+        """The parameters and the state after one step, or both unchanged to the bit where `keep` is False."""
+        if self.max_grad_norm is not None:
+            gradient = gradient * jnp.minimum(1.0, self.max_grad_norm / (global_norm(gradient) + 1e-6))
+        direction, stepped = self._transform().update(gradient, state)
+        moved = params - learning_rate * direction
+        return jax.tree.map(lambda new, old: jnp.where(keep, new, old), (moved, stepped), (params, state))
+
+    def _transform(self) -> Any:
+        return optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps)
+
+
+def global_norm(gradient: Float[Array, " n"]) -> Float[Array, ""]:
+    """√Σ gᵢ², without the overflow of squaring 1e30: the largest entry is taken out first. NaN where an entry is NaN or infinite."""
+    largest = jnp.max(jnp.abs(gradient))
+    scale = jnp.where(largest > 0, largest, 1.0)
+    return scale * jnp.sqrt(jnp.sum(jnp.square(gradient / scale)))

@@ -1,0 +1,203 @@
+"""Policies: pytrees that act. A network's own, and wrappers around any policy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.core.spaces import EnvSpec, Leaf, leaf_spaces, map_space
+from polyak.core.struct import static, struct
+from polyak.core.types import Network, Policy, PolicyStep, PyTree, Scalar, TimeStep, Variables
+from polyak.ops.distributions import Deterministic, Distribution, for_space
+from polyak.parts.normalizer import ObsNormalizer
+
+
+@struct
+class NetworkPolicy:
+    """Acts by sampling from the distribution of an actor-critic network.
+
+    Attributes:
+        variables: the network's arrays.
+        normalizer: statistics that observations are normalised with, or None.
+        network: what turns variables and an observation into `(action_params, value)`.
+        spec: the spaces.
+    """
+
+    variables: Variables
+    normalizer: ObsNormalizer | None
+    network: Network = static()
+    spec: EnvSpec = static()
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """`()`: no memory."""
+        return ()
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """The distribution over actions, and the carry."""
+        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+        (params, _), carry, _ = self.network.apply(self.variables, obs, carry)
+        return for_space(self.spec.action, params, time_step.action_mask), carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """A sample for each row."""
+        distribution, carry = self.distribution(time_step, carry)
+        return PolicyStep(distribution.sample(seed=key), carry)
+
+    def predict(
+        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, action_mask: Any = None, key: PRNGKeyArray | None = None
+    ) -> tuple[Any, PyTree]:
+        """The environment's action for a NumPy observation; see `predict`."""
+        return predict(self, self.spec, obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
+
+
+@struct
+class Greedy:
+    """The most probable action of another policy (the mode of its distribution).
+
+    Attributes:
+        policy: what is followed; its carry is kept.
+    """
+
+    policy: NetworkPolicy
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """All probability on the mode."""
+        distribution, carry = self.policy.distribution(time_step, carry)
+        return Deterministic(distribution.mode()), carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The mode for each row; the key is not used."""
+        distribution, carry = self.policy.distribution(time_step, carry)
+        return PolicyStep(distribution.mode(), carry)
+
+    def predict(
+        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, action_mask: Any = None, key: PRNGKeyArray | None = None
+    ) -> tuple[Any, PyTree]:
+        """The environment's action for a NumPy observation; with `deterministic=False` the inner policy's sample."""
+        return self.policy.predict(obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
+
+
+@struct
+class DiscountedReturn:
+    """A policy that keeps, in its carry, the discounted return so far of each environment; its actions are the inner policy's.
+
+        R_t = r_t + γ R_{t-1},    R = 0 where an episode begins
+
+    Agents that scale rewards by the deviation of R need it at the first row of a rollout; the carry is where what belongs
+    to an environment lives, so it is sharded, saved and reset with it.
+    """
+
+    policy: NetworkPolicy
+    gamma: Scalar
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner carry, and zeros."""
+        return self.policy.initial_state(batch_size), jnp.zeros(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """The inner distribution; the return moves on by the time step's reward."""
+        inner, discounted = carry
+        distribution, inner = self.policy.distribution(time_step, inner)
+        return distribution, (inner, jnp.where(time_step.first, 0.0, time_step.reward + self.gamma * discounted))
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The inner policy's sample."""
+        distribution, carry = self.distribution(time_step, carry)
+        return PolicyStep(distribution.sample(seed=key), carry)
+
+
+def discounted_so_far(
+    reward: Float[Array, "T B"], first: Bool[Array, "T B"], before: Float[Array, " B"], *, gamma: Scalar
+) -> Float[Array, "T B"]:
+    """What `DiscountedReturn` has in its carry after each of these time steps, from what it had before."""
+
+    def step(discounted: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, first = row
+        discounted = jnp.where(first, 0.0, reward + gamma * discounted)
+        return discounted, discounted
+
+    _, returns = jax.lax.scan(step, before, (reward, first))
+    return returns
+
+
+@jax.jit
+def _sample(policy: Policy, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+    step = policy.action(time_step, carry, key)
+    return step.action, step.carry
+
+
+@jax.jit
+def _mode(policy: Policy, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
+    distribution, carry = policy.distribution(time_step, carry)
+    return distribution.mode(), carry
+
+
+def predict(
+    policy: Policy,
+    spec: EnvSpec,
+    obs: Any,
+    carry: PyTree = None,
+    *,
+    deterministic: bool = True,
+    action_mask: Any = None,
+    key: PRNGKeyArray | None = None,
+) -> tuple[Any, PyTree]:
+    """NumPy in, NumPy out: the environment's own action (clipped or rescaled, counted from its `start`) for an observation.
+
+    Args:
+        obs: one observation, or a batch of them along a first axis.
+        carry: what the call before returned; None at the start of an episode.
+        deterministic: the mode of the distribution; else a sample, for which a `key` is needed.
+        action_mask: which actions are allowed, as the observation single or batched.
+
+    Raises:
+        ValueError: the observation does not fit the space (leaf, shape got, shape wanted), or a sample without a key.
+    """
+    batch = _batch_size(spec, obs)
+    rows = map_space(lambda leaf, x: np.asarray(x, leaf.dtype).reshape(batch or 1, *leaf.shape), spec.obs, obs)
+    if action_mask is not None and batch is None:
+        action_mask = jax.tree.map(lambda m: np.asarray(m, bool)[None], action_mask)
+    flags = np.zeros(batch or 1, bool)
+    first = np.full(batch or 1, carry is None)
+    time_step = TimeStep(rows, np.zeros(batch or 1, np.float32), flags, flags, first, action_mask)
+    carry = policy.initial_state(batch or 1) if carry is None else carry
+    if deterministic:
+        action, carry = _mode(policy, time_step, carry)
+    elif key is None:
+        raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
+    else:
+        action, carry = _sample(policy, time_step, carry, key)
+    native = spec.native_action(jax.tree.map(np.asarray, action))
+    return (native if batch else jax.tree.map(lambda a: a[0], native)), carry
+
+
+def _batch_size(spec: EnvSpec, obs: Any) -> int | None:
+    """The length of the first axis, or None for a single observation."""
+    sizes: set[int | None] = set()
+
+    def check(path: str, space: Leaf, x: Any) -> None:
+        shape = np.shape(x)
+        if shape == space.shape:
+            sizes.add(None)
+        elif shape[1:] == space.shape and shape[0] > 0:
+            sizes.add(shape[0])
+        else:
+            where = f" at {path!r}" if path else ""
+            raise ValueError(f"predict: obs{where} has shape {shape}, wanted {space.shape} or a batch (N, *{space.shape})")
+
+    paths = iter(leaf_spaces(spec.obs))
+    try:
+        map_space(lambda space, x: check(next(paths)[0], space, x), spec.obs, obs)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"predict: obs does not have the tree of {spec.obs}: {error!r}") from error
+    if len(sizes) > 1:
+        raise ValueError(f"predict: the parts of obs disagree about the batch size: {sorted(sizes, key=str)}")
+    return sizes.pop()
+
+

@@ -1,0 +1,19 @@
+"""The loops: they know what an agent is, and no algorithm."""
+
+from polyak.train.compiled import compiled
+from polyak.train.evaluate import Evaluation, evaluate
+from polyak.train.host import host
+from polyak.train.loop import LoopState, TrainingDiverged, TrainResult, initial
+from polyak.train.run import run
+
+__all__ = [
+    "Evaluation",
+    "LoopState",
+    "TrainResult",
+    "TrainingDiverged",
+    "compiled",
+    "evaluate",
+    "host",
+    "initial",
+    "run",
+]

@@ -1,0 +1,174 @@
+"""The compiled loop: environment, policy and update as one XLA program, driven in chunks."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PRNGKeyArray, UInt32
+
+from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout
+from polyak.train.episodes import Finished
+from polyak.train.loop import (
+    ENVS,
+    LoopState,
+    Reporter,
+    Target,
+    TrainResult,
+    env_reset_key,
+    initial,
+    iteration_keys,
+    learn,
+    mesh_over,
+    run_env_key,
+    update_on,
+)
+
+# A chunk should end often enough for Ctrl-C and callbacks, and seldom enough for its dispatch not to show.
+CHUNK_SECONDS = 0.5
+
+
+def compiled(
+    agent: Agent,
+    env: Env,
+    *,
+    env_steps: int,
+    key: PRNGKeyArray,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    devices: int = 1,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult:
+    """Train in a JAX environment until `env_steps` valid transitions are done.
+
+    The same agent, environment, key and number of devices give the same numbers, whatever the reports and however often training
+    was stopped and resumed. Training ends with the first iteration that reaches `env_steps`.
+
+    Args:
+        agent: what learns.
+        env: where.
+        env_steps: valid transitions in all, those of `env_steps_done` included.
+        key: decides everything random; not used when resuming.
+        callbacks: called at every report with `(progress, metrics, state)`.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        devices: host devices or accelerators that share the environments.
+        resume_from: the state of a run that was stopped. It is donated.
+        env_steps_done: how many env_steps that run had done.
+        should_stop: asked between chunks, about twice a second; True ends training after a last report.
+
+    Raises:
+        TypeError, ValueError: an argument, before anything has run.
+        TrainingDiverged: see `Agent.diagnose`.
+    """
+    target = Target(env_steps, report_every)
+    mesh = mesh_over(devices, env.num_envs)
+    state = start(agent, env, key) if resume_from is None else resume_from
+    state = _place(state, mesh, env.num_envs)
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None)
+    with reporter.compiling():
+        chunk = jax.jit(partial(_chunk, env, mesh), donate_argnums=1).lower(agent, state, 1, 1).compile()
+
+    most, stopped = 1, None
+    due = target.next_report(reporter.env_steps)
+    while reporter.env_steps < env_steps:
+        before = reporter.seconds
+        with reporter.training():
+            state, done, finished, metrics = chunk(agent, state, most, due - reporter.env_steps)
+            steps, iterations = (int(x) for x in jax.device_get(done))
+        reporter.advance(steps, iterations, finished)
+        most = _iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
+        stopped = "request" if should_stop() else None
+        if stopped or reporter.env_steps >= due:
+            due = target.next_report(reporter.env_steps)
+            go_on = reporter.report(metrics, state, callbacks)
+            stopped = stopped or (None if go_on else "callback")
+        if stopped:
+            break
+    return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+
+
+def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
+    """The loop's state before the first iteration."""
+    env_state, time_step = jax.jit(env.init)(env_reset_key(run_env_key(key)))
+    return initial(agent, env.num_envs, key, env_state, time_step)
+
+
+def iteration(
+    agent: Agent, env: Env, update: Callable[..., tuple[PyTree, Metrics]], state: LoopState
+) -> tuple[LoopState, UInt32[Array, ""], Finished, Metrics]:
+    """Collect a rollout and learn from it: the loop's body. Also returns the valid transitions."""
+    policy = agent.collect_policy(state.agent)
+    keys = iteration_keys(state.key, state.iteration, agent.num_steps)
+
+    def step(now: PyTree, keys: PyTree) -> tuple[PyTree, PyTree]:
+        env_state, time_step, carry = now
+        act_key, env_key = keys
+        acted = policy.action(time_step, carry, act_key)
+        env_state, next_time_step = env.step(env_state, acted.action, env_key)
+        return (env_state, next_time_step, acted.carry), (next_time_step, acted.action, acted.info)
+
+    (env_state, time_step, carry), (time_steps, actions, info) = jax.lax.scan(
+        step, (state.env, state.time_step, state.carry), (keys.act, keys.env)
+    )
+    time_steps = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), state.time_step, time_steps)
+    rollout = Rollout(time_steps, actions, info, state.carry)
+    agent_state, episodes, metrics, finished = learn(agent, update, state, rollout, keys.update)
+    moved = LoopState(agent_state, env_state, time_step, carry, episodes, state.key, state.iteration + jnp.uint32(1))
+    return moved, rollout.valid.sum(dtype=jnp.uint32), finished, metrics
+
+
+def _chunk(
+    env: Env, mesh: Mesh | None, agent: Agent, state: LoopState, most: int, env_steps: int
+) -> tuple[LoopState, tuple[Array, Array], Finished, Metrics]:
+    """Iterate until `env_steps` are done, at most `most` times; returns (env_steps, iterations) done and the last metrics.
+
+    Both limits are traced, so that one compilation serves every chunk.
+    """
+    body = partial(iteration, agent, env, update_on(mesh))
+    shapes = jax.eval_shape(body, state)
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[3])
+
+    def more(now: PyTree) -> Array:
+        _, (steps, iterations), _, _ = now
+        return (steps < env_steps) & (iterations < most)
+
+    def once(now: PyTree) -> PyTree:
+        state, (steps, iterations), finished, _ = now
+        state, new_steps, newly_finished, metrics = body(state)
+        return state, (steps + new_steps, iterations + jnp.uint32(1)), finished + newly_finished, metrics
+
+    zero = jnp.zeros((), jnp.uint32)
+    result: tuple[LoopState, tuple[Array, Array], Finished, Metrics] = jax.lax.while_loop(
+        more, once, (state, (zero, zero), Finished.none(), nothing)
+    )
+    return result
+
+
+def _place(state: LoopState, mesh: Mesh | None, num_envs: int) -> LoopState:
+    """Put what belongs to environments on their devices, and the rest on all of them."""
+    if mesh is None:
+        return state
+    by_env, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((ENVS,), ()))
+
+    def split(tree: Any) -> Any:
+        batched = jax.tree.map(lambda x: x.ndim > 0 and x.shape[0] == num_envs, tree)
+        return jax.tree.map(lambda x, is_batched: jax.device_put(x, by_env if is_batched else whole), tree, batched)
+
+    return LoopState(
+        agent=jax.device_put(state.agent, whole),
+        env=split(state.env),
+        time_step=split(state.time_step),
+        carry=split(state.carry),
+        episodes=split(state.episodes),
+        key=jax.device_put(state.key, whole),
+        iteration=jax.device_put(state.iteration, whole),
+    )
+
+
+def _iterations_for(seconds: float, each: float) -> int:
+    return int(np.clip(seconds / max(each, 1e-9), 1, 1_000_000))

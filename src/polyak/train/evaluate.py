@@ -1,0 +1,149 @@
+"""Evaluation: whole episodes of a policy, none counted for having been short."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.checks import check_integer
+from polyak.core.types import Env, HostEnv, Policy, PyTree, TimeStep
+from polyak.train.loop import env_reset_key, env_step_key
+from polyak.train.packing import packing
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of the evaluated episodes, in the order of environments.
+
+    Attributes:
+        returns: undiscounted, in the environment's units.
+        lengths: in steps.
+    """
+
+    returns: npt.NDArray[np.float64] = field(repr=False)
+    lengths: npt.NDArray[np.int64] = field(repr=False)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean over the episodes."""
+        return float(self.returns.mean())
+
+    @property
+    def std_return(self) -> float:
+        """Population standard deviation over the episodes."""
+        return float(self.returns.std())
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length in steps."""
+        return float(self.lengths.mean())
+
+
+def evaluate(policy: Policy, env: Env | HostEnv, *, episodes: int, key: PRNGKeyArray, max_steps: int | None = None) -> Evaluation:
+    """Run a policy for exactly so many episodes.
+
+    Every environment contributes its own first episodes, in equal numbers (the first few one more): taking whichever ended first would
+    favour short episodes.
+
+    Args:
+        policy: acts; give the greedy one, `agent.policy(state)`, to evaluate what was learned.
+        env: is reset first.
+        episodes: how many.
+        key: decides the environment's starts and a sampling policy's actions.
+        max_steps: steps of each environment after which to give up; None is no limit for a host environment and
+            ten million for a JAX one.
+
+    Raises:
+        TypeError, ValueError: `episodes` is not a positive integer.
+        TimeoutError: `max_steps` passed before all episodes had ended.
+    """
+    check_integer("evaluate", "episodes", episodes)
+    quota = np.full(env.num_envs, episodes // env.num_envs)
+    quota[: episodes % env.num_envs] += 1
+    env_key, act_key = jax.random.split(key)
+    if isinstance(env, HostEnv):
+        return _on_host(policy, env, quota, env_key, act_key, max_steps)
+    return _compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
+
+
+class _Tally:
+    """Episodes of each environment until its quota is full."""
+
+    def __init__(self, quota: npt.NDArray[np.int64]) -> None:
+        self._quota = quota
+        self._returns: list[list[float]] = [[] for _ in quota]
+        self._lengths: list[list[int]] = [[] for _ in quota]
+        self._now = np.zeros(len(quota))
+        self._steps = np.zeros(len(quota), np.int64)
+
+    def add(self, reward: Any, last: Any, first: Any) -> None:
+        """One time step of all environments."""
+        self._now = np.where(first, 0.0, self._now + reward)
+        self._steps = np.where(first, 0, self._steps + 1)
+        for i in np.flatnonzero(last):
+            if len(self._returns[i]) < self._quota[i]:
+                self._returns[i].append(float(self._now[i]))
+                self._lengths[i].append(int(self._steps[i]))
+
+    @property
+    def full(self) -> bool:
+        """Every environment has done its share."""
+        return all(len(r) >= q for r, q in zip(self._returns, self._quota, strict=True))
+
+    def result(self) -> Evaluation:
+        """All of them."""
+        return Evaluation(np.array(sum(self._returns, [])), np.array(sum(self._lengths, []), np.int64))
+
+
+def _on_host(
+    policy: Policy, env: HostEnv, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int | None
+) -> Evaluation:
+    pack, unpack = packing(policy)
+    packed = pack(policy)
+
+    @jax.jit
+    def act(packed: PyTree, t: Any, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
+        step = unpack(packed).action(time_step, carry, jax.random.fold_in(act_key, t))
+        return step.action, step.carry
+
+    time_step = env.reset(int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1))
+    carry = policy.initial_state(env.num_envs)
+    tally, t = _Tally(quota), 0
+    while not tally.full:
+        if max_steps is not None and t >= max_steps:
+            raise TimeoutError(f"evaluate: {t} steps of each environment did not end all episodes of {env.spec.id}")
+        action, carry = act(packed, np.uint32(t), time_step, carry)
+        time_step = env.step(jax.tree.map(np.asarray, action))
+        tally.add(time_step.reward, time_step.last, time_step.first)
+        t += 1
+    return tally.result()
+
+
+def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int) -> Evaluation:
+    chunk = 256
+
+    @jax.jit
+    def run(policy: Policy, now: PyTree, start: Any) -> tuple[PyTree, PyTree]:
+        def step(now: PyTree, t: Any) -> tuple[PyTree, PyTree]:
+            env_state, time_step, carry = now
+            acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
+            env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
+            return (env_state, time_step, acted.carry), (time_step.reward, time_step.last, time_step.first)
+
+        return jax.lax.scan(step, now, start + jnp.arange(chunk, dtype=jnp.uint32))
+
+    env_state, time_step = jax.jit(env.init)(env_reset_key(env_key))
+    now = (env_state, time_step, policy.initial_state(env.num_envs))
+    tally, t = _Tally(quota), 0
+    while not tally.full:
+        if t >= max_steps:
+            raise TimeoutError(f"evaluate: {t} steps of each environment did not end all episodes of {env.spec.id}")
+        now, seen = run(policy, now, np.uint32(t))
+        for reward, last, first in zip(*(np.asarray(x) for x in seen), strict=True):
+            tally.add(reward, last, first)
+        t += chunk
+    return tally.result()

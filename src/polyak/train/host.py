@@ -1,0 +1,160 @@
+"""The host loop: ordinary environments stepped from Python, with jitted `act` and `update`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, PRNGKeyArray
+
+from polyak.core.struct import struct
+from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PyTree, Rollout, TimeStep
+from polyak.train.episodes import Finished
+from polyak.train.hosted import HostedEnv
+from polyak.train.loop import (
+    LoopState,
+    Reporter,
+    Target,
+    TrainResult,
+    initial,
+    iteration_keys,
+    learn,
+    mesh_over,
+    run_env_key,
+    update_on,
+)
+from polyak.train.packing import packing
+
+
+def host(
+    agent: Agent,
+    env: HostEnv | Env,
+    *,
+    env_steps: int,
+    key: PRNGKeyArray,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    devices: int = 1,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult:
+    """Train in an ordinary environment until `env_steps` valid transitions are done.
+
+    A JAX environment works too, one jitted step at a time, and gives the compiled loop's numbers.
+
+    Args:
+        agent: what learns.
+        env: where; stepped from the state that it is in when resuming (see `HostEnv.restore`), else reset.
+        env_steps: valid transitions in all, those of `env_steps_done` included.
+        key: decides everything random but the environment's own dice, which get a seed from it.
+        callbacks: called at every report with `(progress, metrics, state)`.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        devices: host devices or accelerators that share the update.
+        resume_from: the state of a run that was stopped. It is donated.
+        env_steps_done: how many env_steps that run had done.
+        should_stop: asked after every iteration; True ends training after a last report.
+
+    Raises:
+        TypeError, ValueError: an argument, before anything has run.
+        TrainingDiverged: see `Agent.diagnose`.
+    """
+    target = Target(env_steps, report_every)
+    mesh = mesh_over(devices, env.num_envs)
+    hosted = env if isinstance(env, HostEnv) else HostedEnv(env, run_env_key(key))
+    state = _start(agent, hosted, key) if resume_from is None else resume_from
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted)
+    with reporter.compiling():
+        steps = _compile(agent, mesh, state)
+
+    stopped = None
+    due = target.next_report(reporter.env_steps)
+    time_step = jax.tree.map(np.asarray, state.time_step)
+    while reporter.env_steps < env_steps:
+        with reporter.training():
+            time_steps, actions, info, carry = _collect(steps, agent, state, hosted, time_step)
+            time_step = jax.tree.map(lambda x: x[-1], time_steps)
+            valid = int(np.sum(~time_steps.last[:-1]))
+            state, metrics, finished = steps.learn(agent, state, time_steps, actions, info, carry)
+        reporter.advance(valid, 1, finished)
+        stopped = "request" if should_stop() else None
+        if stopped or reporter.env_steps >= due:
+            due = target.next_report(reporter.env_steps)
+            go_on = reporter.report(metrics, state, callbacks)
+            stopped = stopped or (None if go_on else "callback")
+        if stopped:
+            break
+    return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+
+
+@struct
+class _Steps:
+    """The three jitted functions of the loop: `prepare(agent, state)`, `act(packed, keys, t, time_step, carry)`, `learn`."""
+
+    prepare: Any
+    act: Any
+    learn: Any
+
+
+def _start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
+    """Reset the environment; a JAX one by its own key (seed 0), others by a seed drawn from the run's."""
+    seed = 0 if isinstance(env, HostedEnv) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
+    return initial(agent, env.num_envs, key, (), jax.tree.map(jnp.asarray, env.reset(seed)))
+
+
+def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
+    """Compile everything before the first step, on data of the shapes to come; nothing of the state changes."""
+    pack, unpack = packing(jax.eval_shape(agent.collect_policy, state.agent))
+
+    def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, PRNGKeyArray]:
+        keys = iteration_keys(state.key, state.iteration, agent.num_steps)
+        return pack(agent.collect_policy(state.agent)), keys.act
+
+    def act(packed: PyTree, keys: PRNGKeyArray, t: Array, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        step = unpack(packed).action(time_step, carry, keys[t])
+        return step.action, step.carry, step.info
+
+    jitted = _Steps(jax.jit(prepare), jax.jit(act), jax.jit(partial(_learn, mesh), donate_argnums=1))
+    time_step = jax.tree.map(np.asarray, state.time_step)
+    packed, keys = jitted.prepare(agent, state)
+    action, carry, info = jitted.act(packed, keys, np.int32(0), time_step, state.carry)
+    many = (agent.num_steps, agent.num_steps + 1)
+    actions, infos = (jax.tree.map(lambda x: np.zeros((many[0], *x.shape), x.dtype), tree) for tree in (action, info))
+    time_steps = jax.tree.map(lambda x: np.zeros((many[1], *x.shape), x.dtype), time_step)
+    learn_compiled = jitted.learn.lower(agent, state, time_steps, actions, infos, carry).compile()
+    return _Steps(jitted.prepare, jitted.act, learn_compiled)
+
+
+def _collect(
+    steps: _Steps, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep
+) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
+    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it."""
+    packed, keys = steps.prepare(agent, state)
+    carry = state.carry
+    time_steps, actions, infos = [time_step], [], []
+    for t in range(agent.num_steps):
+        action, carry, info = steps.act(packed, keys, np.int32(t), time_step, carry)
+        action = jax.tree.map(np.asarray, action)
+        time_step = env.step(action)
+        time_steps.append(time_step)
+        actions.append(action)
+        infos.append(info)
+    return _stacked(time_steps), _stacked(actions), _stacked(infos), carry
+
+
+def _stacked(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _learn(
+    mesh: Mesh | None, agent: Agent, state: LoopState, time_steps: TimeStep, actions: PyTree, info: PyTree, carry: PyTree
+) -> tuple[LoopState, Metrics, Finished]:
+    rollout = Rollout(time_steps, actions, info, state.carry)
+    key = iteration_keys(state.key, state.iteration, agent.num_steps).update
+    agent_state, episodes, metrics, finished = learn(agent, update_on(mesh), state, rollout, key)
+    last = jax.tree.map(lambda x: x[-1], time_steps)
+    iteration = state.iteration + jnp.uint32(1)
+    return LoopState(agent_state, (), last, carry, episodes, state.key, iteration), metrics, finished

@@ -1,0 +1,243 @@
+"""What all loops share: the state they carry, the keys of an iteration, and reporting."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, PRNGKeyArray, UInt32
+
+from polyak.core.checks import check_integer
+from polyak.core.struct import struct
+from polyak.core.types import Agent, Callback, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
+from polyak.train.episodes import Episodes, Finished, Window, measure
+
+# The mesh axis over which environments are split.
+ENVS = "envs"
+
+
+class TrainingDiverged(FloatingPointError):
+    """Too many updates in a row met numbers that are not finite; the message names the first such quantity."""
+
+
+@struct
+class LoopState:
+    """All that a loop carries from one iteration to the next; what a checkpoint holds.
+
+    Attributes:
+        agent: the agent's state.
+        env: the state of a JAX environment; `()` in a host loop, where the environment keeps its own.
+        time_step: what the environment said last.
+        carry: the collecting policy's memory.
+        episodes: returns and lengths of the episodes under way.
+        key: the run's key; it is never changed, only folded with counters.
+        iteration: rollouts done.
+    """
+
+    agent: PyTree
+    env: PyTree
+    time_step: TimeStep
+    carry: PyTree
+    episodes: Episodes
+    key: PRNGKeyArray
+    iteration: UInt32[Array, ""]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How training ended.
+
+    Attributes:
+        state: the agent's state; `agent.policy(result.state)` acts.
+        loop_state: the loop's whole state, from which it can go on.
+        progress: env_steps, seconds, frames per second at the end.
+        metrics: the last report.
+        stopped: None if all steps were done, else what ended training before: `"callback"` or `"request"`.
+    """
+
+    state: PyTree
+    loop_state: LoopState
+    progress: Progress
+    metrics: Mapping[str, float]
+    stopped: str | None = None
+
+
+@struct
+class IterationKeys:
+    """The keys of one iteration, all split beforehand: `[T]` for the policy, `[T]` for the environment, one for the update."""
+
+    act: PRNGKeyArray
+    env: PRNGKeyArray
+    update: PRNGKeyArray
+
+
+def iteration_keys(key: PRNGKeyArray, iteration: UInt32[Array, ""], num_steps: int) -> IterationKeys:
+    """The keys of an iteration: a function of the run's key and the count alone, so that any loop can go on from any other."""
+    env_key, loop_key = jax.random.split(key, 3)[1:]
+    now = jax.random.fold_in(loop_key, iteration)
+    numbers = iteration * jnp.uint32(num_steps) + jnp.arange(num_steps, dtype=jnp.uint32)
+    return IterationKeys(
+        act=jax.random.split(jax.random.fold_in(now, 0), num_steps),
+        env=jax.vmap(lambda number: env_step_key(env_key, number))(numbers),
+        update=jax.random.fold_in(now, 1),
+    )
+
+
+def env_step_key(env_key: PRNGKeyArray, number: int | UInt32[Array, ""]) -> PRNGKeyArray:
+    """The key of the environment's step with this number (from 0); its reset has a key of its own."""
+    return jax.random.fold_in(jax.random.fold_in(env_key, 1), number)
+
+
+def env_reset_key(env_key: PRNGKeyArray) -> PRNGKeyArray:
+    """The key of the environment's first reset."""
+    return jax.random.fold_in(env_key, 0)
+
+
+def run_env_key(key: PRNGKeyArray) -> PRNGKeyArray:
+    """The environment's share of the run's key."""
+    return jax.random.split(key, 3)[1]
+
+
+def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
+    """The loop's state before the first iteration; every buffer its own, so that it can be donated beside the arguments."""
+    state = agent.init(jax.random.split(key, 3)[0])
+    start = LoopState(
+        agent=state,
+        env=env_state,
+        time_step=time_step,
+        carry=agent.collect_policy(state).initial_state(num_envs),
+        episodes=Episodes.fresh(num_envs),
+        key=key,
+        iteration=jnp.zeros((), jnp.uint32),
+    )
+    return jax.tree.map(jnp.copy, start)
+
+
+def learn(
+    agent: Agent, update: Any, state: LoopState, rollout: Rollout, key: PRNGKeyArray
+) -> tuple[PyTree, Episodes, Metrics, Finished]:
+    """Measure the rollout's episodes, and update the agent."""
+    episodes, finished = measure(state.episodes, rollout.time_steps)
+    agent_state, metrics = update(agent, state.agent, rollout, key)
+    return agent_state, episodes, metrics, finished
+
+
+def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArray], tuple[PyTree, Metrics]]:
+    """The agent's update, on one device or split by environments over a mesh of them."""
+
+    def update(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
+        return agent.update(state, rollout, key, axis_name=None if mesh is None else ENVS)
+
+    if mesh is None:
+        return update
+    by_env = Rollout(PartitionSpec(None, ENVS), PartitionSpec(None, ENVS), PartitionSpec(None, ENVS), PartitionSpec(ENVS))
+    whole = PartitionSpec()
+    return jax.shard_map(update, mesh=mesh, in_specs=(whole, whole, by_env, whole), out_specs=whole, check_vma=False)
+
+
+def mesh_over(devices: int, num_envs: int) -> Mesh | None:
+    """A mesh of so many devices for the environments, or None for one.
+
+    Raises:
+        ValueError: there are not so many devices, or they cannot share the environments equally.
+    """
+    check_integer("train", "devices", devices)
+    present = jax.local_device_count()
+    if devices > present:
+        raise ValueError(
+            f"train: devices={devices}, but JAX sees {present}; on a CPU set jax.config.update('jax_num_cpu_devices', {devices}) "
+            "before anything else uses JAX"
+        )
+    if num_envs % devices:
+        raise ValueError(f"train: num_envs={num_envs} cannot be split over devices={devices}")
+    return None if devices == 1 else jax.make_mesh((devices,), (ENVS,), devices=jax.local_devices()[:devices])
+
+
+@dataclass(frozen=True)
+class Target:
+    """How far a loop goes and how often it reports, in environment steps.
+
+    Raises:
+        TypeError, ValueError: not positive integers.
+    """
+
+    env_steps: int
+    report_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("train", "env_steps", self.env_steps)
+        if self.report_every is not None:
+            check_integer("train", "report_every", self.report_every)
+
+    def next_report(self, done: int) -> int:
+        """The env_steps at which the next report falls due: the next multiple, however far the last iteration overshot."""
+        every = self.report_every or max(1, self.env_steps // 100)
+        return min((done // every + 1) * every, self.env_steps)
+
+
+class Reporter:
+    """Counts, clocks and callbacks of one run of a loop, on the host."""
+
+    def __init__(self, agent: Agent, target: Target, env_steps: int, iteration: int, env: HostEnv | None) -> None:
+        self._agent, self._target, self._env = agent, target, env
+        self._window = Window()
+        self._started_at = env_steps
+        self._clock = 0.0
+        self.compile_seconds = 0.0
+        self.env_steps, self.iteration = env_steps, iteration
+        self.metrics: dict[str, float] = {}
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Time spent here is compilation."""
+        start = time.monotonic()
+        yield
+        self.compile_seconds += time.monotonic() - start
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Time spent here is training."""
+        start = time.monotonic()
+        yield
+        self._clock += time.monotonic() - start
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far."""
+        return self._clock
+
+    def advance(self, env_steps: int, iterations: int, finished: Finished) -> None:
+        """Count what was done."""
+        self.env_steps += env_steps
+        self.iteration += iterations
+        self._window.add(finished)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the loop stands."""
+        fps = (self.env_steps - self._started_at) / self._clock if self._clock > 0 else 0.0
+        return Progress(
+            self.env_steps, self._target.env_steps, self.iteration, self._clock, self.compile_seconds, fps, self._env
+        )
+
+    def report(self, metrics: Metrics, state: LoopState, callbacks: Sequence[Callback]) -> bool:
+        """Hand the metrics to all callbacks; False if one of them asks to stop.
+
+        Raises:
+            TrainingDiverged: the agent says that training cannot go on.
+        """
+        host_metrics = jax.device_get(metrics)
+        self.metrics = self._window.metrics() | {name: float(value) for name, value in host_metrics.items()}
+        go_on = [callback(self.progress, self.metrics, state) is not False for callback in callbacks]
+        diagnosis = self._agent.diagnose(host_metrics)
+        if diagnosis is not None:
+            raise TrainingDiverged(diagnosis)
+        return all(go_on)
+
+    def result(self, state: LoopState, stopped: str | None) -> TrainResult:
+        """What the loop returns."""
+        return TrainResult(state.agent, state, self.progress, self.metrics, stopped)
