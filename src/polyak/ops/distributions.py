@@ -220,9 +220,10 @@ def _for_leaf(path: str, space: Leaf, params: PyTree, mask: Any, *, squash: bool
     if mask is not None and isinstance(space, Box | MultiBinary):
         raise ValueError(f"{where}: a {type(space).__name__} has no mask, got one of shape {mask.shape}")
     wanted = parameter_shapes(space)
+    wanted_tree: Any  # jaxlib's stubs give it no comparison
     shapes, wanted_tree = jax.tree.flatten(wanted, is_leaf=lambda x: isinstance(x, tuple))
     arrays, tree = jax.tree.flatten(params)
-    if tree != wanted_tree:
+    if wanted_tree != tree:
         raise ValueError(f"{where}: {space} needs parameters {wanted}, got the tree {tree}")
     for shape, x in zip(shapes, arrays, strict=True):
         if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:

@@ -63,7 +63,8 @@ def masked_mean_and_variance(
     weight = _positive(x, weight)
     sum_of_x, total = sum_over_devices(jnp.stack([_weighted_sum(x, weight), jnp.sum(weight)]), axis_name)
     total = _at_least_tiny(total)
-    rest = x - sum_of_x / total
+    # Hidden before it is squared: the derivative of a square knows its argument, and 0 · NaN = NaN.
+    rest = jnp.where(weight > 0, x - sum_of_x / total, 0.0)
     sums = sum_over_devices(jnp.stack([_weighted_sum(rest, weight), _weighted_sum(jnp.square(rest), weight)]), axis_name)
     mean_of_rest, mean_square = sums[0] / total, sums[1] / total
     return sum_of_x / total + mean_of_rest, jnp.maximum(mean_square - jnp.square(mean_of_rest), 0.0)

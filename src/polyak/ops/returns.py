@@ -148,7 +148,7 @@ def lambda_returns(
                         { V(s_{t+1})                          if truncated_t, or t is the last row
                         { (1-λ) V(s_{t+1}) + λ G_{t+1}        else
 
-    Equal to `gae(...) + value`, whatever the values of the states that steps start from.
+    Equal to `gae(...) + value` where the next value of a row is the value of the row after it.
 
     Args:
         reward: r_t, in the environment's units.

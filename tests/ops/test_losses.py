@@ -1,0 +1,185 @@
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from polyak.ops import losses
+
+
+def numbers(*values):
+    return jnp.array(values, jnp.float32)
+
+
+# masked means
+
+
+def test_the_mean_is_over_the_entries_that_count():
+    x, weight = numbers(1, 2, 30, 4), numbers(1, 1, 0, 2)
+    assert losses.masked_mean(x, weight) == (1 + 2 + 2 * 4) / 4
+    assert losses.masked_mean(x, weight > 0) == 7 / 3
+
+
+@pytest.mark.parametrize("junk", [1e9, np.inf, np.nan])
+def test_A2_a_hidden_entry_changes_no_bit_of_mean_variance_or_gradient(junk):
+    weight = jnp.array([True, False, True, True])
+    clean, dirty = numbers(0.1, 0.2, 0.3, 0.7), numbers(0.1, junk, 0.3, 0.7)
+
+    def everything(x):
+        mean, variance = losses.masked_mean_and_variance(x, weight)
+        return losses.masked_mean(x, weight) + 2 * mean + 3 * variance
+
+    for f in (everything, jax.grad(everything), jax.jit(jax.grad(everything))):
+        np.testing.assert_array_equal(f(dirty), f(clean))
+
+
+def test_A1_A13_where_nothing_counts_all_is_zero_and_so_is_the_gradient():
+    none = jnp.zeros(3)
+    x = numbers(1, np.nan, np.inf)
+    assert losses.masked_mean(x, none) == 0
+    assert losses.masked_mean_and_variance(x, none) == (0, 0)
+    np.testing.assert_array_equal(jax.grad(losses.masked_mean)(x, none), jnp.zeros(3))
+    empty = jnp.zeros((0,))
+    assert losses.masked_mean(empty, empty) == 0
+
+
+def test_A13_a_negative_or_nan_weight_counts_for_nothing():
+    assert losses.masked_mean(numbers(1, 2, 4), numbers(-5, 1, np.nan)) == 2
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (), (4,)])
+def test_A13_a_weight_of_another_shape_is_an_error(shape):
+    for f in (losses.masked_mean, losses.masked_mean_and_variance):
+        with pytest.raises(ValueError, match=r"weight must have the shape of x, got weight \(.*\), x \(3,\)"):
+            inspect.unwrap(inspect.unwrap(f))(jnp.ones(3), jnp.ones(shape))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([1.0, 1e4]))
+def test_mean_and_variance_against_float64(seed, centre):
+    rng = np.random.default_rng(seed)
+    x = (centre + rng.normal(size=(40, 3))).astype(np.float32)
+    weight = (rng.random((40, 3)) * (rng.random((40, 3)) < 0.7)).astype(np.float32)
+    mean, variance = losses.masked_mean_and_variance(jnp.asarray(x), jnp.asarray(weight))
+    wanted = np.average(x.astype(np.float64), weights=weight)
+    np.testing.assert_allclose(mean, wanted, rtol=3e-7)
+    np.testing.assert_allclose(variance, np.average((x - wanted) ** 2, weights=weight), rtol=1e-5)
+    np.testing.assert_allclose(losses.masked_mean(jnp.asarray(x), jnp.asarray(weight)), wanted, rtol=1e-6)
+
+
+def test_A4_equal_entries_have_no_variance():
+    for constant in (0.1, 1e4 / 3, -7e-5):
+        mean, variance = losses.masked_mean_and_variance(jnp.full(1000, constant), jnp.ones(1000))
+        assert mean == np.float32(constant)
+        assert variance <= (1e-9 * constant) ** 2
+
+
+def test_the_means_of_shares_add_up_to_the_mean_of_the_whole():
+    x, weight = jnp.arange(8.0), numbers(1, 0, 1, 1, 0, 0, 1, 1)
+    shares = [losses.masked_mean(x[i : i + 2], weight[i : i + 2], total=weight.sum()) for i in range(0, 8, 2)]
+    np.testing.assert_allclose(sum(shares), losses.masked_mean(x, weight), rtol=1e-6)
+    assert losses.masked_mean(x, weight, total=10.0) == float((x * weight).sum() / 10)
+
+
+def over_devices(f, devices, *rows):
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False))(*rows)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_over_devices_mean_variance_and_explained_variance_are_those_of_the_whole(devices):
+    rng = np.random.default_rng(0)
+    value, value_target = (jnp.asarray(rng.normal(3, 1, size=64), jnp.float32) for _ in range(2))
+    weight = jnp.asarray(np.arange(64) > 40)  # some devices have nothing that counts
+    split = over_devices(lambda x, w: losses.masked_mean_and_variance(x, w, "data"), devices, value, weight)
+    np.testing.assert_allclose(split, losses.masked_mean_and_variance(value, weight), rtol=1e-6)
+    split = over_devices(lambda v, t, w: losses.explained_variance(v, t, w, "data"), devices, value, value_target, weight)
+    np.testing.assert_allclose(split, losses.explained_variance(value, value_target, weight), rtol=1e-5)
+
+
+# PPO
+
+
+def test_published_number_of_the_clipped_surrogate():
+    new, old = jnp.log(numbers(0.9, 0.8, 0.4)), jnp.log(numbers(0.7, 0.8, 0.4))
+    loss = losses.clipped_surrogate(new, old, numbers(-2, 2, 1), 0.2)
+    np.testing.assert_allclose(loss.mean(), -0.142857, atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([0.1, 0.2, 0.5]))
+def test_ppo_losses_against_float64(seed, epsilon):
+    rng = np.random.default_rng(seed)
+    new, old, advantage, value, old_value, value_target = rng.normal(size=(6, 20)).astype(np.float32)
+    ratio = np.exp(new.astype(np.float64) - old)
+    arrays = [jnp.asarray(x) for x in (new, old, advantage)]
+    wanted = np.maximum(-ratio * advantage, -np.clip(ratio, 1 - epsilon, 1 + epsilon) * advantage)
+    np.testing.assert_allclose(losses.clipped_surrogate(*arrays, epsilon), wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(losses.approx_kl(*arrays[:2]), ratio - 1 - np.log(ratio), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(losses.clip_fraction(*arrays[:2], epsilon), np.abs(ratio - 1) > epsilon)
+    values = [jnp.asarray(x) for x in (value, old_value, value_target)]
+    near = old_value + np.clip(value - old_value, -epsilon, epsilon)
+    wanted = np.maximum((value - value_target) ** 2, (near - value_target) ** 2)
+    np.testing.assert_allclose(losses.clipped_value_loss(*values, epsilon), wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(losses.value_loss(values[0], values[2]), (value - value_target) ** 2, rtol=1e-6)
+
+
+def test_the_gradient_of_the_surrogate_is_that_of_the_ratio_until_it_is_clipped():
+    def slope(log_ratio, advantage):
+        return jax.grad(lambda x: losses.clipped_surrogate(x, jnp.zeros(()), jnp.float32(advantage), 0.2))(
+            jnp.float32(log_ratio)
+        )
+
+    assert slope(0.0, 3.0) == -3.0  # in the first epoch, the policy gradient
+    np.testing.assert_allclose(slope(0.1, 3.0), -3 * np.exp(0.1), rtol=1e-6)
+    assert slope(0.3, 3.0) == 0  # better and already far: no more
+    np.testing.assert_allclose(slope(0.3, -3.0), 3 * np.exp(0.3), rtol=1e-6)  # worse and far: back
+    assert slope(-0.3, -3.0) == 0
+
+
+@pytest.mark.parametrize("advantage", [-3.0, 0.0, 3.0])
+@pytest.mark.parametrize(("new", "old"), [(0, -200), (-200, 0), (0, -np.inf), (-np.inf, 0), (-np.inf, -np.inf), (80, -80)])
+def test_A9_an_overflowing_ratio_stays_finite_and_so_does_its_gradient(new, old, advantage):
+    new, old = jnp.float32(new), jnp.float32(old)
+
+    def loss(new):
+        return losses.clipped_surrogate(new, old, jnp.float32(advantage), 0.2) + losses.approx_kl(new, old)
+
+    value, gradient = jax.value_and_grad(loss)(new)
+    assert jnp.isfinite(value) and jnp.isfinite(gradient)
+    assert losses.approx_kl(new, old) >= 0
+    assert losses.clip_fraction(new, old, 0.2) == float(new != old)
+
+
+def test_a_nan_log_prob_is_not_hidden():
+    assert jnp.isnan(losses.clipped_surrogate(jnp.float32(np.nan), jnp.float32(0), jnp.float32(1), 0.2))
+
+
+def test_a_clipped_value_gains_nothing_by_moving_farther():
+    def slope(value):
+        return jax.grad(lambda v: losses.clipped_value_loss(v, jnp.float32(0), jnp.float32(10), 0.5))(jnp.float32(value))
+
+    assert slope(0.25) == 2 * (0.25 - 10)
+    assert slope(2.0) == 0
+    assert slope(12.0) == 0  # the clipped error, 9.5, is the larger
+    assert slope(30.0) == 2 * 20
+
+
+def test_explained_variance():
+    value_target, weight = numbers(1, 2, 3, 99), numbers(1, 1, 1, 0)
+    assert losses.explained_variance(value_target, value_target, weight) == 1
+    assert losses.explained_variance(jnp.zeros(4), value_target, weight) == 0
+    np.testing.assert_allclose(losses.explained_variance(-value_target, value_target, weight), -3, rtol=1e-6)
+    dirty = value_target.at[3].set(np.nan)
+    assert losses.explained_variance(dirty, dirty, weight) == 1
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e4 / 3])
+def test_a_constant_target_leaves_nothing_to_explain(constant):
+    value = jnp.arange(1000.0)
+    assert losses.explained_variance(value, jnp.full(1000, constant), jnp.ones(1000)) == 0

@@ -1,0 +1,218 @@
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyak.ops.returns import discounted_returns, discounted_so_far, gae, lambda_returns, n_step_returns
+
+jit_gae, jit_lambda, jit_discounted, jit_so_far = (
+    jax.jit(f) for f in (gae, lambda_returns, discounted_returns, discounted_so_far)
+)
+jit_n_step = jax.jit(n_step_returns, static_argnames="n_step")
+
+
+def slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
+    """The sum of the definition, term by term, in float64."""
+    reward, value, next_value = (np.asarray(x, np.float64) for x in (reward, value, next_value))
+    advantage = np.zeros_like(reward)
+    for t, *b in np.ndindex(reward.shape):
+        for k in range(len(reward) - t):
+            row = (t + k, *b)
+            bootstrap = 0.0 if terminated[row] else gamma * next_value[row]
+            advantage[(t, *b)] += (gamma * gae_lambda) ** k * (reward[row] + bootstrap - value[row])
+            if terminated[row] or truncated[row]:
+                break
+    return advantage
+
+
+def slow_n_step(reward, next_value, terminated, truncated, gamma, n):
+    """n rewards, then a value, in float64."""
+    reward, next_value = (np.asarray(x, np.float64) for x in (reward, next_value))
+    returns = np.zeros_like(reward)
+    for t, *b in np.ndindex(reward.shape):
+        for k in range(n):
+            row = (t + k, *b)
+            returns[(t, *b)] += gamma**k * reward[row]
+            ends = terminated[row] or truncated[row] or t + k == len(reward) - 1 or k == n - 1
+            if ends:
+                returns[(t, *b)] += 0.0 if terminated[row] else gamma ** (k + 1) * next_value[row]
+                break
+    return returns
+
+
+def rows(seed, num_steps, ends=0.3, scale=1.0):
+    """reward, value, next_value (unrelated numbers) and the two flags, which may both be set."""
+    rng = np.random.default_rng(seed)
+    numbers = [(scale * rng.normal(size=(num_steps, 3))).astype(np.float32) for _ in range(3)]
+    flags = [rng.random((num_steps, 3)) < ends for _ in range(2)]
+    return *numbers, *flags
+
+
+def scalar(x):
+    return jnp.asarray(x, jnp.float32)
+
+
+def assert_close(got, wanted, scale):
+    """Within 1e-6 of the sum of the absolute values of the terms, which is what float32 can promise."""
+    np.testing.assert_array_less(np.abs(np.asarray(got, np.float64) - wanted), 1e-6 * scale + 1e-30)
+
+
+discount = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
+length = st.sampled_from([0, 1, 2, 9])
+density = st.sampled_from([0.0, 0.3, 1.0])
+seeds = st.integers(0, 2**31)
+
+
+@settings(max_examples=80, deadline=None)
+@given(seeds, length, density, discount, discount)
+def test_A7_gae_is_the_sum_of_its_definition(seed, num_steps, ends, gamma, gae_lambda):
+    reward, value, next_value, terminated, truncated = rows(seed, num_steps, ends)
+    got = jit_gae(
+        *map(jnp.asarray, (reward, value, next_value, terminated, truncated)),
+        gamma=scalar(gamma),
+        gae_lambda=scalar(gae_lambda),
+    )
+    gamma, gae_lambda = np.float64(np.float32(gamma)), np.float64(np.float32(gae_lambda))
+    wanted = slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda)
+    scale = slow_gae(abs(reward), -abs(value), abs(next_value), terminated, truncated, gamma, gae_lambda)
+    assert_close(got, wanted, scale)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, length, density, discount, discount)
+def test_A7_lambda_returns_are_gae_plus_value(seed, num_steps, ends, gamma, gae_lambda):
+    reward, value, next_value, terminated, truncated = rows(seed, num_steps, ends)
+    # The two are the same where the next value is the value of the next row.
+    next_value[:-1] = np.where(terminated | truncated, next_value, np.roll(value, -1, axis=0))[:-1]
+    got = jit_lambda(
+        *map(jnp.asarray, (reward, next_value, terminated, truncated)), gamma=scalar(gamma), gae_lambda=scalar(gae_lambda)
+    )
+    gamma, gae_lambda = np.float64(np.float32(gamma)), np.float64(np.float32(gae_lambda))
+    wanted = slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda) + value
+    scale = slow_gae(abs(reward), -abs(value), abs(next_value), terminated, truncated, gamma, gae_lambda) + abs(value)
+    assert_close(got, wanted, scale)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, length, density, discount, st.sampled_from([1, 2, 3, 20]))
+def test_n_step_returns_are_n_rewards_and_a_value(seed, num_steps, ends, gamma, n_step):
+    reward, _, next_value, terminated, truncated = rows(seed, num_steps, ends)
+    arrays = [jnp.asarray(x) for x in (reward, next_value, terminated, truncated)]
+    got = jit_n_step(*arrays, gamma=scalar(gamma), n_step=n_step)
+    wanted = slow_n_step(reward, next_value, terminated, truncated, np.float64(np.float32(gamma)), n_step)
+    scale = slow_n_step(abs(reward), abs(next_value), terminated, truncated, gamma, n_step)
+    assert_close(got, wanted, scale)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, length, density, discount)
+def test_discounted_returns_are_n_step_returns_without_end(seed, num_steps, ends, gamma):
+    reward, _, next_value, terminated, truncated = rows(seed, num_steps, ends)
+    got = jit_discounted(*map(jnp.asarray, (reward, next_value, terminated, truncated)), gamma=scalar(gamma))
+    wanted = slow_n_step(reward, next_value, terminated, truncated, np.float64(np.float32(gamma)), max(num_steps, 1))
+    scale = slow_n_step(abs(reward), abs(next_value), terminated, truncated, gamma, max(num_steps, 1))
+    assert_close(got, wanted, scale)
+
+
+def test_published_numbers_of_gae():
+    no = jnp.zeros(3, bool)
+    value = jnp.array([0.5, 1.0, -1.0, 3.0])
+    got = gae(jnp.array([1.0, 0.0, 2.0]), value[:-1], value[1:], no, no, gamma=0.9, gae_lambda=0.8)
+    np.testing.assert_allclose(got, [2.98688, 2.204, 5.7], rtol=1e-6)
+    value = jnp.array([1.0, 2.0, 3.0, 40.0])
+    got = gae(jnp.ones(3), value[:-1], value[1:], no, no, gamma=0.9, gae_lambda=0.95)
+    np.testing.assert_allclose(got, [28.108345, 30.769997, 34.0], rtol=1e-6)
+
+
+def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final_obs():
+    reward, value, next_value = (jnp.array(x, jnp.float32) for x in ([1, 2, 3], [4, 5, 6], [7, 8, 9]))
+    no, end = jnp.zeros(3, bool), jnp.array([False, True, False])
+    gamma = 0.5
+    cut = gae(reward, value, next_value, no, end, gamma=gamma, gae_lambda=1.0)
+    over = gae(reward, value, next_value, end, no, gamma=gamma, gae_lambda=1.0)
+    np.testing.assert_array_equal(cut - over, [gamma * gamma * 8, gamma * 8, 0])
+    both = gae(reward, value, next_value, end, end, gamma=gamma, gae_lambda=1.0)
+    np.testing.assert_array_equal(both, over)
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_A6_where_every_step_ends_an_episode_each_stands_alone(flag):
+    reward, value, next_value, *_ = (jnp.asarray(x) for x in rows(0, 5))
+    flags = {"terminated": jnp.zeros((5, 3), bool), "truncated": jnp.zeros((5, 3), bool)} | {flag: jnp.ones((5, 3), bool)}
+    got = gae(reward, value, next_value, **flags, gamma=0.9, gae_lambda=0.9)
+    bootstrap = 0.9 * next_value if flag == "truncated" else 0.0
+    np.testing.assert_array_equal(got, reward + bootstrap - value)
+
+
+@pytest.mark.parametrize("junk", [1e9, np.nan, np.inf])
+def test_A2_what_stands_in_a_row_that_only_reset_reaches_no_other(junk):
+    reward, value, next_value, terminated, truncated = rows(3, 12, ends=0.15)
+    terminated[-1] = truncated[-1] = False
+    last = terminated | truncated
+    # Next-step autoreset: the row after a last one only resets, and ends no episode.
+    for t in range(1, 12):
+        terminated[t] &= ~last[t - 1]
+        truncated[t] &= ~last[t - 1]
+        last = terminated | truncated
+    hidden = np.concatenate([np.zeros((1, 3), bool), last[:-1]])
+    assert hidden.any() and terminated.any() and (truncated & ~terminated).any()
+    junk_reward, junk_value = np.where(hidden, junk, reward), np.where(hidden, junk, value)
+    junk_next = np.where(hidden | terminated, junk, next_value)
+
+    def all_of(reward, value, next_value):
+        reward, value, next_value = (jnp.asarray(x, jnp.float32) for x in (reward, value, next_value))
+        flags = {"terminated": jnp.asarray(terminated), "truncated": jnp.asarray(truncated), "gamma": 0.9}
+        return [
+            gae(reward, value, next_value, **flags, gae_lambda=0.8),
+            lambda_returns(reward, next_value, **flags, gae_lambda=0.8),
+            discounted_returns(reward, next_value, **flags),
+            n_step_returns(reward, next_value, **flags, n_step=3),
+        ]
+
+    for clean, dirty in zip(all_of(reward, value, next_value), all_of(junk_reward, junk_value, junk_next), strict=True):
+        np.testing.assert_array_equal(np.asarray(clean)[~hidden], np.asarray(dirty)[~hidden])
+
+
+def test_gradients_stay_clear_of_hidden_rows():
+    last, hidden = jnp.array([False, True, False, False]), jnp.array([False, False, True, False])
+    no = jnp.zeros(4, bool)
+    value = jnp.where(hidden, jnp.nan, jnp.arange(4.0))
+
+    def total(reward):
+        return jnp.sum(jnp.where(hidden, 0.0, gae(reward, value, value + 1, last, no, gamma=0.5, gae_lambda=1.0)))
+
+    np.testing.assert_array_equal(jax.grad(total)(jnp.where(hidden, jnp.nan, jnp.ones(4))), [1.0, 1.5, 0.0, 1.0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, length, discount)
+def test_the_discounted_sum_so_far_looks_back_to_the_start_of_the_episode(seed, num_steps, gamma):
+    reward, _, _, first, _ = rows(seed, num_steps)
+    before = np.array([1.0, -2.0, 3.0], np.float32)
+    got = jit_so_far(jnp.asarray(reward), jnp.asarray(first), jnp.asarray(before), gamma=scalar(gamma))
+    so_far = before.astype(np.float64)
+    for t in range(num_steps):
+        so_far = np.where(first[t], 0.0, reward[t] + np.float64(np.float32(gamma)) * so_far)
+        np.testing.assert_allclose(got[t], so_far, rtol=1e-6, atol=3e-6)
+
+
+def test_one_compiled_function_serves_every_gamma_and_vmap_maps_over_it():
+    reward, value, next_value, terminated, truncated = (jnp.asarray(x) for x in rows(1, 4))
+    gammas = jnp.array([0.0, 0.5, 1.0])
+    f = functools.partial(gae, reward, value, next_value, terminated, truncated)
+    together = jax.vmap(lambda gamma: f(gamma=gamma, gae_lambda=0.9))(gammas)
+    for gamma, got in zip(gammas, together, strict=True):
+        np.testing.assert_allclose(got, f(gamma=gamma, gae_lambda=0.9), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_step", [0, -1, 2.0, True])
+def test_n_step_must_be_a_positive_integer(n_step):
+    plain = inspect.unwrap(n_step_returns)  # without the type check of tests: a user has none
+    ones, no = jnp.ones(3), jnp.zeros(3, bool)
+    with pytest.raises((TypeError, ValueError), match="n_step must be an integer >= 1"):
+        plain(ones, ones, no, no, gamma=0.9, n_step=n_step)
