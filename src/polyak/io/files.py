@@ -1,0 +1,191 @@
+"""Files that survive kills, full disks and planted links: read with limits, written aside, synced, then renamed."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+MAX_DEPTH = 64
+"""How deep a JSON document may nest: far more than polyak writes, far less than Python's stack."""
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+
+
+def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedReader:
+    """Open a regular file for reading; never through a symbolic link, never a pipe or a device.
+
+    Raises:
+        ValueError: it is one of those.
+        OSError: as from `open`.
+    """
+    try:
+        # O_NONBLOCK: opening a planted pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a symbolic link; a plain file was expected") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is not a plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: str | Path, *, limit: int, dir_fd: int | None = None) -> bytes:
+    """All of a regular file of at most `limit` bytes.
+
+    Raises:
+        ValueError: it is larger, or no regular file.
+        OSError: as from `open`.
+    """
+    with open_regular(path, dir_fd=dir_fd) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(limit + 1) if size <= limit else b""
+    if size > limit or len(data) > limit:
+        raise ValueError(f"{path} has {size} bytes; at most {limit} are read")
+    return data
+
+
+def parse_json(data: bytes, what: str) -> Any:
+    """Strict JSON: UTF-8, no NaN or Infinity, no number that overflows, no key twice, no deep nesting.
+
+    Args:
+        what: how errors call it, usually the file's name.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    if _depth(data) > MAX_DEPTH:
+        raise ValueError(f"{what}: JSON nested more than {MAX_DEPTH} deep")
+    try:
+        return json.loads(
+            data.decode("utf-8"), object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what}: not valid JSON: {error}") from None
+
+
+def dump_json(value: Any, what: str, *, indent: int | None = 2) -> bytes:
+    """`value` as JSON that `parse_json` reads back, with a newline at the end.
+
+    Raises:
+        ValueError: NaN or an infinity, or nested too deeply to be read back.
+        TypeError: something that is not JSON data.
+    """
+    try:
+        data = json.dumps(value, allow_nan=False, indent=indent).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{what}: cannot be written as JSON: {error}") from None
+    if _depth(data) > MAX_DEPTH:
+        raise ValueError(f"{what}: nested more than {MAX_DEPTH} deep; it could not be read back")
+    return data
+
+
+def _depth(data: bytes) -> int:
+    """How deep the brackets outside strings nest; exact up to the first error in the JSON."""
+    text = np.frombuffer(_STRING.sub(b"", data), np.uint8)
+    opens, closes = np.isin(text, list(b"[{")), np.isin(text, list(b"]}"))
+    return int(np.max(np.cumsum(opens.astype(np.int32) - closes), initial=0))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one object")
+    return result
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not np.isfinite(value):
+        raise ValueError(f"number {text[:40]} is too large")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that did not exist, readable by its owner alone; on the disk when the block is left."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace the file as a whole: a reader, or a kill at any moment, finds the old bytes or the new ones.
+
+    Raises:
+        OSError: the disk is full, say; the old file is untouched.
+    """
+    aside = path.with_name(f".{path.name}.aside")
+    aside.unlink(missing_ok=True)
+    try:
+        with new_file(aside) as file:
+            file.write(data)
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add `data` at the end of the file, wholly or not at all.
+
+    Raises:
+        OSError: the disk is full, say; the file is as it was.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    try:
+        end = os.fstat(descriptor).st_size
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Put the directory's entries (a rename, say) on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Take the kernel's lock on an open file: True if it is ours now, False if another holds it, None without locks.
+
+    The lock lives as long as the descriptor and its forked copies; a killed process leaves none behind.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    return True

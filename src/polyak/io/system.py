@@ -1,0 +1,43 @@
+"""Which software and which machine: what a run records so that it can be explained later. Never environment variables."""
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+
+_PACKAGES = ("polyak", "jax", "jaxlib", "numpy", "flax", "optax", "gymnasium")
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def library_version() -> str:
+    """The version of polyak itself."""
+    return package_version("polyak") or "unknown"
+
+
+def machine_shape() -> dict[str, Any]:
+    """What the bits of a result may depend on: the platform and the number of devices and processes."""
+    return {"platform": jax.default_backend(), "devices": jax.device_count(), "processes": jax.process_count()}
+
+
+def describe_system() -> dict[str, Any]:
+    """Versions, machine and command line, as JSON data."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in _PACKAGES},
+        "system": platform.platform(),
+        "cpu": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "devices": [device.device_kind for device in jax.devices()],
+        **machine_shape(),
+        "command_line": sys.argv,
+    }
