@@ -4,13 +4,13 @@ from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Num, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.types import Scalar
 from polyak.ops.devices import sum_over_devices
 
-Numbers: TypeAlias = Num[Array, "..."] | Num[np.ndarray, "..."]
+Numbers: TypeAlias = Shaped[Array, "..."] | Shaped[np.ndarray, "..."]
 Weights: TypeAlias = Float[Array, "*batch"] | Bool[Array, "*batch"] | Float[np.ndarray, "*batch"] | Bool[np.ndarray, "*batch"]
 
 
@@ -50,7 +50,7 @@ class RunningStats:
         stay in the mean for ever. What does not count is not looked at.
 
         Args:
-            x: `[*batch, *S]`, any number type.
+            x: `[*batch, *S]`, of any number type, or bool.
             weight: `[*batch]`; an entry counts where it is True or above 0.
             axis_name: inside `shard_map`, the mesh axis that the batch is split over; every device gets the statistics
                 of the whole.
