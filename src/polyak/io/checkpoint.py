@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from polyak.core.checks import check_integer
 from polyak.io import codec, layout
@@ -205,7 +206,7 @@ def _commitment(manifest: bytes) -> bytes:
     return hashlib.sha256(manifest).hexdigest().encode() + b"\n"
 
 
-def _write_hashed(file: BinaryIO, digest: Any, data: np.ndarray[Any, Any]) -> None:
+def _write_hashed(file: BinaryIO, digest: Any, data: npt.NDArray[Any]) -> None:
     view = data.reshape(-1).view(np.uint8).data
     for start in range(0, len(view), _CHUNK):
         part = view[start : start + _CHUNK]
@@ -265,7 +266,7 @@ def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, An
     return [values[leaf.path] for leaf, _ in wanted]
 
 
-def _read_hashed(file: BufferedReader, digest: Any, size: int, *, whole: bool) -> np.ndarray[Any, Any]:
+def _read_hashed(file: BufferedReader, digest: Any, size: int, *, whole: bool) -> npt.NDArray[Any]:
     """The next `size` bytes; unless the whole is wanted, piece by piece through one small buffer."""
     data = np.empty(size if whole else min(size, _CHUNK), np.uint8)
     for start in range(0, size, _CHUNK):

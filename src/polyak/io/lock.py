@@ -1,7 +1,6 @@
 """One writer for a directory: a lock that names its owner, and that no dead process keeps."""
 
 import fcntl
-import json
 import os
 import socket
 import time
@@ -118,4 +117,5 @@ def _is_still_there(descriptor: int, path: Path) -> bool:
 def _describe(owner: dict[str, Any]) -> str:
     if not owner:
         return "by another process"
-    return f"by process {owner['pid']} on host {json.dumps(owner['host'])}, since {owner['since']}"
+    # Quoted: another user may have written the file, and terminals obey control characters.
+    return f"by process {owner['pid']} on host {owner['host']!r}, since {owner['since']!r}"

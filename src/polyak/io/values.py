@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 Dtype = np.dtype[Any]
 
@@ -110,7 +111,7 @@ def _encode_numeric(value: Any, path: str, other: Handler) -> Any:
     return other(value, path)
 
 
-def _array(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _array(array: npt.NDArray[Any]) -> dict[str, Any]:
     """The shortest exact form: the numbers of a small array, the one value of a constant one, else the bytes."""
     data = array.tobytes()
     form: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
@@ -154,7 +155,7 @@ class _Decoder:
                 return _NON_FINITE[content]
             case "$tuple" if isinstance(content, list):
                 return tuple(self.decode(content, path))
-            case "$dict" if isinstance(content, list):
+            case "$dict" if isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content):
                 return {self.decode(k, path): self.decode(x, path) for k, x in content}
             case "$bytes":
                 return _bytes(content, path)
@@ -166,7 +167,7 @@ class _Decoder:
                 return array if tag == "$array" else array[()]
         raise ValueError(f"{path}: malformed or unknown tag {tag!r}")
 
-    def array(self, content: dict[str, Any], path: str) -> np.ndarray[Any, Any]:
+    def array(self, content: dict[str, Any], path: str) -> npt.NDArray[Any]:
         dtype, shape = DTYPES[content["dtype"]], checked_shape(content["shape"], path)
         size = math.prod(shape)
         forms = content.keys() - {"dtype", "shape"}
@@ -208,9 +209,10 @@ def checked_shape(shape: Any, path: str) -> tuple[int, ...]:
     Raises:
         ValueError: it is none.
     """
-    ok = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and 0 <= n < 2**48 for n in shape)
-    if not ok:
-        raise ValueError(f"{path}: a shape is a list of at most 32 dimensions from 0 to 2^48, got {str(shape)[:80]}")
+    whole = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
+    # Dimensions of 0 aside: NumPy refuses what it could not address, even if it is empty.
+    if not whole or math.prod(max(n, 1) for n in shape) > 2**48:
+        raise ValueError(f"{path}: a shape is a list of at most 32 dimensions and 2^48 entries, got {str(shape)[:80]}")
     return tuple(shape)
 
 
