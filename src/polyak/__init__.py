@@ -1,1 +1,91 @@
 """polyak: reinforcement learning in JAX in which every copy of a network, and how it follows the others, is explicit."""
+
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyak import envs, presets, train
+    from polyak.agents.ppo import PPO
+    from polyak.core.spaces import EnvSpec
+    from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
+    from polyak.ops.schedules import Linear
+    from polyak.parts.adapters import Equinox, FlaxLinen, FlaxNNX
+    from polyak.parts.networks import mlp, nature_cnn
+    from polyak.runs import load_policy
+
+__version__ = metadata.version("polyak")
+
+__all__ = [
+    "PPO",
+    "Agent",
+    "Env",
+    "EnvSpec",
+    "Equinox",
+    "FlaxLinen",
+    "FlaxNNX",
+    "HostEnv",
+    "Linear",
+    "Policy",
+    "PolicyStep",
+    "Progress",
+    "Rollout",
+    "TimeStep",
+    "Variables",
+    "envs",
+    "load_policy",
+    "mlp",
+    "nature_cnn",
+    "presets",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Nothing is imported before it is asked for: `polyak --help` answers without JAX, a loaded policy acts without the
+    # training stack.
+    match name:
+        case "PPO":
+            from polyak.agents import ppo
+
+            return ppo.PPO
+        case "EnvSpec":
+            from polyak.core import spaces
+
+            return spaces.EnvSpec
+        case "Agent" | "Env" | "HostEnv" | "Policy" | "PolicyStep" | "Progress" | "Rollout" | "TimeStep" | "Variables":
+            from polyak.core import types
+
+            return getattr(types, name)
+        case "Linear":
+            from polyak.ops import schedules
+
+            return schedules.Linear
+        case "Equinox" | "FlaxLinen" | "FlaxNNX":
+            from polyak.parts import adapters
+
+            return getattr(adapters, name)
+        case "mlp" | "nature_cnn":
+            from polyak.parts import networks
+
+            return getattr(networks, name)
+        case "load_policy":
+            from polyak import runs
+
+            return runs.load_policy
+        case "envs":
+            import polyak.envs
+
+            return polyak.envs
+        case "presets":
+            import polyak.presets
+
+            return polyak.presets
+        case "train":
+            import polyak.train
+
+            return polyak.train
+    raise AttributeError(f"module 'polyak' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

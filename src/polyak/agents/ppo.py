@@ -75,8 +75,8 @@ class PPO:
 
         L(θ) = E[ -min(r A, clip(r, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ],    r = π_θ(a|s) / π_old(a|s)
 
-    Expectations are over valid transitions. Old log-probabilities and values are computed from the collected observations in one
-    pass before the first epoch, which is the same network on the same numbers, and cheaper than keeping them while acting.
+    Expectations are over valid transitions. Old log-probabilities and values are computed from the collected observations
+    in one pass before the first epoch: the same network on the same numbers, and cheaper than keeping them while acting.
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
@@ -275,9 +275,7 @@ class PPO:
         ])  # fmt: skip
         return _flat_and_hidden(rows, valid), any_over_devices(bad, axis_name)
 
-    def _evaluate(
-        self, state: PPOState, obs: PyTree, rollout: Rollout
-    ) -> tuple[Float[Array, "T+1 B"], Float[Array, "T B"]]:
+    def _evaluate(self, state: PPOState, obs: PyTree, rollout: Rollout) -> tuple[Float[Array, "times B"], Float[Array, "T B"]]:
         """The network's values of all observations, and the log-probabilities of the actions taken."""
         num_steps = rollout.valid.shape[0]
 
@@ -290,9 +288,7 @@ class PPO:
         distribution = for_space(self.spec.action, params, rollout.action_mask)
         return value, distribution.log_prob(rollout.actions)
 
-    def _loss(
-        self, variables: Variables, part: Rows, total: Scalar, clip_range: Scalar
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def _loss(self, variables: Variables, part: Rows, total: Scalar, clip_range: Scalar) -> tuple[Float[Array, ""], Metrics]:
         """The share of some rows in the minibatch's loss, and its terms; `total` is the weight of the whole minibatch."""
         (params, value), _, _ = self._network.apply(variables, part.obs, train=True)
         distribution = for_space(self.spec.action, params, part.action_mask)
@@ -353,9 +349,7 @@ class PPO:
             return_stats = return_stats.update(returns[1:], weight, axis_name)
         return normalizer, return_stats
 
-    def _metrics(
-        self, state: PPOState, rows: Rows, terms: Metrics, kept: Bool[Array, "E K"], axis_name: str | None
-    ) -> Metrics:
+    def _metrics(self, state: PPOState, rows: Rows, terms: Metrics, kept: Bool[Array, "E K"], axis_name: str | None) -> Metrics:
         """Terms averaged over the gradient steps that were taken, and what describes the update as a whole."""
         taken = kept.astype(jnp.float32)
         metrics = {f"train/{name}": losses.masked_mean(term, taken) for name, term in terms.items()}

@@ -26,7 +26,7 @@ class FlaxNNX:
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
-        graph, params, stats = nnx.split(self.make(spec, nnx.Rngs(key)), nnx.Param, ...)
+        graph, params, stats = _split(self.make(spec, nnx.Rngs(key)))
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(stats), graph)
 
     def apply(
@@ -41,8 +41,7 @@ class FlaxNNX:
         if key is not None:
             nnx.reseed(module, default=key, dropout=key)
         out = module(obs)
-        stats = nnx.to_pure_dict(nnx.split(module, nnx.Param, ...)[2])
-        return out, carry, stats
+        return out, carry, nnx.to_pure_dict(_split(module)[2])
 
 
 @dataclass(frozen=True)
@@ -113,3 +112,10 @@ class Equinox:
         arrays = jax.tree.unflatten(structure, [named[name] for name in names])
         module = eqx.combine(arrays, jax.tree.unflatten(fixed_structure, fixed))
         return jax.vmap(module)(obs), carry, variables.stats
+
+
+def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
+    """Graph definition, trained parameters, everything else."""
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    graph, params, stats = parts
+    return graph, params, stats

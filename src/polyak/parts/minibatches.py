@@ -11,11 +11,11 @@ from polyak.core.types import Metrics, PyTree
 from polyak.ops.devices import device_count, device_index, sum_over_devices
 from polyak.ops.shuffle import shuffled_indices
 
-# A minibatch draws the same share from each of (up to) eight groups of environments. Devices hold whole groups, so which rows make
-# up a minibatch does not depend on how many devices there are.
+# A minibatch draws the same share from each of (up to) eight groups of environments. Devices hold whole groups, so which
+# rows make up a minibatch does not depend on how many devices there are.
 GROUPS = (8, 4, 2, 1)
 
-# The gradient of a (64, 64) network runs at twice the speed on this many rows that it reaches where activations leave the cache.
+# On so many rows the gradient of a (64, 64) network runs at twice the speed that it has where activations leave the cache.
 ROWS_IN_CACHE = 4096
 
 

@@ -36,7 +36,12 @@ class Adam:
         return self._transform().init(params)
 
     def step(
-        self, params: Float[Array, " n"], state: PyTree, gradient: Float[Array, " n"], learning_rate: Scalar, keep: Bool[Array, ""]
+        self,
+        params: Float[Array, " n"],
+        state: PyTree,
+        gradient: Float[Array, " n"],
+        learning_rate: Scalar,
+        keep: Bool[Array, ""],
     ) -> tuple[Float[Array, " n"], PyTree]:
         """The parameters and the state after one step, or both unchanged to the bit where `keep` is False."""
         if self.max_grad_norm is not None:
@@ -50,7 +55,7 @@ class Adam:
 
 
 def global_norm(gradient: Float[Array, " n"]) -> Float[Array, ""]:
-    """√Σ gᵢ², without the overflow of squaring 1e30: the largest entry is taken out first. NaN where an entry is NaN or infinite."""
+    """√Σ gᵢ², without the overflow of squaring 1e30: the largest entry is taken out first. NaN where an entry is not finite."""
     largest = jnp.max(jnp.abs(gradient))
     scale = jnp.where(largest > 0, largest, 1.0)
     return scale * jnp.sqrt(jnp.sum(jnp.square(gradient / scale)))

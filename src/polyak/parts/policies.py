@@ -46,7 +46,13 @@ class NetworkPolicy:
         return PolicyStep(distribution.sample(seed=key), carry)
 
     def predict(
-        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, action_mask: Any = None, key: PRNGKeyArray | None = None
+        self,
+        obs: Any,
+        carry: PyTree = None,
+        *,
+        deterministic: bool = True,
+        action_mask: Any = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Any, PyTree]:
         """The environment's action for a NumPy observation; see `predict`."""
         return predict(self, self.spec, obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
@@ -77,7 +83,13 @@ class Greedy:
         return PolicyStep(distribution.mode(), carry)
 
     def predict(
-        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, action_mask: Any = None, key: PRNGKeyArray | None = None
+        self,
+        obs: Any,
+        carry: PyTree = None,
+        *,
+        deterministic: bool = True,
+        action_mask: Any = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Any, PyTree]:
         """The environment's action for a NumPy observation; with `deterministic=False` the inner policy's sample."""
         return self.policy.predict(obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
@@ -199,5 +211,3 @@ def _batch_size(spec: EnvSpec, obs: Any) -> int | None:
     if len(sizes) > 1:
         raise ValueError(f"predict: the parts of obs disagree about the batch size: {sorted(sizes, key=str)}")
     return sizes.pop()
-
-

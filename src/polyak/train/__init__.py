@@ -1,6 +1,6 @@
 """The loops: they know what an agent is, and no algorithm."""
 
-from polyak.train.compiled import compiled
+from polyak.train.compiled import compiled, compiled_seeds
 from polyak.train.evaluate import Evaluation, evaluate
 from polyak.train.host import host
 from polyak.train.loop import LoopState, TrainingDiverged, TrainResult, initial
@@ -12,6 +12,7 @@ __all__ = [
     "TrainResult",
     "TrainingDiverged",
     "compiled",
+    "compiled_seeds",
     "evaluate",
     "host",
     "initial",

@@ -1,7 +1,9 @@
 """The compiled loop: environment, policy and update as one XLA program, driven in chunks."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -46,8 +48,8 @@ def compiled(
 ) -> TrainResult:
     """Train in a JAX environment until `env_steps` valid transitions are done.
 
-    The same agent, environment, key and number of devices give the same numbers, whatever the reports and however often training
-    was stopped and resumed. Training ends with the first iteration that reaches `env_steps`.
+    The same agent, environment, key and number of devices give the same numbers, whatever the reports and however often
+    training was stopped and resumed. Training ends with the first iteration that reaches `env_steps`.
 
     Args:
         agent: what learns.
@@ -71,7 +73,7 @@ def compiled(
     state = _place(state, mesh, env.num_envs)
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None)
     with reporter.compiling():
-        chunk = jax.jit(partial(_chunk, env, mesh), donate_argnums=1).lower(agent, state, 1, 1).compile()
+        chunk = jax.jit(partial(_chunk, env, mesh, _alone), donate_argnums=1).lower(agent, state, 1, 1).compile()
 
     most, stopped = 1, None
     due = target.next_report(reporter.env_steps)
@@ -90,6 +92,68 @@ def compiled(
         if stopped:
             break
     return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+
+
+def compiled_seeds(
+    agent: Agent,
+    env: Env,
+    *,
+    env_steps: int,
+    keys: PRNGKeyArray,
+    callbacks: Sequence[Sequence[Callback]] = (),
+    report_every: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[TrainResult]:
+    """Train one agent per key at once, as one program mapped over the keys.
+
+    All iterate together until the slowest has done `env_steps`. What each returns can go on by itself in `compiled`.
+
+    Args:
+        agent: what learns.
+        env: where; each training has its own copies.
+        env_steps: valid transitions of each.
+        keys: `[N]` keys.
+        callbacks: for each key its own, or none at all.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        should_stop: asked between chunks.
+
+    Raises:
+        TypeError, ValueError: an argument, before anything has run.
+        TrainingDiverged: see `Agent.diagnose`.
+    """
+    target = Target(env_steps, report_every)
+    count = len(keys)
+    if callbacks and len(callbacks) != count:
+        raise ValueError(f"train: callbacks for {len(callbacks)} seeds, but {count} keys")
+    state = jax.vmap(partial(start, agent, env))(keys)
+    reporters = [Reporter(agent, target, 0, 0, None) for _ in range(count)]
+    with ExitStack() as clocks:
+        for reporter in reporters:
+            clocks.enter_context(reporter.compiling())
+        chunk = jax.jit(partial(_chunk, env, None, jax.vmap), donate_argnums=1).lower(agent, state, 1, 1).compile()
+
+    most, stopped = 1, None
+    due = target.next_report(0)
+    while (slowest := min(reporter.env_steps for reporter in reporters)) < env_steps and stopped is None:
+        before = reporters[0].seconds
+        with ExitStack() as clocks:
+            for reporter in reporters:
+                clocks.enter_context(reporter.training())
+            state, done, finished, metrics = chunk(agent, state, most, due - slowest)
+            steps, iterations = jax.device_get(done)
+        for i, reporter in enumerate(reporters):
+            reporter.advance(int(steps[i]), int(iterations), jax.tree.map(itemgetter(i), finished))
+        most = _iterations_for(CHUNK_SECONDS, (reporters[0].seconds - before) / int(iterations))
+        stopped = "request" if should_stop() else None
+        if stopped or min(reporter.env_steps for reporter in reporters) >= due:
+            due = target.next_report(min(reporter.env_steps for reporter in reporters))
+            for i, reporter in enumerate(reporters):
+                own_metrics, own_state = jax.tree.map(itemgetter(i), (metrics, state))
+                if not reporter.report(own_metrics, own_state, callbacks[i] if callbacks else ()):
+                    stopped = stopped or "callback"
+    if min(reporter.env_steps for reporter in reporters) >= env_steps:
+        stopped = None
+    return [reporter.result(jax.tree.map(itemgetter(i), state), stopped) for i, reporter in enumerate(reporters)]
 
 
 def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
@@ -123,30 +187,32 @@ def iteration(
 
 
 def _chunk(
-    env: Env, mesh: Mesh | None, agent: Agent, state: LoopState, most: int, env_steps: int
+    env: Env, mesh: Mesh | None, over_seeds: Callable[..., Any], agent: Agent, state: LoopState, most: Array, env_steps: Array
 ) -> tuple[LoopState, tuple[Array, Array], Finished, Metrics]:
     """Iterate until `env_steps` are done, at most `most` times; returns (env_steps, iterations) done and the last metrics.
 
-    Both limits are traced, so that one compilation serves every chunk.
+    Both limits are traced, so that one compilation serves every chunk. `over_seeds` maps the iteration, if at all.
     """
-    body = partial(iteration, agent, env, update_on(mesh))
-    shapes = jax.eval_shape(body, state)
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[3])
+    body = over_seeds(partial(iteration, agent, env, update_on(mesh)))
+    shapes = jax.eval_shape(body, state)[1:]
+    no_steps, no_episodes, no_metrics = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def more(now: PyTree) -> Array:
         _, (steps, iterations), _, _ = now
-        return (steps < env_steps) & (iterations < most)
+        return (jnp.min(steps) < env_steps) & (iterations < most)
 
     def once(now: PyTree) -> PyTree:
         state, (steps, iterations), finished, _ = now
         state, new_steps, newly_finished, metrics = body(state)
         return state, (steps + new_steps, iterations + jnp.uint32(1)), finished + newly_finished, metrics
 
-    zero = jnp.zeros((), jnp.uint32)
-    result: tuple[LoopState, tuple[Array, Array], Finished, Metrics] = jax.lax.while_loop(
-        more, once, (state, (zero, zero), Finished.none(), nothing)
-    )
+    now = (state, (no_steps, jnp.zeros((), jnp.uint32)), no_episodes, no_metrics)
+    result: tuple[LoopState, tuple[Array, Array], Finished, Metrics] = jax.lax.while_loop(more, once, now)
     return result
+
+
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def _place(state: LoopState, mesh: Mesh | None, num_envs: int) -> LoopState:

@@ -1,6 +1,7 @@
 """Evaluation: whole episodes of a policy, none counted for having been short."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import jax
@@ -43,11 +44,13 @@ class Evaluation:
         return float(self.lengths.mean())
 
 
-def evaluate(policy: Policy, env: Env | HostEnv, *, episodes: int, key: PRNGKeyArray, max_steps: int | None = None) -> Evaluation:
+def evaluate(
+    policy: Policy, env: Env | HostEnv, *, episodes: int, key: PRNGKeyArray, max_steps: int | None = None
+) -> Evaluation:
     """Run a policy for exactly so many episodes.
 
-    Every environment contributes its own first episodes, in equal numbers (the first few one more): taking whichever ended first would
-    favour short episodes.
+    Every environment contributes its own first episodes, in equal numbers (the first few one more): taking whichever ended
+    first would favour short episodes.
 
     Args:
         policy: acts; give the greedy one, `agent.policy(state)`, to evaluate what was learned.
@@ -96,7 +99,8 @@ class _Tally:
 
     def result(self) -> Evaluation:
         """All of them."""
-        return Evaluation(np.array(sum(self._returns, [])), np.array(sum(self._lengths, []), np.int64))
+        returns, lengths = (list(chain.from_iterable(parts)) for parts in (self._returns, self._lengths))
+        return Evaluation(np.array(returns), np.array(lengths, np.int64))
 
 
 def _on_host(

@@ -14,7 +14,7 @@ from polyak.train.loop import env_reset_key, env_step_key
 class HostedEnv:
     """A `HostEnv` around an `Env`: keeps the state, and derives the key of step n from the key given and n.
 
-    Its numbers are those of the compiled loop with the same run key. `reset`'s seed is folded into the key; 0 leaves it as it is.
+    Its numbers are those of the compiled loop with the same run key. `reset`'s seed is folded into the key; 0 leaves it.
     """
 
     def __init__(self, env: Env, env_key: PRNGKeyArray) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_integer
@@ -134,8 +134,8 @@ def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArr
 
     if mesh is None:
         return update
-    by_env = Rollout(PartitionSpec(None, ENVS), PartitionSpec(None, ENVS), PartitionSpec(None, ENVS), PartitionSpec(ENVS))
-    whole = PartitionSpec()
+    rows, carry, whole = PartitionSpec(None, ENVS), PartitionSpec(ENVS), PartitionSpec()
+    by_env = Rollout(time_steps=rows, actions=rows, info=rows, carry=carry)  # type: ignore[arg-type]
     return jax.shard_map(update, mesh=mesh, in_specs=(whole, whole, by_env, whole), out_specs=whole, check_vma=False)
 
 
@@ -149,12 +149,14 @@ def mesh_over(devices: int, num_envs: int) -> Mesh | None:
     present = jax.local_device_count()
     if devices > present:
         raise ValueError(
-            f"train: devices={devices}, but JAX sees {present}; on a CPU set jax.config.update('jax_num_cpu_devices', {devices}) "
-            "before anything else uses JAX"
+            f"train: devices={devices}, but JAX sees {present}; on a CPU call "
+            f"jax.config.update('jax_num_cpu_devices', {devices}) before anything else uses JAX"
         )
     if num_envs % devices:
         raise ValueError(f"train: num_envs={num_envs} cannot be split over devices={devices}")
-    return None if devices == 1 else jax.make_mesh((devices,), (ENVS,), devices=jax.local_devices()[:devices])
+    if devices == 1:
+        return None
+    return jax.make_mesh((devices,), (ENVS,), (AxisType.Auto,), devices=jax.local_devices()[:devices])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,142 @@
+"""Presets: tuned settings by algorithm and environment, as plain Python."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyak.ops.schedules import Linear
+from polyak.parts.networks import mlp
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How to train one algorithm in one environment.
+
+    Attributes:
+        env_steps: how long.
+        num_envs: how many copies of the environment.
+        settings: the agent's fields, for a training of so many env_steps (which schedules need to know).
+        source: where the numbers come from.
+    """
+
+    env_steps: int
+    num_envs: int
+    settings: Callable[[int], Mapping[str, Any]]
+    source: str
+
+
+ZOO = "RL Baselines3 Zoo"
+
+
+def _cartpole(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 32,
+        "num_epochs": 20,
+        "num_minibatches": 1,
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+        "learning_rate": Linear(1e-3, env_steps=env_steps),
+        "clip_range": Linear(0.2, env_steps=env_steps),
+    }
+
+
+def _pendulum(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 1024,
+        "num_epochs": 10,
+        "num_minibatches": 64,
+        "gamma": 0.9,
+        "gae_lambda": 0.95,
+        "learning_rate": 1e-3,
+    }
+
+
+def _acrobot(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 256,
+        "num_epochs": 4,
+        "num_minibatches": 64,
+        "gae_lambda": 0.94,
+        "normalize_obs": True,
+        "normalize_reward": True,
+    }
+
+
+def _mountain_car(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 16,
+        "num_epochs": 4,
+        "num_minibatches": 4,
+        "gae_lambda": 0.98,
+        "normalize_obs": True,
+        "normalize_reward": True,
+    }
+
+
+def _lunar_lander(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 1024,
+        "num_epochs": 4,
+        "num_minibatches": 256,
+        "gamma": 0.999,
+        "gae_lambda": 0.98,
+        "ent_coef": 0.01,
+    }
+
+
+def _half_cheetah(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "network": mlp((256, 256), "relu", log_std=-2.0, orthogonal=False),
+        "num_steps": 512,
+        "num_epochs": 20,
+        "num_minibatches": 8,
+        "gamma": 0.98,
+        "gae_lambda": 0.92,
+        "learning_rate": 2.06e-5,
+        "clip_range": 0.1,
+        "ent_coef": 4.0e-4,
+        "vf_coef": 0.58,
+        "max_grad_norm": 0.8,
+        "normalize_obs": True,
+        "normalize_reward": True,
+    }
+
+
+def _mujoco(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 2048,
+        "num_epochs": 10,
+        "num_minibatches": 32,
+        "learning_rate": Linear(3e-4, env_steps=env_steps),
+        "normalize_obs": True,
+        "normalize_reward": True,
+    }
+
+
+PUBLISHED = "Huang et al. 2022, The 37 implementation details of PPO"
+
+PRESETS: dict[tuple[str, str], Preset] = {
+    ("ppo", "CartPole-v1"): Preset(100_000, 8, _cartpole, ZOO),
+    ("ppo", "Pendulum-v1"): Preset(300_000, 4, _pendulum, f"{ZOO}, without gSDE"),
+    ("ppo", "Acrobot-v1"): Preset(1_000_000, 16, _acrobot, ZOO),
+    ("ppo", "MountainCar-v0"): Preset(1_000_000, 16, _mountain_car, ZOO),
+    ("ppo", "LunarLander-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
+    ("ppo", "LunarLanderContinuous-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
+    ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 1, _half_cheetah, ZOO),
+    ("ppo", "Hopper-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
+    ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
+    ("ppo", "InvertedPendulum-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
+    ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
+    ("ppo", "Reacher-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
+    ("ppo", "Swimmer-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
+}
+
+DEFAULT = Preset(1_000_000, 8, lambda env_steps: {}, "the algorithm's defaults")
+
+
+def preset(algorithm: str, env_id: str) -> Preset:
+    """The preset of that algorithm and environment, else the algorithm's defaults.
+
+    `jax/CartPole-v1` has that of `CartPole-v1`: it is the same task.
+    """
+    return PRESETS.get((algorithm, env_id.removeprefix("jax/")), DEFAULT)

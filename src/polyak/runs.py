@@ -1,0 +1,124 @@
+"""From a run directory back to its agent, state and policy. Nothing that is read here can name code to run."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyak.agents import AGENTS
+from polyak.core import spaces
+from polyak.core.types import Agent, Policy
+from polyak.io.checkpoint import restore
+from polyak.io.config import ConfigError, from_json, to_json
+from polyak.io.run import Run, open_run
+from polyak.ops.schedules import Linear
+from polyak.parts.networks import ActorCritic
+
+FORMAT = 1
+
+# All that a config may name.
+CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        *AGENTS.values(),
+        ActorCritic,
+        Linear,
+        spaces.EnvSpec,
+        spaces.Box,
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+        spaces.Dict,
+        spaces.Tuple,
+    )
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything needed to run a training again; what `config.json` holds.
+
+    Attributes:
+        algorithm: its name.
+        env: the environment's name.
+        num_envs: copies of it.
+        seed: the run's key is `jax.random.key(seed)`.
+        env_steps: how long.
+        loop: `"compiled"` or `"host"`.
+        devices: that share the environments.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        checkpoint_every: env_steps between checkpoints.
+        agent: the agent with all its settings.
+        action_scaling: how Box actions reach the environment.
+    """
+
+    algorithm: str
+    env: str
+    num_envs: int
+    seed: int
+    env_steps: int
+    loop: str
+    devices: int
+    report_every: int | None
+    checkpoint_every: int
+    agent: Any
+    action_scaling: str = "clip"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data; a user's own network is described, and must be given again when the run is loaded."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "agent"}
+        return {"format": FORMAT, **fields, "agent": to_json(self.agent, on_unknown="describe")}
+
+
+def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
+    """The configuration of a run.
+
+    Args:
+        agent: stands in for the one in the file, for runs whose network was a user's own.
+
+    Raises:
+        ConfigError: the file is not of this format, lacks a field, or describes an agent that cannot be built again.
+    """
+    data = run.read_config()
+    what = str(run.directory / "config.json")
+    if data.get("format") != FORMAT:
+        raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; upgrade polyak")
+    names = [field.name for field in dataclasses.fields(RunConfig)]
+    missing = [name for name in names if name not in data]
+    unknown = [name for name in data if name not in (*names, "format")]
+    if missing or unknown:
+        raise ConfigError(f"{what}: fields missing: {missing}; fields unknown: {unknown}")
+    built = from_json(data["agent"], CLASSES, what=what) if agent is None else agent
+    return RunConfig(**{name: data[name] for name in names if name != "agent"}, agent=built)
+
+
+def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> Any:
+    """The greedy policy of a run directory, ready to `predict(obs)`; needs neither its environment nor the training loops.
+
+    Args:
+        path: a run directory.
+        agent: an agent like the one that was trained, where its network was a user's own and could not be written down.
+
+    Raises:
+        RunError, ConfigError, CheckpointError: what is missing or damaged, by name.
+    """
+    run = open_run(Path(path))
+    config = read_config(run, agent=agent)
+    return restored_policy(run, config)
+
+
+def restored_policy(run: Run, config: RunConfig) -> Policy:
+    """The greedy policy of the run's newest valid checkpoint."""
+    like = jax.eval_shape(config.agent.init, jax.random.key(0))
+    restored = restore(run.checkpoints, like, prefix="agent")
+    policy: Policy = config.agent.policy(restored.tree)
+    return policy
+
+
+def run_key(seed: int) -> Any:
+    """The key of a run."""
+    return jax.random.key(np.uint32(seed))
