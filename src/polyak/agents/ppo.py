@@ -1,6 +1,8 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347): the clipped objective, with GAE."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -234,7 +236,7 @@ class PPO:
         metrics = self._metrics(state, rows, terms, kept, axis_name)
         return state, metrics | {"train/learning_rate": learning_rate, "train/clip_range": clip_range}
 
-    def diagnose(self, metrics: Metrics) -> str | None:
+    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
         """Names the first bad quantity once `max_bad_steps` updates in a row learned nothing."""
         in_a_row = int(metrics["train/skipped_in_a_row"])
         if in_a_row < self.max_bad_steps:

@@ -193,7 +193,7 @@ class Agent(Protocol):
         """
         ...
 
-    def diagnose(self, metrics: Metrics) -> str | None:
+    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
         """Why training cannot go on (too many updates skipped in a row, and what was not finite), or None."""
         ...
 

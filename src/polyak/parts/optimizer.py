@@ -46,7 +46,9 @@ class Adam:
         """The parameters and the state after one step, or both unchanged to the bit where `keep` is False."""
         if self.max_grad_norm is not None:
             gradient = gradient * jnp.minimum(1.0, self.max_grad_norm / (global_norm(gradient) + 1e-6))
-        direction, stepped = self._transform().update(gradient, state)
+        # Optax raises a float to the power of an integer count, which strict promotion refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            direction, stepped = self._transform().update(gradient, state)
         moved = params - learning_rate * direction
         return jax.tree.map(lambda new, old: jnp.where(keep, new, old), (moved, stepped), (params, state))
 

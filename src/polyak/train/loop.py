@@ -235,7 +235,7 @@ class Reporter:
         host_metrics = jax.device_get(metrics)
         self.metrics = self._window.metrics() | {name: float(value) for name, value in host_metrics.items()}
         go_on = [callback(self.progress, self.metrics, state) is not False for callback in callbacks]
-        diagnosis = self._agent.diagnose(host_metrics)
+        diagnosis = self._agent.diagnose(self.metrics)
         if diagnosis is not None:
             raise TrainingDiverged(diagnosis)
         return all(go_on)
