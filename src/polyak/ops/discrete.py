@@ -1,6 +1,7 @@
 """Distributions over choices: Categorical and MultiCategorical, with action masks, and Bernoulli."""
 
 import itertools
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import jax
@@ -48,7 +49,8 @@ class Categorical:
         """The logarithm of P(value)."""
         # A sum over a comparison, not a gather: its gradient would be a scatter, which is slow on every back end.
         log_probs = self.log_probs()
-        chosen = jnp.arange(log_probs.shape[-1]) == value[..., None].astype(jnp.int32)
+        actions = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, log_probs.ndim - 1)
+        chosen = actions == value[..., None].astype(jnp.int32)
         return jnp.where(chosen.any(-1), jnp.sum(jnp.where(chosen, log_probs, 0.0), -1), -jnp.inf)
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int32[Array, "*B"], Float[Array, "*B"]]:
@@ -109,8 +111,9 @@ class MultiCategorical:
             raise ValueError(
                 f"MultiCategorical: logits must be {sum(self.nvec)} wide for nvec {self.nvec}, got {self.logits.shape}"
             )
-        for choice in self._choices():
-            _check_mask("MultiCategorical", choice.logits, choice.mask)
+        if self.mask is not None:
+            for a, b in self._bounds():
+                _check_mask("MultiCategorical", self.logits[..., a:b], self.mask[..., a:b])
 
     def sample(self, *, seed: PRNGKeyArray) -> Int32[Array, "*B choices"]:
         """Allowed actions, always."""
@@ -141,9 +144,11 @@ class MultiCategorical:
         return add(p.kl_divergence(q) for p, q in zip(self._choices(), other._choices(), strict=True))
 
     def _choices(self) -> list[Categorical]:
-        bounds = itertools.pairwise(itertools.accumulate(self.nvec, initial=0))
         mask = self.mask
-        return [Categorical(self.logits[..., a:b], None if mask is None else mask[..., a:b]) for a, b in bounds]
+        return [Categorical(self.logits[..., a:b], None if mask is None else mask[..., a:b]) for a, b in self._bounds()]
+
+    def _bounds(self) -> Iterable[tuple[int, int]]:
+        return itertools.pairwise(itertools.accumulate(self.nvec, initial=0))
 
 
 @struct
