@@ -227,7 +227,7 @@ def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
 
 
 def from_gymnasium(space: Any, what: str = "space") -> Space:
-    """The polyak space of a Gymnasium space; float64 becomes float32 (observations are cast), indices int32.
+    """The polyak space of a Gymnasium space in dtypes that JAX has: float64 becomes float32, indices and int64 int32.
 
     Args:
         what: how errors call it, e.g. `"observation space of CartPole-v1"`.
@@ -244,9 +244,7 @@ def from_gymnasium(space: Any, what: str = "space") -> Space:
         return Tuple(tuple(from_gymnasium(v, f"{what}[{i}]") for i, v in enumerate(space.spaces)))
     try:
         if isinstance(space, gym.Box):
-            dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
-            with np.errstate(over="ignore"):
-                return Box(space.low, space.high, dtype)
+            return _box_from_gymnasium(space)
         if isinstance(space, gym.Discrete):
             return Discrete(int(space.n), int(space.start))
         if isinstance(space, gym.MultiDiscrete):
@@ -256,6 +254,19 @@ def from_gymnasium(space: Any, what: str = "space") -> Space:
     except (ValueError, TypeError) as error:
         raise type(error)(f"{what}: {error}") from None
     raise TypeError(f"{what}: {type(space).__name__} is not supported; supported are {SUPPORTED}")
+
+
+def _box_from_gymnasium(space: Any) -> Box:
+    dtype = np.dtype(space.dtype)
+    if dtype == np.float64:
+        with np.errstate(over="ignore"):
+            return Box(space.low, space.high, np.float32)
+    if dtype.itemsize == 8:
+        # JAX holds no 64-bit integers (unless told to); bounds that do not fit mean "any number".
+        narrow = np.dtype(np.int32 if dtype.kind == "i" else np.uint32)
+        info = np.iinfo(narrow)
+        return Box(np.clip(space.low, info.min, info.max), np.clip(space.high, info.min, info.max), narrow)
+    return Box(space.low, space.high, dtype)
 
 
 def to_gymnasium(space: Space) -> Any:
@@ -313,16 +324,28 @@ class EnvSpec:
         return map_space(self._native_leaf, self.action, action)
 
     def _native_leaf(self, space: Leaf, action: Any) -> Any:
-        xp: Any = jnp if isinstance(action, jax.Array) else np
         match space:
             case Discrete():
                 return action + action.dtype.type(space.start) if space.start else action
             case MultiDiscrete():
-                return action + np.asarray(space.start, action.dtype) if any(space.start) else action
-            case Box() if self.action_scaling == "rescale":
-                unit = (xp.clip(action, -1.0, 1.0) + 1.0) / 2.0
-                return xp.clip(space.low + unit * (space.high - space.low), space.low, space.high)
+                return action + _like(space.start, action) if any(space.start) else action
             case Box():
-                return xp.clip(action, space.low, space.high)
+                return self._native_box(space, action)
             case _:
                 return action
+
+    def _native_box(self, space: Box, action: Any) -> Any:
+        xp: Any = jnp if isinstance(action, jax.Array) else np
+        low, high = _like(space.low, action), _like(space.high, action)
+        if self.action_scaling == "rescale":
+            unit = (xp.clip(action, -1.0, 1.0) + 1.0) / 2.0
+            # Not low + unit * (high - low): the range of a wide box overflows.
+            action = (1.0 - unit) * low + unit * high
+        native = xp.clip(action, low, high)
+        return native if space.dtype.kind == "f" else xp.rint(native).astype(space.dtype)
+
+
+def _like(value: Any, action: Any) -> Any:
+    """A space's constant in the dtype of an action and with as many dimensions, whatever its leading ones."""
+    array = np.asarray(value, action.dtype)
+    return array.reshape((1,) * (action.ndim - array.ndim) + array.shape)

@@ -85,9 +85,7 @@ class AutoReset:
         first = state.last
         after = jax.tree.map(lambda new, old: jnp.where(_rows(first, old), new, old), fresh, after)
         terminated, truncated = terminated & ~first, truncated & ~first
-        time_step = TimeStep(
-            self.dynamics.observe(after), jnp.where(first, 0.0, reward), terminated, truncated, first
-        )
+        time_step = TimeStep(self.dynamics.observe(after), jnp.where(first, 0.0, reward), terminated, truncated, first)
         return AutoResetState(after, terminated | truncated), time_step
 
 

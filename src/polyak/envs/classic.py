@@ -4,6 +4,7 @@ Gymnasium computes in float64, this in float32: from an equal state, one step ag
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import static, struct
+from polyak.envs.autoreset import Dynamics
 
 Step = tuple[Any, Float[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]
 
@@ -55,7 +57,7 @@ class CartPoleState:
 
 @struct
 class CartPole:
-    """Balance a pole on a cart by pushing it left (0) or right (1): 1 for every step; over when it tilts by 12° or leaves ±2.4 m.
+    """Balance a pole on a cart by pushing it left (0) or right (1): 1 a step, until it tilts by 12° or leaves ±2.4 m.
 
     Source: Barto, Sutton and Anderson 1983; the equations as in Gymnasium's CartPole-v1.
     """
@@ -73,7 +75,8 @@ class CartPole:
 
     def reset(self, key: PRNGKeyArray, num_envs: int) -> CartPoleState:
         """All four within ±0.05."""
-        return CartPoleState(*uniform(key, (4, num_envs), -0.05, 0.05), jnp.zeros(num_envs, jnp.int32))
+        x, x_dot, theta, theta_dot = uniform(key, (4, num_envs), -0.05, 0.05)
+        return CartPoleState(x, x_dot, theta, theta_dot, jnp.zeros(num_envs, jnp.int32))
 
     def step(self, state: CartPoleState, action: Int32[Array, " B"], key: PRNGKeyArray) -> Step:
         """One Euler step of 0.02 s under ±10 N."""
@@ -143,7 +146,7 @@ class Pendulum:
         return after, reward, jnp.zeros_like(reward, bool), after.steps >= self.max_episode_steps
 
     def observe(self, state: PendulumState) -> Float[Array, "B 3"]:
-        """cos θ, sin θ, θ̇."""
+        """Of the angle θ its cosine and sine, and θ̇."""
         return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot], axis=-1)
 
 
@@ -160,7 +163,7 @@ class AcrobotState:
 
 @struct
 class Acrobot:
-    """Swing two links up by a torque of -1, 0 or 1 on the joint between: -1 for every step until the tip is a link above the top.
+    """Swing two links up by a torque of -1, 0 or 1 on the joint between: -1 a step, until the tip is a link above the pivot.
 
     Source: Sutton 1996; the equations ("book" variant) as in Gymnasium's Acrobot-v1.
     """
@@ -178,7 +181,8 @@ class Acrobot:
 
     def reset(self, key: PRNGKeyArray, num_envs: int) -> AcrobotState:
         """All four within ±0.1."""
-        return AcrobotState(*uniform(key, (4, num_envs), -0.1, 0.1), jnp.zeros(num_envs, jnp.int32))
+        theta1, theta2, velocity1, velocity2 = uniform(key, (4, num_envs), -0.1, 0.1)
+        return AcrobotState(theta1, theta2, velocity1, velocity2, jnp.zeros(num_envs, jnp.int32))
 
     def step(self, state: AcrobotState, action: Int32[Array, " B"], key: PRNGKeyArray) -> Step:
         """One Runge-Kutta step of 0.2 s; velocities within ±4π and ±9π."""
@@ -197,7 +201,7 @@ class Acrobot:
         return after, jnp.where(terminated, 0.0, -1.0), terminated, after.steps >= self.max_episode_steps
 
     def observe(self, state: AcrobotState) -> Float[Array, "B 6"]:
-        """cos θ₁, sin θ₁, cos θ₂, sin θ₂ and the velocities."""
+        """Cosine and sine of both angles, and the velocities."""
         cos1, sin1, cos2, sin2 = jnp.cos(state.theta1), jnp.sin(state.theta1), jnp.cos(state.theta2), jnp.sin(state.theta2)
         return jnp.stack([cos1, sin1, cos2, sin2, state.velocity1, state.velocity2], axis=-1)
 
@@ -262,4 +266,9 @@ class MountainCar:
         return jnp.stack([state.position, state.velocity], axis=-1)
 
 
-DYNAMICS = {"CartPole-v1": CartPole, "Pendulum-v1": Pendulum, "Acrobot-v1": Acrobot, "MountainCar-v0": MountainCar}
+DYNAMICS: dict[str, Callable[..., Dynamics]] = {
+    "CartPole-v1": CartPole,
+    "Pendulum-v1": Pendulum,
+    "Acrobot-v1": Acrobot,
+    "MountainCar-v0": MountainCar,
+}

@@ -1,0 +1,140 @@
+"""Gymnasium's environments, one by one or already vectorised, as a `HostEnv` that resets on the next step."""
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.checks import check_choice, check_integer
+from polyak.core.spaces import EnvSpec, from_gymnasium, leaf_spaces, map_space
+from polyak.core.types import PyTree, TimeStep
+from polyak.envs.batches import Batch, RawStep
+from polyak.envs.leaves import obs_leaves
+from polyak.envs.values import ObsCheck, action_checks, check_action, check_reward
+
+
+class GymnasiumEnv:
+    """A batch of Gymnasium environments, in NumPy.
+
+    What agents see: observations in the environment's dtype, but float64 as float32 and indices as int32 from 0; rewards as
+    float32; flags as the environment gives them (where both are set, `terminated` says that nothing comes after). What
+    environments see: actions from their `start`, clipped or rescaled to their bounds, in their dtype. All that an environment
+    hands out is checked; an error names its index and its step since `reset`. After an error in `step` only `reset` goes on.
+
+    Args:
+        batch: the environments.
+        id: their name.
+        action_scaling: see `EnvSpec`.
+        nonfinite: what NaN and infinity in observations and rewards are: an `"error"`, or left to the agent (`"pass"`).
+        out_of_bounds: what a finite observation outside the bounds of a Box is: an `"error"`, clipped (`"clip"`), or worth one
+            warning (`"warn"`; several of Gymnasium's own environments step outside of theirs).
+
+    Raises:
+        TypeError: a space is not supported.
+        ValueError: an option is unknown, or bounds do not allow `"rescale"`.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        id: str,
+        *,
+        action_scaling: Literal["clip", "rescale"] = "clip",
+        nonfinite: Literal["error", "pass"] = "error",
+        out_of_bounds: Literal["warn", "error", "clip"] = "warn",
+    ) -> None:
+        check_choice("make", "nonfinite", nonfinite, ("error", "pass"))
+        check_choice("make", "out_of_bounds", out_of_bounds, ("warn", "error", "clip"))
+        self._batch = batch
+        self._nonfinite = nonfinite
+        obs = from_gymnasium(batch.obs_space, f"{id}: observation space")
+        action = from_gymnasium(batch.action_space, f"{id}: action space")
+        EnvSpec(obs, action, id, action_scaling)
+        self.spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())
+        self.num_envs = batch.num_envs
+        self._check_action = action_checks(self.spec, batch.action_space, self.num_envs)
+        leaves = zip(obs_leaves(batch.obs_space), leaf_spaces(obs), strict=True)
+        self._check_obs = [ObsCheck(leaf, space, self.num_envs, nonfinite, out_of_bounds) for leaf, (_, space) in leaves]
+        self._single_leaf = len(self._check_obs) == 1 and self._check_obs[0].leaf.path == ""
+        self._seed = 0
+        self._steps = 0
+        self._last: npt.NDArray[np.bool_] | None = None
+
+    def reset(self, seed: int) -> TimeStep:
+        """Fresh episodes everywhere; the same seed gives the same episodes.
+
+        Raises:
+            TypeError, ValueError: the seed is no integer, or negative; the environment handed out something wrong.
+        """
+        if isinstance(seed, np.integer):
+            seed = int(seed)
+        check_integer(f"{self.spec.id}: reset", "seed", seed, at_least=0)
+        self._last, self._seed, self._steps = None, seed, 0
+        raw = self._batch.reset(seed)
+        return self._time_step(raw, np.ones(self.num_envs, bool))
+
+    def step(self, action: PyTree) -> TimeStep:
+        """One step of every environment; rows whose last time step was `last` reset instead.
+
+        Raises:
+            RuntimeError: `reset` is due.
+            TypeError, ValueError: the action is wrong (nothing was done), or something that the environment handed out.
+            Exception: whatever the environment raises, with a note that says where.
+        """
+        native = check_action(self._check_action, self.spec.action, action)
+        if self._last is None:
+            raise RuntimeError(f"{self.spec.id}: step() needs a reset() before it, and after an error")
+        first, self._last = self._last, None
+        self._steps += 1
+        return self._time_step(self._batch.step(native, first), first)
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """The environments' whole state as plain data, or None where it cannot be had exactly.
+
+        It can for Gymnasium's classic control, toy text and MuJoCo environments, and for those with `get_state()` and
+        `set_state(state)` of plain data; wrappers must be Gymnasium's, or have the two methods too.
+        """
+        if self._last is None:
+            return None
+        batch = self._batch.save()
+        if batch is None:
+            return None
+        head = {"id": self.spec.id, "num_envs": self.num_envs, "seed": self._seed, "steps": self._steps}
+        return {**head, "last": self._last.copy(), "batch": batch}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot of an equal environment, exactly.
+
+        Raises:
+            ValueError: it is none, or of another environment.
+        """
+        wanted = {"id": self.spec.id, "num_envs": self.num_envs}
+        got = {name: snapshot.get(name) for name in wanted}
+        if got != wanted:
+            raise ValueError(f"{self.spec.id}: the snapshot is of {got}, wanted {wanted}")
+        last = np.array(snapshot["last"], bool)
+        if last.shape != (self.num_envs,) or len(snapshot["batch"]) != len(self._batch.seeds(0)):
+            raise ValueError(f"{self.spec.id}: the snapshot is of environments that were vectorised in another way")
+        self._last = None
+        self._batch.load(snapshot["batch"])
+        self._seed, self._steps, self._last = int(snapshot["seed"]), int(snapshot["steps"]), last
+
+    def close(self) -> None:
+        """Close the environments and end their processes, within two seconds; a second call does nothing."""
+        self._last = None
+        self._batch.close()
+
+    def _where(self, env: int) -> str:
+        seeds = self._batch.seeds(self._seed)
+        seed = f"seed {seeds[env]}" if len(seeds) > 1 else f"seed {seeds[0]} of all"
+        return f"{self.spec.id}: env {env}, step {self._steps} ({seed})"
+
+    def _time_step(self, raw: RawStep, first: npt.NDArray[np.bool_]) -> TimeStep:
+        if self._single_leaf:
+            obs: PyTree = self._check_obs[0](raw.obs[0], self._where)
+        else:
+            arrays = iter([check(array, self._where) for check, array in zip(self._check_obs, raw.obs, strict=True)])
+            obs = map_space(lambda _: next(arrays), self.spec.obs)
+        reward = check_reward(raw.reward, self._nonfinite, self._where)
+        self._last = raw.terminated | raw.truncated
+        return TimeStep(obs, reward, raw.terminated, raw.truncated, first, raw.mask)
