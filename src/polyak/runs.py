@@ -4,7 +4,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ class RunConfig:
     report_every: int | None
     checkpoint_every: int
     agent: Any
-    action_scaling: str = "clip"
+    action_scaling: Literal["clip", "rescale"] = "clip"
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data; a user's own network is described, and must be given again when the run is loaded."""
@@ -114,7 +114,7 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
 def restored_policy(run: Run, config: RunConfig) -> Policy:
     """The greedy policy of the run's newest valid checkpoint."""
     like = jax.eval_shape(config.agent.init, jax.random.key(0))
-    restored = restore(run.checkpoints, like, prefix="agent")
+    restored = restore(run.checkpoints, like, prefix=".agent")
     policy: Policy = config.agent.policy(restored.tree)
     return policy
 

@@ -20,7 +20,7 @@ from polyak.ops.guard import Guard, all_finite
 from polyak.ops.normalize import RunningStats
 from polyak.ops.returns import gae
 from polyak.ops.schedules import Linear, Schedule, value_at
-from polyak.parts.minibatches import accumulate_gradient, map_rows, shuffled_minibatches
+from polyak.parts.minibatches import accumulate_gradient, check_divides, map_rows, shuffled_minibatches
 from polyak.parts.networks import network_for
 from polyak.parts.normalizer import ObsNormalizer
 from polyak.parts.optimizer import Adam, global_norm
@@ -165,6 +165,14 @@ class PPO:
             updates=jnp.zeros((), jnp.uint32),
             guard=Guard.fresh(),
         )
+
+    def check(self, num_envs: int) -> None:
+        """Refuse a number of environments (on each device) that rollouts cannot be split into minibatches with.
+
+        Raises:
+            ValueError: `num_minibatches` does not divide `num_steps * num_envs`.
+        """
+        check_divides(self.num_steps, num_envs, self.num_minibatches)
 
     def policy(self, state: PPOState) -> Greedy:
         """The most probable action."""

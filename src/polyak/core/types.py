@@ -176,6 +176,10 @@ class Agent(Protocol):
         """A fresh state."""
         ...
 
+    def check(self, num_envs: int) -> None:
+        """Refuse, before anything runs, a number of environments (on each device) that the settings cannot work with."""
+        ...
+
     def policy(self, state: Any) -> Policy:
         """The policy that is evaluated and exported: greedy."""
         ...

@@ -43,6 +43,19 @@ def shuffled_minibatches(
     return rows.reshape(groups, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
 
 
+def check_divides(num_steps: int, num_envs: int, num_minibatches: int) -> None:
+    """Refuse rollouts that do not fall into so many minibatches of one size.
+
+    Raises:
+        ValueError: with all the numbers.
+    """
+    rows = num_steps * num_envs
+    if rows % num_minibatches:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} must divide num_steps * num_envs = {num_steps} * {num_envs} = {rows} rows"
+        )
+
+
 def accumulate_gradient(
     loss: Callable[[Float[Array, " n"], Int32[Array, " m"]], tuple[Float[Array, ""], Metrics]],
     params: Float[Array, " n"],
@@ -86,13 +99,8 @@ def _groups(num_steps: int, num_envs: int, num_minibatches: int, devices: int) -
         fits = groups % devices == 0 and total % groups == 0
         if fits and (num_steps * total // groups) % num_minibatches == 0:
             return groups // devices
-    if (num_steps * num_envs) % num_minibatches == 0:
-        return 1
-    where = "" if devices == 1 else f" on each of {devices} devices"
-    raise ValueError(
-        f"num_minibatches={num_minibatches} does not divide num_steps * num_envs = {num_steps} * {num_envs} = "
-        f"{num_steps * num_envs} rows{where}"
-    )
+    check_divides(num_steps, num_envs, num_minibatches)
+    return 1
 
 
 def _parts(rows: int) -> int:

@@ -20,6 +20,7 @@ from polyak.train.loop import (
     Reporter,
     Target,
     TrainResult,
+    check_match,
     env_reset_key,
     initial,
     iteration_keys,
@@ -69,6 +70,7 @@ def compiled(
     """
     target = Target(env_steps, report_every)
     mesh = mesh_over(devices, env.num_envs)
+    check_match(agent, env, devices)
     state = start(agent, env, key) if resume_from is None else resume_from
     state = _place(state, mesh, env.num_envs)
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None)
@@ -122,6 +124,7 @@ def compiled_seeds(
         TrainingDiverged: see `Agent.diagnose`.
     """
     target = Target(env_steps, report_every)
+    check_match(agent, env, 1)
     count = len(keys)
     if callbacks and len(callbacks) != count:
         raise ValueError(f"train: callbacks for {len(callbacks)} seeds, but {count} keys")

@@ -19,6 +19,7 @@ from polyak.train.loop import (
     Reporter,
     Target,
     TrainResult,
+    check_match,
     initial,
     iteration_keys,
     learn,
@@ -64,8 +65,9 @@ def host(
     """
     target = Target(env_steps, report_every)
     mesh = mesh_over(devices, env.num_envs)
-    hosted = env if isinstance(env, HostEnv) else HostedEnv(env, run_env_key(key))
-    state = _start(agent, hosted, key) if resume_from is None else resume_from
+    check_match(agent, env, devices)
+    hosted = as_host_env(env, key)
+    state = start(agent, hosted, key) if resume_from is None else resume_from
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted)
     with reporter.compiling():
         steps = _compile(agent, mesh, state)
@@ -99,8 +101,13 @@ class _Steps:
     learn: Any
 
 
-def _start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
-    """Reset the environment; a JAX one by its own key (seed 0), others by a seed drawn from the run's."""
+def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
+    """The environment itself, or a JAX one stepped from the host with the run's key."""
+    return env if isinstance(env, HostEnv) else HostedEnv(env, run_env_key(key))
+
+
+def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
+    """The loop's state before the first iteration. The environment is reset: a JAX one by its key, others by a seed from it."""
     seed = 0 if isinstance(env, HostedEnv) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
     return initial(agent, env.num_envs, key, (), jax.tree.map(jnp.asarray, env.reset(seed)))
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_integer
 from polyak.core.struct import struct
-from polyak.core.types import Agent, Callback, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
+from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Episodes, Finished, Window, measure
 
 # The mesh axis over which environments are split.
@@ -157,6 +157,19 @@ def mesh_over(devices: int, num_envs: int) -> Mesh | None:
     if devices == 1:
         return None
     return jax.make_mesh((devices,), (ENVS,), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+
+
+def check_match(agent: Agent, env: Env | HostEnv, devices: int) -> None:
+    """Refuse an environment that the agent was not built for, before anything runs.
+
+    Raises:
+        ValueError: the spaces differ, or the agent cannot work with so many environments.
+    """
+    for what in ("obs", "action", "action_scaling", "has_action_mask"):
+        wanted, got = getattr(agent.spec, what), getattr(env.spec, what)
+        if wanted != got:
+            raise ValueError(f"train: {what} of the agent's spec is {wanted}, of the environment {env.spec.id!r} {got}")
+    agent.check(env.num_envs // devices)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,70 @@
+"""The command line: polyak train | resume | evaluate | list."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+USAGE = """usage: polyak COMMAND ...
+
+Reinforcement learning in JAX.
+
+commands:
+  train ALGO ENV [flags]   train an agent and keep everything in a run directory
+  resume RUN [flags]       go on where a run was stopped
+  evaluate RUN [flags]     the greedy return of a run's policy
+  list                     algorithms, presets and environments
+
+`polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
+The name of an environment says where it lives: CartPole-v1, HalfCheetah-v5 are Gymnasium's and step on the host;
+jax/CartPole-v1 is polyak's own and gymnax/... are gymnax's: they run compiled, with the agent, as one program.
+
+exit codes: 0 done, 1 something went wrong while running, 2 wrong use, 130 Ctrl-C, 143 SIGTERM
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if arguments else 2
+    name, rest = arguments[0], arguments[1:]
+    if name == "--version":
+        import polyak
+
+        print(f"polyak {polyak.__version__}")
+        return 0
+    command = _command(name)
+    if command is None:
+        import difflib
+
+        near = difflib.get_close_matches(name, ("train", "resume", "evaluate", "list"), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"error: unknown command {name!r}{hint}\n\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    return command(rest)
+
+
+def _command(name: str) -> Callable[[list[str]], int] | None:
+    """The command's function. JAX is imported with it, not before: help answers at once."""
+    match name:
+        case "train":
+            from polyak.commands.train import train
+
+            return train
+        case "resume":
+            from polyak.commands.resume import resume
+
+            return resume
+        case "evaluate":
+            from polyak.commands.evaluate import evaluate
+
+            return evaluate
+        case "list":
+            from polyak.commands.listing import listing
+
+            return listing
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""From a command line to values: tyro, with the flags of an agent taken from its fields."""
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from polyak.core.types import Scalar
+from polyak.ops.schedules import Linear, Schedule
+from polyak.parts.networks import Activation
+
+T = TypeVar("T")
+
+
+class UsageError(Exception):
+    """The command line is wrong: what was got, what was wanted."""
+
+
+def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: str) -> T:
+    """An instance of `kind` from the arguments. Wrong ones leave with exit code 2, after one message with the nearest flag.
+
+    Raises:
+        UsageError: a flag is given twice.
+    """
+    flags = [argument.split("=")[0] for argument in arguments if argument.startswith("--")]
+    twice = sorted({flag for flag in flags if flags.count(flag) > 1})
+    if twice:
+        raise UsageError(f"{', '.join(twice)} is given more than once")
+    return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkFlags:
+    """The built-in network; what is not given is the preset's."""
+
+    hidden: tuple[int, ...] | None = None
+    """Widths of the dense layers."""
+    activation: Activation | None = None
+    """Between the layers."""
+    shared_torso: bool | None = None
+    """Actor and critic share all but the last layer."""
+    log_std: float | None = None
+    """Initial logarithm of the standard deviation of Box actions."""
+
+    def given(self) -> dict[str, Any]:
+        """Those that were given."""
+        return {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearText:
+    """`linear:START` or `linear:START:END`, before it is known how long the training is."""
+
+    start: Scalar
+    end: Scalar = 0.0
+
+
+def agent_flags(agent_class: type, defaults: Mapping[str, Any]) -> type:
+    """A dataclass with one flag for each field of the agent that is a number or a switch, with these defaults."""
+    hints = typing.get_type_hints(agent_class)
+    described = _attribute_texts(agent_class.__doc__ or "")
+    fields = []
+    for field in dataclasses.fields(agent_class):
+        if field.name in ("spec", "network"):
+            continue
+        kind = _flag_type(hints[field.name])
+        default = _as_text(defaults.get(field.name, field.default))
+        help_text = described.get(field.name, "")
+        fields.append((field.name, typing.Annotated[kind, tyro.conf.arg(help=help_text)], dataclasses.field(default=default)))
+    return dataclasses.make_dataclass(f"{agent_class.__name__}Flags", fields, frozen=True)
+
+
+def with_horizon(value: Any, env_steps: int) -> Any:
+    """A flag's value for the agent: a schedule gets the length of the training."""
+    return Linear(value.start, value.end, env_steps) if isinstance(value, LinearText) else value
+
+
+def _as_text(value: Any) -> Any:
+    return LinearText(value.start, value.end) if isinstance(value, Linear) else value
+
+
+def _flag_type(hint: Any) -> Any:
+    if hint == Schedule:
+        return typing.Annotated[typing.Any, SCHEDULE]
+    if hint == Scalar:
+        return float
+    if hint == Scalar | None:
+        return float | None
+    return hint
+
+
+def _schedule(words: list[str]) -> Any:
+    """A number, or `linear:START[:END]`."""
+    name, *numbers = words[0].split(":")
+    if not numbers:
+        return float(name)
+    if name != "linear" or len(numbers) > 2:
+        raise ValueError(f"a schedule is a number or linear:START[:END], got {words[0]!r}")
+    return LinearText(*(float(number) for number in numbers))
+
+
+def _schedule_words(value: Any) -> list[str]:
+    if not isinstance(value, LinearText):
+        return [str(value)]
+    return [f"linear:{value.start:g}" + (f":{value.end:g}" if value.end else "")]
+
+
+SCHEDULE: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="FLOAT|linear:START[:END]",
+    instance_from_str=_schedule,
+    is_instance=lambda value: isinstance(value, float | int | LinearText),
+    str_from_instance=_schedule_words,
+)
+
+
+def _attribute_texts(docstring: str) -> dict[str, str]:
+    """The one-line descriptions under `Attributes:` of a docstring."""
+    lines = iter(docstring.splitlines())
+    texts: dict[str, str] = {}
+    for line in lines:
+        if line.strip() == "Attributes:":
+            break
+    for line in lines:
+        name, colon, text = line.strip().partition(": ")
+        if not line.strip() or line.startswith("    Raises"):
+            break
+        if colon and name.isidentifier():
+            texts[name] = text
+        elif texts:
+            last = next(reversed(texts))
+            texts[last] += " " + line.strip()
+    return texts
+
+
+def fail(message: object, code: int = 2) -> int:
+    """Print the error, and the exit code to leave with."""
+    print(f"error: {message}", file=sys.stderr)
+    return code

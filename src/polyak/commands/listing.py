@@ -1,0 +1,22 @@
+"""polyak list: algorithms, presets and environments."""
+
+from polyak import envs
+from polyak.agents import AGENTS
+from polyak.presets import PRESETS
+
+
+def listing(arguments: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    if arguments and arguments[0] not in ("-h", "--help"):
+        print(f"usage: polyak list (it takes no arguments, got {arguments[0]!r})")
+        return 2
+    print("algorithms")
+    for name, agent in AGENTS.items():
+        print(f"  {name:6} {(agent.__doc__ or '').strip().splitlines()[0]}")
+    print("\npresets (algorithm, environment, env_steps, source)")
+    for (algorithm, env_id), found in PRESETS.items():
+        print(f"  {algorithm:6} {env_id:28} {found.env_steps:>10,}  {found.source}")
+    print("\nenvironments")
+    for home, names in envs.names().items():
+        print(f"  {home}: {', '.join(names) if names else 'not installed'}")
+    return 0

@@ -1,0 +1,129 @@
+"""polyak train ALGO ENV: make a run directory and train in it."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from polyak import envs
+from polyak.agents import AGENTS
+from polyak.commands.flags import NetworkFlags, UsageError, agent_flags, fail, parse, with_horizon
+from polyak.commands.training import train_in, train_seeds, use_devices
+from polyak.core.checks import check_integer
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import unknown_name
+from polyak.core.types import HostEnv
+from polyak.io.run import RunError, create
+from polyak.parts.networks import network_for
+from polyak.presets import Preset, preset
+from polyak.runs import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainFlags:
+    """How long, where and how to train."""
+
+    env_steps: int
+    """Valid transitions in all."""
+    num_envs: int
+    """Copies of the environment."""
+    seed: int = 0
+    """Decides everything random."""
+    seeds: int = 1
+    """Train with so many seeds, from --seed on: at once in the compiled loop, else one after another."""
+    run_dir: Path | None = None
+    """The run directory; must not hold a run yet. [default: runs/ALGO-ENV-SEED-TIME]"""
+    loop: Literal["auto", "compiled", "host"] = "auto"
+    """compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python."""
+    devices: int | None = None
+    """Devices (on a CPU: cores) that share the environments. [default: two cores in the compiled loop where it pays]"""
+    eval_episodes: int = 100
+    """Episodes of the greedy policy after training."""
+    report_every: int | None = None
+    """env_steps between reports. [default: a hundredth of all]"""
+    checkpoint_every: int | None = None
+    """env_steps between checkpoints. [default: a tenth of all]"""
+    action_scaling: Literal["clip", "rescale"] = "clip"
+    """Box actions are clipped to the bounds, or rescaled to them from [-1, 1]."""
+
+
+def train(arguments: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    if not arguments or arguments[0].startswith("-"):
+        print(f"usage: polyak train ALGO ENV [flags]\n\nALGO: {', '.join(AGENTS)}; ENV: see `polyak list`.")
+        print("`polyak train ppo CartPole-v1 --help` shows every flag.")
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    algorithm = arguments[0]
+    if algorithm not in AGENTS:
+        return fail(unknown_name(algorithm, tuple(AGENTS), "algorithm"))
+    if len(arguments) < 2 or arguments[1].startswith("-"):
+        if {"-h", "--help"} & set(arguments):
+            return train([algorithm, "CartPole-v1", *arguments[1:]])
+        return fail("an environment is missing, e.g.: polyak train ppo CartPole-v1")
+    try:
+        return _train(algorithm, arguments[1], arguments[2:])
+    except (UsageError, ValueError, TypeError, ImportError, RunError) as error:
+        return fail(error)
+
+
+def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
+    found = preset(algorithm, env_id)
+    settings = agent_flags(AGENTS[algorithm], found.settings(found.env_steps))
+    kind = dataclasses.make_dataclass(
+        "Flags",
+        [
+            ("train", TrainFlags, dataclasses.field(default=TrainFlags(found.env_steps, found.num_envs))),
+            ("agent", settings, dataclasses.field(default_factory=settings)),
+            ("network", NetworkFlags, dataclasses.field(default=NetworkFlags())),
+        ],
+    )
+    description = f"Train {algorithm} in {env_id}. Settings by default: {found.source}."
+    flags: Any = parse(kind, arguments, prog=f"polyak train {algorithm} {env_id}", description=description)
+    options: TrainFlags = flags.train
+    for name in ("env_steps", "num_envs", "seeds", "eval_episodes"):
+        check_integer("polyak train", f"--{name.replace('_', '-')}", getattr(options, name))
+    check_integer("polyak train", "--seed", options.seed, at_least=0)
+    is_jax = env_id.startswith(("jax/", "gymnax/"))
+    loop = ("compiled" if is_jax else "host") if options.loop == "auto" else options.loop
+    if loop == "compiled" and not is_jax:
+        raise UsageError(f"--loop compiled needs an environment in JAX (jax/..., gymnax/...); {env_id} steps on the host")
+    devices = use_devices(options.devices, loop, options.num_envs)
+    env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling)
+    try:
+        agent = _agent(AGENTS[algorithm], env.spec, found, flags)
+        agent.check(options.num_envs // devices)
+        config = RunConfig(
+            algorithm=algorithm,
+            env=env_id,
+            num_envs=options.num_envs,
+            seed=options.seed,
+            env_steps=options.env_steps,
+            loop=loop,
+            devices=devices,
+            report_every=options.report_every,
+            checkpoint_every=options.checkpoint_every or max(1, options.env_steps // 10),
+            agent=agent,
+            action_scaling=options.action_scaling,
+        )
+        directory = options.run_dir or _run_directory(algorithm, env_id, options.seed)
+        if options.seeds > 1:
+            return train_seeds(directory, config, env, options.seeds, options.eval_episodes)
+        with create(directory, config.to_json()) as run:
+            return train_in(run, config, env, options.eval_episodes)
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
+def _agent(agent_class: type, spec: EnvSpec, found: Preset, flags: Any) -> Any:
+    """The agent of the preset, with what the flags change."""
+    env_steps = flags.train.env_steps
+    settings = dict(found.settings(env_steps))
+    given = {field.name: with_horizon(getattr(flags.agent, field.name), env_steps) for field in dataclasses.fields(flags.agent)}
+    network = settings.pop("network", None) or network_for(spec)
+    return agent_class(spec=spec, **given, network=dataclasses.replace(network, **flags.network.given()))
+
+
+def _run_directory(algorithm: str, env_id: str, seed: int) -> Path:
+    now = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{algorithm}-{env_id.replace('/', '-')}-{seed}-{now}"

@@ -1,0 +1,247 @@
+"""One training in a run directory: what `train` and `resume` share."""
+
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from polyak import envs, train
+from polyak.commands.flags import fail
+from polyak.commands.interrupts import NAMES, Interrupts, catching
+from polyak.commands.showing import showing
+from polyak.core.checks import check_integer
+from polyak.core.types import Callback, Env, HostEnv, Progress
+from polyak.io.checkpoint import restore, steps
+from polyak.io.loggers import checkpointer, jsonl_logger, save_progress, tensorboard_logger
+from polyak.io.run import Run, create
+from polyak.runs import RunConfig, run_key
+from polyak.train.compiled import start as start_compiled
+from polyak.train.evaluate import Evaluation
+from polyak.train.host import start as start_on_host
+from polyak.train.loop import LoopState
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a resumed training goes on: the loop's state and the env_steps it had done."""
+
+    state: Any
+    env_steps: int
+
+
+def train_in(run: Run, config: RunConfig, env: Env | HostEnv, eval_episodes: int, start: Start | None = None) -> int:
+    """Train as the configuration says, evaluate, and leave everything in the run directory; returns the exit code."""
+    console = Console()
+    began = time.monotonic()
+    title = f"{config.algorithm} {config.env}"
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(catching())
+        shown = stack.enter_context(showing(console, title, config.env_steps))
+        callbacks = [shown, *writers(run, config, start)]
+        try:
+            result = _loop(config)(
+                config.agent,
+                env,
+                env_steps=config.env_steps,
+                key=run_key(config.seed),
+                callbacks=callbacks,
+                report_every=config.report_every,
+                devices=config.devices,
+                resume_from=start.state if start else None,
+                env_steps_done=start.env_steps if start else 0,
+                should_stop=interrupts.stop_requested,
+            )
+        except train.TrainingDiverged as error:
+            _summarise(run, config, time.monotonic() - began, None, None, stopped=str(error))
+            return fail(error, 1)
+        except Exception:
+            traceback.print_exc()
+            _summarise(run, config, time.monotonic() - began, None, None, stopped="error")
+            return fail(f"training ended; resume it from its last checkpoint with: polyak resume {run.directory}", 1)
+        _save_last(run, result)
+    return _finish(run, config, result, interrupts, time.monotonic() - began, eval_episodes, console)
+
+
+def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: int, eval_episodes: int) -> int:
+    """Train with several seeds, each in a run directory of its own under `directory`; returns the first bad exit code, or 0."""
+    configs = [replace(config, seed=config.seed + i) for i in range(seeds)]
+    directories = [directory / f"seed-{each.seed}" for each in configs]
+    if config.loop == "compiled" and not isinstance(env, HostEnv):
+        with ExitStack() as stack:
+            runs = [stack.enter_context(create(d, c.to_json())) for d, c in zip(directories, configs, strict=True)]
+            return _train_at_once(runs, configs, env, eval_episodes)
+    for each_directory, each in zip(directories, configs, strict=True):
+        with create(each_directory, each.to_json()) as run:
+            code = train_in(run, each, env, eval_episodes)
+        if code:
+            return code
+    return 0
+
+
+def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, eval_episodes: int) -> int:
+    console = Console()
+    began = time.monotonic()
+    first = configs[0]
+    keys = jax.vmap(jax.random.key)(np.array([config.seed for config in configs], np.uint32))
+    with catching() as interrupts, showing(console, f"{first.algorithm} {first.env} x {len(runs)}", first.env_steps) as shown:
+        callbacks = [
+            [*([shown] if i == 0 else []), *writers(run, config, None)]
+            for i, (run, config) in enumerate(zip(runs, configs, strict=True))
+        ]
+        results = train.compiled_seeds(
+            first.agent,
+            env,
+            env_steps=first.env_steps,
+            keys=keys,
+            callbacks=callbacks,
+            report_every=first.report_every,
+            should_stop=interrupts.stop_requested,
+        )
+        for run, result in zip(runs, results, strict=True):
+            _save_last(run, result)
+    code = 0
+    for run, config, result in zip(runs, configs, results, strict=True):
+        code = code or _finish(run, config, result, interrupts, time.monotonic() - began, eval_episodes, console)
+    return code
+
+
+def use_devices(wanted: int | None, loop: str, num_envs: int) -> int:
+    """How many devices to use; on a CPU it makes that many of its cores, which must happen before JAX starts.
+
+    By itself it takes two in the compiled loop with at least 64 environments: from there on the second core pays.
+    """
+    if wanted is not None:
+        check_integer("polyak train", "--devices", wanted)
+    cores = os.cpu_count() or 1
+    pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
+    devices = wanted or (2 if pays else 1)
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
+    return min(devices, jax.local_device_count()) if wanted is None else devices
+
+
+def writers(run: Run, config: RunConfig, start: Start | None) -> Sequence[Callback]:
+    """The callbacks that write into the run directory."""
+    return (
+        jsonl_logger(run),
+        tensorboard_logger(run, resumed_at=start.env_steps if start else None),
+        checkpointer(run, config.checkpoint_every),
+    )
+
+
+def evaluation_of(config: RunConfig, agent_state: Any, episodes: int, seed: int | None = None) -> Evaluation:
+    """The greedy policy's episodes in environments of their own; the seed decides their starts."""
+    env = envs.make(config.env, num_envs=min(config.num_envs, episodes), action_scaling=config.action_scaling)
+    key = jax.random.fold_in(run_key(config.seed if seed is None else seed), 0x65766C)
+    try:
+        return train.evaluate(config.agent.policy(agent_state), env, episodes=episodes, key=key)
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
+def restored_start(run: Run, config: RunConfig, env: Env | HostEnv) -> Start:
+    """The newest valid checkpoint, with the environment put back to where it was if that can be done.
+
+    Raises:
+        CheckpointError: there is no valid one, or it is of another agent or environment.
+    """
+    like = loop_start(config, env)
+    restored = restore(run.checkpoints, like)
+    if isinstance(env, HostEnv):
+        if restored.meta["env"] is None:
+            warnings.warn(f"{restored.meta['resume']}; it starts new episodes", stacklevel=2)
+        else:
+            env.restore(restored.meta["env"])
+    return Start(restored.tree, restored.meta["progress"]["env_steps"])
+
+
+def has_checkpoint(run: Run) -> bool:
+    """Whether there is anything to go on from."""
+    return bool(steps(run.checkpoints))
+
+
+def loop_start(config: RunConfig, env: Env | HostEnv) -> LoopState:
+    """The loop's state before the first iteration; the shape of what a checkpoint holds."""
+    if isinstance(env, HostEnv):
+        return start_on_host(config.agent, env, run_key(config.seed))
+    return start_compiled(config.agent, env, run_key(config.seed))
+
+
+def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation) -> str:
+    """What was reached, in one line."""
+    return (
+        f"{config.algorithm} {config.env}: {progress.env_steps:,} env_steps in {progress.seconds:.1f} s "
+        f"({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s); greedy return "
+        f"{evaluation.mean_return:.1f} ± {evaluation.std_return:.1f} over {len(evaluation.returns)} episodes"
+    )
+
+
+def _loop(config: RunConfig) -> Callable[..., train.TrainResult]:
+    return train.host if config.loop == "host" else train.compiled
+
+
+def _save_last(run: Run, result: train.TrainResult) -> None:
+    """The state at the end, unless the checkpointer has just saved it."""
+    if result.progress.env_steps not in steps(run.checkpoints):
+        save_progress(run, result.progress, result.loop_state)
+
+
+def _finish(
+    run: Run,
+    config: RunConfig,
+    result: train.TrainResult,
+    interrupts: Interrupts,
+    seconds: float,
+    eval_episodes: int,
+    console: Console,
+) -> int:
+    """Evaluate what was trained, or say how to go on where it was stopped; returns the exit code."""
+    if result.stopped is not None:
+        name = result.stopped if interrupts.received is None else NAMES[interrupts.received]
+        _summarise(run, config, seconds, result.progress, None, stopped=name)
+        steps_done = f"{result.progress.env_steps:,} env_steps"
+        print(f"stopped by {name} at {steps_done}; go on with: polyak resume {run.directory}")
+        return interrupts.exit_code
+    evaluation = evaluation_of(config, result.state, eval_episodes)
+    _summarise(run, config, seconds, result.progress, evaluation, stopped=None)
+    console.print(summary_line(config, result.progress, evaluation), highlight=False, soft_wrap=True)
+    console.print(f"run: {run.directory}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _summarise(
+    run: Run,
+    config: RunConfig,
+    seconds: float,
+    progress: Progress | None,
+    evaluation: Evaluation | None,
+    *,
+    stopped: str | None,
+) -> None:
+    run.write_summary(
+        {
+            "algorithm": config.algorithm,
+            "env": config.env,
+            "seed": config.seed,
+            "env_steps": progress.env_steps if progress else None,
+            "wall_seconds": seconds,
+            "train_seconds": progress.seconds if progress else None,
+            "compile_seconds": progress.compile_seconds if progress else None,
+            "fps": progress.fps if progress else None,
+            "eval_mean_return": evaluation.mean_return if evaluation else None,
+            "eval_std_return": evaluation.std_return if evaluation else None,
+            "eval_mean_length": evaluation.mean_length if evaluation else None,
+            "eval_episodes": len(evaluation.returns) if evaluation else 0,
+            "stopped": stopped,
+        }
+    )
