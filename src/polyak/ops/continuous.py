@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.struct import static, struct
-from polyak.ops.events import add, check_same_kind, sum_event
+from polyak.ops.events import check_same_kind, sum_event
 
 
 @struct
@@ -71,8 +71,8 @@ class Normal:
 
 
 # Evenly spaced nodes for E[f(ε)], ε ~ N(0, 1). On analytic functions with this weight the trapezoid rule converges
-# exponentially, and better than Gauss-Hermite of as many nodes when f saturates: for E[log tanh'(loc + scale ε)] its error is
-# 6e-5 at scale 2 and 0.02 at 5, theirs 1e-3 and 0.06.
+# exponentially, and better than Gauss-Hermite when f saturates: for E[log tanh'(loc + scale ε)] its error is 6e-5 at scale 2
+# and 0.02 at 5, that of 24 Gauss-Hermite nodes 6e-4 and 0.05.
 _NODES = np.linspace(-5.0, 5.0, 21, dtype=np.float32)
 _NODE_WEIGHTS = (np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()).astype(np.float32)
 
@@ -81,7 +81,7 @@ _NODE_WEIGHTS = (np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()).asty
 class TanhNormal:
     """tanh(u) of independent normal variables u ~ N(loc, scale²); actions between -1 and 1.
 
-        log p(a) = log N(u; loc, scale²) - Σ log(1 - a²),    log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u))
+        log p(a) = log N(u; loc, scale²) - Σ log(1 - a²),    log(1 - tanh² u) = 2 (log 2 - |u| - log(1 + e^(-2|u|)))
 
     The second form does not cancel where tanh saturates. `log_prob` of an action on the boundary takes the nearest number
     inside, and is finite; `sample_and_log_prob` knows u and is exact there.
@@ -145,14 +145,15 @@ class TanhNormal:
         return Normal(self.loc, self.scale, self.event_ndims)
 
     def _expectation(self, f: Callable[[Array], Array]) -> Float[Array, "..."]:
-        return add(
-            float(weight) * f(self.loc + self.scale * float(node)) for node, weight in zip(_NODES, _NODE_WEIGHTS, strict=True)
-        )
+        along_first = (-1,) + (1,) * self.loc.ndim
+        values = f(self.loc[None] + self.scale[None] * _NODES.reshape(along_first))
+        return jnp.sum(_NODE_WEIGHTS.reshape(along_first) * values, axis=0)
 
 
 def _log_tanh_slope(u: Array) -> Array:
     """The logarithm of tanh'(u), log(1 - tanh² u), without cancellation."""
-    return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
+    distance = jnp.abs(u)
+    return 2.0 * (math.log(2.0) - distance - jnp.log1p(jnp.exp(-2.0 * distance)))
 
 
 def _check_scale(owner: str, loc: Array, scale: Array) -> None:
