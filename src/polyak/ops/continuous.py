@@ -134,7 +134,7 @@ class TanhNormal:
     def stddev(self) -> Float[Array, "..."]:
         """√(E[tanh² u] - E[tanh u]²), by quadrature."""
         mean = self.mean()
-        return jnp.sqrt(self._expectation(lambda u: jnp.square(jnp.tanh(u) - mean)))
+        return jnp.sqrt(self._expectation(lambda u: jnp.square(jnp.tanh(u) - mean[None])))
 
     def kl_divergence(self, other: "TanhNormal") -> Float[Array, "*B"]:
         """That of the normals: a bijection changes nothing."""
@@ -145,6 +145,7 @@ class TanhNormal:
         return Normal(self.loc, self.scale, self.event_ndims)
 
     def _expectation(self, f: Callable[[Array], Array]) -> Float[Array, "..."]:
+        """E[f(u)], elementwise; f sees all nodes along a new first axis."""
         along_first = (-1,) + (1,) * self.loc.ndim
         values = f(self.loc[None] + self.scale[None] * _NODES.reshape(along_first))
         return jnp.sum(_NODE_WEIGHTS.reshape(along_first) * values, axis=0)
