@@ -1,4 +1,5 @@
-"""Saves in a child that is killed at random moments, again and again; prints how far the saves came.
+"""Saves in a child that is killed at random moments, again and again; prints how far the saves came and
+how many were torn.
 
 A process of its own, so that it can fork; the tree is NumPy's, so that JAX does nothing in it.
 """
@@ -29,35 +30,42 @@ def save_until_killed(directory, step, acknowledge):
         os.write(acknowledge, step.to_bytes(8, "little"))
 
 
+def kill_after_some_saves(child, reader):
+    """Kill the child somewhere in its next saves; returns the last step that it had acknowledged."""
+    os.read(reader, 8)
+    start = time.monotonic()
+    last = os.read(reader, 8)
+    time.sleep(random.uniform(0, 2) * (time.monotonic() - start))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return int.from_bytes((last + os.read(reader, 1 << 16))[-8:], "little")
+
+
 def main(directory, kills):
     machine_shape()
     random.seed(0)
-    step = acknowledged = 0
+    step = torn = 0
     for _ in range(kills):
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             save_until_killed(directory, step, writer)
-        time.sleep(random.uniform(0.002, 0.02))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         os.close(writer)
-        got = os.read(reader, 1 << 20)
+        acknowledged = kill_after_some_saves(child, reader)
         os.close(reader)
-        acknowledged = int.from_bytes(got[-8:], "little") if got else acknowledged
-        if acknowledged:
-            restored = restore(directory, tree(0))
-            step = restored.step
-            assert step >= acknowledged, (step, acknowledged)
-            assert restored.meta == {"step": step}
-            assert np.array_equal(restored.tree["a"], tree(step)["a"])
-            assert np.array_equal(restored.tree["b"][0], tree(step)["b"][0])
-            assert restored.tree["b"][1] == step
-            assert len(steps(directory)) >= min(2, step), (steps(directory), step)
+        torn += any(name.startswith((".tmp-", ".replaced-")) for name in os.listdir(directory))
+        restored = restore(directory, tree(0))
+        step = restored.step
+        assert step >= acknowledged, (step, acknowledged)
+        assert restored.meta == {"step": step}
+        assert np.array_equal(restored.tree["a"], tree(step)["a"])
+        assert np.array_equal(restored.tree["b"][0], tree(step)["b"][0])
+        assert restored.tree["b"][1] == step
+        assert len(steps(directory)) >= min(2, step), (steps(directory), step)
     save(directory, tree(step + 1), step=step + 1, meta={}, keep=2)
     left = [name for name in os.listdir(directory) if name.startswith(".") and name != ".lock"]
     assert not left, left
-    print(step)
+    print(step, torn)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,10 @@ def test_a_subtree_is_restored_without_the_rest(tmp_path):
     save(tmp_path, {"agent": state(3), "agents": 3, "rest": tree}, step=1, meta={})
     assert bits(restore(tmp_path, state(0), prefix="['agent']").tree) == bits(state(3))
     assert restore(tmp_path, 0, prefix="['agent'].count").tree == state(3).count
+    save(tmp_path, state(3), step=2, meta={})
+    for prefix in (".count", "count"):
+        assert restore(tmp_path, 0, prefix=prefix).tree == state(3).count
+    shutil.rmtree(tmp_path / layout.directory_name(2))
     with pytest.raises(CheckpointError, match=r"nothing stands under '\.agent'; the top level has \['agent'\], \['agents'\]"):
         restore(tmp_path, state(0), prefix=".agent")
     with pytest.raises(CheckpointError, match=r"\['agent'\]\.rate: Python float in the checkpoint, not wanted"):
@@ -181,7 +185,9 @@ def test_C1_killed_at_any_moment_a_restore_finds_the_last_acknowledged_save_or_a
     command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "c"), "50"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 50, "hardly a save came through; the kills come too early to show anything"
+    step, torn = map(int, done.stdout.split())
+    assert step >= 100
+    assert torn >= 10, "the kills hit no saves, so this shows nothing"
 
 
 @pytest.mark.parametrize("size", [0, 100, 350, 1500])
@@ -235,7 +241,7 @@ def flipped(path, seed):
 def test_C3_a_flipped_bit_anywhere_is_an_error_that_names_the_file(tiny):
     path = tiny / layout.directory_name(2)
     contents = {name: (path / name).read_bytes() for name in FILES}
-    for seed in range(450):
+    for seed in range(300):
         changed = flipped(path, seed)
         with pytest.raises(CheckpointError, match=f"{MANIFEST}|{ARRAYS}"):
             restore(tiny, {"a": np.zeros(2, np.float32)}, step=2)

@@ -132,11 +132,14 @@ def restore(directory: str | os.PathLike[str], like: Any, *, step: int | None = 
         directory: the one given to `save`.
         like: a tree of arrays or `ShapeDtypeStruct`s (`jax.eval_shape` makes them); its values are not used.
         step: exactly this one; if it is damaged, that is an error.
-        prefix: restore the subtree that stands under this path, e.g. `".agent"`; `like` is that subtree.
+        prefix: restore the subtree that stands under this path, e.g. `".agent"` or `"['a'].b"` (a bare name is an
+            attribute's); `like` is that subtree.
 
     Raises:
         CheckpointError: nothing valid is there; a newer format; or `like` differs, every difference in one message.
     """
+    if prefix and prefix[0] not in ".[":
+        prefix = f".{prefix}"
     wanted, structure = codec.flatten(like, prefix or "")
 
     def load(path: Path) -> Restored:

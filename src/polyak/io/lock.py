@@ -46,18 +46,30 @@ def acquire(path: Path) -> Lock:
     """
     for _ in range(3):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        held, owner = try_lock(descriptor), _read_owner(descriptor)
-        if (held is False and not _is_gone(owner)) or (held is None and not _is_stale(owner)):
+        try:
+            taken = _take(descriptor, path)
+        except BaseException:
             os.close(descriptor)
-            raise LockedError(_describe(owner))
-        if held is not False and _is_still_there(descriptor, path):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, dump_json(_this_process(), path.name, indent=None), 0)
+            raise
+        if taken:
             return Lock(descriptor)
-        if held is False:
-            path.unlink(missing_ok=True)
         os.close(descriptor)
     raise LockedError("by several processes that start at the same time")
+
+
+def _take(descriptor: int, path: Path) -> bool:
+    """Become the owner; False if the path led to another file meanwhile, or does so now."""
+    held, owner = try_lock(descriptor), _read_owner(descriptor)
+    if (held is False and not _is_gone(owner)) or (held is None and not _is_stale(owner)):
+        raise LockedError(_describe(owner))
+    if held is False:
+        path.unlink(missing_ok=True)
+        return False
+    if not _is_still_there(descriptor, path):
+        return False
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, dump_json(_this_process(), path.name, indent=None), 0)
+    return True
 
 
 def _this_process() -> dict[str, Any]:

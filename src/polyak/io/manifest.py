@@ -16,7 +16,7 @@ FORMAT = 1
 MAX_BYTES = 32 * 2**20
 """The largest manifest that is written or read; large data belongs into the tree."""
 
-MAX_LEAVES = 200_000
+MAX_LEAVES = 50_000
 
 _HEADER = "polyak checkpoint"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")

@@ -122,11 +122,9 @@ class Run:
         kept, damaged = [], []
         for number, line in enumerate(self._metrics_lines(), start=1):
             try:
-                step = _parse(line, f"line {number}").get("env_steps", 0)
+                kept += [line] if _env_steps(line, f"line {number}") <= env_steps else []
             except RunError as error:
                 damaged.append(str(error))
-            else:
-                kept += [line] if step <= env_steps else []
         if damaged:
             warnings.warn(f"{self.metrics}: damaged lines were dropped: {'; '.join(damaged[:10])}", stacklevel=2)
         if os.path.lexists(self.metrics):
@@ -293,6 +291,13 @@ def _parse(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunError(f"{what}: a JSON object was expected, got {json.dumps(value)[:40]}")
     return value
+
+
+def _env_steps(line: bytes, what: str) -> int:
+    steps = _parse(line, what).get("env_steps")
+    if not isinstance(steps, int):
+        raise RunError(f"{what}: env_steps is {json.dumps(steps)[:40]}; wanted an integer")
+    return steps
 
 
 def _read_object(path: Path) -> dict[str, Any]:

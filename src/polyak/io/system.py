@@ -37,7 +37,7 @@ def describe_system() -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": platform.machine(),
         "cpu_count": os.cpu_count(),
-        "devices": [device.device_kind for device in jax.devices()],
         **machine_shape(),
+        "device_kinds": sorted({device.device_kind for device in jax.devices()}),
         "command_line": sys.argv,
     }
