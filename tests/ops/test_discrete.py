@@ -1,5 +1,3 @@
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyak.ops.discrete import Bernoulli, Categorical, MultiCategorical, _inverse_cdf
-from polyak.ops.distributions import Deterministic
 
-SMALLEST, LARGEST = 0.0, 1 - 2.0**-23  # what jax.random.uniform can return in float32
+SMALLEST, LARGEST = 0.0, 1 - 2.0**-24  # of the float32 in [0, 1)
 
 
 def random_categorical(seed, shape, *, masked=True, scale=1.0):
@@ -280,9 +277,3 @@ def test_bernoulli_samples_are_int8_with_the_right_frequencies():
     assert ones[0] == 0 and ones[3] == 20_000
     for i in (1, 2):
         assert scipy.stats.binomtest(int(ones[i]), 20_000, float(d.mean()[0, i])).pvalue > 0.01
-
-
-def test_a_divergence_between_two_kinds_is_an_error():
-    plain = inspect.unwrap(Categorical.kl_divergence)
-    with pytest.raises(TypeError, match="kl_divergence: both must be Categorical, got Deterministic"):
-        plain(Categorical(jnp.zeros(3)), Deterministic(jnp.zeros(3)))

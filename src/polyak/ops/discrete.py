@@ -204,10 +204,10 @@ class Bernoulli:
 def _inverse_cdf(logits: Float[Array, "*B n"], uniform: Float[Array, "*B"]) -> Int32[Array, "*B"]:
     """The first i with Σ_{j<=i} P(j) > u: one random number per sample, where the Gumbel trick takes n.
 
-    On two CPU cores, 2,048 rows: 30 us for 2 actions against 64, 85 us for 18 against 670.
+    2,048 rows on two CPU cores: 46 us for 6 actions against 101, 160 us for 18 against 880; 64 rows: 13 us either way.
 
     An action of probability 0 is never drawn. The sums never fall and a forbidden action adds 0 to them, so its interval
-    is empty; and u <= 1 - 2⁻²³ keeps `u * total` below `total` in float32 as well. A row with a NaN draws evenly from
+    is empty; and for every float32 u below 1, `u * total` is below `total` after rounding too. A row with a NaN draws evenly from
     the allowed actions: its loss is refused elsewhere, but the environment must not see a forbidden action before.
     """
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
