@@ -181,6 +181,29 @@ def test_a_writer_that_comes_back_records_its_machine_too(run):
     run.close()
 
 
+def test_a_lost_record_of_the_machine_keeps_nobody_from_training_on(run):
+    run.close()
+    (run.directory / "system.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"system\.json: not valid JSON.*; a new record begins"):
+        open_run(run.directory, write=True).close()
+    open_run(run.directory, write=True).close()
+    assert len(json.loads((run.directory / "system.json").read_text())["resumed"]) == 2
+
+
+def test_opening_a_run_does_not_start_jax(run):
+    run.close()
+    code = (
+        "import sys, jax\n"
+        "from polyak.io.run import open_run\n"
+        "open_run(sys.argv[1], write=True).close()\n"
+        "jax.config.update('jax_num_cpu_devices', 3)\n"
+        "print(jax.device_count())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    done = subprocess.run([sys.executable, "-c", code, str(run.directory)], capture_output=True, text=True, env=environment)
+    assert done.stdout == "3\n", done.stderr
+
+
 # Reading
 
 

@@ -83,7 +83,8 @@ def read_everything(directory):
         lambda: restore(directory / "checkpoints", LIKE),
         lambda: restore(directory / "checkpoints", LIKE, step=1),
     ):
-        with contextlib.suppress(*promised):
+        with contextlib.suppress(*promised), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             read()
 
 

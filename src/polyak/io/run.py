@@ -189,7 +189,8 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
 
     Args:
         directory: where.
-        write: become its writer, to go on training; `system.json` records this machine and command line too.
+        write: become its writer, to go on training; `system.json` records this machine and command line too (not the
+            devices: JAX is not started).
 
     Raises:
         RunError: no run is there; links or foreign parts in it; another process writes it (named).
@@ -206,9 +207,8 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     run = Run(path.resolve(), _acquire(path) if write else None)
     if write:
         try:
-            system = _read_object(path / SYSTEM) if os.path.lexists(path / SYSTEM) else {}
-            _write_object(path / SYSTEM, system | {"resumed": [*system.get("resumed", []), describe_system()]})
             _make_parts(run)
+            _record_resumption(run.directory / SYSTEM)
             _drop_torn_line(run)
         except BaseException:
             run.close()
@@ -246,6 +246,17 @@ def _refuse_taken(path: Path) -> None:
 def _make_parts(run: Run) -> None:
     for part in (run.checkpoints, run.tensorboard):
         part.mkdir(mode=0o700, exist_ok=True)
+
+
+def _record_resumption(path: Path) -> None:
+    """Add this process to the record; a record that was lost does not keep anyone from training on."""
+    try:
+        system = _read_object(path)
+    except RunError as error:
+        warnings.warn(f"{error}; a new record begins", stacklevel=3)
+        system = {}
+    before = system.get("resumed")
+    _write_object(path, system | {"resumed": [*(before if isinstance(before, list) else []), describe_system(devices=False)]})
 
 
 def _drop_torn_line(run: Run) -> None:

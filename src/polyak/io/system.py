@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 _PACKAGES = ("polyak", "jax", "jaxlib", "numpy", "flax", "optax", "gymnasium")
 
 
+@cache
 def package_version(name: str) -> str | None:
     """The installed version of a package, or None."""
     try:
@@ -29,15 +31,20 @@ def machine_shape() -> dict[str, Any]:
     return {"platform": jax.default_backend(), "devices": jax.device_count(), "processes": jax.process_count()}
 
 
-def describe_system() -> dict[str, Any]:
-    """Versions, machine and command line, as JSON data."""
-    return {
+def describe_system(*, devices: bool = True) -> dict[str, Any]:
+    """Versions, machine and command line, as JSON data.
+
+    Args:
+        devices: JAX's too, which starts JAX: after that, how many there are can no longer be set.
+    """
+    system = {
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in _PACKAGES},
         "system": platform.platform(),
         "cpu": platform.machine(),
         "cpu_count": os.cpu_count(),
-        **machine_shape(),
-        "device_kinds": sorted({device.device_kind for device in jax.devices()}),
         "command_line": sys.argv,
     }
+    if devices:
+        system |= machine_shape() | {"device_kinds": sorted({device.device_kind for device in jax.devices()})}
+    return system
