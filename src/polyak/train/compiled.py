@@ -20,6 +20,7 @@ from polyak.train.loop import (
     Reporter,
     Target,
     TrainResult,
+    acting_key,
     check_match,
     env_reset_key,
     initial,
@@ -174,8 +175,8 @@ def iteration(
 
     def step(now: PyTree, keys: PyTree) -> tuple[PyTree, PyTree]:
         env_state, time_step, carry = now
-        act_key, env_key = keys
-        acted = policy.action(time_step, carry, act_key)
+        words, env_key = keys
+        acted = policy.action(time_step, carry, acting_key(words))
         env_state, next_time_step = env.step(env_state, acted.action, env_key)
         return (env_state, next_time_step, acted.carry), (next_time_step, acted.action, acted.info)
 

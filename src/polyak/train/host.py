@@ -19,6 +19,7 @@ from polyak.train.loop import (
     Reporter,
     Target,
     TrainResult,
+    acting_key,
     check_match,
     initial,
     iteration_keys,
@@ -94,7 +95,7 @@ def host(
 
 @struct
 class _Steps:
-    """The three jitted functions of the loop: `prepare(agent, state)`, `act(packed, keys, t, time_step, carry)`, `learn`."""
+    """The three jitted functions of the loop: `prepare(agent, state)`, `act(packed, words, t, time_step, carry)`, `learn`."""
 
     prepare: Any
     act: Any
@@ -116,18 +117,18 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
     """Compile everything before the first step, on data of the shapes to come; nothing of the state changes."""
     pack, unpack = packing(jax.eval_shape(agent.collect_policy, state.agent))
 
-    def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, PRNGKeyArray]:
+    def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, Array]:
         keys = iteration_keys(state.key, state.iteration, agent.num_steps)
         return pack(agent.collect_policy(state.agent)), keys.act
 
-    def act(packed: PyTree, keys: PRNGKeyArray, t: Array, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-        step = unpack(packed).action(time_step, carry, keys[t])
+    def act(packed: PyTree, words: Array, t: Array, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        step = unpack(packed).action(time_step, carry, acting_key(words[t]))
         return step.action, step.carry, step.info
 
     jitted = _Steps(jax.jit(prepare), jax.jit(act), jax.jit(partial(_learn, mesh), donate_argnums=1))
     time_step = jax.tree.map(np.asarray, state.time_step)
-    packed, keys = jitted.prepare(agent, state)
-    action, carry, info = jitted.act(packed, keys, np.int32(0), time_step, state.carry)
+    packed, words = jitted.prepare(agent, state)
+    action, carry, info = jitted.act(packed, words, np.int32(0), time_step, state.carry)
     many = (agent.num_steps, agent.num_steps + 1)
     actions, infos = (jax.tree.map(lambda x: np.zeros((many[0], *x.shape), x.dtype), tree) for tree in (action, info))
     time_steps = jax.tree.map(lambda x: np.zeros((many[1], *x.shape), x.dtype), time_step)
@@ -139,11 +140,11 @@ def _collect(
     steps: _Steps, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
     """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it."""
-    packed, keys = steps.prepare(agent, state)
+    packed, words = steps.prepare(agent, state)
     carry = state.carry
     time_steps, actions, infos = [time_step], [], []
     for t in range(agent.num_steps):
-        action, carry, info = steps.act(packed, keys, np.int32(t), time_step, carry)
+        action, carry, info = steps.act(packed, words, np.int32(t), time_step, carry)
         action = jax.tree.map(np.asarray, action)
         time_step = env.step(action)
         time_steps.append(time_step)
