@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
-from polyak.core.checks import check_integer, check_number
+from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
@@ -19,7 +20,7 @@ from polyak.ops.distributions import for_space
 from polyak.ops.guard import Guard, all_finite
 from polyak.ops.normalize import RunningStats
 from polyak.ops.returns import gae
-from polyak.ops.schedules import Linear, Schedule, value_at
+from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.parts.minibatches import accumulate_gradient, check_divides, map_rows, shuffled_minibatches
 from polyak.parts.networks import network_for
 from polyak.parts.normalizer import ObsNormalizer
@@ -82,7 +83,8 @@ class PPO:
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
-        network: answers `(action_params, value)`; None takes `network_for(spec)`.
+        network: answers `(action_params, value)`; None takes `network_for(spec)`. It is never put into training mode: dropout
+            stays off, and statistics stay as they were initialised.
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over a rollout.
         num_minibatches: parts of a rollout per epoch; must divide `num_steps * num_envs`.
@@ -135,8 +137,7 @@ class PPO:
         for name in ("num_steps", "num_epochs", "num_minibatches", "max_bad_steps"):
             check_integer("PPO", name, getattr(self, name))
         for name in ("normalize_advantage", "normalize_obs", "normalize_reward"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"PPO: {name} must be True or False, got {getattr(self, name)!r}")
+            check_choice("PPO", name, getattr(self, name), (True, False))
         for name in ("gamma", "gae_lambda"):
             check_number("PPO", name, getattr(self, name), at_least=0, at_most=1)
         for name in ("ent_coef", "vf_coef"):
@@ -145,12 +146,11 @@ class PPO:
         for name in ("clip_range_vf", "max_grad_norm", "target_kl"):
             check_number("PPO", name, getattr(self, name), above=0, optional=True)
         for name in ("learning_rate", "clip_range"):
-            if not isinstance(getattr(self, name), Linear):
-                check_number("PPO", name, getattr(self, name), above=0)
+            check_schedule("PPO", name, getattr(self, name))
         if self.network is None:
             object.__setattr__(self, "network", network_for(self.spec))
-
-    # The agent's contract ---------------------------------------------------------------------------------------------
+        elif not isinstance(self.network, Network):
+            raise TypeError(f"PPO: network must have init and apply, such as mlp(), got {self.network!r}")
 
     def init(self, key: PRNGKeyArray) -> PPOState:
         """A fresh state."""
@@ -215,21 +215,22 @@ class PPO:
 
             gradient, terms = accumulate_gradient(loss, params, index, axis_name)
             terms["grad_norm"] = global_norm(gradient)
-            finite = jnp.isfinite(terms["loss"]) & jnp.isfinite(terms["grad_norm"])
+            bad = ~jnp.stack([jnp.isfinite(terms["loss"]), self._adam.accepts(terms["grad_norm"])])
             if self.target_kl is not None:
                 stopped = stopped | (terms["approx_kl"] > 1.5 * self.target_kl)
-            keep = finite & ~stopped & ~jnp.any(data_bad)
+            # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.
+            keep = ~jnp.any(bad) & ~stopped & ~jnp.any(data_bad) & (total > 0)
             params, optimizer = self._adam.step(params, optimizer, gradient, learning_rate, keep)
-            return (params, optimizer, stopped), (terms, keep, stopped)
+            return (params, optimizer, stopped), (terms, bad, keep, stopped)
 
         def epoch(carry: PyTree, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
             index = shuffled_minibatches(key, num_steps, num_envs, self.num_minibatches, axis_name)
             return jax.lax.scan(step, carry, (index, *self._advantage_scaling(rows, index, axis_name)))
 
         start = (params, state.optimizer, jnp.array(False))
-        (params, optimizer, _), (terms, kept, stopped) = jax.lax.scan(epoch, start, jax.random.split(key, self.num_epochs))
+        keys = jax.random.split(key, self.num_epochs)
+        (params, optimizer, _), (terms, terms_bad, kept, stopped) = jax.lax.scan(epoch, start, keys)
 
-        terms_bad = ~jnp.stack([all_finite(terms["loss"]), all_finite(terms["grad_norm"])])
         skipped = jnp.sum(~kept & ~stopped).astype(jnp.uint32)
         normalizer, return_stats = self._statistics(state, rollout, ~jnp.any(data_bad), axis_name)
         state = PPOState(
@@ -239,7 +240,7 @@ class PPO:
             return_stats=return_stats,
             env_steps=state.env_steps + sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name),
             updates=state.updates + jnp.uint32(1),
-            guard=state.guard.after_update(skipped, kept.size, jnp.concatenate([data_bad, terms_bad])),
+            guard=state.guard.after_update(skipped, kept.size, jnp.concatenate([data_bad, terms_bad.any((0, 1))])),
         )
         metrics = self._metrics(state, rows, terms, kept, axis_name)
         return state, metrics | {"train/learning_rate": learning_rate, "train/clip_range": clip_range}
@@ -254,8 +255,6 @@ class PPO:
             f"PPO: {in_a_row} updates in a row had no finite gradient step (max_bad_steps={self.max_bad_steps}); the first "
             f"quantity that was not finite is {quantity!r}. The parameters are those from before."
         )
-
-    # The parts of an update -------------------------------------------------------------------------------------------
 
     def _rows(self, state: PPOState, rollout: Rollout, axis_name: str | None) -> tuple[Rows, Bool[Array, " 4"]]:
         """The rollout's rows before the first epoch, and which of obs, reward, value and log_prob are not finite."""
@@ -300,7 +299,8 @@ class PPO:
 
     def _loss(self, variables: Variables, part: Rows, total: Scalar, clip_range: Scalar) -> tuple[Float[Array, ""], Metrics]:
         """The share of some rows in the minibatch's loss, and its terms; `total` is the weight of the whole minibatch."""
-        (params, value), _, _ = self._network.apply(variables, part.obs, train=True)
+        # Not in training mode: a ratio compares two policies, and dropout or a minibatch's own statistics would be in it.
+        (params, value), _, _ = self._network.apply(variables, part.obs)
         distribution = for_space(self.spec.action, params, part.action_mask)
         log_prob = distribution.log_prob(part.action)
 
@@ -331,11 +331,8 @@ class PPO:
         total = sum_over_devices(weight.sum(axis=1), axis_name)
         if not self.normalize_advantage:
             return jnp.zeros_like(total), jnp.ones_like(total), total
-        advantage = jnp.where(weight > 0, rows.advantage[index], 0.0)
-        count = jnp.maximum(total, 1.0)
-        mean = sum_over_devices((advantage * weight).sum(axis=1), axis_name) / count
-        squares = jnp.square(advantage - mean[:, None]) * weight
-        variance = sum_over_devices(squares.sum(axis=1), axis_name) / count
+        moments = jax.vmap(partial(losses.masked_mean_and_variance, axis_name=axis_name))
+        mean, variance = moments(rows.advantage[index], weight)
         # One valid entry has no deviation: it keeps its advantage.
         several = total > 1
         return jnp.where(several, mean, 0.0), jnp.where(several, 1.0 / (jnp.sqrt(variance) + 1e-8), 1.0), total

@@ -16,8 +16,19 @@ def check_number(
     at_most: float = math.inf,
     above: float = -math.inf,
     optional: bool = False,
+    or_else: str = "",
 ) -> None:
     """A finite real number (or an array of them, for `vmap`) within the bounds.
+
+    Args:
+        owner: whose setting it is.
+        name: the setting.
+        value: what was given.
+        at_least: lowest allowed.
+        at_most: highest allowed.
+        above: lower bound that is itself not allowed.
+        optional: None is allowed too.
+        or_else: what else the caller allows, for the message.
 
     Raises:
         TypeError: not a number.
@@ -25,7 +36,8 @@ def check_number(
     """
     if isinstance(value, jax.core.Tracer) or (optional and value is None):
         return
-    wanted = _interval(at_least, at_most, above) + (" or None" if optional else "")
+    others = "".join(f" or {other}" for other in (or_else, "None" if optional else "") if other)
+    wanted = _interval(at_least, at_most, above) + others
     array = np.asarray(value)
     if array.dtype.kind not in "fiu" or isinstance(value, bool):
         raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")

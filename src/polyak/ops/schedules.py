@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, UInt32
 
 from polyak.core.checks import check_number
 from polyak.core.struct import struct
+from polyak.core.types import Scalar
 
 
 @struct
@@ -22,9 +23,9 @@ class Linear:
     0.0001500000071246177
     """
 
-    start: float
-    end: float = 0.0
-    env_steps: float = 1_000_000.0
+    start: Scalar
+    end: Scalar = 0.0
+    env_steps: Scalar = 1_000_000.0
 
     def __post_init__(self) -> None:
         check_number("Linear", "start", self.start)
@@ -37,9 +38,22 @@ class Linear:
         return self.start + (self.end - self.start) * progress
 
 
-Schedule: TypeAlias = float | Linear
+Schedule: TypeAlias = Scalar | Linear
 
 
 def value_at(schedule: Schedule, env_steps: int | UInt32[Array, ""]) -> Float[Array, ""]:
     """The schedule's value; a plain number is constant."""
     return schedule(env_steps) if isinstance(schedule, Linear) else jnp.asarray(schedule, jnp.float32)
+
+
+def check_schedule(owner: str, name: str, schedule: object) -> None:
+    """A setting that stays positive: a number above 0, or a `Linear` that starts above 0 and does not fall below.
+
+    Raises:
+        TypeError, ValueError: it is not, naming owner and setting.
+    """
+    if isinstance(schedule, Linear):
+        check_number(owner, f"{name}.start", schedule.start, above=0)
+        check_number(owner, f"{name}.end", schedule.end, at_least=0)
+    else:
+        check_number(owner, name, schedule, above=0, or_else="a Linear")

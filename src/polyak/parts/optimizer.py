@@ -52,6 +52,10 @@ class Adam:
         moved = params - learning_rate * direction
         return jax.tree.map(lambda new, old: jnp.where(keep, new, old), (moved, stepped), (params, state))
 
+    def accepts(self, norm: Float[Array, ""]) -> Bool[Array, ""]:
+        """A gradient of this norm can be stepped along: its moments are finite. Clipping makes any finite one small enough."""
+        return jnp.isfinite(norm if self.max_grad_norm is not None else jnp.square(norm))
+
     def _transform(self) -> Any:
         return optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps)
 

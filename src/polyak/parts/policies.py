@@ -116,7 +116,7 @@ class DiscountedReturn:
         """The inner distribution; the return moves on by the time step's reward."""
         inner, discounted = carry
         distribution, inner = self.policy.distribution(time_step, inner)
-        return distribution, (inner, jnp.where(time_step.first, 0.0, time_step.reward + self.gamma * discounted))
+        return distribution, (inner, _discount(time_step.reward, time_step.first, discounted, self.gamma))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's sample."""
@@ -131,11 +131,16 @@ def discounted_so_far(
 
     def step(discounted: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, first = row
-        discounted = jnp.where(first, 0.0, reward + gamma * discounted)
+        discounted = _discount(reward, first, discounted, gamma)
         return discounted, discounted
 
     _, returns = jax.lax.scan(step, before, (reward, first))
     return returns
+
+
+def _discount(reward: Array, first: Array, before: Array, gamma: Scalar) -> Array:
+    # A reward that is not finite counts as 0: it would stay in the carry for the rest of the episode.
+    return jnp.where(first, 0.0, jnp.where(jnp.isfinite(reward), reward, 0.0) + gamma * before)
 
 
 @jax.jit
