@@ -2,8 +2,9 @@
 
     python benchmarks/learning.py --suite cartpole [--seeds 0 1 2] [--env-steps N] [--quick] [--json PATH] [--runs DIR]
 
-Every seed is a process of its own, two at a time: `polyak train ppo ENV --seed S` and its `summary.json`. Reported are the seeds,
-their interquartile mean with a 95% bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), and how many reach the threshold.
+Every seed is a process of its own, two at a time: `polyak train ppo ENV --seed S` and its `summary.json`. Reported are the
+seeds, their interquartile mean with a 95% bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), and how many reach the
+threshold.
 """
 
 import argparse
