@@ -1,0 +1,197 @@
+"""Spaces: what they refuse, how they come from Gymnasium, and how an agent's action becomes the environment's."""
+
+import gymnasium.spaces as gym
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyak.core.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    MultiBinary,
+    MultiDiscrete,
+    Tuple,
+    from_gymnasium,
+    leaf_spaces,
+    map_space,
+    to_gymnasium,
+    zeros,
+)
+
+OBS = Box([0.0], [1.0])
+
+
+@pytest.fixture
+def as_users_run():
+    """Without the type checks that only tests have, which refuse some arguments first."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: Box([0.0], [1.0, 2.0]), ValueError, r"low has shape \(1,\), high \(2,\)"),
+        (lambda: Box([2.0], [1.0]), ValueError, "low must not be above high"),
+        (lambda: Box([np.nan], [1.0]), ValueError, "nor either NaN"),
+        (lambda: Box(np.zeros(0), np.zeros(0)), ValueError, "has no element"),
+        (lambda: Box([0.0], [1.0], "U1"), TypeError, "must be a number type"),
+        (lambda: Discrete(0), ValueError, "n must be a positive integer, got 0"),
+        (lambda: Discrete(2.5), ValueError, "n must be a positive integer, got 2.5"),
+        (lambda: MultiDiscrete(()), ValueError, "non-empty"),
+        (lambda: MultiDiscrete((2, 0)), ValueError, "positive"),
+        (lambda: MultiDiscrete((2, 3), (1,)), ValueError, "start has 1 entries, nvec 2"),
+        (lambda: MultiBinary((0,)), ValueError, "must be positive"),
+        (lambda: Dict({}), ValueError, "at least one key"),
+        (lambda: Tuple(()), ValueError, "at least one entry"),
+        (lambda: EnvSpec(OBS, Discrete(2), action_scaling="squash"), ValueError, "'clip' or 'rescale', got 'squash'"),
+        (
+            lambda: EnvSpec(OBS, Dict({"x": Box([0.0], [np.inf])}), action_scaling="rescale"),
+            ValueError,
+            "needs finite bounds.*at action 'x'",
+        ),
+    ],
+)
+def test_a_bad_space_is_refused(make, error, says, as_users_run):
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_a_box_with_equal_bounds_is_a_space():
+    assert Box([1.0], [1.0]).bounded
+
+
+def test_spaces_are_equal_and_hash_by_value():
+    a = Dict({"x": Box([0.0], [1.0]), "y": Discrete(2)})
+    b = Dict({"y": Discrete(2), "x": Box([0.0], [1.0])})
+    assert a == b and hash(a) == hash(b)
+    assert a != Dict({"x": Box([0.0], [2.0]), "y": Discrete(2)})
+    assert Box([0.0], [1.0]) != Box([0.0], [1.0], np.float16)
+    assert Discrete(2) != Discrete(2, 1)
+    spec = EnvSpec(a, Discrete(2))
+    assert spec == EnvSpec(b, Discrete(2)) and hash(spec) == hash(EnvSpec(b, Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (gym.Box(-1.0, 1.0, (2,), np.float32), Box([-1.0, -1.0], [1.0, 1.0])),
+        (gym.Box(-1.0, np.inf, (2,), np.float64), Box([-1.0, -1.0], [np.inf, np.inf])),
+        (gym.Box(0, 255, (2,), np.uint8), Box([0, 0], [255, 255], np.uint8)),
+        (gym.Box(-5, 2**40, (1,), np.int64), Box([-5], [2**31 - 1], np.int32)),
+        (gym.Box(0, 2**63, (1,), np.uint64), Box([0], [2**32 - 1], np.uint32)),
+        (gym.Discrete(3, start=-1), Discrete(3, -1)),
+        (gym.MultiDiscrete([2, 3], start=[1, 0]), MultiDiscrete((2, 3), (1, 0))),
+        (gym.MultiBinary((2, 2)), MultiBinary((2, 2))),
+        (
+            gym.Dict({"b": gym.Discrete(2), "a": gym.Tuple((gym.Discrete(3), gym.MultiBinary(2)))}),
+            Dict({"a": Tuple((Discrete(3), MultiBinary((2,)))), "b": Discrete(2)}),
+        ),
+    ],
+)
+def test_E7_a_supported_gymnasium_space_becomes_ours(space, expected):
+    assert from_gymnasium(space) == expected
+
+
+@pytest.mark.parametrize("space", [gym.Text(5), gym.Graph(gym.Box(0, 1), None), gym.Sequence(gym.Discrete(2))])
+def test_E7_an_unsupported_space_is_refused_by_name_and_place(space):
+    nested = gym.Dict({"words": gym.Tuple((gym.Discrete(2), space))})
+    with pytest.raises(TypeError, match=rf"obs\['words'\]\[1\]: {type(space).__name__} is not supported; supported are Box"):
+        from_gymnasium(nested, "obs")
+
+
+@pytest.mark.parametrize("space", [gym.MultiDiscrete(np.array([[2, 3], [4, 5]])), gym.Box(0, 1, (0,))])
+def test_E7_a_space_without_a_flat_shape_or_an_element_is_refused_with_its_place(space):
+    with pytest.raises(ValueError, match=r"action space: (MultiDiscrete|Box): "):
+        from_gymnasium(space, "action space")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box([-1.0, 0.0], [1.0, np.inf]),
+        Discrete(4, 2),
+        MultiDiscrete((2, 3), (5, 6)),
+        MultiBinary((2, 3)),
+        Dict({"x": Tuple((Discrete(2), Box([0], [9], np.int16)))}),
+    ],
+)
+def test_a_space_survives_the_way_to_gymnasium_and_back(space):
+    assert from_gymnasium(to_gymnasium(space)) == space
+    assert to_gymnasium(space).contains(jax.tree.map(np.asarray, from_start(space)))
+
+
+def from_start(space):
+    """A value of the space in the environment's terms."""
+    smallest = {Box: lambda s: s.low, Discrete: lambda s: np.int64(s.start), MultiDiscrete: lambda s: np.array(s.start)}
+    return map_space(lambda s: smallest.get(type(s), lambda s: np.zeros(s.shape, s.dtype))(s), space)
+
+
+def test_zeros_and_leaves_follow_the_tree():
+    space = Dict({"b": Tuple((Discrete(2), MultiBinary((3,)))), "a": Box([0.0, 0.0], [1.0, 1.0])})
+    value = zeros(space, (5,))
+    assert value["a"].shape == (5, 2) and value["a"].dtype == np.float32
+    assert value["b"][0].shape == (5,) and value["b"][0].dtype == np.int32
+    assert value["b"][1].shape == (5, 3) and value["b"][1].dtype == np.int8
+    assert [path for path, _ in leaf_spaces(space)] == ["a", "b/0", "b/1"]
+    assert list(leaf_spaces(Discrete(2))) == [("", Discrete(2))]
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_native_action_counts_from_the_start(xp, batch):
+    spec = EnvSpec(OBS, Tuple((Discrete(3, 7), MultiDiscrete((2, 2), (0, -4)), MultiBinary((2,)))))
+    action = (xp.zeros(batch, xp.int32), xp.ones((*batch, 2), xp.int32), xp.ones((*batch, 2), xp.int8))
+    one, several, bits = spec.native_action(action)
+    np.testing.assert_array_equal(one, np.full(batch, 7))
+    np.testing.assert_array_equal(several, np.broadcast_to([1, -3], (*batch, 2)))
+    np.testing.assert_array_equal(bits, np.ones((*batch, 2)))
+    assert one.dtype == np.int32 and several.dtype == np.int32
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    low=st.floats(-100, 99, width=32),
+    width=st.floats(0.125, 50, width=32),
+    action=st.lists(st.floats(-300, 300, width=32), min_size=2, max_size=2),
+    scaling=st.sampled_from(["clip", "rescale"]),
+    on_jax=st.booleans(),
+)
+def test_native_action_lies_in_the_box_and_matches_the_formula(low, width, action, scaling, on_jax):
+    box = Box([low, low], [low + width] * 2)
+    array = np.array([action], np.float32)
+    native = np.asarray(EnvSpec(OBS, box, action_scaling=scaling).native_action(jnp.asarray(array) if on_jax else array))
+    assert native.dtype == np.float32 and native.shape == (1, 2)
+    assert np.all(native >= box.low) and np.all(native <= box.high)
+    if scaling == "clip":
+        np.testing.assert_array_equal(native, np.clip(array, box.low, box.high))
+    else:
+        unit = (np.clip(array.astype(np.float64), -1, 1) + 1) / 2
+        np.testing.assert_allclose(native, box.low + unit * (np.float64(box.high) - box.low), rtol=1e-5, atol=1e-4)
+
+
+def test_rescaling_reaches_both_bounds_exactly_and_the_middle():
+    spec = EnvSpec(OBS, Box([-3.0, 0.1], [5.0, 0.7]), action_scaling="rescale")
+    ends = spec.native_action(np.array([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]], np.float32))
+    np.testing.assert_array_equal(ends[:2], np.array([[-3.0, 0.1], [5.0, 0.7]], np.float32))
+    np.testing.assert_allclose(ends[2], [1.0, 0.4], rtol=1e-6)
+
+
+def test_rescaling_to_the_widest_box_does_not_overflow():
+    most = float(np.finfo(np.float32).max)
+    spec = EnvSpec(OBS, Box([-most], [most]), action_scaling="rescale")
+    native = spec.native_action(np.array([[-1.0], [0.0], [1.0]], np.float32))
+    np.testing.assert_array_equal(native, np.array([[-most], [0.0], [most]], np.float32))
+
+
+def test_a_box_of_integers_takes_the_nearest():
+    native = EnvSpec(OBS, Box([0], [10], np.int32)).native_action(jnp.array([[2.6], [99.0]]))
+    assert native.dtype == np.int32
+    np.testing.assert_array_equal(native, [[3], [10]])
