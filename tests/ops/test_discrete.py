@@ -93,11 +93,12 @@ def test_gradients_are_those_of_the_formulae_and_zero_for_a_forbidden_logit(seed
 def test_a_forbidden_action_has_no_probability_and_finite_gradients():
     mask = jnp.array([True, False, True])
     d = Categorical(jnp.array([1.0, 50.0, 1.0]), mask)
-    np.testing.assert_array_equal(d.probs(), [0.5, 0, 0.5])
-    assert d.log_prob(jnp.int32(1)) == -jnp.inf
-    gradient = jax.grad(lambda logits: Categorical(logits, mask).log_prob(jnp.int32(1)))(d.logits)
-    assert jnp.all(jnp.isfinite(gradient)) and gradient[1] == 0
-    np.testing.assert_allclose(d.entropy(), np.log(2), rtol=1e-6)
+    probs, log_prob, entropy, *_ = jit_all(d, d, jnp.int32(1))
+    np.testing.assert_array_equal(probs, [0.5, 0, 0.5])
+    assert log_prob == -jnp.inf
+    np.testing.assert_allclose(entropy, np.log(2), rtol=1e-6)
+    *_, gradient = jit_gradients(d, d, jnp.int32(1))
+    assert np.isfinite(gradient).all() and gradient[1] == 0
 
 
 def test_a_logit_of_minus_infinity_forbids_as_a_mask_does():
@@ -152,7 +153,7 @@ def test_a_mask_of_another_shape_is_an_error():
 # Categorical: sampling
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 32, 33, 100])
+@pytest.mark.parametrize("n", [1, 2, 7, 33])
 def test_samples_have_the_right_frequencies(n):
     d = random_categorical(n, (n,), masked=n > 2)
     p = exact_probs(d)
@@ -165,15 +166,15 @@ def test_samples_have_the_right_frequencies(n):
         assert scipy.stats.chisquare(counts[p > 0], 50_000 * p[p > 0]).pvalue > 0.01
 
 
-jit_inverse_cdf = jax.jit(_inverse_cdf)
+jit_inverse_cdf = jax.jit(lambda d, uniform: _inverse_cdf(d._allowed_logits(), uniform))
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2**31), st.sampled_from([1, 2, 5, 32, 33, 150]), st.sampled_from([1e-3, 1.0, 30.0, 300.0]))
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([1, 2, 32, 150]), st.sampled_from([1e-3, 1.0, 30.0, 300.0]))
 def test_no_forbidden_action_is_drawn_even_at_the_ends_of_the_random_numbers(seed, n, scale):
     d = random_categorical(seed, (8, n), scale=scale)
     edges = np.array([SMALLEST, 2.0**-23, 0.5, LARGEST, LARGEST, LARGEST, 1 - 2.0**-22, SMALLEST], np.float32)
-    action = np.asarray(jit_inverse_cdf(d._allowed_logits(), jnp.asarray(edges)))
+    action = np.asarray(jit_inverse_cdf(d, jnp.asarray(edges)))
     assert ((action >= 0) & (action < n)).all()
     assert np.asarray(d.mask)[np.arange(8), action].all()
 
@@ -271,7 +272,7 @@ def test_bernoulli_against_scipy(seed, scale):
 
 def test_bernoulli_samples_are_int8_with_the_right_frequencies():
     d = Bernoulli(jnp.tile(jnp.array([-100.0, -1.0, 0.0, 100.0]), (20_000, 1)), 1)
-    sample, log_prob = d.sample_and_log_prob(seed=jax.random.key(0))
+    sample, log_prob = jax.jit(lambda d: d.sample_and_log_prob(seed=jax.random.key(0)))(d)
     assert sample.dtype == d.mode().dtype == jnp.int8 and log_prob.shape == (20_000,)
     ones = np.asarray(sample, int).sum(0)
     assert ones[0] == 0 and ones[3] == 20_000

@@ -122,10 +122,10 @@ def test_discounted_returns_are_n_step_returns_without_end(seed, num_steps, ends
 def test_published_numbers_of_gae():
     no = jnp.zeros(3, bool)
     value = jnp.array([0.5, 1.0, -1.0, 3.0])
-    got = gae(jnp.array([1.0, 0.0, 2.0]), value[:-1], value[1:], no, no, gamma=0.9, gae_lambda=0.8)
+    got = jit_gae(jnp.array([1.0, 0.0, 2.0]), value[:-1], value[1:], no, no, gamma=0.9, gae_lambda=0.8)
     np.testing.assert_allclose(got, [2.98688, 2.204, 5.7], rtol=1e-6)
     value = jnp.array([1.0, 2.0, 3.0, 40.0])
-    got = gae(jnp.ones(3), value[:-1], value[1:], no, no, gamma=0.9, gae_lambda=0.95)
+    got = jit_gae(jnp.ones(3), value[:-1], value[1:], no, no, gamma=0.9, gae_lambda=0.95)
     np.testing.assert_allclose(got, [28.108345, 30.769997, 34.0], rtol=1e-6)
 
 
@@ -133,10 +133,10 @@ def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final
     reward, value, next_value = (jnp.array(x, jnp.float32) for x in ([1, 2, 3], [4, 5, 6], [7, 8, 9]))
     no, end = jnp.zeros(3, bool), jnp.array([False, True, False])
     gamma = 0.5
-    cut = gae(reward, value, next_value, no, end, gamma=gamma, gae_lambda=1.0)
-    over = gae(reward, value, next_value, end, no, gamma=gamma, gae_lambda=1.0)
+    cut = jit_gae(reward, value, next_value, no, end, gamma=gamma, gae_lambda=1.0)
+    over = jit_gae(reward, value, next_value, end, no, gamma=gamma, gae_lambda=1.0)
     np.testing.assert_array_equal(cut - over, [gamma * gamma * 8, gamma * 8, 0])
-    both = gae(reward, value, next_value, end, end, gamma=gamma, gae_lambda=1.0)
+    both = jit_gae(reward, value, next_value, end, end, gamma=gamma, gae_lambda=1.0)
     np.testing.assert_array_equal(both, over)
 
 
@@ -144,9 +144,9 @@ def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final
 def test_A6_where_every_step_ends_an_episode_each_stands_alone(flag):
     reward, value, next_value, *_ = (jnp.asarray(x) for x in rows(0, 5))
     flags = {"terminated": jnp.zeros((5, 3), bool), "truncated": jnp.zeros((5, 3), bool)} | {flag: jnp.ones((5, 3), bool)}
-    got = gae(reward, value, next_value, **flags, gamma=0.9, gae_lambda=0.9)
+    got = jit_gae(reward, value, next_value, **flags, gamma=0.9, gae_lambda=0.9)
     bootstrap = 0.9 * next_value if flag == "truncated" else 0.0
-    np.testing.assert_array_equal(got, reward + bootstrap - value)
+    np.testing.assert_allclose(got, reward + bootstrap - value, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("junk", [1e9, np.nan, np.inf])
@@ -161,11 +161,11 @@ def test_A2_what_stands_in_a_row_that_only_reset_reaches_no_other(junk):
         last = terminated | truncated
     hidden = np.concatenate([np.zeros((1, 3), bool), last[:-1]])
     assert hidden.any() and terminated.any() and (truncated & ~terminated).any()
-    junk_reward, junk_value = np.where(hidden, junk, reward), np.where(hidden, junk, value)
-    junk_next = np.where(hidden | terminated, junk, next_value)
+    junk = np.float32(junk)
+    junk_rows = (np.where(h, junk, x) for h, x in ((hidden, reward), (hidden, value), (hidden | terminated, next_value)))
 
+    @jax.jit
     def all_of(reward, value, next_value):
-        reward, value, next_value = (jnp.asarray(x, jnp.float32) for x in (reward, value, next_value))
         flags = {"terminated": jnp.asarray(terminated), "truncated": jnp.asarray(truncated), "gamma": 0.9}
         return [
             gae(reward, value, next_value, **flags, gae_lambda=0.8),
@@ -174,7 +174,7 @@ def test_A2_what_stands_in_a_row_that_only_reset_reaches_no_other(junk):
             n_step_returns(reward, next_value, **flags, n_step=3),
         ]
 
-    for clean, dirty in zip(all_of(reward, value, next_value), all_of(junk_reward, junk_value, junk_next), strict=True):
+    for clean, dirty in zip(all_of(reward, value, next_value), all_of(*junk_rows), strict=True):
         np.testing.assert_array_equal(np.asarray(clean)[~hidden], np.asarray(dirty)[~hidden])
 
 
