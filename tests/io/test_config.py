@@ -122,6 +122,8 @@ def test_a_dataclass_that_can_change_is_no_setting():
 def test_F1_an_unknown_field_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"config\.agent: Net: unknown field 'hiden'; did you mean 'hidden'\?"):
         from_json({"agent": {"$class": "Net", "hiden": 3}}, CLASSES)
+    with pytest.raises(ConfigError, match=r"config: Discrete: unknown field 'strat'; did you mean 'start'\?"):
+        from_json({"$class": "Discrete", "n": 3, "strat": 1}, CLASSES)
 
 
 def test_F2_what_the_constructor_refuses_is_reported_with_its_place():

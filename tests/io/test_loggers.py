@@ -141,6 +141,8 @@ def test_T7_an_event_file_that_begins_on_a_full_disk_is_whole_later(run, full_di
         log(at(10), {"a": 1.0}, STATE)
     log(at(20), {"a": 2.0}, STATE)
     assert read(run.tensorboard)["a"] == [(20, 2.0)]
+    (path,) = run.tensorboard.iterdir()
+    assert path.read_bytes().count(b"brain.Event:2") == 1
 
 
 def test_checkpoints_come_by_the_distance_to_the_last_so_counters_may_jump(run):
