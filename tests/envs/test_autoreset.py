@@ -1,0 +1,194 @@
+"""Next-step autoreset of JAX environments against a loop in Python, and what the wrapper refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
+from polyak.core.struct import static, struct
+from polyak.envs.autoreset import AutoReset
+from polyak.envs.classic import CartPole, Pendulum
+
+
+@struct
+class Script:
+    """Row i counts up and ends after `lengths[i]` steps: even rows terminate, odd ones truncate, row 2 does both."""
+
+    lengths: tuple[int, ...] = static(default=(3, 1, 4, 2))
+    noisy: bool = static(default=False)
+
+    @property
+    def spec(self):
+        return EnvSpec(Box([-100.0] * 2, [100.0] * 2), Discrete(5, start=10), "script")
+
+    def reset(self, key, num_envs):
+        noise = jax.random.uniform(key, (num_envs,)) if self.noisy else jnp.zeros(num_envs)
+        return {"t": jnp.zeros(num_envs, jnp.int32), "x": noise}
+
+    def step(self, state, action, key):
+        t, rows = state["t"] + 1, jnp.arange(action.shape[0])
+        end = t >= jnp.asarray(self.lengths)
+        x = state["x"] + action.astype(jnp.float32)
+        return {"t": t, "x": x}, x, end & (rows % 2 == 0), end & ((rows % 2 == 1) | (rows == 2))
+
+    def observe(self, state):
+        return jnp.stack([state["t"].astype(jnp.float32), state["x"]], -1)
+
+
+def oracle(lengths, actions):
+    """The same, row by row, step by step."""
+    rows = []
+    for i, length in enumerate(lengths):
+        t, x, last = 0, 0.0, False
+        rows.append([(0.0, 0.0, 0.0, False, False, True)])
+        for a in actions[:, i]:
+            if last:
+                t, x, last = 0, 0.0, False
+                rows[i].append((0.0, 0.0, 0.0, False, False, True))
+                continue
+            t, x = t + 1, x + 10 + a
+            end = t >= length
+            terminated, truncated = end and i % 2 == 0, end and (i % 2 == 1 or i == 2)
+            last = terminated or truncated
+            rows[i].append((float(t), x, x, terminated, truncated, False))
+    return np.array(rows).transpose(1, 0, 2)
+
+
+def run(env, actions, keys):
+    """The time steps of a rollout, in a scan."""
+
+    def body(state, inputs):
+        state, time_step = env.step(state, *inputs)
+        return state, time_step
+
+    state, first = env.init(jax.random.key(0))
+    _, rest = jax.jit(lambda s, a, k: jax.lax.scan(body, s, (a, k)))(state, actions, keys)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
+
+
+def columns(time_steps):
+    flags = [time_steps.terminated, time_steps.truncated, time_steps.first]
+    obs, reward = np.asarray(time_steps.obs), np.asarray(time_steps.reward)
+    return np.concatenate([obs, reward[..., None], np.stack(flags, -1)], -1)
+
+
+def test_every_row_resets_on_the_step_after_its_end_and_ignores_that_action():
+    actions = np.random.default_rng(0).integers(0, 5, (23, 4)).astype(np.int32)
+    env = AutoReset(Script(), 4)
+    time_steps = run(env, jnp.asarray(actions), jax.random.split(jax.random.key(1), 23))
+    np.testing.assert_array_equal(columns(time_steps), oracle((3, 1, 4, 2), actions))
+    assert time_steps.reward.dtype == np.float32
+    assert {x.dtype for x in (time_steps.terminated, time_steps.truncated, time_steps.first)} == {np.dtype(bool)}
+
+
+def test_E9_episodes_of_length_one_alternate_with_resets():
+    time_steps = run(AutoReset(Script((1, 1, 1, 1)), 4), jnp.zeros((6, 4), jnp.int32), jax.random.split(jax.random.key(1), 6))
+    np.testing.assert_array_equal(time_steps.first[:, 0], [True, False] * 3 + [True])
+    np.testing.assert_array_equal(time_steps.last[:, 1], [False, True] * 3 + [False])
+    # Row 2 ends both ways at once; both flags are handed on.
+    assert time_steps.terminated[1, 2] and time_steps.truncated[1, 2]
+
+
+def test_starts_differ_between_rows_and_between_resets():
+    env = AutoReset(Script((1, 1, 1, 1), noisy=True), 4)
+    time_steps = run(env, jnp.zeros((40, 4), jnp.int32), jax.random.split(jax.random.key(1), 40))
+    starts = np.asarray(time_steps.obs[..., 1])[np.asarray(time_steps.first)]
+    assert len(np.unique(starts)) == starts.size == 21 * 4
+
+
+def test_E12_a_scan_and_single_compiled_steps_give_the_same_trajectories():
+    env, keys = AutoReset(CartPole(), 6), jax.random.split(jax.random.key(2), 40)
+    actions = jax.random.randint(jax.random.key(3), (40, 6), 0, 2)
+    scanned = jax.tree.map(np.asarray, run(env, actions, keys))
+    step = jax.jit(lambda state, t: env.step(state, actions[t], keys[t]))
+    state, _ = env.init(jax.random.key(0))
+    for t in range(40):
+        state, time_step = step(state, t)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[t + 1]), time_step, scanned)  # noqa: B023
+    assert scanned.first[1:].any()
+
+
+def test_E12_vmap_over_keys_is_the_same_as_one_after_the_other():
+    env, keys = AutoReset(Pendulum(), 3), jax.random.split(jax.random.key(0), 2)
+    together = jax.vmap(env.init)(keys)[1]
+    for i in range(2):
+        np.testing.assert_allclose(env.init(keys[i])[1].obs, together.obs[i], rtol=1e-6)
+
+
+def test_E13_a_step_keeps_every_type_so_that_it_compiles_once():
+    env = AutoReset(Pendulum(), 3)
+    state, first = env.init(jax.random.key(0))
+    after, time_step = jax.eval_shape(env.step, state, jnp.zeros((3, 1)), jax.random.key(0))
+
+    def types(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+    assert types(after) == types(jax.eval_shape(lambda: state))
+    assert types(time_step) == types(jax.eval_shape(lambda: first))
+
+
+def test_the_spec_carries_the_scaling_and_the_step_uses_it():
+    plain, rescaled = AutoReset(Pendulum(), 1), AutoReset(Pendulum(), 1, "rescale")
+    assert rescaled.spec.action_scaling == "rescale"
+    state, _ = plain.init(jax.random.key(0))
+    # Half of the range is a torque of 1; and 5 is cut to 2, which is the end of the range.
+    for agents, torque in ((0.5, 1.0), (5.0, 2.0), (-5.0, -2.0)):
+        _, ours = rescaled.step(state, jnp.full((1, 1), agents), jax.random.key(0))
+        _, expected = plain.step(state, jnp.full((1, 1), torque), jax.random.key(0))
+        np.testing.assert_allclose(ours.obs, expected.obs, rtol=1e-6)
+
+
+def test_it_is_a_hashable_setting():
+    assert AutoReset(CartPole(), 2) == AutoReset(CartPole(), 2) != AutoReset(CartPole(), 3)
+    assert hash(AutoReset(CartPole(), 2)) == hash(AutoReset(CartPole(), 2))
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "says"),
+    [
+        (jnp.zeros((4, 1), jnp.int32), ValueError, r"script: action: wanted shape \(4,\), got \(4, 1\)"),
+        (jnp.zeros(3, jnp.int32), ValueError, r"wanted shape \(4,\), got \(3,\)"),
+        (jnp.zeros(4), TypeError, "wanted integers, got float32"),
+        ([0, 1, 0, 1], TypeError, "wanted integers, got list"),
+    ],
+)
+def test_E8_a_wrong_action_is_refused(action, error, says):
+    env = AutoReset(Script(), 4)
+    state, _ = env.init(jax.random.key(0))
+    with pytest.raises(error, match=says):
+        env.step(state, action, jax.random.key(0))
+
+
+def test_E8_floats_are_wanted_for_a_box():
+    env = AutoReset(Pendulum(), 2)
+    state, _ = env.init(jax.random.key(0))
+    with pytest.raises(TypeError, match=r"jax/Pendulum-v1: action: wanted floats, got int32"):
+        env.step(state, jnp.zeros((2, 1), jnp.int32), jax.random.key(0))
+
+
+@struct
+class Pair(Script):
+    """With a tree of actions."""
+
+    @property
+    def spec(self):
+        return EnvSpec(Box([0.0], [1.0]), Dict({"a": Discrete(2), "b": Tuple((Discrete(3),))}), "pair")
+
+
+@pytest.mark.parametrize(
+    "action", [{"a": jnp.zeros(4, jnp.int32)}, jnp.zeros(4, jnp.int32), {"a": jnp.zeros(4, jnp.int32), "b": ()}]
+)
+def test_E8_another_tree_of_actions_is_refused(action):
+    env = AutoReset(Pair(), 4)
+    state, _ = env.init(jax.random.key(0))
+    with pytest.raises(TypeError, match="pair: the action's tree must be that of Dict"):
+        env.step(state, action, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "error", "says"), [(0, ValueError, "num_envs must be an integer >= 1, got 0"), (True, TypeError, "num_envs")]
+)
+def test_a_bad_number_of_environments_is_refused(num_envs, error, says):
+    with pytest.raises(error, match=says):
+        AutoReset(CartPole(), num_envs)
