@@ -41,7 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: unknown command {name!r}{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
-    return command(rest)
+    try:
+        return command(rest)
+    except KeyboardInterrupt:
+        # Not while training, which ends in order by itself.
+        print("stopped by Ctrl-C", file=sys.stderr)
+        return 130
 
 
 def _command(name: str) -> Callable[[list[str]], int] | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from polyak.agents import AGENTS
 from polyak.core import spaces
+from polyak.core.checks import check_choice, check_integer
 from polyak.core.types import Agent, Policy
 from polyak.io.checkpoint import restore
 from polyak.io.config import ConfigError, from_json, to_json
@@ -19,6 +20,9 @@ from polyak.ops.schedules import Linear
 from polyak.parts.networks import ActorCritic
 
 FORMAT = 1
+
+MAX_SEED = 2**32 - 1
+"""The largest seed of a run."""
 
 # All that a config may name.
 CLASSES: dict[str, type] = {
@@ -68,6 +72,18 @@ class RunConfig:
     agent: Any
     action_scaling: Literal["clip", "rescale"] = "clip"
 
+    def __post_init__(self) -> None:
+        for name in ("algorithm", "env"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"run: {name} must be a name, got {getattr(self, name)!r}")
+        for name in ("num_envs", "env_steps", "devices", "checkpoint_every"):
+            check_integer("run", name, getattr(self, name))
+        if self.report_every is not None:
+            check_integer("run", "report_every", self.report_every)
+        check_seed("run", "seed", self.seed)
+        check_choice("run", "loop", self.loop, ("compiled", "host"))
+        check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
+
     def to_json(self) -> dict[str, Any]:
         """As JSON data; a user's own network is described, and must be given again when the run is loaded."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "agent"}
@@ -81,7 +97,8 @@ def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
         agent: stands in for the one in the file, for runs whose network was a user's own.
 
     Raises:
-        ConfigError: the file is not of this format, lacks a field, or describes an agent that cannot be built again.
+        ConfigError: the file is not of this format, a field is missing, unknown or out of its range, or the agent cannot be
+            built again.
     """
     data = run.read_config()
     what = str(run.directory / "config.json")
@@ -93,7 +110,12 @@ def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
     if missing or unknown:
         raise ConfigError(f"{what}: fields missing: {missing}; fields unknown: {unknown}")
     built = from_json(data["agent"], CLASSES, what=what) if agent is None else agent
-    return RunConfig(**{name: data[name] for name in names if name != "agent"}, agent=built)
+    if not isinstance(built, Agent):
+        raise ConfigError(f"{what}: agent is no agent, but {built!r}"[:200])
+    try:
+        return RunConfig(**{name: data[name] for name in names if name != "agent"}, agent=built)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: {error}") from None
 
 
 def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> Any:
@@ -122,3 +144,15 @@ def restored_policy(run: Run, config: RunConfig) -> Policy:
 def run_key(seed: int) -> Any:
     """The key of a run."""
     return jax.random.key(np.uint32(seed))
+
+
+def check_seed(owner: str, name: str, seed: Any) -> None:
+    """A seed from which `run_key` makes a key.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: negative, or more than 32 bits.
+    """
+    check_integer(owner, name, seed, at_least=0)
+    if seed > MAX_SEED:
+        raise ValueError(f"{owner}: {name} must be an integer in [0, {MAX_SEED}], got {seed}")

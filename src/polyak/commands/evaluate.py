@@ -4,14 +4,15 @@ import dataclasses
 from pathlib import Path
 
 import jax
+from rich.console import Console
 
-from polyak.commands.flags import UsageError, fail, parse
+from polyak.commands.flags import UsageError, fail, parse, usage
 from polyak.commands.training import evaluation_of
 from polyak.core.checks import check_integer
 from polyak.io.checkpoint import CheckpointError, restore
 from polyak.io.config import ConfigError
 from polyak.io.run import RunError, open_run
-from polyak.runs import read_config, run_key
+from polyak.runs import check_seed, read_config, run_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,7 @@ class EvaluateFlags:
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        print("usage: polyak evaluate RUN [--episodes N] [--seed S]\n\nRUN is a run directory.")
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+        return usage("polyak evaluate RUN [--episodes N] [--seed S]\n\nRUN is a run directory.", arguments)
     try:
         return _evaluate(Path(arguments[0]), arguments[1:])
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
@@ -38,11 +38,12 @@ def evaluate(arguments: list[str]) -> int:
 def _evaluate(directory: Path, arguments: list[str]) -> int:
     flags = parse(EvaluateFlags, arguments, prog=f"polyak evaluate {directory}", description="The policy's greedy return.")
     check_integer("polyak evaluate", "--episodes", flags.episodes)
-    check_integer("polyak evaluate", "--seed", flags.seed, at_least=0)
+    check_seed("polyak evaluate", "--seed", flags.seed)
     run = open_run(directory)
     config = read_config(run)
     restored = restore(run.checkpoints, jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
-    evaluation = evaluation_of(config, restored.tree, flags.episodes, flags.seed)
+    with Console().status(f"evaluating {flags.episodes} episodes …"):
+        evaluation = evaluation_of(config, restored.tree, flags.episodes, flags.seed)
     print(
         f"{config.algorithm} {config.env} at {restored.step:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
         f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"

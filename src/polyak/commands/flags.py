@@ -4,7 +4,7 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -26,24 +26,37 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     Raises:
         UsageError: a flag is given twice.
     """
-    flags = [argument.split("=")[0] for argument in arguments if argument.startswith("--")]
+    flags = [_canonical(argument) for argument in arguments if argument.startswith("--")]
     twice = sorted({flag for flag in flags if flags.count(flag) > 1})
     if twice:
         raise UsageError(f"{', '.join(twice)} is given more than once")
     return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
 
 
+def _canonical(argument: str) -> str:
+    """The flag that an argument sets: `--num_envs=8` is `--num-envs`, `--no-normalize-obs` is `--normalize-obs`."""
+    return "--" + argument.split("=")[0].removeprefix("--").replace("_", "-").removeprefix("no-")
+
+
+PRESET = "the preset's, else found from the spaces"
+
+
+def by_default(what: str, metavar: str) -> Any:
+    """How help names the default of a flag that is None until the rest is known."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {what})")
+
+
 @dataclasses.dataclass(frozen=True)
 class NetworkFlags:
-    """The built-in network; what is not given is the preset's."""
+    """The built-in network."""
 
-    hidden: tuple[int, ...] | None = None
+    hidden: Annotated[tuple[int, ...] | None, by_default(PRESET, "INT [INT ...]")] = None
     """Widths of the dense layers."""
-    activation: Activation | None = None
+    activation: Annotated[Activation | None, by_default(PRESET, "{tanh,relu,elu,gelu,silu}")] = None
     """Between the layers."""
-    shared_torso: bool | None = None
+    shared_torso: Annotated[bool | None, by_default(PRESET, "{True,False}")] = None
     """Actor and critic share all but the last layer."""
-    log_std: float | None = None
+    log_std: Annotated[float | None, by_default(PRESET, "FLOAT")] = None
     """Initial logarithm of the standard deviation of Box actions."""
 
     def given(self) -> dict[str, Any]:
@@ -70,7 +83,7 @@ def agent_flags(agent_class: type, defaults: Mapping[str, Any]) -> type:
         kind = _flag_type(hints[field.name])
         default = _as_text(defaults.get(field.name, field.default))
         help_text = described.get(field.name, "")
-        fields.append((field.name, typing.Annotated[kind, tyro.conf.arg(help=help_text)], dataclasses.field(default=default)))
+        fields.append((field.name, Annotated[kind, tyro.conf.arg(help=help_text)], dataclasses.field(default=default)))
     return dataclasses.make_dataclass(f"{agent_class.__name__}Flags", fields, frozen=True)
 
 
@@ -85,7 +98,7 @@ def _as_text(value: Any) -> Any:
 
 def _flag_type(hint: Any) -> Any:
     if hint == Schedule:
-        return typing.Annotated[typing.Any, SCHEDULE]
+        return Annotated[Any, SCHEDULE]
     if hint == Scalar:
         return float
     if hint == Scalar | None:
@@ -135,6 +148,13 @@ def _attribute_texts(docstring: str) -> dict[str, str]:
             last = next(reversed(texts))
             texts[last] += " " + line.strip()
     return texts
+
+
+def usage(text: str, arguments: Sequence[str]) -> int:
+    """Print how a command is used, because it was asked for or because it was not known; the exit code to leave with."""
+    asked = bool(arguments) and arguments[0] in ("-h", "--help")
+    print(f"usage: {text}", file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 def fail(message: object, code: int = 2) -> int:

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: the first asks training to end in order, the second ends the process at once."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -10,6 +11,9 @@ from types import FrameType
 GRACE_SECONDS = 4.5
 
 NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+# A progress bar hides it.
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 class Interrupts:
@@ -45,16 +49,15 @@ def catching() -> Iterator[Interrupts]:
         interrupts.received = interrupts.received or number
 
     def watch() -> None:
-        first = os.read(read_end, 1)
-        if not first or done.is_set():
+        first = _next_signal(read_end)
+        if first is None or done.is_set():
             return
-        interrupts.received = interrupts.received or first[0]
-        leave_at_once = threading.Timer(GRACE_SECONDS, os._exit, (128 + first[0],))
+        interrupts.received = interrupts.received or first
+        leave_at_once = threading.Timer(GRACE_SECONDS, _leave, (first, "it did not end in time"))
         leave_at_once.daemon = True
         leave_at_once.start()
-        second = os.read(read_end, 1)
-        if second and not done.is_set():
-            os._exit(128 + first[0])
+        if _next_signal(read_end) is not None and not done.is_set():
+            _leave(first, "it was asked twice")
         leave_at_once.cancel()
 
     before = {number: signal.signal(number, remember) for number in NAMES}
@@ -71,3 +74,21 @@ def catching() -> Iterator[Interrupts]:
         os.close(write_end)
         watcher.join(timeout=1.0)
         os.close(read_end)
+
+
+def _next_signal(read_end: int) -> int | None:
+    """The next of the two signals (the pipe tells of every signal that has a handler), or None once the pipe is closed."""
+    while byte := os.read(read_end, 1):
+        if byte[0] in NAMES:
+            return byte[0]
+    return None
+
+
+def _leave(number: int, why: str) -> None:
+    """End the process without a last checkpoint."""
+    with contextlib.suppress(OSError):
+        for descriptor, text in ((1, _SHOW_CURSOR if os.isatty(1) else ""), (2, f"\npolyak: left at once, as {why}\n")):
+            # A pipe that nobody reads, or a stopped terminal, keeps nobody from leaving.
+            os.set_blocking(descriptor, False)
+            os.write(descriptor, text.encode())
+    os._exit(128 + number)

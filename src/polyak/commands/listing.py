@@ -2,14 +2,14 @@
 
 from polyak import envs
 from polyak.agents import AGENTS
+from polyak.commands.flags import usage
 from polyak.presets import PRESETS
 
 
 def listing(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    if arguments and arguments[0] not in ("-h", "--help"):
-        print(f"usage: polyak list (it takes no arguments, got {arguments[0]!r})")
-        return 2
+    if arguments:
+        return usage("polyak list\n\nAlgorithms, presets and environments; it takes no arguments.", arguments)
     print("algorithms")
     for name, agent in AGENTS.items():
         print(f"  {name:6} {(agent.__doc__ or '').strip().splitlines()[0]}")

@@ -1,16 +1,18 @@
 """polyak resume RUN: go on where a run was stopped."""
 
 import dataclasses
+import os
 from pathlib import Path
+from typing import Annotated
 
 from polyak import envs
-from polyak.commands.flags import UsageError, fail, parse
+from polyak.commands.flags import UsageError, by_default, fail, parse, usage
 from polyak.commands.training import restored_start, train_in, use_devices
 from polyak.core.checks import check_integer
 from polyak.core.types import HostEnv
-from polyak.io.checkpoint import CheckpointError
+from polyak.io.checkpoint import CheckpointError, steps
 from polyak.io.config import ConfigError
-from polyak.io.run import RunError, open_run
+from polyak.io.run import SUMMARY, RunError, open_run
 from polyak.runs import read_config, run_key
 from polyak.train.host import as_host_env
 
@@ -19,8 +21,8 @@ from polyak.train.host import as_host_env
 class ResumeFlags:
     """How far to go."""
 
-    env_steps: int | None = None
-    """Valid transitions in all, those already done included. [default: what the run was started with]"""
+    env_steps: Annotated[int | None, by_default("what the run was started with", "INT")] = None
+    """Valid transitions in all, those already done included."""
     eval_episodes: int = 100
     """Episodes of the greedy policy after training."""
 
@@ -28,8 +30,7 @@ class ResumeFlags:
 def resume(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        print("usage: polyak resume RUN [--env-steps N] [--eval-episodes N]\n\nRUN is a run directory.")
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+        return usage("polyak resume RUN [--env-steps N] [--eval-episodes N]\n\nRUN is a run directory.", arguments)
     try:
         return _resume(Path(arguments[0]), arguments[1:])
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
@@ -39,11 +40,15 @@ def resume(arguments: list[str]) -> int:
 def _resume(directory: Path, arguments: list[str]) -> int:
     flags = parse(ResumeFlags, arguments, prog=f"polyak resume {directory}", description="Go on where a run was stopped.")
     check_integer("polyak resume", "--eval-episodes", flags.eval_episodes)
+    if flags.env_steps is not None:
+        check_integer("polyak resume", "--env-steps", flags.env_steps)
+    finished = _nothing_to_do(directory, flags.env_steps)
+    if finished is not None:
+        print(finished)
+        return 0
     with open_run(directory, write=True) as run:
         config = read_config(run)
-        if flags.env_steps is not None:
-            check_integer("polyak resume", "--env-steps", flags.env_steps)
-            config = dataclasses.replace(config, env_steps=flags.env_steps)
+        config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
         devices = use_devices(config.devices, config.loop, config.num_envs)
         made = envs.make(config.env, num_envs=config.num_envs, action_scaling=config.action_scaling, import_modules=False)
         env = as_host_env(made, run_key(config.seed)) if config.loop == "host" else made
@@ -54,3 +59,20 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         finally:
             if isinstance(env, HostEnv):
                 env.close()
+
+
+def _nothing_to_do(directory: Path, env_steps: int | None) -> str | None:
+    """What to say where the run is at its end already, evaluation included.
+
+    Raises:
+        UsageError: it is beyond the env_steps asked for.
+    """
+    run = open_run(directory)
+    done = max(steps(run.checkpoints), default=0)
+    if env_steps is not None and done > env_steps:
+        raise UsageError(f"--env-steps {env_steps:,}: {directory} has done {done:,} already")
+    if done < (env_steps or read_config(run).env_steps) or not os.path.lexists(run.directory / SUMMARY):
+        return None
+    if run.read_summary().get("eval_mean_return") is None:
+        return None
+    return f"{directory}: has done its {done:,} env_steps; --env-steps N, for a larger N, goes further"

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from polyak.core.types import Callback, Progress, PyTree
 
@@ -13,54 +14,76 @@ PLAIN_LINES = 10
 
 
 @contextmanager
-def showing(console: Console, title: str, env_steps: int) -> Iterator[Callback]:
-    """A callback that shows how far training is, how fast, how well, and how long it will take."""
+def showing(console: Console, title: str, env_steps: int, done: int = 0) -> Iterator[Callback]:
+    """A callback that shows how far training is, how fast, how well, and how long it will take.
+
+    Args:
+        title: what is trained.
+        env_steps: how many there shall be.
+        done: how many there are already.
+    """
     if not console.is_terminal:
-        yield _lines(console, title, env_steps)
+        yield _lines(console, title, env_steps, done)
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(compact=True),
+        SpinnerColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(),
     )
     with Bar(*columns, console=console) as bar:
-        task = bar.add_task(title, total=env_steps, status="compiling …")
+        task = bar.add_task(title, total=env_steps, completed=done, status="compiling …")
+        said = False
 
         def update(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
-            bar.update(task, completed=min(progress.env_steps, env_steps), status=_status(progress, metrics))
+            nonlocal said
+            if not said:
+                said = True
+                console.print(_compiled(title, progress), highlight=False)
+            bar.update(task, completed=min(progress.env_steps, env_steps), status=_status(progress, metrics, env_steps))
 
         yield update
 
 
-def _lines(console: Console, title: str, env_steps: int) -> Callback:
-    console.print(f"{title}: compiling …", highlight=False)
-    due = 0
+def _lines(console: Console, title: str, env_steps: int, done: int) -> Callback:
+    console.print(f"{title}: compiling …", highlight=False, soft_wrap=True)
+    due: int | None = None
 
     def line(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
         nonlocal due
+        if due is None:
+            due = done
+            console.print(_compiled(title, progress), highlight=False, soft_wrap=True)
         if progress.env_steps < min(due, env_steps):
             return
         due = progress.env_steps + env_steps // PLAIN_LINES
-        left = (env_steps - progress.env_steps) / progress.fps if progress.fps > 0 else 0.0
-        share = 100 * min(progress.env_steps / env_steps, 1)
-        console.print(
-            f"{title}: {progress.env_steps:,} of {env_steps:,} env_steps ({share:.0f} %), {_status(progress, metrics)}, "
-            f"{max(left, 0):.0f} s left",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"{title}: {_status(progress, metrics, env_steps)}", highlight=False, soft_wrap=True)
 
     return line
 
 
-def _status(progress: Progress, metrics: Mapping[str, float]) -> str:
+def _compiled(title: str, progress: Progress) -> str:
+    return f"{title}: compiled in {progress.compile_seconds:.1f} s"
+
+
+def _status(progress: Progress, metrics: Mapping[str, float], env_steps: int) -> str:
     mean = metrics.get("rollout/ep_rew_mean")
-    parts = [
-        f"{progress.fps:,.0f} env_steps/s",
-        f"mean return {mean:.1f}" if mean is not None else "no episode ended yet",
-        f"compiled in {progress.compile_seconds:.1f} s",
-    ]
     skipped = metrics.get("train/skipped_steps", 0)
-    return ", ".join([*parts, f"{skipped:.0f} gradient steps skipped"] if skipped else parts)
+    left = max(env_steps - progress.env_steps, 0) / progress.fps if progress.fps > 0 else 0.0
+    parts = [
+        f"{progress.env_steps:,} of {env_steps:,} env_steps",
+        f"{progress.fps:,.0f}/s",
+        f"mean return {mean:.1f}" if mean is not None else "no episode ended yet",
+        *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
+        f"{_duration(left)} left",
+    ]
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    """`42 s`, `3:07 min`, `2:03 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"

@@ -3,11 +3,11 @@
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from polyak import envs
 from polyak.agents import AGENTS
-from polyak.commands.flags import NetworkFlags, UsageError, agent_flags, fail, parse, with_horizon
+from polyak.commands.flags import NetworkFlags, UsageError, agent_flags, by_default, fail, parse, usage, with_horizon
 from polyak.commands.training import train_in, train_seeds, use_devices
 from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
@@ -16,7 +16,8 @@ from polyak.core.types import HostEnv
 from polyak.io.run import RunError, create
 from polyak.parts.networks import network_for
 from polyak.presets import Preset, preset
-from polyak.runs import RunConfig
+from polyak.runs import RunConfig, check_seed
+from polyak.train.loop import mesh_over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +32,18 @@ class TrainFlags:
     """Decides everything random."""
     seeds: int = 1
     """Train with so many seeds, from --seed on: at once in the compiled loop, else one after another."""
-    run_dir: Path | None = None
-    """The run directory; must not hold a run yet. [default: runs/ALGO-ENV-SEED-TIME]"""
+    run_dir: Annotated[Path | None, by_default("runs/ALGO-ENV-SEED-TIME", "PATH")] = None
+    """The run directory; must not hold a run yet."""
     loop: Literal["auto", "compiled", "host"] = "auto"
     """compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python."""
-    devices: int | None = None
-    """Devices (on a CPU: cores) that share the environments. [default: two cores in the compiled loop where it pays]"""
+    devices: Annotated[int | None, by_default("two cores in the compiled loop where it pays, else one", "INT")] = None
+    """Devices (on a CPU: cores) that share the environments."""
     eval_episodes: int = 100
     """Episodes of the greedy policy after training."""
-    report_every: int | None = None
-    """env_steps between reports. [default: a hundredth of all]"""
-    checkpoint_every: int | None = None
-    """env_steps between checkpoints. [default: a tenth of all]"""
+    report_every: Annotated[int | None, by_default("a hundredth of all", "INT")] = None
+    """env_steps between reports."""
+    checkpoint_every: Annotated[int | None, by_default("a tenth of all", "INT")] = None
+    """env_steps between checkpoints, which are saved at reports."""
     action_scaling: Literal["clip", "rescale"] = "clip"
     """Box actions are clipped to the bounds, or rescaled to them from [-1, 1]."""
 
@@ -50,9 +51,9 @@ class TrainFlags:
 def train(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        print(f"usage: polyak train ALGO ENV [flags]\n\nALGO: {', '.join(AGENTS)}; ENV: see `polyak list`.")
-        print("`polyak train ppo CartPole-v1 --help` shows every flag.")
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+        names = f"ALGO: {', '.join(AGENTS)}; ENV: see `polyak list`."
+        text = f"polyak train ALGO ENV [flags]\n\n{names}\n`polyak train ppo CartPole-v1 --help` shows every flag."
+        return usage(text, arguments)
     algorithm = arguments[0]
     if algorithm not in AGENTS:
         return fail(unknown_name(algorithm, tuple(AGENTS), "algorithm"))
@@ -80,14 +81,16 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
     description = f"Train {algorithm} in {env_id}. Settings by default: {found.source}."
     flags: Any = parse(kind, arguments, prog=f"polyak train {algorithm} {env_id}", description=description)
     options: TrainFlags = flags.train
-    for name in ("env_steps", "num_envs", "seeds", "eval_episodes"):
-        check_integer("polyak train", f"--{name.replace('_', '-')}", getattr(options, name))
-    check_integer("polyak train", "--seed", options.seed, at_least=0)
+    _check(options)
     is_jax = env_id.startswith(("jax/", "gymnax/"))
     loop = ("compiled" if is_jax else "host") if options.loop == "auto" else options.loop
     if loop == "compiled" and not is_jax:
         raise UsageError(f"--loop compiled needs an environment in JAX (jax/..., gymnax/...); {env_id} steps on the host")
-    devices = use_devices(options.devices, loop, options.num_envs)
+    at_once = options.seeds > 1 and loop == "compiled"
+    if at_once and options.devices not in (None, 1):
+        raise UsageError(f"--devices {options.devices}: several seeds are trained at once on one device")
+    devices = 1 if at_once else use_devices(options.devices, loop, options.num_envs)
+    mesh_over(devices, options.num_envs)
     env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling)
     try:
         agent = _agent(AGENTS[algorithm], env.spec, found, flags)
@@ -113,6 +116,16 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
     finally:
         if isinstance(env, HostEnv):
             env.close()
+
+
+def _check(options: TrainFlags) -> None:
+    """Refuse what is out of range, by its flag, before anything is made."""
+    for name in ("env_steps", "num_envs", "seeds", "eval_episodes", "devices", "report_every", "checkpoint_every"):
+        value = getattr(options, name)
+        if value is not None:
+            check_integer("polyak train", f"--{name.replace('_', '-')}", value)
+    check_seed("polyak train", "--seed", options.seed)
+    check_seed("polyak train", "--seed + --seeds - 1", options.seed + options.seeds - 1)
 
 
 def _agent(agent_class: type, spec: EnvSpec, found: Preset, flags: Any) -> Any:

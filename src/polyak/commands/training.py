@@ -1,10 +1,11 @@
 """One training in a run directory: what `train` and `resume` share."""
 
+import contextlib
 import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,14 @@ from polyak import envs, train
 from polyak.commands.flags import fail
 from polyak.commands.interrupts import NAMES, Interrupts, catching
 from polyak.commands.showing import showing
-from polyak.core.checks import check_integer
 from polyak.core.types import Callback, Env, HostEnv, Progress
-from polyak.io.checkpoint import restore, steps
+from polyak.io.checkpoint import CheckpointError, restore, steps
+from polyak.io.layout import find
 from polyak.io.loggers import checkpointer, jsonl_logger, save_progress, tensorboard_logger
-from polyak.io.run import Run, create
+from polyak.io.run import Run, RunError, create
 from polyak.runs import RunConfig, run_key
 from polyak.train.compiled import start as start_compiled
+from polyak.train.episodes import Episodes
 from polyak.train.evaluate import Evaluation
 from polyak.train.host import start as start_on_host
 from polyak.train.loop import LoopState
@@ -32,7 +34,7 @@ from polyak.train.loop import LoopState
 
 @dataclass(frozen=True)
 class Start:
-    """Where a resumed training goes on: the loop's state and the env_steps it had done."""
+    """Where a resumed training goes on: the loop's state, None for the beginning, and the env_steps it had done."""
 
     state: Any
     env_steps: int
@@ -43,36 +45,35 @@ def train_in(run: Run, config: RunConfig, env: Env | HostEnv, eval_episodes: int
     console = Console()
     began = time.monotonic()
     title = f"{config.algorithm} {config.env}"
-    with ExitStack() as stack:
-        interrupts = stack.enter_context(catching())
-        shown = stack.enter_context(showing(console, title, config.env_steps))
-        callbacks = [shown, *writers(run, config, start)]
-        try:
+    done = start.env_steps if start else 0
+    try:
+        with catching() as interrupts, showing(console, title, config.env_steps, done) as shown:
             result = _loop(config)(
                 config.agent,
                 env,
                 env_steps=config.env_steps,
                 key=run_key(config.seed),
-                callbacks=callbacks,
+                callbacks=[shown, *writers(run, config, start)],
                 report_every=config.report_every,
                 devices=config.devices,
                 resume_from=start.state if start else None,
-                env_steps_done=start.env_steps if start else 0,
+                env_steps_done=done,
                 should_stop=interrupts.stop_requested,
             )
-        except train.TrainingDiverged as error:
-            _summarise(run, config, time.monotonic() - began, None, None, stopped=str(error))
-            return fail(error, 1)
-        except Exception:
-            traceback.print_exc()
-            _summarise(run, config, time.monotonic() - began, None, None, stopped="error")
-            return fail(f"training ended; resume it from its last checkpoint with: polyak resume {run.directory}", 1)
-        _save_last(run, result)
-    return _finish(run, config, result, interrupts, time.monotonic() - began, eval_episodes, console)
+            _save_last(run, result)
+        return _finish(run, config, result, interrupts, began, eval_episodes, console)
+    except Exception as error:
+        return _failed([run], [config], began, error)
 
 
 def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: int, eval_episodes: int) -> int:
-    """Train with several seeds, each in a run directory of its own under `directory`; returns the first bad exit code, or 0."""
+    """Train with several seeds, each in a run directory of its own under `directory`; returns the first bad exit code, or 0.
+
+    Raises:
+        RunError: `directory` is there already, and not an empty directory.
+    """
+    if os.path.lexists(directory) and (directory.is_symlink() or not directory.is_dir() or any(directory.iterdir())):
+        raise RunError(f"{directory}: the runs of several seeds need a directory that is new or empty")
     configs = [replace(config, seed=config.seed + i) for i in range(seeds)]
     directories = [directory / f"seed-{each.seed}" for each in configs]
     if config.loop == "compiled" and not isinstance(env, HostEnv):
@@ -92,26 +93,31 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
     began = time.monotonic()
     first = configs[0]
     keys = jax.vmap(jax.random.key)(np.array([config.seed for config in configs], np.uint32))
-    with catching() as interrupts, showing(console, f"{first.algorithm} {first.env} x {len(runs)}", first.env_steps) as shown:
-        callbacks = [
-            [*([shown] if i == 0 else []), *writers(run, config, None)]
-            for i, (run, config) in enumerate(zip(runs, configs, strict=True))
+    title = f"{first.algorithm} {first.env} x {len(runs)}"
+    try:
+        with catching() as interrupts, showing(console, title, first.env_steps) as shown:
+            callbacks = [
+                [*([shown] if i == 0 else []), *writers(run, config, None)]
+                for i, (run, config) in enumerate(zip(runs, configs, strict=True))
+            ]
+            results = train.compiled_seeds(
+                first.agent,
+                env,
+                env_steps=first.env_steps,
+                keys=keys,
+                callbacks=callbacks,
+                report_every=first.report_every,
+                should_stop=interrupts.stop_requested,
+            )
+            for run, result in zip(runs, results, strict=True):
+                _save_last(run, result)
+        codes = [
+            _finish(run, config, result, interrupts, began, eval_episodes, console)
+            for run, config, result in zip(runs, configs, results, strict=True)
         ]
-        results = train.compiled_seeds(
-            first.agent,
-            env,
-            env_steps=first.env_steps,
-            keys=keys,
-            callbacks=callbacks,
-            report_every=first.report_every,
-            should_stop=interrupts.stop_requested,
-        )
-        for run, result in zip(runs, results, strict=True):
-            _save_last(run, result)
-    code = 0
-    for run, config, result in zip(runs, configs, results, strict=True):
-        code = code or _finish(run, config, result, interrupts, time.monotonic() - began, eval_episodes, console)
-    return code
+        return max(codes)
+    except Exception as error:
+        return _failed(runs, configs, began, error)
 
 
 def use_devices(wanted: int | None, loop: str, num_envs: int) -> int:
@@ -119,13 +125,13 @@ def use_devices(wanted: int | None, loop: str, num_envs: int) -> int:
 
     By itself it takes two in the compiled loop with at least 64 environments: from there on the second core pays.
     """
-    if wanted is not None:
-        check_integer("polyak train", "--devices", wanted)
     cores = os.cpu_count() or 1
     pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
     devices = wanted or (2 if pays else 1)
     if devices > 1:
-        jax.config.update("jax_num_cpu_devices", devices)
+        # Where JAX has started already, its devices are those that it has; the loop says so if they are too few.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", devices)
     return min(devices, jax.local_device_count()) if wanted is None else devices
 
 
@@ -140,7 +146,8 @@ def writers(run: Run, config: RunConfig, start: Start | None) -> Sequence[Callba
 
 def evaluation_of(config: RunConfig, agent_state: Any, episodes: int, seed: int | None = None) -> Evaluation:
     """The greedy policy's episodes in environments of their own; the seed decides their starts."""
-    env = envs.make(config.env, num_envs=min(config.num_envs, episodes), action_scaling=config.action_scaling)
+    num_envs = min(config.num_envs, episodes)
+    env = envs.make(config.env, num_envs=num_envs, action_scaling=config.action_scaling, import_modules=False)
     key = jax.random.fold_in(run_key(config.seed if seed is None else seed), 0x65766C)
     try:
         return train.evaluate(config.agent.policy(agent_state), env, episodes=episodes, key=key)
@@ -152,22 +159,25 @@ def evaluation_of(config: RunConfig, agent_state: Any, episodes: int, seed: int 
 def restored_start(run: Run, config: RunConfig, env: Env | HostEnv) -> Start:
     """The newest valid checkpoint, with the environment put back to where it was if that can be done.
 
+    Where it cannot, new episodes begin, other than those that the run began with. A run that was ended before its first
+    checkpoint starts again from the beginning.
+
     Raises:
         CheckpointError: there is no valid one, or it is of another agent or environment.
     """
-    like = loop_start(config, env)
-    restored = restore(run.checkpoints, like)
-    if isinstance(env, HostEnv):
-        if restored.meta["env"] is None:
-            warnings.warn(f"{restored.meta['resume']}; it starts new episodes", stacklevel=2)
-        else:
-            env.restore(restored.meta["env"])
-    return Start(restored.tree, restored.meta["progress"]["env_steps"])
-
-
-def has_checkpoint(run: Run) -> bool:
-    """Whether there is anything to go on from."""
-    return bool(steps(run.checkpoints))
+    if not find(run.checkpoints):
+        _refuse_lost_checkpoints(run, config)
+        print(f"{run.directory}: was ended before its first checkpoint; it starts again from the beginning")
+        return Start(None, 0)
+    restored = restore(run.checkpoints, loop_start(config, env))
+    state, env_steps = restored.tree, restored.meta["progress"]["env_steps"]
+    if isinstance(env, HostEnv) and restored.meta["env"] is None:
+        warnings.warn(f"{restored.meta['resume']}; new episodes begin", stacklevel=2)
+        time_step = jax.tree.map(jax.numpy.asarray, env.reset((config.seed + env_steps) % 2**31))
+        state = replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
+    elif isinstance(env, HostEnv):
+        env.restore(restored.meta["env"])
+    return Start(state, env_steps)
 
 
 def loop_start(config: RunConfig, env: Env | HostEnv) -> LoopState:
@@ -186,6 +196,13 @@ def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation) 
     )
 
 
+def _refuse_lost_checkpoints(run: Run, config: RunConfig) -> None:
+    """A kill may fall between a row of metrics and its checkpoint, but not between two rows."""
+    rows = [row["env_steps"] for row in run.read_metrics() if row["env_steps"] >= config.checkpoint_every]
+    if len(rows) > 1:
+        raise CheckpointError(f"{run.checkpoints}: no checkpoint is there, but the run had come to {rows[-1]:,} env_steps")
+
+
 def _loop(config: RunConfig) -> Callable[..., train.TrainResult]:
     return train.host if config.loop == "host" else train.compiled
 
@@ -201,28 +218,43 @@ def _finish(
     config: RunConfig,
     result: train.TrainResult,
     interrupts: Interrupts,
-    seconds: float,
+    began: float,
     eval_episodes: int,
     console: Console,
 ) -> int:
     """Evaluate what was trained, or say how to go on where it was stopped; returns the exit code."""
-    if result.stopped is not None:
+    if result.stopped is not None or interrupts.received is not None:
         name = result.stopped if interrupts.received is None else NAMES[interrupts.received]
-        _summarise(run, config, seconds, result.progress, None, stopped=name)
+        _summarise(run, config, began, result.progress, None, stopped=name)
         steps_done = f"{result.progress.env_steps:,} env_steps"
         print(f"stopped by {name} at {steps_done}; go on with: polyak resume {run.directory}")
         return interrupts.exit_code
-    evaluation = evaluation_of(config, result.state, eval_episodes)
-    _summarise(run, config, seconds, result.progress, evaluation, stopped=None)
+    with console.status(f"evaluating {eval_episodes} episodes …"):
+        evaluation = evaluation_of(config, result.state, eval_episodes)
+    _summarise(run, config, began, result.progress, evaluation, stopped=None)
     console.print(summary_line(config, result.progress, evaluation), highlight=False, soft_wrap=True)
     console.print(f"run: {run.directory}", highlight=False, soft_wrap=True)
     return 0
 
 
+def _failed(runs: Iterable[Run], configs: Iterable[RunConfig], began: float, error: Exception) -> int:
+    """Say what ended the training or the evaluation after it, here and in the summary; returns the exit code."""
+    diverged = isinstance(error, train.TrainingDiverged)
+    if not diverged:
+        traceback.print_exception(error)
+    for run, config in zip(runs, configs, strict=True):
+        # On a full disk there is no summary either; the error itself counts.
+        with contextlib.suppress(RunError):
+            _summarise(run, config, began, None, None, stopped=f"{type(error).__name__}: {error}")
+        if not diverged:
+            print(f"go on from the last checkpoint with: polyak resume {run.directory}")
+    return fail(error if diverged else f"ended by {type(error).__name__}: {error}", 1)
+
+
 def _summarise(
     run: Run,
     config: RunConfig,
-    seconds: float,
+    began: float,
     progress: Progress | None,
     evaluation: Evaluation | None,
     *,
@@ -234,7 +266,7 @@ def _summarise(
             "env": config.env,
             "seed": config.seed,
             "env_steps": progress.env_steps if progress else None,
-            "wall_seconds": seconds,
+            "wall_seconds": time.monotonic() - began,
             "train_seconds": progress.seconds if progress else None,
             "compile_seconds": progress.compile_seconds if progress else None,
             "fps": progress.fps if progress else None,
