@@ -47,7 +47,7 @@ class Categorical:
 
     def log_prob(self, value: Int[Array, "*B"]) -> Float[Array, "*B"]:
         """The logarithm of P(value)."""
-        # A sum over a comparison, not a gather: its gradient would be a scatter, which is slow on every back end.
+        # A sum over a comparison, not a gather: the gradient of that is a scatter, which fuses with nothing.
         log_probs = self.log_probs()
         actions = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, log_probs.ndim - 1)
         chosen = actions == value[..., None].astype(jnp.int32)
