@@ -1,4 +1,4 @@
-"""Environments so small that the right value and the right action are known: each isolates one thing an agent must get right."""
+"""Environments so small that the right value and action are known: each isolates one thing an agent must get right."""
 
 from typing import Any
 
@@ -7,30 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.core.struct import static, struct
+from polyak.core.struct import struct
 from polyak.envs.autoreset import AutoReset
 
 OBS = Box(np.array([-1.0], np.float32), np.array([1.0], np.float32))
+SEES = ("nothing", "sign", "step")
+PAYS = ("always", "at the end", "sign", "action", "agreement")
 
 
 @struct
 class Probe:
-    """`length` steps an episode; the obs is `sign`, drawn anew each episode, or 0, or the step's number.
+    """`length` steps an episode; all fields are arrays, so that trainings in many of them are one program.
 
     Attributes:
-        sees: what the obs shows.
-        pays: what the reward is: 1 at every step or only at the last, the sign, ±1 for the action, or for action and sign agreeing.
-        ends: by a terminal state, or by a time limit.
+        sees: which of `SEES` the obs shows: 0, a sign drawn anew each episode, or the step's number.
+        pays: which of `PAYS` the reward is: 1 at every step or only at the last, the sign, ±1 for the action, or for action and
+            sign agreeing.
+        length: steps of an episode.
+        terminates: by a terminal state, else by a time limit.
     """
 
-    sees: str = static(default="nothing")
-    pays: str = static(default="always")
-    length: int = static(default=1)
-    ends: str = static(default="terminated")
+    sees: Any
+    pays: Any
+    length: Any
+    terminates: Any
 
     @property
     def spec(self) -> EnvSpec:
-        return EnvSpec(OBS, Discrete(2), f"probe/{self.sees}-{self.pays}-{self.length}-{self.ends}")
+        return EnvSpec(OBS, Discrete(2), "probe")
 
     def reset(self, key: Any, num_envs: int) -> Any:
         sign = jnp.where(jax.random.bernoulli(key, 0.5, (num_envs,)), 1.0, -1.0)
@@ -41,21 +45,17 @@ class Probe:
         steps = steps + 1
         chosen = jnp.where(action == 1, 1.0, -1.0)
         over = steps >= self.length
-        reward = {
-            "always": jnp.ones_like(sign),
-            "at the end": jnp.where(over, 1.0, 0.0),
-            "sign": sign,
-            "action": chosen,
-            "agreement": sign * chosen,
-        }[self.pays]
-        never = jnp.zeros_like(over)
-        return ((sign, steps), reward, over, never) if self.ends == "terminated" else ((sign, steps), reward, never, over)
+        rewards = jnp.stack([jnp.ones_like(sign), jnp.where(over, 1.0, 0.0), sign, chosen, sign * chosen])
+        return (sign, steps), rewards[self.pays], over & self.terminates, over & ~self.terminates
 
     def observe(self, state: Any) -> Any:
         sign, steps = state
-        obs = {"nothing": jnp.zeros_like(sign), "sign": sign, "step": steps.astype(jnp.float32)}[self.sees]
-        return obs[:, None]
+        return jnp.stack([jnp.zeros_like(sign), sign, steps.astype(jnp.float32)])[self.sees][:, None]
 
 
-def probe(num_envs: int, **settings: Any) -> AutoReset:
-    return AutoReset(Probe(**settings), num_envs)
+def settings(sees: str = "nothing", pays: str = "always", length: int = 1, terminates: bool = True) -> Probe:
+    return Probe(np.int32(SEES.index(sees)), np.int32(PAYS.index(pays)), np.int32(length), np.bool_(terminates))
+
+
+def probe(num_envs: int, **fields: Any) -> AutoReset:
+    return AutoReset(settings(**fields), num_envs)

@@ -1,5 +1,7 @@
 """PPO on probe environments: values and actions against what they must be."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,60 +9,101 @@ import pytest
 
 from polyak import train
 from polyak.agents.ppo import PPO
+from polyak.envs.autoreset import AutoReset
 from polyak.parts.networks import mlp
-from tests.probe_envs import probe
+from polyak.train.compiled import iteration, start
+from polyak.train.loop import update_on
+from tests.probe_envs import OBS, probe, settings
 
-GAMMA = 0.9
-
-
-def trained(env, iterations=150):
-    agent = PPO(
-        env.spec, network=mlp((32,)), num_steps=16, num_epochs=4, num_minibatches=4, learning_rate=1e-2, gamma=GAMMA, ent_coef=0.01
-    )
-    rows = env.num_envs * agent.num_steps * iterations
-    result = train.compiled(agent, env, env_steps=rows // 3, key=jax.random.key(0))
-
-    def value(obs):
-        variables = result.state.variables
-        (_, value), _, _ = agent.network.apply(variables, jnp.array([[obs]], jnp.float32))
-        return float(value[0])
-
-    return value, agent.policy(result.state)
-
-
-def test_one_step_reward_is_the_value():
-    value, _ = trained(probe(32))
-    assert value(0.0) == pytest.approx(1.0, abs=0.05)
-
-
-def test_the_value_depends_on_the_observation():
-    value, _ = trained(probe(32, sees="sign", pays="sign"))
-    assert value(1.0) == pytest.approx(1.0, abs=0.1) and value(-1.0) == pytest.approx(-1.0, abs=0.1)
+GAMMA, NUM_ENVS = 0.9, 32
+PROBES = {
+    "one step": settings(),
+    "value of the obs": settings(sees="sign", pays="sign"),
+    "two steps": settings(sees="step", pays="at the end", length=2),
+    "action": settings(pays="action"),
+    "action of the obs": settings(sees="sign", pays="agreement"),
+    "time limit": settings(length=4, terminates=False),
+    "terminal state": settings(sees="step", length=4),
+}
+AGENT = PPO(
+    probe(1).spec,
+    network=mlp((32,)),
+    num_steps=16,
+    num_epochs=4,
+    num_minibatches=4,
+    learning_rate=1e-2,
+    gamma=GAMMA,
+    ent_coef=0.01,
+)
 
 
-def test_the_value_is_bootstrapped_over_two_steps():
-    value, _ = trained(probe(32, sees="step", pays="at the end", length=2))
-    assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(0.0) == pytest.approx(GAMMA, abs=0.05)
+@pytest.fixture(scope="module")
+def trained():
+    """Trains in all probes as one program; answers `(value, policy)` by the probe's name."""
+
+    @jax.jit
+    @jax.vmap
+    def learn(dynamics):
+        env = AutoReset(dynamics, NUM_ENVS)
+        body = partial(iteration, AGENT, env, update_on(None))
+        once = lambda state, _: (body(state)[0], None)  # noqa: E731
+        return jax.lax.scan(once, start(AGENT, env, jax.random.key(0)), length=400)[0].agent
+
+    states = learn(jax.tree.map(lambda *leaves: jnp.stack(leaves), *PROBES.values()))
+    names = list(PROBES)
+
+    def answers(name):
+        state = jax.tree.map(lambda x: x[names.index(name)], states)
+
+        def value(obs):
+            (_, value), _, _ = AGENT.network.apply(state.variables, jnp.array([[obs]], jnp.float32))
+            return float(value[0])
+
+        return value, lambda obs: int(AGENT.policy(state).predict(np.full(OBS.shape, obs, np.float32))[0])
+
+    return answers
 
 
-def test_the_rewarded_action_is_taken():
-    _, policy = trained(probe(32, pays="action"))
-    assert policy.predict(np.array([0.0], np.float32))[0] == 1
+def test_one_step_reward_is_the_value(trained):
+    value, _ = trained("one step")
+    assert value(0.0) == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_action_follows_the_observation():
-    value, policy = trained(probe(32, sees="sign", pays="agreement"))
-    assert policy.predict(np.array([1.0], np.float32))[0] == 1
-    assert policy.predict(np.array([-1.0], np.float32))[0] == 0
-    assert value(1.0) == pytest.approx(1.0, abs=0.1)
+def test_the_value_depends_on_the_observation(trained):
+    value, _ = trained("value of the obs")
+    assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(-1.0) == pytest.approx(-1.0, abs=0.05)
 
 
-def test_a_time_limit_does_not_lower_a_value():
-    value, _ = trained(probe(32, length=4, ends="truncated"), iterations=600)
-    assert value(0.0) == pytest.approx(1 / (1 - GAMMA), rel=0.05)
+def test_the_value_is_bootstrapped_over_two_steps(trained):
+    value, _ = trained("two steps")
+    assert value(1.0) == pytest.approx(1.0, abs=0.02) and value(0.0) == pytest.approx(GAMMA, abs=0.02)
 
 
-def test_a_terminal_state_does():
-    value, _ = trained(probe(32, sees="step", length=4, ends="terminated"), iterations=300)
-    assert value(0.0) == pytest.approx(1 + GAMMA + GAMMA**2 + GAMMA**3, rel=0.05)
-    assert value(3.0) == pytest.approx(1.0, abs=0.1)
+def test_the_rewarded_action_is_taken(trained):
+    value, policy = trained("action")
+    assert policy(0.0) == 1 and value(0.0) == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_action_follows_the_observation(trained):
+    value, policy = trained("action of the obs")
+    assert policy(1.0) == 1 and policy(-1.0) == 0
+    assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(-1.0) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_time_limit_does_not_lower_a_value(trained):
+    value, _ = trained("time limit")
+    assert value(0.0) == pytest.approx(1 / (1 - GAMMA), rel=0.02)
+
+
+def test_a_terminal_state_does(trained):
+    value, _ = trained("terminal state")
+    for step in range(4):
+        assert value(float(step)) == pytest.approx(sum(GAMMA**k for k in range(4 - step)), abs=0.05)
+
+
+def test_the_compiled_loop_learns_a_probe():
+    env = probe(NUM_ENVS, sees="sign", pays="agreement")
+    result = train.compiled(AGENT, env, env_steps=12_000, key=jax.random.key(0))
+    policy = AGENT.policy(result.state)
+    assert [int(policy.predict(np.array([obs], np.float32))[0]) for obs in (1.0, -1.0)] == [1, 0]
+    assert train.evaluate(policy, env, episodes=64, key=jax.random.key(1)).mean_return == 1.0

@@ -1,0 +1,65 @@
+"""Random rollouts that keep the contract of next-step autoreset, for tests of updates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, map_space
+from polyak.core.types import Rollout, TimeStep
+
+
+def sample(space, rng, batch):
+    """Random values of a space, as an agent sees or makes them (integers from 0, Box actions unbounded)."""
+
+    def leaf(space):
+        shape = (*batch, *space.shape)
+        match space:
+            case Discrete():
+                return rng.integers(0, space.n, shape).astype(np.int32)
+            case MultiDiscrete():
+                return rng.integers(0, space.nvec, shape).astype(np.int32)
+            case MultiBinary():
+                return rng.integers(0, 2, shape).astype(np.int8)
+            case Box() if space.dtype == np.uint8:
+                return rng.integers(0, 256, shape).astype(np.uint8)
+            case Box():
+                return rng.normal(size=shape).astype(np.float32)
+
+    return map_space(leaf, space)
+
+
+def flags(rng, num_steps, num_envs, ends):
+    """`terminated, truncated, first` `[T+1, B]`, each step ending an episode one way or the other with probability `ends`."""
+    terminated, truncated, first = (np.zeros((num_steps + 1, num_envs), bool) for _ in range(3))
+    for t in range(num_steps + 1):
+        if t:
+            first[t] = terminated[t - 1] | truncated[t - 1]
+        terminated[t] = ~first[t] & (rng.random(num_envs) < ends)
+        truncated[t] = ~first[t] & (rng.random(num_envs) < ends)
+    return terminated, truncated, first
+
+
+def rollout(spec: EnvSpec, seed=0, *, num_steps=8, num_envs=4, ends=0.15, carry=()):
+    """A rollout of noise; NumPy leaves, so that tests can change them before `on_device`."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated, first = flags(rng, num_steps, num_envs, ends)
+    reward = np.where(first, 0.0, rng.normal(size=first.shape)).astype(np.float32)
+    obs = sample(spec.obs, rng, (num_steps + 1, num_envs))
+    actions = sample(spec.action, rng, (num_steps, num_envs))
+    return Rollout(TimeStep(obs, reward, terminated, truncated, first), actions, (), carry)
+
+
+def on_device(tree):
+    return jax.tree.map(jnp.array, tree)
+
+
+def same_bits(a, b):
+    """Two trees of arrays are equal in structure and in every bit."""
+    leaves_a, tree_a = jax.tree.flatten(a)
+    leaves_b, tree_b = jax.tree.flatten(b)
+    return tree_a == tree_b and all(_same_array(x, y) for x, y in zip(leaves_a, leaves_b, strict=True))
+
+
+def _same_array(x, y):
+    x, y = (np.asarray(jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z) for z in (x, y))
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()

@@ -1,0 +1,77 @@
+"""PPO's update split over devices, against the same update on one."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from polyak.agents.ppo import PPO
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.parts.networks import mlp
+from polyak.train.loop import mesh_over, update_on
+from tests.agents.rollouts import on_device, rollout, same_bits
+
+SPEC = EnvSpec(Box(-np.ones(3), np.ones(3)), Discrete(3))
+NUM_ENVS = 8
+AGENT = PPO(
+    SPEC,
+    network=mlp((4,)),
+    num_steps=8,
+    num_epochs=2,
+    num_minibatches=4,
+    learning_rate=1e-2,
+    normalize_obs=True,
+    normalize_reward=True,
+    target_kl=1e6,
+)
+KEY = jax.random.key(1)
+
+
+@pytest.fixture(scope="module", params=[2, 8])
+def split(request):
+    return jax.jit(update_on(mesh_over(request.param, NUM_ENVS)))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return jax.jit(update_on(None))
+
+
+def data(seed=0):
+    return rollout(SPEC, seed, num_steps=8, num_envs=NUM_ENVS, carry=((), np.zeros(NUM_ENVS, np.float32)))
+
+
+def close(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=1e-6, rtol=1e-6)
+
+
+def test_an_update_on_many_devices_is_the_one_on_one(split, whole):
+    one = many = AGENT.init(KEY)
+    for i in range(3):
+        key = jax.random.fold_in(KEY, i)
+        one, metrics = whole(AGENT, one, on_device(data(i)), key)
+        many, metrics_of_many = split(AGENT, many, on_device(data(i)), key)
+    close(one, many)
+    close(metrics, metrics_of_many)
+    assert one.env_steps == many.env_steps == sum(int((~data(i).time_steps.last[:-1]).sum()) for i in range(3))
+
+
+def test_a_bad_number_on_one_device_is_refused_on_all(split):
+    state = AGENT.init(KEY)
+    bad = data()
+    t, env = np.argwhere(~bad.time_steps.last[:-1] & ~bad.time_steps.last[1:])[0]
+    bad.time_steps.reward[t + 1, env] = np.nan
+    after, metrics = split(AGENT, state, on_device(bad), KEY)
+    assert metrics["train/skipped_steps"] == 8 and metrics["train/first_bad"] == 2
+    untouched = (state.variables, state.optimizer, state.normalizer, state.return_stats)
+    assert same_bits((after.variables, after.optimizer, after.normalizer, after.return_stats), untouched)
+
+
+def test_minibatches_that_do_not_divide_a_devices_rows_are_refused():
+    agent = dataclasses.replace(AGENT, num_minibatches=16)
+    state = jax.eval_shape(agent.init, KEY)
+    with pytest.raises(ValueError, match=r"num_minibatches=16.* 8 \* 1 = 8"):
+        jax.eval_shape(update_on(mesh_over(8, NUM_ENVS)), agent, state, on_device(data()), KEY)

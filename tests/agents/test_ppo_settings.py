@@ -1,0 +1,118 @@
+"""Settings of PPO: each wrong one gets one error that says which, what was got and what is wanted."""
+
+import dataclasses
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.agents.ppo import PPO
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import Agent
+from polyak.ops.schedules import Linear
+from polyak.parts.networks import mlp, nature_cnn
+from tests.agents.rollouts import rollout
+
+SPEC = EnvSpec(Box([-1.0], [1.0]), Discrete(2), "somewhere")
+NAN, INF = float("nan"), float("inf")
+
+WRONG = {
+    "num_steps": [0, -1, 2.0, True, "8", None],
+    "num_epochs": [0, -3, 1.5, None],
+    "num_minibatches": [0, -1, 4.0, "4"],
+    "max_bad_steps": [0, -1, 1.0],
+    "learning_rate": [0.0, -1e-3, NAN, INF, "3e-4", None, True, Linear(-1.0), Linear(1e-3, -1.0)],
+    "clip_range": [0.0, -0.2, NAN, INF, "0.2", Linear(0.0)],
+    "gamma": [1.5, -1.0, NAN, INF, "0.9", None, True],
+    "gae_lambda": [2.0, -0.1, NAN, None],
+    "clip_range_vf": [0.0, -0.2, NAN, "0.2"],
+    "ent_coef": [-0.1, NAN, INF, None],
+    "vf_coef": [-0.1, NAN, "1"],
+    "max_grad_norm": [0.0, -1.0, NAN, INF],
+    "target_kl": [0.0, -1.0, NAN, "0.1"],
+    "adam_eps": [0.0, -1e-5, NAN, None],
+    "normalize_advantage": [1, "yes", None],
+    "normalize_obs": [0, "no"],
+    "normalize_reward": [1.0, None],
+    "network": ["mlp", 3, mlp],
+    "spec": [None, "CartPole-v1", SPEC.obs],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
+def test_A12_F2_a_wrong_setting_is_one_error_naming_field_got_and_wanted(field, value):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        PPO(**({"spec": SPEC} | {field: value}))
+    message = str(caught.value)
+    shown = getattr(value, "start", value) if isinstance(value, Linear) and value.start <= 0 else value
+    shown = shown.end if isinstance(shown, Linear) else shown
+    assert message.startswith("PPO: ") and field in message and repr(shown) in message and "must" in message
+    assert "\n" not in message
+
+
+def test_every_field_has_wrong_values_here():
+    assert set(WRONG) == {field.name for field in dataclasses.fields(PPO)}
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "field"), [("gama", "gamma"), ("learningrate", "learning_rate"), ("clip_eps", "clip_range"), ("lr", None)]
+)
+def test_F1_a_misspelt_field_suggests_the_right_one(misspelt, field):
+    with pytest.raises(TypeError, match=f"PPO: unknown field '{misspelt}'") as caught:
+        PPO(SPEC, **{misspelt: 0.5})
+    assert field is None or f"did you mean '{field}'?" in str(caught.value)
+    assert "num_minibatches" in str(caught.value)
+
+
+def test_replacing_a_field_validates_too():
+    with pytest.raises(ValueError, match=r"PPO: gamma must be a number in \[0, 1\], got 1.5"):
+        dataclasses.replace(PPO(SPEC), gamma=1.5)
+
+
+@pytest.mark.parametrize("settings", [{"gamma": 0}, {"gamma": 1}, {"gae_lambda": 0.0}, {"ent_coef": 0}, {"target_kl": None}])
+def test_the_ends_of_the_ranges_are_allowed(settings):
+    PPO(SPEC, **settings)
+
+
+def test_float_fields_are_leaves_and_the_rest_is_structure():
+    floats = {"learning_rate", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps"}
+    leaves = {jax.tree_util.keystr(path).strip(".") for path, _ in jax.tree_util.tree_leaves_with_path(PPO(SPEC))}
+    assert leaves == floats
+    fields = inspect.signature(PPO).parameters
+    assert set(fields) > floats
+
+
+def test_the_network_is_found_from_the_spec():
+    image = EnvSpec(Box(np.zeros((40, 40, 3)), np.full((40, 40, 3), 255), np.uint8), Discrete(2))
+    assert PPO(SPEC).network == mlp() and PPO(image).network == nature_cnn()
+
+
+def test_A11_minibatches_that_do_not_divide_the_rows_are_refused_with_the_numbers():
+    agent = PPO(SPEC, num_steps=6, num_minibatches=4)
+    message = r"num_minibatches=4.* num_steps \* num_envs = 6 \* 3 = 18"
+    with pytest.raises(ValueError, match=message):
+        agent.check(3)
+    with pytest.raises(ValueError, match=message):
+        state = jax.eval_shape(agent.init, jax.random.key(0))
+        jax.eval_shape(agent.update, state, rollout(SPEC, num_steps=6, num_envs=3), jax.random.key(0))
+
+
+def test_it_keeps_the_agents_contract():
+    agent = PPO(SPEC)
+    assert isinstance(agent, Agent)
+    state = agent.init(jax.random.key(0))
+    assert isinstance(jax.tree.leaves(state)[0], jax.Array)
+    assert repr(agent).startswith("PPO(spec=EnvSpec(") and "gamma=0.99" in repr(agent)
+
+
+def test_equal_agents_are_one_to_the_compiler():
+    agents = [PPO(SPEC, gamma=0.9), PPO(dataclasses.replace(SPEC), network=mlp((64, 64)), gamma=0.5)]
+    structures = [jax.tree.structure(agent) for agent in agents]
+    assert structures[0] == structures[1] and hash(structures[0]) == hash(structures[1])
+
+
+@pytest.mark.parametrize("scheduled", [Linear(1e-3), 1e-3, jnp.float32(1e-3), np.float32(1e-3)])
+def test_numbers_may_be_python_numpy_or_jax(scheduled):
+    assert isinstance(PPO(SPEC, learning_rate=scheduled), PPO)
