@@ -12,7 +12,7 @@ from polyak.commands.training import train_in, train_seeds, use_devices
 from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import unknown_name
-from polyak.core.types import HostEnv
+from polyak.core.types import Agent, HostEnv
 from polyak.io.run import RunError, create
 from polyak.parts.networks import network_for
 from polyak.presets import Preset, preset
@@ -94,6 +94,8 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
     env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling)
     try:
         agent = _agent(AGENTS[algorithm], env.spec, found, flags)
+        if options.devices is None and not _fits(agent, options.num_envs // devices):
+            devices = 1
         agent.check(options.num_envs // devices)
         config = RunConfig(
             algorithm=algorithm,
@@ -135,6 +137,15 @@ def _agent(agent_class: type, spec: EnvSpec, found: Preset, flags: Any) -> Any:
     given = {field.name: with_horizon(getattr(flags.agent, field.name), env_steps) for field in dataclasses.fields(flags.agent)}
     network = settings.pop("network", None) or network_for(spec)
     return agent_class(spec=spec, **given, network=dataclasses.replace(network, **flags.network.given()))
+
+
+def _fits(agent: Agent, num_envs: int) -> bool:
+    """Whether the agent can work with so many environments on each device."""
+    try:
+        agent.check(num_envs)
+    except ValueError:
+        return False
+    return True
 
 
 def _run_directory(algorithm: str, env_id: str, seed: int) -> Path:

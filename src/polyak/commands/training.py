@@ -74,9 +74,11 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
     """
     if os.path.lexists(directory) and (directory.is_symlink() or not directory.is_dir() or any(directory.iterdir())):
         raise RunError(f"{directory}: the runs of several seeds need a directory that is new or empty")
-    configs = [replace(config, seed=config.seed + i) for i in range(seeds)]
+    at_once = config.loop == "compiled" and not isinstance(env, HostEnv)
+    devices = 1 if at_once else config.devices
+    configs = [replace(config, seed=config.seed + i, devices=devices) for i in range(seeds)]
     directories = [directory / f"seed-{each.seed}" for each in configs]
-    if config.loop == "compiled" and not isinstance(env, HostEnv):
+    if at_once:
         with ExitStack() as stack:
             runs = [stack.enter_context(create(d, c.to_json())) for d, c in zip(directories, configs, strict=True)]
             return _train_at_once(runs, configs, env, eval_episodes)
@@ -123,11 +125,14 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
 def use_devices(wanted: int | None, loop: str, num_envs: int) -> int:
     """How many devices to use; on a CPU it makes that many of its cores, which must happen before JAX starts.
 
-    By itself it takes two in the compiled loop with at least 64 environments: from there on the second core pays.
+    By itself it takes two in the compiled loop with at least 64 environments: from there on the second core pays. For the
+    host loop it makes the CPU compute where it is called from: handing a step of 50 µs to another thread costs as much again.
     """
     cores = os.cpu_count() or 1
     pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
     devices = wanted or (2 if pays else 1)
+    if loop == "host":
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     if devices > 1:
         # Where JAX has started already, its devices are those that it has; the loop says so if they are too few.
         with contextlib.suppress(RuntimeError):
