@@ -74,11 +74,10 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
     """
     if os.path.lexists(directory) and (directory.is_symlink() or not directory.is_dir() or any(directory.iterdir())):
         raise RunError(f"{directory}: the runs of several seeds need a directory that is new or empty")
-    at_once = config.loop == "compiled" and not isinstance(env, HostEnv)
-    devices = 1 if at_once else config.devices
-    configs = [replace(config, seed=config.seed + i, devices=devices) for i in range(seeds)]
+    configs = [replace(config, seed=config.seed + i) for i in range(seeds)]
     directories = [directory / f"seed-{each.seed}" for each in configs]
-    if at_once:
+    if config.loop == "compiled" and not isinstance(env, HostEnv):
+        configs = [replace(each, devices=1) for each in configs]
         with ExitStack() as stack:
             runs = [stack.enter_context(create(d, c.to_json())) for d, c in zip(directories, configs, strict=True)]
             return _train_at_once(runs, configs, env, eval_episodes)
