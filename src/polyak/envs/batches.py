@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium.spaces as gym
 import numpy as np
@@ -22,6 +22,7 @@ class RawStep(NamedTuple):
     mask: npt.NDArray[np.bool_] | None
 
 
+@runtime_checkable
 class Batch(Protocol):
     """B environments of Gymnasium's, whichever way they are stepped."""
 
@@ -58,6 +59,7 @@ class Batch(Protocol):
         ...
 
 
+@runtime_checkable
 class Members(Protocol):
     """Several `SingleEnv`, here or elsewhere, to be asked for the answers of one of its methods."""
 

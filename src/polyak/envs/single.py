@@ -22,13 +22,17 @@ class SingleEnv:
 
     An exception that the environment raises goes on as it is, with a note that says where: index, step, seed, action.
 
+    Raises:
+        TypeError: `env` is no environment; it hands out something of the wrong kind.
+        ValueError: it hands out something of the wrong shape, or a bad action mask.
+
     Args:
-        env: the environment; its spaces must be supported.
+        env: a `gymnasium.Env`; its spaces must be supported.
         name: how errors call it.
         index: its place in the batch.
     """
 
-    def __init__(self, env: "gymnasium.Env[Any, Any]", name: str, index: int) -> None:
+    def __init__(self, env: Any, name: str, index: int) -> None:
         if not isinstance(env, gymnasium.Env):
             raise TypeError(f"{name}: env {index} must be a gymnasium.Env, got {type(env).__name__}")
         self.env = env

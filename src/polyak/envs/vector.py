@@ -88,7 +88,7 @@ class VectorBatch:
             reward[due] = 0.0
             terminated &= ~due
             truncated &= ~due
-        if self.plain:
+        if self.plain and "action_mask" not in answer[4]:
             return RawStep(arrays, reward, terminated, truncated, None)
         return self._completed(RawStep(arrays, reward, terminated, truncated, None), answer[4], due)
 
