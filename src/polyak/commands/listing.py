@@ -1,5 +1,7 @@
 """polyak list: algorithms, presets and environments."""
 
+import textwrap
+
 from polyak import envs
 from polyak.agents import AGENTS
 from polyak.commands.flags import usage
@@ -18,5 +20,6 @@ def listing(arguments: list[str]) -> int:
         print(f"  {algorithm:6} {env_id:28} {found.env_steps:>10,}  {found.source}")
     print("\nenvironments")
     for home, names in envs.names().items():
-        print(f"  {home}: {', '.join(names) if names else 'not installed'}")
+        text = f"{home}: {', '.join(names) if names else 'not installed'}"
+        print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     return 0
