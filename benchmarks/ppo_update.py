@@ -3,8 +3,8 @@
     python benchmarks/ppo_update.py [--quick] [--json PATH]
 
 8 environments x 256 steps, obs of 17 numbers, Box actions of 6 (the shape of HalfCheetah), two networks of (64, 64) tanh; 10
-epochs x 32 minibatches, and 10 epochs over the full batch. polyak's time includes the values, log-probabilities and advantages of
-the rollout, which Stable-Baselines3 computes while it collects and are not in its time. polyak's state is donated, as in its
+epochs x 32 minibatches, and 10 epochs over the full batch. polyak's time includes the values, log-probabilities and advantages
+of the rollout, which Stable-Baselines3 computes while it collects and are not in its time. polyak's state is donated, as in its
 loops.
 """
 
