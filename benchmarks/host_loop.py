@@ -20,7 +20,7 @@ TARGET = 4.0
 def polyak_worker(count: int) -> None:
     import jax
 
-    # As the command line does for this loop: computing where it is called costs less than waking another thread for 20 µs of work.
+    # As the command line does for this loop: waking another thread costs more than 20 µs of work.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     import polyak
 
