@@ -1,6 +1,8 @@
 """Environments for tests: scripted episodes, and faults of every kind. No JAX: they also run in worker processes."""
 
 import os
+import sys
+import threading
 import time
 from typing import Any
 
@@ -181,6 +183,18 @@ class Secretive(Counting):
     set_state = None
 
 
+class Curious(Counting):
+    """Observes whether JAX was imported in its process, and whether its parent is the trainer."""
+
+    def __init__(self, trainer: int):
+        super().__init__()
+        self.trainer = trainer
+
+    def reset(self, **options: Any):
+        super().reset(**options)
+        return np.array(["jax" in sys.modules, os.getppid() == self.trainer], np.float32), {}
+
+
 class UserError(Exception):
     """An exception that cannot be made again from its arguments."""
 
@@ -194,7 +208,7 @@ class Unsendable(Exception):
 
     def __init__(self, message: str = "unsendable"):
         super().__init__(message)
-        self.lock = open(os.devnull)  # noqa: SIM115 (it is to be open)
+        self.lock = threading.Lock()
 
 
 def raise_key_error(*_: Any) -> Any:

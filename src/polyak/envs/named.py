@@ -143,9 +143,14 @@ def _batch_of(make_env: Callable[[], Any], name: str, num_envs: int, vectorizati
     from polyak.envs.batches import Here, SingleBatch
     from polyak.envs.workers import Workers
 
-    if vectorization == "async":
-        return SingleBatch(Workers([make_env] * num_envs, name, timeout), name)
-    return SingleBatch(Here([make_env() for _ in range(num_envs)], name), name)
+    if vectorization != "async":
+        return SingleBatch(Here([make_env() for _ in range(num_envs)], name), name)
+    workers = Workers([make_env] * num_envs, name, timeout)
+    try:
+        return SingleBatch(workers, name)
+    except BaseException:
+        workers.close()
+        raise
 
 
 def _given_batch(given: Any, num_envs: int, vectorization: Vectorization, timeout: float) -> tuple[str, Any]:

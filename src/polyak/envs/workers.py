@@ -40,6 +40,8 @@ class Workers:
         self.timeout = timeout
         self.pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
+        # Questions are numbered: the answers to one whose wait was broken off (Ctrl-C) are not those to the next.
+        self.number = 0
         context = multiprocessing.get_context("forkserver")
         for index, make in enumerate(env_fns):
             ours, theirs = context.Pipe()
@@ -63,9 +65,10 @@ class Workers:
         """
         if not self.pipes:
             raise RuntimeError(f"{self.name}: the environment is closed")
+        self.number += 1
         for index, (pipe, its) in enumerate(zip(self.pipes, arguments, strict=True)):
             try:
-                pipe.send((question, its))
+                pipe.send((self.number, question, its))
             except OSError:
                 self._died(index, question)
         return self._answers(question)
@@ -79,20 +82,17 @@ class Workers:
         pipes, processes = self.pipes, self.processes
         self.pipes, self.processes = [], []
         raised: list[tuple[int, Any]] = []
+        self.number += 1
         for pipe in pipes:
-            try:
-                pipe.send(("close", ()))
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                pipe.send((self.number, "close", ()))
         deadline = time.monotonic() + CLOSE_SECONDS
         for index, pipe in enumerate(pipes):
-            try:
-                while pipe.poll(max(0.0, deadline - time.monotonic())):
-                    status, answer = pipe.recv()
-                    if status == "raised":
-                        raised.append((index, answer))
-            except (EOFError, OSError):
-                pass
+            # An error here is a process that has ended, as it should.
+            with contextlib.suppress(EOFError, OSError):
+                status, answer = self._receive(pipe, deadline)
+                if status == "raised":
+                    raised.append((index, answer))
             pipe.close()
         _end(processes, deadline)
         for index, answer in raised:
@@ -103,11 +103,11 @@ class Workers:
         answers, failed = [], None
         for index, pipe in enumerate(self.pipes):
             try:
-                if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                    self._late(question)
-                status, answer = pipe.recv()
+                status, answer = self._receive(pipe, deadline)
             except (EOFError, OSError):
                 self._died(index, question)
+            if status == "late":
+                self._late(index, question)
             if status == "raised" and failed is None:
                 failed = index, answer
             answers.append(answer)
@@ -116,8 +116,16 @@ class Workers:
             self._reraise(*failed)
         return answers
 
-    def _late(self, question: str) -> NoReturn:
-        late = ", ".join(str(index) for index, pipe in enumerate(self.pipes) if not pipe.poll(0))
+    def _receive(self, pipe: Connection, deadline: float) -> tuple[str, Any]:
+        """The answer to the last question: `("done" | "raised" | "late", ...)`."""
+        while pipe.poll(max(0.0, deadline - time.monotonic())):
+            number, status, answer = pipe.recv()
+            if number == self.number:
+                return status, answer
+        return "late", None
+
+    def _late(self, first: int, question: str) -> NoReturn:
+        late = ", ".join(str(index) for index, pipe in enumerate(self.pipes) if index >= first and not pipe.poll(0))
         self._kill()
         raise TimeoutError(f"{self.name}: env {late} did not answer {question}() within {self.timeout:g} s")
 
@@ -165,20 +173,20 @@ def _work(pipe: Connection, make: CloudpickleWrapper, name: str, index: int) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         env = SingleEnv(make(), name, index)
-        pipe.send(("done", (env.env.observation_space, env.env.action_space)))
+        pipe.send((0, "done", (env.env.observation_space, env.env.action_space)))
     except Exception as error:
-        pipe.send(("raised", _portable(error)))
+        pipe.send((0, "raised", _portable(error)))
         return
     while True:
         try:
-            question, arguments = pipe.recv()
+            number, question, arguments = pipe.recv()
         except (EOFError, OSError):
             # The trainer is gone.
-            question, arguments = "close", ()
+            number, question, arguments = 0, "close", ()
         try:
-            answer = ("done", getattr(env, question)(*arguments))
+            answer = (number, "done", getattr(env, question)(*arguments))
         except Exception as error:
-            answer = ("raised", _portable(error))
+            answer = (number, "raised", _portable(error))
         try:
             pipe.send(answer)
         except OSError:
