@@ -1,11 +1,9 @@
 """Normalisation of observations by their running statistics, over a tree of spaces."""
 
-from jaxtyping import Array, Float
-
 from polyak.core.spaces import Box, Leaf, Space, map_space
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree
-from polyak.ops.normalize import RunningStats
+from polyak.ops.normalize import Numbers, RunningStats, Weights
 
 
 @struct
@@ -35,15 +33,15 @@ class ObsNormalizer:
     def normalize(self, obs: PyTree) -> PyTree:
         """(x - mean) / deviation, clipped, for leaves with any leading dimensions."""
 
-        def leaf(_: Leaf, stats: RunningStats | None, x: Array) -> Array:
+        def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> Numbers:
             return x if stats is None else stats.normalize(x, clip=self.clip)
 
         return map_space(leaf, self.space, self.stats, obs)
 
-    def update(self, obs: PyTree, weight: Float[Array, "*B"], axis_name: str | None = None) -> "ObsNormalizer":
+    def update(self, obs: PyTree, weight: Weights, axis_name: str | None = None) -> "ObsNormalizer":
         """The statistics after more observations; those of weight 0 do not count."""
 
-        def leaf(_: Leaf, stats: RunningStats | None, x: Array) -> RunningStats | None:
+        def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> RunningStats | None:
             return None if stats is None else stats.update(x, weight, axis_name=axis_name)
 
         return ObsNormalizer(map_space(leaf, self.space, self.stats, obs), self.space, self.clip)

@@ -1,0 +1,143 @@
+"""Minibatches: every row once, the same ones on any number of devices, and gradients in parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+from polyak.parts import minibatches
+from polyak.parts.minibatches import accumulate_gradient, map_rows, shuffled_minibatches
+from polyak.train.loop import ENVS, mesh_over
+
+KEY = jax.random.key(0)
+
+
+def batches(key, *sizes):
+    return np.asarray(shuffled_minibatches(key, *sizes))
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_envs", "num_minibatches"),
+    [(8, 8, 4), (16, 4, 4), (5, 2, 1), (5, 2, 10), (3, 7, 3), (1, 1, 1), (128, 8, 4), (6, 12, 9), (7, 16, 28)],
+)
+def test_every_row_is_in_one_minibatch(num_steps, num_envs, num_minibatches):
+    index = batches(KEY, num_steps, num_envs, num_minibatches)
+    assert index.shape == (num_minibatches, num_steps * num_envs // num_minibatches)
+    assert sorted(index.ravel()) == list(range(num_steps * num_envs))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12))
+def test_any_sizes_either_split_or_are_refused(num_steps, num_envs, num_minibatches):
+    rows = num_steps * num_envs
+    sizes = (num_steps, num_envs, num_minibatches)
+    if rows % num_minibatches:
+        with pytest.raises(ValueError, match=f"num_minibatches={num_minibatches} .*{num_steps} .* {num_envs} = {rows}"):
+            jax.eval_shape(lambda key: shuffled_minibatches(key, *sizes), KEY)
+    else:
+        shape = jax.eval_shape(lambda key: shuffled_minibatches(key, *sizes), KEY).shape
+        assert shape == (num_minibatches, rows // num_minibatches)
+
+
+def test_a_minibatch_draws_equally_from_eight_groups_of_environments():
+    index = batches(KEY, 4, 16, 2)
+    env = index % 16
+    for one in env:
+        assert np.array_equal(np.bincount(one // 2, minlength=8), np.full(8, 4))
+
+
+def test_the_key_decides_the_order():
+    a, b, c = (batches(jax.random.key(seed), 16, 8, 4) for seed in (0, 0, 1))
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+    assert not np.array_equal(a.ravel(), np.arange(128))
+
+
+def test_steps_are_mixed_within_every_environment():
+    """A shuffle that kept the time order, or gave every group one order, would put the same steps together."""
+    step = batches(KEY, 64, 8, 8) // 8
+    assert all(np.ptp(one) > 32 for one in step)
+    rows = batches(KEY, 64, 8, 1)[0]
+    orders = [rows[rows % 8 == env] // 8 for env in range(8)]
+    assert len({tuple(order) for order in orders}) == 8
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_devices_share_the_minibatches_of_one(devices):
+    num_steps, num_envs, num_minibatches = 4, 16, 4
+    here = num_envs // devices
+    split = jax.shard_map(
+        lambda key: shuffled_minibatches(key, num_steps, here, num_minibatches, ENVS)[None],
+        mesh=mesh_over(devices, num_envs),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(ENVS),
+        check_vma=False,
+    )
+    local = np.asarray(jax.jit(split)(KEY))
+    device = np.arange(devices)[:, None, None]
+    rows = local // here * num_envs + device * here + local % here
+    whole = batches(KEY, num_steps, num_envs, num_minibatches)
+    for i in range(num_minibatches):
+        assert sorted(rows[:, i].ravel()) == sorted(whole[i])
+
+
+def test_devices_without_whole_groups_still_cover_their_rows():
+    split = jax.shard_map(
+        lambda key: shuffled_minibatches(key, 4, 2, 2, ENVS)[None],
+        mesh=mesh_over(3, 6),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(ENVS),
+        check_vma=False,
+    )
+    for one in np.asarray(jax.jit(split)(KEY)):
+        assert sorted(one.ravel()) == list(range(8))
+
+
+def quadratic(params, index):
+    x = jnp.stack([jnp.sin(index.astype(jnp.float32)), jnp.cos(index.astype(jnp.float32))], -1)
+    loss = jnp.sum(jnp.square(x @ params - 1.0)) / 24
+    return loss, {"loss": loss, "sum": jnp.sum(x)}
+
+
+@pytest.mark.parametrize(("rows_in_cache", "parts"), [(24, 1), (12, 2), (7, 4), (5, 6), (1, 24)])
+def test_a_gradient_in_parts_is_the_gradient(monkeypatch, rows_in_cache, parts):
+    params, index = jnp.array([0.3, -0.7]), jnp.arange(24, dtype=jnp.int32)[::-1]
+    gradient, terms = jax.grad(quadratic, has_aux=True)(params, index)
+    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
+    calls = []
+
+    def counted(params, part):
+        calls.append(part.shape[0])
+        return quadratic(params, part)
+
+    got, got_terms = accumulate_gradient(counted, params, index)
+    assert set(calls) == {24 // parts}
+    np.testing.assert_allclose(got, gradient, rtol=1e-6)
+    np.testing.assert_allclose(got_terms["loss"], terms["loss"], rtol=1e-6)
+    np.testing.assert_allclose(got_terms["sum"], terms["sum"], atol=1e-5)
+
+
+def test_rows_without_a_fitting_divisor_stay_whole(monkeypatch):
+    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", 4)
+    gradient, _ = accumulate_gradient(quadratic, jnp.array([0.3, -0.7]), jnp.arange(23, dtype=jnp.int32))
+    expected = jax.grad(lambda p: quadratic(p, jnp.arange(23, dtype=jnp.int32))[0])(jnp.array([0.3, -0.7]))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows_in_cache", [1, 6, 9, 12, 1000])
+def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache):
+    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
+    tree = {"a": jnp.arange(7 * 3 * 2, dtype=jnp.float32).reshape(7, 3, 2), "b": jnp.arange(21, dtype=jnp.int32).reshape(7, 3)}
+    seen = []
+
+    def function(part):
+        seen.append(part["b"].shape[0])
+        assert part["a"].shape == (part["b"].shape[0], 2)
+        return part["a"].sum(-1) * 2.0, part["b"] + 1
+
+    doubled, plus_one = map_rows(function, tree)
+    assert np.array_equal(doubled, tree["a"].sum(-1) * 2) and np.array_equal(plus_one, tree["b"] + 1)
+    # Up to twice as many pass in one call.
+    assert max(seen) < 2 * max(3, rows_in_cache)

@@ -1,0 +1,222 @@
+"""Policies: sampling, the greedy action, and `predict` from NumPy to NumPy."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+from polyak.core.types import Policy, TimeStep
+from polyak.parts.networks import mlp
+from polyak.parts.normalizer import ObsNormalizer
+from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy, discounted_so_far
+from tests.agents.rollouts import rollout
+
+KEY = jax.random.key(0)
+VECTOR = Box([-1.0, -1.0, -1.0], [1.0, 1.0, 1.0])
+SPEC = EnvSpec(VECTOR, Discrete(4, start=2))
+MASKED = EnvSpec(VECTOR, Dict({"a": Discrete(3), "b": MultiDiscrete((2, 3), (1, 0))}), has_action_mask=True)
+
+
+def policy_for(spec, scale=1.0):
+    """A policy with random parameters, so that different observations have different actions."""
+    network = mlp((5,))
+    variables = network.init(KEY, spec)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: jnp.asarray(scale * rng.normal(size=x.shape), x.dtype), variables.params)
+    return NetworkPolicy(dataclasses.replace(variables, params=params), None, network, spec)
+
+
+def time_step(obs, mask=None):
+    size = len(jax.tree.leaves(obs)[0])
+    no = jnp.zeros(size, bool)
+    return TimeStep(obs, jnp.zeros(size), no, no, no, mask)
+
+
+def greedy(spec):
+    return Greedy(policy_for(spec))
+
+
+def test_policies_keep_the_contract():
+    policy = policy_for(SPEC)
+    for one in (policy, Greedy(policy), DiscountedReturn(policy, 0.9)):
+        assert isinstance(one, Policy)
+        assert jax.tree.structure(jax.tree.map(lambda x: x, one)) == jax.tree.structure(one)
+    assert policy.initial_state(3) == ()
+
+
+def test_predict_answers_for_one_and_for_many():
+    policy = greedy(SPEC)
+    obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    many, carry = policy.predict(obs)
+    ones = [policy.predict(one)[0] for one in obs]
+    assert isinstance(many, np.ndarray) and many.shape == (6,) and many.dtype == np.int32 and carry == ()
+    assert np.shape(ones[0]) == () and np.array_equal(many, ones)
+    assert len(set(ones)) > 1
+
+
+def test_predict_counts_discrete_actions_from_their_start():
+    policy = policy_for(SPEC)
+    obs = np.ones((50, 3), np.float32)
+    drawn, _ = policy.predict(obs, deterministic=False, key=KEY)
+    inner = policy.action(time_step(jnp.asarray(obs)), (), KEY).action
+    assert np.array_equal(drawn, np.asarray(inner) + 2)
+    assert drawn.min() >= 2 and drawn.max() <= 5 and len(np.unique(drawn)) > 1
+
+
+def test_the_greedy_action_is_the_most_probable_one():
+    policy = policy_for(SPEC)
+    obs = jnp.asarray(np.random.default_rng(1).normal(size=(20, 3)), jnp.float32)
+    (logits, _), _, _ = policy.network.apply(policy.variables, obs)
+    assert np.array_equal(Greedy(policy).predict(np.asarray(obs))[0], np.argmax(logits, -1) + 2)
+    step = Greedy(policy).action(time_step(obs), (), KEY)
+    distribution, _ = Greedy(policy).distribution(time_step(obs))
+    assert np.array_equal(step.action, np.argmax(logits, -1)) and np.array_equal(distribution.sample(seed=KEY), step.action)
+
+
+@pytest.mark.parametrize(("scaling", "low", "high"), [("clip", -1.0, 1.0), ("rescale", -3.0, 5.0)])
+def test_box_actions_reach_the_environments_bounds_and_no_further(scaling, low, high):
+    spec = EnvSpec(VECTOR, Box([low], [high]), action_scaling=scaling)
+    policy = policy_for(spec, scale=0.7)
+    action, _ = policy.predict(np.random.default_rng(0).normal(size=(200, 3)), deterministic=False, key=KEY)
+    assert action.shape == (200, 1) and action.dtype == np.float32
+    assert action.min() == low and action.max() == high and len(np.unique(action)) > 20
+
+
+def test_what_predict_answers_can_be_written_to():
+    for spec in (SPEC, EnvSpec(VECTOR, MultiBinary((2,)))):
+        action, _ = greedy(spec).predict(np.zeros((2, 3), np.float32))
+        action[0] = 0
+
+
+def test_predict_takes_lists_and_other_widths():
+    policy = greedy(SPEC)
+    expected, _ = policy.predict(np.array([0.1, -0.2, 0.3], np.float32))
+    for obs in ([0.1, -0.2, 0.3], np.array([0.1, -0.2, 0.3]), jnp.array([0.1, -0.2, 0.3])):
+        assert policy.predict(obs)[0] == expected
+
+
+def test_predict_takes_trees():
+    spec = EnvSpec(Dict({"x": VECTOR, "pair": Tuple((Discrete(3, start=1), MultiBinary((2,))))}), SPEC.action)
+    policy = greedy(spec)
+    one = {"x": np.zeros(3), "pair": (3, np.array([1, 0]))}
+    two = {"x": np.zeros((2, 3)), "pair": (np.array([3, 1]), np.array([[1, 0], [0, 1]]))}
+    single, (both, _) = policy.predict(one)[0], policy.predict(two)
+    assert np.shape(single) == () and both.shape == (2,) and both[0] == single
+
+
+def test_discrete_observations_are_counted_from_their_start():
+    wide = greedy(EnvSpec(Discrete(3, start=-1), Discrete(4)))
+    plain = greedy(EnvSpec(Discrete(3), Discrete(4)))
+    assert np.array_equal(wide.predict(np.array([-1, 0, 1]))[0], plain.predict(np.array([0, 1, 2]))[0])
+
+
+def test_observations_are_normalised_as_in_training():
+    policy = policy_for(SPEC)
+    obs = np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)
+    normalizer = ObsNormalizer.fresh(SPEC.obs).update(jnp.asarray(obs), jnp.ones(100))
+    normalised = dataclasses.replace(policy, normalizer=normalizer)
+    by_hand = ((obs - obs.mean(0)) / obs.std(0)).astype(np.float32)
+    assert np.array_equal(Greedy(normalised).predict(obs)[0], Greedy(policy).predict(by_hand)[0])
+
+
+def test_a_sample_needs_a_key_and_follows_it():
+    policy = greedy(EnvSpec(VECTOR, Box([-9.0], [9.0])))
+    with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
+        policy.predict(np.zeros(3), deterministic=False)
+    a, b, c = (policy.predict(np.zeros(3), deterministic=False, key=jax.random.key(seed))[0] for seed in (1, 1, 2))
+    assert a == b != c
+
+
+def test_masks_are_obeyed():
+    policy = policy_for(MASKED)
+    mask = {"a": [False, False, True], "b": np.array([1, 0, 0, 1, 0])}
+    action, _ = policy.predict(np.zeros(3), action_mask=mask)
+    assert action["a"] == 2 and np.array_equal(action["b"], [1, 1])
+    many = jax.tree.map(lambda x: np.tile(np.asarray(x, bool), (30, 1)), mask, is_leaf=lambda x: isinstance(x, list))
+    drawn, _ = policy.predict(np.zeros((30, 3)), action_mask=many, deterministic=False, key=KEY)
+    assert set(drawn["a"]) == {2} and set(map(tuple, drawn["b"])) == {(1, 1)}
+    free = {"a": None, "b": mask["b"]}
+    drawn, _ = policy.predict(np.zeros((30, 3)), action_mask={**free, "b": many["b"]}, deterministic=False, key=KEY)
+    assert len(set(drawn["a"])) > 1
+
+
+PAIR = EnvSpec(Dict({"x": VECTOR, "n": Discrete(3, start=1)}), Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "obs", "said"),
+    [
+        (SPEC, np.zeros(4), r"obs has shape (4,), wanted (3,) or a batch (N, *(3,))"),
+        (SPEC, np.zeros((2, 4)), "obs has shape (2, 4)"),
+        (SPEC, np.zeros((2, 2, 3)), "obs has shape (2, 2, 3)"),
+        (SPEC, np.zeros((0, 3)), "obs has shape (0, 3)"),
+        (SPEC, 1.0, "obs has shape ()"),
+        (SPEC, None, "obs has shape ()"),
+        (SPEC, ["a", "b", "c"], "obs must hold numbers, got <U1"),
+        (SPEC, [None, 1.0, 2.0], "obs must hold numbers, got object"),
+        (SPEC, [np.nan, 0.0, 0.0], "obs must be finite"),
+        (SPEC, [[0.0, 0.0, 0.0], [0.0, np.inf, 0.0]], "obs must be finite"),
+        (PAIR, {"x": np.zeros(3)}, "obs does not have the tree of Dict"),
+        (PAIR, np.zeros(3), "obs does not have the tree of Dict"),
+        (PAIR, {"x": np.zeros(2), "n": 1}, "obs at 'x' has shape (2,)"),
+        (PAIR, {"x": np.zeros((2, 3)), "n": 1}, "disagree about the batch size"),
+        (PAIR, {"x": np.zeros((2, 3)), "n": [1, 1, 1]}, "disagree about the batch size"),
+        (PAIR, {"x": np.zeros(3), "n": 1.5}, "obs at 'n' must hold integers, got float64"),
+        (PAIR, {"x": np.zeros(3), "n": 0}, "obs at 'n' must lie in Discrete(n=3, start=1), got 0"),
+        (PAIR, {"x": np.zeros(3), "n": 4}, "obs at 'n' must lie in Discrete(n=3, start=1), got 4"),
+    ],
+)
+def test_P7_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, obs, said):
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
+        greedy(spec).predict(obs)
+    assert str(caught.value).startswith("predict: ")
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        ({"a": [True, True], "b": None}, "action_mask at 'a' has shape (2,), wanted (3,)"),
+        ({"a": [False, False, False], "b": None}, "action_mask at 'a' allows no action"),
+        ({"a": None, "b": [True, True, False, False, False]}, "action_mask at 'b' allows no action"),
+        ([True, True], "action_mask does not have the tree of Dict"),
+    ],
+)
+def test_A10_a_mask_that_does_not_fit_or_allows_nothing_is_an_error(mask, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        greedy(MASKED).predict(np.zeros(3), action_mask=mask)
+
+
+def test_a_mask_for_a_space_that_has_none_is_an_error():
+    with pytest.raises(ValueError, match="has no mask"):
+        greedy(EnvSpec(VECTOR, MultiBinary((2,)))).predict(np.zeros(3), action_mask=[True, True])
+
+
+def test_the_discounted_return_is_kept_per_environment_and_begins_with_an_episode():
+    gamma = 0.5
+    data = rollout(SPEC, 3, num_steps=12, num_envs=3, ends=0.2)
+    steps = data.time_steps
+    slow, now = [], np.array([1.0, -2.0, 0.0])
+    for t in range(13):
+        now = np.where(steps.first[t], 0.0, steps.reward[t] + gamma * now)
+        slow.append(now)
+    before = jnp.array([1.0, -2.0, 0.0])
+    fast = discounted_so_far(jnp.asarray(steps.reward), jnp.asarray(steps.first), before, gamma=gamma)
+    np.testing.assert_allclose(fast, np.array(slow), atol=1e-6)
+
+    policy = DiscountedReturn(policy_for(SPEC), gamma)
+    carry = ((), before)
+    for t in range(3):
+        one = jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), steps)
+        acted = policy.action(one, carry, KEY)
+        carry = acted.carry
+        assert np.array_equal(acted.action, policy.policy.action(one, (), KEY).action)
+        np.testing.assert_allclose(carry[1], slow[t], atol=1e-6)
+
+
+def test_every_collecting_policy_predicts():
+    inner = policy_for(SPEC)
+    assert DiscountedReturn(inner, 0.9).predict(np.ones(3)) == inner.predict(np.ones(3))
