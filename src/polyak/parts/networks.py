@@ -5,7 +5,7 @@ the tree of `ops.distributions.parameter_shapes`, and one value per row.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -52,11 +52,15 @@ class ActorCritic:
     orthogonal: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.hidden, Iterable) or isinstance(self.hidden, str):
+            raise TypeError(f"network: hidden must be widths such as (64, 64), got {self.hidden!r}")
         object.__setattr__(self, "hidden", tuple(self.hidden))
         for width in self.hidden:
             check_integer("network", "hidden", width)
         check_choice("network", "activation", self.activation, tuple(ACTIVATIONS))
         check_number("network", "log_std", self.log_std)
+        for name in ("shared_torso", "orthogonal"):
+            check_choice("network", name, getattr(self, name), (True, False))
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""

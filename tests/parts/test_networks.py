@@ -1,0 +1,197 @@
+"""Built-in networks: found from the spec, of the right shapes, and started as they should be."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+from polyak.core.types import Network
+from polyak.ops.distributions import for_space, parameter_shapes
+from polyak.parts.networks import ActorCritic, channels_first, is_image, mlp, nature_cnn, network_for
+from tests.agents.rollouts import same_bits, sample
+
+KEY = jax.random.key(0)
+VECTOR = Box(-np.ones(3), np.ones(3))
+HWC = Box(np.zeros((40, 36, 3)), np.full((40, 36, 3), 255), np.uint8)
+CHW = Box(np.zeros((3, 40, 36)), np.full((3, 40, 36), 255), np.uint8)
+
+ACTIONS = {
+    "Discrete": Discrete(4, start=1),
+    "MultiDiscrete": MultiDiscrete((2, 3)),
+    "MultiBinary": MultiBinary((2, 2)),
+    "Box": Box(-np.ones((2, 3)), np.ones((2, 3))),
+    "Dict": Dict({"b": Discrete(2), "a": Tuple((Box([-1.0], [1.0]), MultiBinary((3,))))}),
+}
+OBS = {
+    "vector": VECTOR,
+    "matrix": Box(-np.ones((2, 3)), np.ones((2, 3))),
+    "scalar": Box(np.float32(-1), np.float32(1)),
+    "Discrete": Discrete(5),
+    "MultiDiscrete": MultiDiscrete((2, 3)),
+    "MultiBinary": MultiBinary((2, 2)),
+    "bytes": Box(np.zeros((4, 4, 3)), np.full((4, 4, 3), 255), np.uint8),
+    "Dict": Dict({"z": Discrete(2), "a": VECTOR, "pair": Tuple((MultiBinary((2,)), VECTOR))}),
+}
+
+
+def outputs(network, spec, batch=5, seed=0):
+    variables = network.init(KEY, spec)
+    obs = jax.tree.map(jnp.asarray, sample(spec.obs, np.random.default_rng(seed), (batch,)))
+    out, carry, stats = network.apply(variables, obs)
+    assert carry == () and same_bits(stats, variables.stats)
+    return variables, obs, out
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: x.shape, tree)
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS.keys())
+def test_the_output_fits_every_action_space(action):
+    _, _, (params, value) = outputs(mlp((4,)), EnvSpec(VECTOR, action))
+    wanted = jax.tree.map(
+        lambda shape: (5, *shape),
+        parameter_shapes(action),
+        is_leaf=lambda x: isinstance(x, tuple) and (not x or isinstance(x[0], int)),
+    )
+    assert shapes(params) == wanted and value.shape == (5,) and value.dtype == jnp.float32
+    drawn = for_space(action, params).sample(seed=KEY)
+    assert shapes(drawn) == shapes(sample(action, np.random.default_rng(0), (5,)))
+
+
+@pytest.mark.parametrize("obs", OBS.values(), ids=OBS.keys())
+def test_every_observation_space_is_taken_and_every_part_of_it_is_seen(obs):
+    spec = EnvSpec(obs, Discrete(2))
+    network = mlp((8,), orthogonal=False)
+    variables, values, (_, value) = outputs(network, spec)
+    leaves, tree = jax.tree.flatten(values)
+    others = jax.tree.leaves(sample(obs, np.random.default_rng(9), (5,)))
+    for i in range(len(leaves)):
+        changed = jax.tree.unflatten(tree, [jnp.asarray(others[i]) if i == j else x for j, x in enumerate(leaves)])
+        assert not np.array_equal(network.apply(variables, changed)[0][1], value)
+
+
+def test_the_order_of_a_dicts_keys_does_not_matter():
+    a = EnvSpec(Dict({"x": VECTOR, "n": Discrete(2)}), Discrete(2))
+    b = EnvSpec(Dict({"n": Discrete(2), "x": VECTOR}), Discrete(2))
+    network = mlp((4,))
+    assert same_bits(network.init(KEY, a), network.init(KEY, b))
+    obs = {"x": jnp.ones((2, 3)), "n": jnp.ones(2, jnp.int32)}
+    variables = network.init(KEY, a)
+    assert same_bits(network.apply(variables, obs)[0], network.apply(variables, dict(reversed(obs.items())))[0])
+
+
+def test_images_are_found_and_told_apart_by_their_channels():
+    assert is_image(HWC) and is_image(CHW) and not is_image(OBS["bytes"]) and not is_image(VECTOR)
+    assert not is_image(Box(np.zeros((40, 40, 3)), np.ones((40, 40, 3)), np.float32))
+    assert channels_first((4, 84, 84)) and not channels_first((84, 84, 4)) and not channels_first((40, 40, 40))
+    assert network_for(EnvSpec(HWC, Discrete(2))) == nature_cnn() and network_for(EnvSpec(VECTOR, Discrete(2))) == mlp()
+    assert network_for(EnvSpec(Dict({"cam": CHW, "x": VECTOR}), Discrete(2))) == nature_cnn()
+
+
+def test_channels_may_come_first_or_last():
+    network = nature_cnn((8,))
+    last, first = (network.init(KEY, EnvSpec(Dict({"cam": space, "x": VECTOR}), Discrete(2))) for space in (HWC, CHW))
+    assert same_bits(last.params, first.params)
+    image = jnp.asarray(sample(HWC, np.random.default_rng(0), (2,)))
+    x = jnp.ones((2, 3))
+    moved = jnp.moveaxis(image, -1, 1)
+    a, b = network.apply(last, {"cam": image, "x": x})[0], network.apply(first, {"cam": moved, "x": x})[0]
+    np.testing.assert_allclose(a[0], b[0], atol=1e-6)
+    np.testing.assert_allclose(a[1], b[1], atol=1e-5)
+    assert not np.allclose(network.apply(last, {"cam": 255 - image, "x": x})[0][1], a[1])
+    kernels = [layer["kernel"].shape for layer in last.params["actor"]["encoder"]["images"]["cam"]["layers"].values()]
+    assert kernels == [(8, 8, 3, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_shared_torso_learns_from_the_value_and_a_separate_one_does_not(shared):
+    network = mlp((4,), shared_torso=shared)
+    variables, obs, _ = outputs(network, EnvSpec(VECTOR, Discrete(2)))
+
+    def value(params):
+        return network.apply(dataclasses.replace(variables, params=params), obs)[0][1].sum()
+
+    gradient = jax.grad(value)(variables.params)
+    moved = any(float(jnp.abs(x).max()) > 0 for x in jax.tree.leaves(gradient["actor"]))
+    assert moved == shared and ("critic" in variables.params) == (not shared)
+    assert float(jnp.abs(gradient["value"]["kernel"]).max()) > 0
+    assert all(float(jnp.abs(x).max()) == 0 for x in jax.tree.leaves(gradient["policy"]))
+
+
+def gains(kernel):
+    """Singular values of a kernel."""
+    return np.linalg.svd(np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]), compute_uv=False)
+
+
+def test_weights_are_orthogonal_with_the_gains_of_ppo():
+    variables, _, _ = outputs(mlp((8, 6)), EnvSpec(VECTOR, Discrete(3)))
+    params = variables.params
+    for torso in ("actor", "critic"):
+        for layer in params[torso]["dense"]["layers"].values():
+            np.testing.assert_allclose(gains(layer["kernel"]), np.sqrt(2), rtol=1e-5)
+            assert not layer["bias"].any()
+    np.testing.assert_allclose(gains(params["policy"]["linear"]["kernel"]), 0.01, rtol=1e-5)
+    np.testing.assert_allclose(gains(params["value"]["kernel"]), 1.0, rtol=1e-5)
+    plain, _, _ = outputs(mlp((8, 6), orthogonal=False), EnvSpec(VECTOR, Discrete(3)))
+    assert np.ptp(gains(plain.params["actor"]["dense"]["layers"][0]["kernel"])) > 1e-3
+
+
+def test_a_fresh_policy_is_nearly_uniform_and_box_actions_have_the_deviation_asked_for():
+    _, _, (logits, _) = outputs(mlp(), EnvSpec(VECTOR, Discrete(4)), batch=200)
+    assert float(jnp.abs(jax.nn.softmax(logits) - 0.25).max()) < 0.01
+    _, _, (params, _) = outputs(mlp(log_std=-0.5), EnvSpec(VECTOR, ACTIONS["Box"]))
+    assert np.all(params["log_scale"] == -0.5) and float(jnp.abs(params["loc"]).max()) < 0.05
+
+
+def test_without_hidden_layers_it_is_linear():
+    network = mlp(())
+    variables, obs, (logits, value) = outputs(network, EnvSpec(VECTOR, Discrete(2)))
+    twice = network.apply(variables, 2 * obs)[0]
+    np.testing.assert_allclose(twice[0], 2 * logits, rtol=1e-5)
+    np.testing.assert_allclose(twice[1], 2 * value, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("activation", "at_minus_one"), [("tanh", np.tanh(-1)), ("relu", 0.0), ("elu", np.expm1(-1.0))])
+def test_the_activation_is_the_one_asked_for(activation, at_minus_one):
+    network = mlp((1,), activation)
+    variables = network.init(KEY, EnvSpec(Box([-1.0], [1.0]), Discrete(2)))
+    params = jax.tree.map(jnp.ones_like, variables.params)
+    params["critic"]["dense"]["layers"][0]["bias"] = jnp.zeros(1)
+    params["value"]["bias"] = jnp.zeros(1)
+    value = network.apply(dataclasses.replace(variables, params=params), jnp.array([[-1.0]]))[0][1]
+    np.testing.assert_allclose(value, [at_minus_one], rtol=1e-6)
+
+
+def test_settings_are_values():
+    assert mlp((4,)) == ActorCritic((4,)) and hash(mlp((4,))) == hash(mlp((4,))) and mlp((4,)) != mlp((5,))
+    assert isinstance(mlp(), Network)
+    spec = EnvSpec(VECTOR, Discrete(2))
+    a, b, c = (mlp((4,)).init(jax.random.key(seed), spec) for seed in (0, 0, 1))
+    assert same_bits(a, b) and not same_bits(a, c)
+    # One structure, so that two networks made alike compile once.
+    assert jax.tree.structure(a) == jax.tree.structure(c) and hash(jax.tree.structure(a)) == hash(jax.tree.structure(c))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"hidden": (0,)}, "network: hidden must be an integer >= 1, got 0"),
+        ({"hidden": (64, 1.5)}, "network: hidden must be an integer >= 1, got 1.5"),
+        ({"activation": "tahn"}, "network: activation must be one of 'tanh', 'relu', .*got 'tahn'"),
+        ({"log_std": float("nan")}, "network: log_std must be a number"),
+        ({"shared_torso": "no"}, "network: shared_torso must be one of True, False, got 'no'"),
+        ({"orthogonal": 1}, "network: orthogonal must be one of True, False, got 1"),
+        ({"hidden": 64}, r"network: hidden must be widths such as \(64, 64\), got 64"),
+        ({"hidden": "64"}, r"network: hidden must be widths such as \(64, 64\), got '64'"),
+    ],
+)
+def test_F2_a_wrong_setting_is_named(monkeypatch, settings, said):
+    # The tests' own type checker would be faster to object.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises((TypeError, ValueError), match=said):
+        ActorCritic(**settings)
