@@ -1,0 +1,81 @@
+"""A test of an environment before it is trained on: reproducible from its seed, stable in its types."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, map_space
+from polyak.core.types import Env, HostEnv, PyTree, TimeStep
+
+
+def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> None:
+    """Play the environment by random actions and see whether it keeps its promises.
+
+    One on the host must do the same again from the same seed (its observations, rewards and flags are checked at every
+    step anyway); one in JAX must hand out a state and time steps of the types that it began with, or a scan refuses it and
+    every step compiles anew.
+
+    Raises:
+        ValueError: two plays from one seed differ; the leaf, the environment and the step are named.
+        TypeError: a step changes a type.
+    """
+    if isinstance(env, HostEnv):
+        first, second = (_played(env, num_steps, seed) for _ in range(2))
+        for step, (a, b) in enumerate(zip(first, second, strict=True)):
+            _check_equal(env.spec.id, step, a, b)
+    else:
+        state, time_step = jax.eval_shape(env.init, jax.random.key(seed))
+        action = _random_action(env.spec, env.num_envs, np.random.default_rng(seed), None)
+        after = jax.eval_shape(env.step, state, jax.tree.map(jax.numpy.asarray, action), jax.random.key(seed))
+        _check_types(env.spec.id, (state, time_step), after)
+
+
+def _played(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
+    rng = np.random.default_rng(seed)
+    steps = [env.reset(seed)]
+    for _ in range(num_steps):
+        steps.append(env.step(_random_action(env.spec, env.num_envs, rng, steps[-1].action_mask)))
+    return steps
+
+
+def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask: npt.NDArray[np.bool_] | None) -> PyTree:
+    def draw(leaf: Leaf) -> Any:
+        shape = (num_envs, *leaf.shape)
+        if isinstance(leaf, Discrete) and mask is not None:
+            return np.array([rng.choice(np.flatnonzero(row)) for row in mask], np.int32)
+        if isinstance(leaf, Discrete):
+            return rng.integers(0, leaf.n, shape, np.int32)
+        if isinstance(leaf, MultiDiscrete):
+            return rng.integers(0, leaf.nvec, shape, np.int32)
+        return rng.uniform(-1, 1, shape).astype(np.float32) if isinstance(leaf, Box) else rng.integers(0, 2, shape, np.int8)
+
+    return map_space(draw, spec.action)
+
+
+def _check_equal(name: str, step: int, first: TimeStep, second: TimeStep) -> None:
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True):
+        same = (a == b) | ((a != a) & (b != b))
+        if not same.all():
+            index = int(np.argwhere(~same)[0][0])
+            raise ValueError(
+                f"{name}: env {index}, step {step}: {jax.tree_util.keystr(path)} was {a[index]} the first time and {b[index]} "
+                f"the second, from the same seed by the same actions; is there a random number that is not from self.np_random?"
+            )
+
+
+def _check_types(name: str, before: PyTree, after: PyTree) -> None:
+    trees: Any = jax.tree.structure(before), jax.tree.structure(after)
+    if trees[0] != trees[1]:
+        raise TypeError(f"{name}: step() changes the tree of the state or the time step from {trees[0]} to {trees[1]}")
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if (a.shape, a.dtype, a.weak_type) != (b.shape, b.dtype, b.weak_type):
+            where = f"{'the time step' if path[0].idx else 'the state'}{jax.tree_util.keystr(path[1:])}"
+            raise TypeError(
+                f"{name}: step() changes {where} from {_type(a)} to {_type(b)}; cast it, or it compiles at every step"
+            )
+
+
+def _type(x: Any) -> str:
+    return f"{'weak ' if x.weak_type else ''}{x.dtype}{list(x.shape)}"

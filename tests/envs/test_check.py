@@ -1,0 +1,102 @@
+"""The test of an environment finds what it is there to find."""
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak import envs
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.struct import static, struct
+from polyak.envs.autoreset import AutoReset
+from tests.envs import toys
+
+
+@pytest.mark.parametrize(
+    "make_env", ["CartPole-v1", "jax/CartPole-v1", "jax/Pendulum-v1", "Taxi-v4", toys.Scripted, toys.Masked, toys.Tree]
+)
+def test_good_environments_pass(make_env):
+    if make_env is toys.Tree:
+        env = envs.make(lambda: gymnasium.wrappers.TimeLimit(Forgetting(), 5), num_envs=2)
+    else:
+        env = envs.make(make_env, num_envs=2)
+    envs.check_env(env)
+
+
+class Forgetting(toys.Tree):
+    """A tree that begins anew at a reset."""
+
+    def reset(self, **options):
+        self.seen = []
+        return super().reset(**options)
+
+
+class Unseeded(toys.Faulty):
+    """Draws from a generator of its own from step 5 on."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = np.random.default_rng()
+
+    def reset(self, **options):
+        self.steps = 0
+        return super().reset(**options)
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        if self.steps >= 5:
+            obs[1] = self.own.uniform()
+        return obs, *rest
+
+
+def test_E11_an_environment_that_its_seed_does_not_make_again_is_found_out():
+    with pytest.raises(ValueError, match=r"env 0, step 5: \.obs was .* from the same seed"):
+        envs.check_env(envs.make(Unseeded, num_envs=3))
+
+
+@struct
+class Growing:
+    """Dynamics whose state changes its type."""
+
+    to: str = static(default="float32")
+
+    @property
+    def spec(self):
+        return EnvSpec(Box([0.0], [1.0]), Discrete(2), "growing")
+
+    def reset(self, key, num_envs):
+        return jnp.zeros(num_envs, jnp.int32)
+
+    def step(self, state, action, key):
+        no = jnp.zeros(state.shape, bool)
+        return state.astype(self.to), jnp.ones(state.shape), no, no
+
+    def observe(self, state):
+        return state[:, None].astype(jnp.float32)
+
+
+@struct
+class Typed:
+    """An environment that is no AutoReset, and promotes its state."""
+
+    num_envs: int = static(default=2)
+
+    @property
+    def spec(self):
+        return Growing().spec
+
+    def init(self, key):
+        _, time_step = AutoReset(Growing("int32"), 2).init(key)
+        return {"count": jnp.zeros(2, jnp.int32)}, time_step
+
+    def step(self, state, action, key):
+        _, time_step = self.init(key)
+        return {"count": state["count"].astype(jnp.float32)}, time_step
+
+
+def test_E13_a_state_that_changes_its_type_is_found_out():
+    with pytest.raises(
+        TypeError, match=r"growing: step\(\) changes the state\['count'\] from int32\[2\] to float32\[2\]; cast it"
+    ):
+        envs.check_env(Typed())
+    envs.check_env(AutoReset(Growing("int32"), 2))

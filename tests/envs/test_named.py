@@ -1,0 +1,198 @@
+"""Environments by name, by maker, as they are; and what is refused before anything runs."""
+
+import builtins
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import gymnasium
+import jaxtyping
+import numpy as np
+import pytest
+
+from polyak import envs
+from polyak.envs.autoreset import AutoReset
+from polyak.envs.batches import SingleBatch
+from polyak.envs.classic import CartPole
+from polyak.envs.gymnasium import GymnasiumEnv
+from polyak.envs.vector import VectorBatch
+from tests.envs import toys
+
+
+@pytest.fixture
+def as_users_run():
+    """Without the type checks that only tests have, which refuse some arguments first."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def test_importing_the_room_imports_no_environment_and_no_jax():
+    code = "import sys, polyak.envs; print([m for m in ('gymnasium', 'gymnax', 'jax') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_the_name_says_what_it_is():
+    assert envs.make("jax/CartPole-v1", num_envs=3) == AutoReset(CartPole(), 3)
+    assert envs.make("jax/CartPole-v1", env_kwargs={"max_episode_steps": 9}) == AutoReset(CartPole(max_episode_steps=9), 1)
+    assert isinstance(envs.make("CartPole-v1"), GymnasiumEnv)
+
+
+@pytest.mark.parametrize(
+    ("name", "vectorization", "expected"),
+    [
+        ("CartPole-v1", "auto", VectorBatch),
+        ("CartPole-v1", "own", VectorBatch),
+        ("CartPole-v1", "sync", SingleBatch),
+        ("Pendulum-v1", "auto", SingleBatch),
+        ("phys2d/Pendulum-v0", "auto", SingleBatch),
+    ],
+)
+def test_the_environments_own_vectorised_form_is_taken_where_there_is_a_sound_one(name, vectorization, expected):
+    env = envs.make(name, num_envs=2, vectorization=vectorization)
+    assert type(env._batch) is expected
+    assert env.num_envs == 2 and env.spec.id == name
+
+
+def test_settings_reach_the_environment():
+    env = envs.make("CartPole-v1", num_envs=2, env_kwargs={"max_episode_steps": 3})
+    env.reset(0)
+    flags = [env.step(np.array([t % 2, 1 - t % 2])).truncated.tolist() for t in range(3)]
+    assert flags == [[False, False], [False, False], [True, True]]
+    assert envs.make("Pendulum-v1", env_kwargs={"g": 9.5})._batch.members.envs[0].env.unwrapped.g == 9.5
+
+
+def test_a_function_a_class_and_an_environment_are_taken():
+    assert envs.make(toys.Scripted, num_envs=3).spec.id == "Scripted"
+    assert envs.make(lambda: gymnasium.make("Pendulum-v1"), num_envs=2).num_envs == 2
+    assert envs.make(gymnasium.make("Pendulum-v1")).spec.id == "Pendulum-v1"
+    assert envs.make(gymnasium.make_vec("CartPole-v1", num_envs=4)).num_envs == 4
+    assert envs.make(gymnasium.make_vec("CartPole-v1", num_envs=4)).spec.id == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"id": "CartPol-v1"}, ValueError, "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'"),
+        ({"id": "cartpole-v1"}, ValueError, "did you mean 'CartPole-v1'"),
+        ({"id": "CartPole-v7"}, ValueError, "did you mean 'CartPole-v"),
+        ({"id": "jax/CartPole-v0"}, ValueError, "unknown environment 'jax/CartPole-v0'; did you mean 'jax/CartPole-v1'"),
+        ({"id": "jax/Taxi"}, ValueError, r"unknown environment 'jax/Taxi'; .*jax/Pendulum-v1"),
+        ({"id": "zzz"}, ValueError, r"unknown environment 'zzz'; \("),
+        ({"id": ""}, ValueError, "unknown environment ''"),
+        ({"id": "no_such_module_x:Env-v0"}, ImportError, "needs the module 'no_such_module_x'"),
+        ({"id": 5}, TypeError, "id must be a name, .*got int"),
+        ({"id": None}, TypeError, "got NoneType"),
+        ({"id": "CartPole-v1", "num_envs": 0}, ValueError, "num_envs must be an integer >= 1, got 0"),
+        ({"id": "CartPole-v1", "num_envs": 2.0}, TypeError, "num_envs must be an integer >= 1, got 2.0"),
+        ({"id": "CartPole-v1", "timeout": 0.0}, ValueError, "timeout must be a number"),
+        ({"id": "CartPole-v1", "timeout": float("nan")}, ValueError, "timeout must be a number"),
+        (
+            {"id": "CartPole-v1", "vectorization": "fork"},
+            ValueError,
+            "vectorization must be one of 'auto', 'own', 'sync', 'async'",
+        ),
+        ({"id": "CartPole-v1", "nonfinite": "ignore"}, ValueError, "nonfinite must be one of 'error', 'pass', got 'ignore'"),
+        ({"id": "CartPole-v1", "out_of_bounds": "x"}, ValueError, "out_of_bounds must be one of"),
+        ({"id": "CartPole-v1", "action_scaling": "x"}, ValueError, "action_scaling must be 'clip' or 'rescale'"),
+        ({"id": "jax/CartPole-v1", "action_scaling": "x"}, ValueError, "action_scaling must be 'clip' or 'rescale'"),
+        ({"id": "jax/CartPole-v1", "vectorization": "sync"}, ValueError, "batched as it is"),
+        ({"id": "jax/CartPole-v1", "env_kwargs": {"steps": 3}}, TypeError, "unknown field 'steps'"),
+        ({"id": "Pendulum-v1", "vectorization": "own"}, ValueError, "no vectorised form of its own"),
+        ({"id": "phys2d/CartPole-v1", "vectorization": "own"}, ValueError, "no vectorised form of its own"),
+        ({"id": "Pendulum-v1", "env_kwargs": {"gravity": 3}}, TypeError, "gravity"),
+        ({"id": toys.Scripted, "env_kwargs": {"n": 3}}, TypeError, "env_kwargs go with the name"),
+        ({"id": toys.Scripted, "vectorization": "own"}, ValueError, "'own' goes with the name"),
+    ],
+)
+def test_F5_E_a_wrong_argument_is_refused_before_anything_runs(arguments, error, says, as_users_run):
+    with pytest.raises(error, match=says):
+        envs.make(**arguments)
+
+
+def test_one_environment_is_not_many():
+    with pytest.raises(ValueError, match="give a function that makes one"):
+        envs.make(gymnasium.make("Pendulum-v1"), num_envs=2)
+    with pytest.raises(ValueError, match="give a function that makes one"):
+        envs.make(gymnasium.make("Pendulum-v1"), vectorization="async")
+    with pytest.raises(ValueError, match="has 4 environments and its own vectorization"):
+        envs.make(gymnasium.make_vec("CartPole-v1", num_envs=4), num_envs=3)
+
+
+def without(monkeypatch, *absent):
+    """As if these packages were not installed."""
+    real_import, real_spec = builtins.__import__, importlib.util.find_spec
+
+    def fake_import(name, *args, **kwargs):
+        if name.split(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", fake_import)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n.split(".")[0] in absent else real_spec(n, *a))
+    for name in list(sys.modules):
+        if name.split(".")[0] in absent or name.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d")):
+            monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "extra"),
+    [
+        ("HalfCheetah-v5", ("mujoco",), "mujoco"),
+        ("LunarLander-v3", ("Box2D",), "box2d"),
+        ("ALE/Breakout-v5", ("ale_py",), "atari"),
+        ("gymnax/CartPole-v1", ("gymnax",), "gymnax"),
+    ],
+)
+def test_F5_a_missing_extra_gives_its_pip_line(name, packages, extra, monkeypatch):
+    without(monkeypatch, *packages)
+    with pytest.raises(ImportError, match=rf"pip install 'polyak\[{extra}\]'"):
+        envs.make(name)
+
+
+def test_F5_the_extras_that_errors_name_are_there():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {"mujoco", "box2d", "atari", "gymnax"} <= set(project["optional-dependencies"])
+
+
+def test_S3_a_name_from_a_file_imports_no_module(tmp_path, monkeypatch):
+    (tmp_path / "payload_module.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="would import 'payload_module'; import it yourself"):
+        envs.make("payload_module:Env-v0", import_modules=False)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ValueError, match="unknown environment"):
+        envs.make("payload_module:Env-v0")
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_registered_environment_of_the_users_own_is_found_by_name():
+    gymnasium.register("tests/Scripted-v0", entry_point="tests.envs.toys:Scripted")
+    try:
+        assert envs.make("tests/Scripted-v0", num_envs=2).spec.id == "tests/Scripted-v0"
+        assert envs.make("tests.envs.toys:tests/Scripted-v0", import_modules=False).num_envs == 1
+        assert "tests/Scripted-v0" in envs.names()["gymnasium"]
+    finally:
+        del gymnasium.registry["tests/Scripted-v0"]
+
+
+def test_all_names_are_listed():
+    names = envs.names()
+    assert set(names) == {"jax", "gymnax", "gymnasium"}
+    assert names["jax"] == ["jax/CartPole-v1", "jax/Pendulum-v1", "jax/Acrobot-v1", "jax/MountainCar-v0"]
+    assert {"CartPole-v1", "HalfCheetah-v5"} <= set(names["gymnasium"])
+
+
+def test_rescaling_without_bounds_is_refused_and_nothing_stays_open():
+    closed = []
+
+    def unbounded():
+        env = toys.Faulty(on_close=lambda: closed.append(1))
+        env.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+        return env
+
+    with pytest.raises(ValueError, match="action_scaling='rescale' needs finite bounds"):
+        envs.make(unbounded, num_envs=3, action_scaling="rescale")
+    assert closed == [1, 1, 1]

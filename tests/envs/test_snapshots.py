@@ -1,0 +1,286 @@
+"""Snapshots: plain data, exact where they exist, None where they would not be, and nothing in them ever runs."""
+
+import json
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from polyak import envs
+from polyak.envs import snapshots
+from tests.envs import toys
+
+PLAIN = (bool, int, float, str)
+
+
+def is_plain(value):
+    if isinstance(value, dict):
+        return all(type(key) is str and is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return type(value) in PLAIN or (type(value) is np.ndarray and value.dtype.kind in "biuf")
+
+
+def through_a_file(value):
+    """What a checkpoint does: arrays aside, all else as JSON."""
+    arrays = []
+
+    def out(x):
+        if isinstance(x, np.ndarray):
+            arrays.append(x.copy())
+            return {"array": len(arrays) - 1}
+        raise TypeError(type(x))
+
+    def back(x):
+        return arrays[x["array"]] if set(x) == {"array"} else x
+
+    return json.loads(json.dumps(value, default=out), object_hook=back)
+
+
+def random_action(env, rng):
+    shape = (env.num_envs, *env.spec.action.shape)
+    if env.spec.action.dtype.kind == "f":
+        return rng.uniform(-1, 1, shape).astype(np.float32)
+    return rng.integers(0, env.spec.action.n, shape).astype(np.int32)
+
+
+CASES = [
+    ("CartPole-v1", "own", 60),
+    ("CartPole-v1", "sync", 60),
+    ("CartPole-v1", "async", 20),
+    ("Pendulum-v1", "sync", 210),
+    ("Acrobot-v1", "sync", 30),
+    ("MountainCar-v0", "sync", 210),
+    ("MountainCarContinuous-v0", "sync", 30),
+    ("FrozenLake-v1", "sync", 60),
+    ("Taxi-v4", "sync", 210),
+    ("CliffWalking-v1", "sync", 30),
+    ("Blackjack-v1", "sync", 30),
+    ("InvertedPendulum-v5", "sync", 40),
+    ("HalfCheetah-v5", "sync", 30),
+    ("Ant-v5", "sync", 40),
+    ("Hopper-v5", "sync", 60),
+    ("Humanoid-v5", "sync", 30),
+    ("Reacher-v5", "sync", 60),
+]
+
+
+@pytest.mark.parametrize(("name", "vectorization", "steps"), CASES)
+def test_T3_a_fresh_environment_goes_on_bit_for_bit_from_a_snapshot(name, vectorization, steps):
+    rng = np.random.default_rng(0)
+    env = envs.make(name, num_envs=2, vectorization=vectorization)
+    env.reset(4)
+    for _ in range(steps // 2 + 7):
+        env.step(random_action(env, rng))
+    snapshot = env.snapshot()
+    assert is_plain(snapshot)
+    stored = through_a_file(snapshot)
+    fresh = envs.make(name, num_envs=2, vectorization=vectorization)
+    fresh.restore(stored)
+    resets = 0
+    for _ in range(steps):
+        action = random_action(env, rng)
+        expected, ours = env.step(action), fresh.step(action)
+        jax.tree.map(np.testing.assert_array_equal, ours, expected)
+        assert jax.tree.map(lambda x: x.dtype, ours) == jax.tree.map(lambda x: x.dtype, expected)
+        resets += int(ours.first.sum())
+    if steps >= 60:
+        assert resets > 0
+    # The snapshot was not touched by going on, neither there nor here.
+    fresh.restore(stored)
+    jax.tree.map(np.testing.assert_array_equal, through_a_file(fresh.snapshot()), through_a_file(snapshot))
+    env.close()
+    fresh.close()
+
+
+def test_T3_a_snapshot_also_goes_back_in_the_same_environment():
+    env, rng = envs.make("Ant-v5", num_envs=2), np.random.default_rng(0)
+    env.reset(0)
+    for _ in range(12):
+        env.step(random_action(env, rng))
+    snapshot = env.snapshot()
+    actions = [random_action(env, rng) for _ in range(15)]
+    first = [env.step(action) for action in actions]
+    env.restore(snapshot)
+    again = [env.step(action) for action in actions]
+    for a, b in zip(first, again, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_snapshot_at_an_episodes_end_resets_next():
+    env = envs.make(toys.Counting, num_envs=2)
+    env.reset(0)
+    for _ in range(7):
+        last = env.step(np.zeros(2, np.int32))
+    assert last.last.all()
+    fresh = envs.make(toys.Counting, num_envs=2)
+    fresh.restore(env.snapshot())
+    for _ in range(3):
+        expected, ours = env.step(np.zeros(2, np.int32)), fresh.step(np.zeros(2, np.int32))
+        jax.tree.map(np.testing.assert_array_equal, ours, expected)
+    assert fresh._steps == 10
+
+
+def test_an_environment_that_tells_its_state_is_saved_with_its_generator():
+    env = envs.make(toys.Counting, num_envs=2)
+    env.reset(3)
+    env.step(np.zeros(2, np.int32))
+    assert is_plain(env.snapshot())
+    fresh = envs.make(toys.Counting, num_envs=2)
+    fresh.reset(99)
+    fresh.restore(through_a_file(env.snapshot()))
+    for _ in range(20):
+        expected, ours = env.step(np.zeros(2, np.int32)), fresh.step(np.zeros(2, np.int32))
+        jax.tree.map(np.testing.assert_array_equal, ours, expected)
+
+
+def wrapped(env):
+    class UsersOwn(gymnasium.Wrapper):
+        pass
+
+    return UsersOwn(env)
+
+
+@pytest.mark.parametrize(
+    "make_env",
+    [
+        toys.Secretive,
+        toys.Scripted,
+        # Importing Box2D warns, and dies where warnings are errors.
+        pytest.param("LunarLander-v3", marks=pytest.mark.filterwarnings("ignore")),
+        lambda: wrapped(gymnasium.make("Pendulum-v1")),
+        lambda: gymnasium.wrappers.FrameStackObservation(gymnasium.make("Pendulum-v1"), 2),
+    ],
+)
+def test_where_a_state_cannot_be_had_exactly_there_is_no_snapshot(make_env):
+    env = envs.make(make_env)
+    env.reset(0)
+    assert env.snapshot() is None
+
+
+def test_before_a_reset_there_is_no_snapshot():
+    assert envs.make("CartPole-v1").snapshot() is None
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"x": {"y": object()}}, r"get_state\(\)\['x'\]\['y'\] is a object"),
+        ({"x": [1, (2,)]}, r"get_state\(\)\['x'\]\[1\] is a tuple"),
+        ({1: 2}, r"get_state\(\) is a dict"),
+        ({"x": np.array([object()])}, r"\['x'\] is a ndarray"),
+    ],
+)
+def test_a_told_state_that_is_no_plain_data_is_an_error_with_its_path(state, says):
+    env = envs.make(lambda: toys.Counting(state))
+    env.reset(0)
+    with pytest.raises(TypeError, match=says):
+        env.snapshot()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        2**100,
+        1.5,
+        float("inf"),
+        "text",
+        (1, (2.0, None)),
+        [1, [2]],
+        {"a": {3: "x"}, (1, 2): [None]},
+        np.float32(1.5),
+        np.int64(7),
+        np.bool_(True),
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+    ],
+)
+def test_encoding_there_and_back_keeps_value_and_type(value):
+    encoded = snapshots.encode(value)
+    assert is_plain(encoded)
+    back = snapshots.decode(through_a_file(encoded))
+    assert type(back) is type(value)
+    np.testing.assert_array_equal(back, value) if isinstance(value, np.ndarray) else None
+    assert isinstance(value, np.ndarray) or back == value
+
+
+@pytest.mark.parametrize("bits", snapshots.BIT_GENERATORS)
+def test_every_generator_goes_on_where_it_was(bits):
+    generator = np.random.Generator(bits(5))
+    generator.integers(0, 10, 3, np.uint32)  # leaves half a word over
+    encoded = snapshots.encode(generator)
+    assert is_plain(encoded)
+    again = snapshots.decode(through_a_file(encoded))
+    np.testing.assert_array_equal(again.random(9), generator.random(9))
+    np.testing.assert_array_equal(again.integers(0, 10, 9, np.uint32), generator.integers(0, 10, 9, np.uint32))
+
+
+@pytest.mark.parametrize("value", [object(), len, np.random.RandomState(0), np.array(["x"]), np.array([None]), {1, 2}, b"x"])
+def test_what_is_no_data_is_not_encoded(value):
+    with pytest.raises(snapshots.NotPlain):
+        snapshots.encode(value)
+
+
+def saved(name="CartPole-v1", **options):
+    env = envs.make(name, num_envs=2, **options)
+    env.reset(0)
+    return env, env.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: s.update(id="Pendulum-v1"), r"the snapshot is of \{'id': 'Pendulum-v1'"),
+        (lambda s: s.update(num_envs=3), "'num_envs': 3"),
+        (lambda s: s.pop("id"), "'id': None"),
+        (lambda s: s.update(last=np.zeros(3, bool)), "vectorised in another way"),
+        (lambda s: s["batch"].append(s["batch"][0]), "vectorised in another way"),
+    ],
+)
+def test_a_snapshot_of_another_environment_is_refused(change, says):
+    env, snapshot = saved()
+    change(snapshot)
+    before = env._batch.env.state.copy()
+    with pytest.raises(ValueError, match=says):
+        env.restore(snapshot)
+    np.testing.assert_array_equal(env._batch.env.state, before)
+
+
+def test_a_snapshot_of_another_chain_of_wrappers_is_refused():
+    _, snapshot = saved("Pendulum-v1")
+    other = envs.make(lambda: gymnasium.wrappers.TimeLimit(gymnasium.make("Pendulum-v1"), 5), num_envs=2)
+    snapshot["id"] = other.spec.id
+    with pytest.raises(ValueError, match=r"the snapshot is of TimeLimit in .*, this environment is TimeLimit in TimeLimit in"):
+        other.restore(snapshot)
+
+
+def test_a_mujoco_state_of_another_model_is_refused():
+    env, snapshot = saved("HalfCheetah-v5")
+    layer = snapshot["batch"][0]["env"]["layers"][-1]
+    layer["mujoco"]["state"] = layer["mujoco"]["state"][:-1]
+    with pytest.raises(ValueError, match="MuJoCo state is not of this model"):
+        env.restore(snapshot)
+
+
+@pytest.mark.parametrize("name", ["step", "reset", "np_random", "__class__", "unwrapped", "model", "not an identifier"])
+def test_S1_a_snapshot_cannot_stand_in_for_what_runs(name):
+    env, snapshot = saved("Pendulum-v1")
+    snapshot["batch"][0]["env"]["layers"][-1]["attributes"][name] = "os.system"
+    with pytest.raises(ValueError, match="which is no state"):
+        env.restore(snapshot)
+
+
+@pytest.mark.parametrize("kind", ["object", "function", None])
+def test_S3_a_snapshot_that_names_a_kind_we_do_not_know_is_refused(kind):
+    env, snapshot = saved("Pendulum-v1")
+    snapshot["batch"][0]["env"]["layers"][-1]["attributes"]["state"] = {"kind": kind, "name": "os.system"}
+    with pytest.raises(ValueError, match="unknown kind"):
+        env.restore(snapshot)
+
+
+def test_S3_a_generator_is_one_of_numpys():
+    with pytest.raises(ValueError, match="unknown kind"):
+        snapshots.decode({"kind": "generator", "name": "os.system", "state": {}})
