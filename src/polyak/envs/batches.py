@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium.spaces as gym
 import numpy as np
@@ -11,15 +11,10 @@ import numpy.typing as npt
 from polyak.envs.leaves import ObsLeaf, obs_leaves
 from polyak.envs.single import Row, SingleEnv
 
-
-class RawStep(NamedTuple):
-    """What a batch hands out: fresh arrays in the environment's own dtypes, their values not yet looked at."""
-
-    obs: list[npt.NDArray[Any]]
-    reward: npt.NDArray[Any]
-    terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
-    mask: npt.NDArray[np.bool_] | None
+Flags: TypeAlias = npt.NDArray[np.bool_]
+RawStep: TypeAlias = tuple[list[npt.NDArray[Any]], npt.NDArray[Any], Flags, Flags, Flags | None]
+"""What a batch hands out: observation leaves, reward, terminated, truncated, action mask. The arrays are fresh, in the
+environment's own dtypes, and nobody has looked at their values."""
 
 
 @runtime_checkable
@@ -181,4 +176,4 @@ def stack(leaves: list[ObsLeaf], rows: Sequence[Row]) -> RawStep:
         obs.append(array)
     _, rewards, terminated, truncated, masks = zip(*rows, strict=True)
     mask = None if masks[0] is None else np.stack(masks)
-    return RawStep(obs, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), mask)
+    return obs, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), mask

@@ -130,11 +130,12 @@ class GymnasiumEnv:
         return f"{self.spec.id}: env {env}, step {self._steps} ({seed})"
 
     def _time_step(self, raw: RawStep, first: npt.NDArray[np.bool_]) -> TimeStep:
+        leaves, reward, terminated, truncated, mask = raw
         if self._single_leaf:
-            obs: PyTree = self._check_obs[0](raw.obs[0], self._where)
+            obs: PyTree = self._check_obs[0](leaves[0], self._where)
         else:
-            arrays = iter([check(array, self._where) for check, array in zip(self._check_obs, raw.obs, strict=True)])
+            arrays = iter([check(array, self._where) for check, array in zip(self._check_obs, leaves, strict=True)])
             obs = map_space(lambda _: next(arrays), self.spec.obs)
-        reward = check_reward(raw.reward, self._nonfinite, self._where)
-        self._last = raw.terminated | raw.truncated
-        return TimeStep(obs, reward, raw.terminated, raw.truncated, first, raw.mask)
+        reward = check_reward(reward, self._nonfinite, self._where)
+        self._last = terminated | truncated
+        return TimeStep(obs, reward, terminated, truncated, first, mask)

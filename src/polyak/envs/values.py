@@ -61,7 +61,7 @@ class ObsCheck:
                 array = self._outside(array, where)
         if self.start is not None:
             array = array - self.start
-        return array if array.dtype == self.dtype else array.astype(self.dtype)
+        return array if array.dtype is self.dtype else array.astype(self.dtype, copy=False)
 
     def _outside(self, array: npt.NDArray[Any], where: Where) -> npt.NDArray[Any]:
         low, high = self.low, self.high
@@ -97,9 +97,10 @@ def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], 
         ValueError: NaN, infinity, or more than a float32 holds.
     """
     # In float64 a number may be finite and still too large.
-    good = np.isfinite(reward) if reward.dtype == np.float32 else np.abs(reward) <= FLOAT32_MAX
+    narrow = reward.dtype.char == "f"
+    good = np.isfinite(reward) if narrow else np.abs(reward) <= FLOAT32_MAX
     if np.count_nonzero(good) == good.size:
-        return reward.astype(np.float32, copy=False)
+        return reward if narrow else reward.astype(np.float32)
     if nonfinite == "error":
         env = int(np.flatnonzero(~good)[0])
         raise ValueError(f"{where(env)}: the reward is {reward[env]}")

@@ -73,7 +73,7 @@ class VectorBatch:
         self.steps, self.seed = 0, seed
         obs, info = self._call("reset", seed=seed)
         nobody = self._nobody.copy()
-        return RawStep(self._read(obs), np.zeros(self.num_envs), nobody, nobody.copy(), self._masks(info, self._nobody))
+        return self._read(obs), np.zeros(self.num_envs), nobody, nobody.copy(), self._masks(info, self._nobody)
 
     def step(self, action: Any, due: npt.NDArray[np.bool_]) -> RawStep:
         """One step of every environment; the rows that are `due` reset instead."""
@@ -89,8 +89,9 @@ class VectorBatch:
             terminated &= ~due
             truncated &= ~due
         if self.plain and "action_mask" not in answer[4]:
-            return RawStep(arrays, reward, terminated, truncated, None)
-        return self._completed(RawStep(arrays, reward, terminated, truncated, None), answer[4], due)
+            return arrays, reward, terminated, truncated, None
+        masks = self._complete(arrays, terminated | truncated, answer[4], due)
+        return arrays, reward, terminated, truncated, masks
 
     def save(self) -> list[Any] | None:
         """The snapshot in plain data, or None."""
@@ -107,16 +108,17 @@ class VectorBatch:
         """Close the vector environment."""
         self.env.close()
 
-    def _completed(self, raw: RawStep, info: dict[str, Any], due: npt.NDArray[np.bool_]) -> RawStep:
-        """With action masks, and for the modes that reset otherwise the observations that belong here."""
-        ended = raw.terminated | raw.truncated
+    def _complete(
+        self, arrays: list[Any], ended: npt.NDArray[np.bool_], info: dict[str, Any], due: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_] | None:
+        """The action masks; and in the modes that reset otherwise, the observations that belong in the arrays."""
         converts = self.mode is not AutoresetMode.NEXT_STEP
         masks = self._masks(info, ended | due if converts else ended)
         if converts and np.count_nonzero(due):
-            self._replace_due(raw.obs, masks, due)
+            self._replace_due(arrays, masks, due)
         if self.mode is AutoresetMode.SAME_STEP and np.count_nonzero(ended):
-            self._replace_ended(raw.obs, info, ended)
-        return raw._replace(mask=masks)
+            self._replace_ended(arrays, info, ended)
+        return masks
 
     def _call(self, method: Literal["step", "reset"], *args: Any, **options: Any) -> Any:
         try:
