@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray, UInt32
+from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout
 from polyak.train.episodes import Finished
@@ -102,7 +102,7 @@ def compiled_seeds(
     env: Env,
     *,
     env_steps: int,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " N"],
     callbacks: Sequence[Sequence[Callback]] = (),
     report_every: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,

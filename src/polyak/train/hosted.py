@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Env, PyTree, TimeStep
@@ -21,7 +21,7 @@ class HostedEnv:
         self._env, self._key = env, env_key
         self._init = jax.jit(env.init)
 
-        def step(state: PyTree, action: PyTree, env_key: PRNGKeyArray, number: int) -> tuple[PyTree, TimeStep]:
+        def step(state: PyTree, action: PyTree, env_key: PRNGKeyArray, number: UInt32[Array, ""]) -> tuple[PyTree, TimeStep]:
             return env.step(state, action, env_step_key(env_key, number))
 
         self._step = jax.jit(step)
