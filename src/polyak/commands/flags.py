@@ -1,6 +1,7 @@
 """From a command line to values: tyro, with the flags of an agent taken from its fields."""
 
 import dataclasses
+import math
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -111,9 +112,10 @@ def _schedule(words: list[str]) -> Any:
     name, *numbers = words[0].split(":")
     if not numbers:
         return float(name)
-    if name != "linear" or len(numbers) > 2:
+    ends = [float(number) for number in numbers]
+    if name != "linear" or len(ends) > 2 or not all(map(math.isfinite, ends)):
         raise ValueError(f"a schedule is a number or linear:START[:END], got {words[0]!r}")
-    return LinearText(*(float(number) for number in numbers))
+    return LinearText(*ends)
 
 
 def _schedule_words(value: Any) -> list[str]:

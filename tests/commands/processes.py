@@ -1,0 +1,49 @@
+"""Trainings in processes of their own, and what they left."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SETTINGS = "--hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
+
+
+def start(arguments, directory, jax_cache=None):
+    """`polyak ARGUMENTS` in a new process."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax_cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "polyak.cli", *arguments.split()],
+        cwd=directory,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", **(cache if jax_cache else {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process, seconds=120):
+    """Its exit code and output, once it has ended by itself."""
+    out, _ = process.communicate(timeout=seconds)
+    return process.returncode, out
+
+
+def wait_until(condition, process, seconds=120):
+    """Wait for the condition while the process lives."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def rows(run):
+    """Lines in a run's metrics."""
+    path = Path(run) / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def last_checkpoint(run):
+    """The name of a run's newest checkpoint, and its arrays to the bit."""
+    newest = max(path for path in (Path(run) / "checkpoints").iterdir() if path.name.isdigit())
+    return newest.name, (newest / "arrays.safetensors").read_bytes()

@@ -1,0 +1,71 @@
+import subprocess
+import sys
+import time
+
+import pytest
+
+import polyak
+from polyak.cli import main
+
+
+def test_F8_help_answers_within_a_second_and_without_importing_jax():
+    program = "import sys; from polyak.cli import main; code = main(['--help']); sys.exit(code or 10 * ('jax' in sys.modules))"
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        seconds.append(time.monotonic() - began)
+        assert done.returncode == 0
+    assert done.stdout.startswith("usage: polyak COMMAND")
+    assert min(seconds) < 1
+
+
+def test_help_is_asked_for_with_h_too(capsys):
+    assert main(["-h"]) == 0
+    assert "exit codes" in capsys.readouterr().out
+
+
+def test_F8_without_a_command_help_is_shown_and_the_use_is_wrong(capsys):
+    assert main([]) == 2
+    assert capsys.readouterr().out.startswith("usage: polyak")
+
+
+def test_the_version_is_the_packages(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"polyak {polyak.__version__}\n"
+
+
+def test_F1_an_unknown_command_suggests_the_nearest(capsys):
+    assert main(["evalute", "runs/x"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown command 'evalute'; did you mean 'evaluate'?")
+
+
+@pytest.mark.parametrize("name", ["train", "resume", "evaluate", "list"])
+def test_every_command_says_how_it_is_used(name, capsys):
+    assert main([name, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"usage: polyak {name}")
+    assert err == ""
+
+
+@pytest.mark.parametrize("name", ["train", "resume", "evaluate"])
+def test_F8_a_command_without_its_object_is_wrong_use(name, capsys):
+    assert main([name]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"usage: polyak {name}")
+
+
+def test_F8_ctrl_c_outside_of_training_is_130(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyak.cli._command", lambda name: interrupted)
+    assert main(["list"]) == 130
+    assert capsys.readouterr().err == "stopped by Ctrl-C\n"
+
+
+def test_the_installed_command_is_the_same_main():
+    done = subprocess.run([sys.executable, "-m", "polyak.cli", "nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "unknown command 'nothing'" in done.stderr

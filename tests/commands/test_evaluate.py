@@ -1,0 +1,59 @@
+import re
+
+import pytest
+
+
+def test_a_run_is_evaluated_by_its_last_checkpoint(run, command):
+    code, out, err = command("evaluate run --episodes 3")
+    assert (code, err) == (0, "")
+    pattern = r"ppo CartPole-v1 at 4\d\d env_steps: greedy return [\d.]+ ± [\d.]+ over 3 episodes \(mean length [\d.]+\)\n"
+    assert re.fullmatch(pattern, out)
+
+
+def test_T1_the_same_seed_gives_the_same_episodes_and_another_one_others(run, command):
+    first, again, other = (command(f"evaluate run --episodes 5 --seed {seed}")[1] for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_it_leaves_the_run_as_it_was(run, command, workdir):
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    command("evaluate run --episodes 2")
+    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("evaluate nothing", "nothing: there is no such directory; a run was expected"),
+        ("evaluate run/tb", "run/tb: holds no run"),
+        ("evaluate run --episodes 0", "--episodes must be an integer >= 1, got 0"),
+        ("evaluate run --seed -1", "--seed must be an integer >= 0, got -1"),
+        ("evaluate run --seed 4294967296", "--seed must be an integer in [0, 4294967295]"),
+        ("evaluate run --episode 3", "--episodes"),
+        ("evaluate run --episodes three", "--episodes"),
+    ],
+)
+def test_F1_F2_wrong_use_is_refused_by_name(run, command, words, message):
+    code, out, err = command(words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_C12_a_run_without_a_checkpoint_is_refused(run, command, workdir):
+    for path in (run / "checkpoints").glob("0*"):
+        path.rename(workdir / path.name)
+    code, _, err = command("evaluate run")
+    assert code == 2
+    assert "no valid checkpoint" in err
+
+
+def test_S3_an_environment_named_in_a_file_imports_no_module(run, command, workdir, monkeypatch):
+    (workdir / "planted.py").write_text("open('imported', 'w')")
+    monkeypatch.syspath_prepend(workdir)
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"env": "CartPole-v1"', '"env": "planted:CartPole-v1"'))
+    code, _, err = command("evaluate run")
+    assert code == 2
+    assert "would import 'planted'" in err
+    assert not (workdir / "imported").exists()

@@ -1,0 +1,22 @@
+from polyak.presets import PRESETS
+
+
+def test_everything_that_can_be_trained_is_listed(command):
+    code, out, err = command("list")
+    assert (code, err) == (0, "")
+    assert "ppo    Clipped PPO" in out
+    for _, env_id in PRESETS:
+        assert f" {env_id} " in out
+    for name in ("jax/CartPole-v1", "CartPole-v1", "HalfCheetah-v5", "LunarLander-v3"):
+        assert f" {name}" in out
+
+
+def test_no_line_is_too_long_to_read(command):
+    _, out, _ = command("list")
+    assert max(len(line) for line in out.splitlines()) <= 110
+
+
+def test_F1_it_takes_no_arguments(command):
+    code, out, err = command("list presets")
+    assert (code, out) == (2, "")
+    assert "it takes no arguments" in err

@@ -1,0 +1,79 @@
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from polyak.commands.showing import showing
+from polyak.core.types import Progress
+
+
+def progress(env_steps, target=1000, fps=100.0):
+    return Progress(env_steps, target, env_steps // 10, env_steps / fps, 2.5, fps)
+
+
+def shown(steps, *, terminal, target=1000, done=0, metrics=None, width=120):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=width, legacy_windows=False)
+    with showing(console, "ppo CartPole-v1", target, done) as callback:
+        for step in steps:
+            callback(progress(step, target), metrics or {}, None)
+    return text.getvalue()
+
+
+def test_no_terminal_gets_plain_lines():
+    out = shown([100, 1000], terminal=False, metrics={"rollout/ep_rew_mean": 21.25})
+    assert out.splitlines() == [
+        "ppo CartPole-v1: compiling …",
+        "ppo CartPole-v1: compiled in 2.5 s",
+        "ppo CartPole-v1: 100 of 1,000 env_steps, 100/s, mean return 21.2, 9 s left",
+        "ppo CartPole-v1: 1,000 of 1,000 env_steps, 100/s, mean return 21.2, 0 s left",
+    ]
+
+
+def test_a_hundred_reports_are_ten_plain_lines_or_so():
+    out = shown(range(10, 1001, 10), terminal=False)
+    assert out.count("env_steps, ") == 11
+    assert out.splitlines()[-1].startswith("ppo CartPole-v1: 1,000 of 1,000")
+
+
+def test_plain_lines_are_never_broken_however_narrow_the_console():
+    assert len(shown([500], terminal=False, width=20).splitlines()) == 3
+
+
+def test_a_mean_return_is_shown_once_there_is_one():
+    assert "no episode ended yet" in shown([100], terminal=False)
+
+
+def test_skipped_gradient_steps_are_shown():
+    assert "1,234 gradient steps skipped" in shown([100], terminal=False, metrics={"train/skipped_steps": 1234.0})
+    assert "skipped" not in shown([100], terminal=False, metrics={"train/skipped_steps": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("target", "left"), [(3100, "30 s left"), (18_800, "3:07 min left"), (738_100, "2:03 h left"), (100, "0 s left")]
+)
+def test_the_time_left_follows_from_the_speed(target, left):
+    assert left in shown([100], terminal=False, target=target)
+
+
+def test_a_terminal_gets_a_bar_with_compile_time_shown_as_such():
+    out = shown([100, 1000], terminal=True, metrics={"rollout/ep_rew_mean": 21.25})
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out)
+    assert "compiling …" in plain
+    assert "ppo CartPole-v1: compiled in 2.5 s" in plain
+    assert "1,000 of 1,000 env_steps, 100/s, mean return 21.2, 0 s left" in plain
+    assert "━" * 20 in plain
+
+
+def test_a_bar_gives_the_cursor_back():
+    out = shown([100], terminal=True)
+    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+
+
+def test_a_resumed_training_starts_its_bar_where_it_was():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    with showing(console, "title", 1000, 500):
+        pass
+    assert "━" * 10 in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
