@@ -236,8 +236,12 @@ def saved(name="CartPole-v1", **options):
         (lambda s: s.update(id="Pendulum-v1"), r"the snapshot is of \{'id': 'Pendulum-v1'"),
         (lambda s: s.update(num_envs=3), "'num_envs': 3"),
         (lambda s: s.pop("id"), "'id': None"),
-        (lambda s: s.update(last=np.zeros(3, bool)), "vectorised in another way"),
-        (lambda s: s["batch"].append(s["batch"][0]), "vectorised in another way"),
+        (lambda s: s.update(form="single"), "'form': 'single'"),
+        (lambda s: s.update(last=np.zeros(3, bool)), "cannot reshape"),
+        (lambda s: s.pop("last"), r"no snapshot of an environment \(KeyError\('last'"),
+        (lambda s: s.update(batch=[{}]), r"no snapshot of an environment \(KeyError\('env'"),
+        (lambda s: s.update(batch=[{"env": 5}]), "no snapshot of an environment"),
+        (lambda s: s["batch"].append(s["batch"][0]), "too many values"),
     ],
 )
 def test_a_snapshot_of_another_environment_is_refused(change, says):
@@ -247,6 +251,22 @@ def test_a_snapshot_of_another_environment_is_refused(change, says):
     with pytest.raises(ValueError, match=says):
         env.restore(snapshot)
     np.testing.assert_array_equal(env._batch.env.state, before)
+
+
+def test_a_snapshot_of_fewer_environments_is_refused():
+    env, snapshot = saved("Pendulum-v1")
+    snapshot["batch"].pop()
+    with pytest.raises(ValueError, match="the snapshot is of 1 environments, wanted 2"):
+        env.restore(snapshot)
+
+
+def test_a_snapshot_goes_from_a_loop_to_workers():
+    env, snapshot = saved("Pendulum-v1")
+    other = envs.make("Pendulum-v1", num_envs=2, vectorization="async")
+    other.restore(snapshot)
+    action = np.ones((2, 1), np.float32)
+    np.testing.assert_array_equal(other.step(action).obs, env.step(action).obs)
+    other.close()
 
 
 def test_a_snapshot_of_another_chain_of_wrappers_is_refused():

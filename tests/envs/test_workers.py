@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -49,6 +50,14 @@ def test_E12_a_named_environment_is_the_same_in_workers():
 def test_E14_workers_are_never_forked_and_know_nothing_of_jax():
     env = made(functools.partial(toys.Curious, os.getpid()))
     assert env.reset(0).obs.tolist() == [[0, 0], [0, 0]]
+
+
+def test_E14_a_named_environment_brings_no_jax_into_its_worker_and_may_be_registered_here_only():
+    gymnasium.register("tests/Curious-v0", entry_point="tests.envs.toys:Curious", kwargs={"trainer": os.getpid()})
+    try:
+        assert made("tests/Curious-v0").reset(0).obs.tolist() == [[0, 0], [0, 0]]
+    finally:
+        del gymnasium.registry["tests/Curious-v0"]
 
 
 def test_E1_a_broadcastable_observation_is_an_error_in_a_worker_too():

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer
@@ -117,7 +118,7 @@ def _leaves(spec: EnvSpec, action: PyTree) -> list[Any]:
 
 def _check_leaf(what: str, leaf: Leaf, array: Any, num_envs: int) -> None:
     kinds = "f" if leaf.dtype.kind == "f" else "iub"
-    if not isinstance(array, jax.Array) or jnp.dtype(array.dtype).kind not in kinds:
+    if not isinstance(array, jax.Array | np.ndarray) or jnp.dtype(array.dtype).kind not in kinds:
         wanted = "floats" if kinds == "f" else "integers"
         raise TypeError(f"{what}: wanted {wanted}, got {getattr(array, 'dtype', type(array).__name__)}")
     if array.shape != (num_envs, *leaf.shape):

@@ -21,6 +21,7 @@ environment's own dtypes, and nobody has looked at their values."""
 class Batch(Protocol):
     """B environments of Gymnasium's, whichever way they are stepped."""
 
+    form: str
     num_envs: int
     obs_space: Any
     action_space: Any
@@ -104,6 +105,8 @@ class SingleBatch:
     """
 
     def __init__(self, members: Members, name: str) -> None:
+        # Here or in processes, a snapshot is the same.
+        self.form = "single"
         self.members = members
         self.name = name
         self.num_envs = len(members.spaces)
@@ -148,6 +151,8 @@ class SingleBatch:
 
     def load(self, snapshots: list[Any]) -> None:
         """Go on from snapshots."""
+        if len(snapshots) != self.num_envs:
+            raise ValueError(f"{self.name}: the snapshot is of {len(snapshots)} environments, wanted {self.num_envs}")
         self.members.ask("load", [(snapshot,) for snapshot in snapshots])
 
     def close(self) -> None:

@@ -99,8 +99,8 @@ class GymnasiumEnv:
         batch = self._batch.save()
         if batch is None:
             return None
-        head = {"id": self.spec.id, "num_envs": self.num_envs, "seed": self._seed, "steps": self._steps}
-        return {**head, "last": self._last.copy(), "batch": batch}
+        head = {"id": self.spec.id, "num_envs": self.num_envs, "form": self._batch.form}
+        return {**head, "seed": self._seed, "steps": self._steps, "last": self._last.copy(), "batch": batch}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on from a snapshot of an equal environment, exactly.
@@ -108,16 +108,18 @@ class GymnasiumEnv:
         Raises:
             ValueError: it is none, or of another environment.
         """
-        wanted = {"id": self.spec.id, "num_envs": self.num_envs}
+        wanted = {"id": self.spec.id, "num_envs": self.num_envs, "form": self._batch.form}
         got = {name: snapshot.get(name) for name in wanted}
         if got != wanted:
             raise ValueError(f"{self.spec.id}: the snapshot is of {got}, wanted {wanted}")
-        last = np.array(snapshot["last"], bool)
-        if last.shape != (self.num_envs,) or len(snapshot["batch"]) != len(self._batch.seeds(0)):
-            raise ValueError(f"{self.spec.id}: the snapshot is of environments that were vectorised in another way")
-        self._last = None
-        self._batch.load(snapshot["batch"])
-        self._seed, self._steps, self._last = int(snapshot["seed"]), int(snapshot["steps"]), last
+        try:
+            last = np.array(snapshot["last"], bool).reshape(self.num_envs)
+            seed, steps = int(snapshot["seed"]), int(snapshot["steps"])
+            self._last = None
+            self._batch.load(snapshot["batch"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.spec.id}: this is no snapshot of an environment ({error!r})") from error
+        self._seed, self._steps, self._last = seed, steps, last
 
     def close(self) -> None:
         """Close the environments and end their processes, within two seconds; a second call does nothing."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
 import sys
@@ -118,25 +119,12 @@ def _named_batch(
         if vectorization in ("auto", "own") and has_own:
             from polyak.envs.vector import VectorBatch
 
-            return VectorBatch(
-                gymnasium.make_vec(id, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings), id
-            )
-        # What Gymnasium's checker warns of in the first two steps, `GymnasiumEnv` checks in all.
-        return _batch_of(_Maker(id, settings), id, num_envs, vectorization, timeout)
-
-
-class _Maker:
-    """A function that makes the named environment; a class, so that it can be sent to a worker."""
-
-    def __init__(self, id: str, settings: dict[str, Any]) -> None:
-        self.id = id
-        self.settings = settings
-
-    def __call__(self) -> Any:
-        import gymnasium
-
-        _register_atari()
-        return gymnasium.make(self.id, disable_env_checker=True, **self.settings)
+            own = gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings)
+            return VectorBatch(own, id)
+        # What Gymnasium's checker warns of in the first two steps, `GymnasiumEnv` checks in all. The registration goes along
+        # because a worker process knows only Gymnasium's own.
+        make_env = functools.partial(gymnasium.make, spec, disable_env_checker=True, **settings)
+        return _batch_of(make_env, id, num_envs, vectorization, timeout)
 
 
 def _batch_of(make_env: Callable[[], Any], name: str, num_envs: int, vectorization: Vectorization, timeout: float) -> Any:
@@ -213,7 +201,7 @@ def _spec(id: str, import_modules: bool) -> Any:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"make: unknown environment {id!r}; {hint}(`polyak list` or polyak.envs.names() shows all)")
-    return gymnasium.registry[name]
+    return gymnasium.spec(name)
 
 
 def _register_atari() -> bool:

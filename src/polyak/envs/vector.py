@@ -29,6 +29,7 @@ class VectorBatch:
     """
 
     def __init__(self, env: "VectorEnv[Any, Any, Any]", name: str) -> None:
+        self.form = "vector"
         self.env = env
         self.name = name
         self.num_envs = int(env.num_envs)
