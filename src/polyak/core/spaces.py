@@ -26,7 +26,8 @@ class _ByValue:
     def __hash__(self) -> int:
         # A space is part of a jitted argument's structure, so it is hashed at every call.
         try:
-            return self.__dict__["_hash"]  # type: ignore[no-any-return]
+            known: int = self.__dict__["_hash"]
+            return known
         except KeyError:
             value = hash((type(self).__name__, self._identity()))
             self.__dict__["_hash"] = value
@@ -248,9 +249,11 @@ def from_gymnasium(space: Any, what: str = "space") -> Space:
         if isinstance(space, gym.Discrete):
             return Discrete(int(space.n), int(space.start))
         if isinstance(space, gym.MultiDiscrete):
-            return MultiDiscrete(tuple(space.nvec), tuple(np.ravel(space.start)))
+            if space.nvec.ndim != 1:
+                raise ValueError(f"MultiDiscrete: nvec must be a flat vector, got shape {space.nvec.shape}")
+            return MultiDiscrete(tuple(space.nvec.tolist()), tuple(space.start.tolist()))
         if isinstance(space, gym.MultiBinary):
-            return MultiBinary(tuple(np.atleast_1d(space.n)))
+            return MultiBinary(tuple(space.shape))
     except (ValueError, TypeError) as error:
         raise type(error)(f"{what}: {error}") from None
     raise TypeError(f"{what}: {type(space).__name__} is not supported; supported are {SUPPORTED}")
@@ -338,10 +341,10 @@ class EnvSpec:
         xp: Any = jnp if isinstance(action, jax.Array) else np
         low, high = _like(space.low, action), _like(space.high, action)
         if self.action_scaling == "rescale":
-            unit = (xp.clip(action, -1.0, 1.0) + 1.0) / 2.0
+            unit = (xp.minimum(xp.maximum(action, -1.0), 1.0) + 1.0) / 2.0
             # Not low + unit * (high - low): the range of a wide box overflows.
             action = (1.0 - unit) * low + unit * high
-        native = xp.clip(action, low, high)
+        native = xp.minimum(xp.maximum(action, low), high)
         return native if space.dtype.kind == "f" else xp.rint(native).astype(space.dtype)
 
 
