@@ -1,5 +1,7 @@
 """Spaces: what they refuse, how they come from Gymnasium, and how an agent's action becomes the environment's."""
 
+import copy
+
 import gymnasium.spaces as gym
 import jax
 import jax.numpy as jnp
@@ -77,6 +79,13 @@ def test_spaces_are_equal_and_hash_by_value():
     assert Discrete(2) != Discrete(2, 1)
     spec = EnvSpec(a, Discrete(2))
     assert spec == EnvSpec(b, Discrete(2)) and hash(spec) == hash(EnvSpec(b, Discrete(2)))
+
+
+def test_a_copy_takes_no_hash_along_since_another_process_hashes_otherwise():
+    space = Dict({"x": Box([0.0], [1.0])})
+    kept = hash(space)
+    copied = copy.deepcopy(space)
+    assert "_hash" not in vars(copied) and copied == space and hash(copied) == kept
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ class _ByValue:
             self.__dict__["_hash"] = value
             return value
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process hashes strings otherwise.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
 
 @dataclass(frozen=True, eq=False)
 class Box(_ByValue):
