@@ -130,7 +130,7 @@ def use_devices(wanted: int | None, loop: str, num_envs: int) -> int:
     cores = os.cpu_count() or 1
     pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
     devices = wanted or (2 if pays else 1)
-    if loop == "host":
+    if loop == "host" and wanted in (None, 1):
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if devices > 1:
         # Where JAX has started already, its devices are those that it has; the loop says so if they are too few.
