@@ -29,7 +29,7 @@ from polyak.train.compiled import start as start_compiled
 from polyak.train.episodes import Episodes
 from polyak.train.evaluate import Evaluation
 from polyak.train.host import start as start_on_host
-from polyak.train.loop import LoopState
+from polyak.train.loop import LoopState, check_match
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,10 @@ def restored_start(run: Run, config: RunConfig, env: Env | HostEnv) -> Start:
     checkpoint starts again from the beginning.
 
     Raises:
+        ValueError: the agent is not for this environment.
         CheckpointError: there is no valid one, or it is of another agent or environment.
     """
+    check_match(config.agent, env, config.devices)
     if not find(run.checkpoints):
         _refuse_lost_checkpoints(run, config)
         print(f"{run.directory}: was ended before its first checkpoint; it starts again from the beginning")
