@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.struct import struct
@@ -67,8 +67,14 @@ def host(
     target = Target(env_steps, report_every)
     mesh = mesh_over(devices, env.num_envs)
     check_match(agent, env, devices)
+    if resume_from is not None and not isinstance(env, HostEnv):
+        raise ValueError(
+            "train: resume_from holds no state of an environment in the host loop; make a HostedEnv of the JAX environment and "
+            "give it after its restore(snapshot)"
+        )
     hosted = as_host_env(env, key)
     state = start(agent, hosted, key) if resume_from is None else resume_from
+    state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted)
     with reporter.compiling():
         steps = _compile(agent, mesh, state)
@@ -78,7 +84,7 @@ def host(
     time_step = jax.tree.map(np.asarray, state.time_step)
     while reporter.env_steps < env_steps:
         with reporter.training():
-            time_steps, actions, info, carry = _collect(steps, agent, state, hosted, time_step)
+            time_steps, actions, info, carry = _collect(steps, agent, mesh, state, hosted, time_step)
             time_step = jax.tree.map(lambda x: x[-1], time_steps)
             valid = int(np.sum(~time_steps.last[:-1]))
             state, metrics, finished = steps.learn(agent, state, time_steps, actions, info, carry)
@@ -125,10 +131,12 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
         step = unpack(packed).action(time_step, carry, acting_key(words[t]))
         return step.action, step.carry, step.info
 
-    jitted = _Steps(jax.jit(prepare), jax.jit(act), jax.jit(partial(_learn, mesh), donate_argnums=1))
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    learn_jitted = jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
+    jitted = _Steps(jax.jit(prepare), jax.jit(act), learn_jitted)
     time_step = jax.tree.map(np.asarray, state.time_step)
-    packed, words = jitted.prepare(agent, state)
-    action, carry, info = jitted.act(packed, words, np.int32(0), time_step, state.carry)
+    packed, words, carry = _on_one_device((*jitted.prepare(agent, state), state.carry), mesh)
+    action, carry, info = jitted.act(packed, words, np.int32(0), time_step, carry)
     many = (agent.num_steps, agent.num_steps + 1)
     actions, infos = (jax.tree.map(lambda x: np.zeros((many[0], *x.shape), x.dtype), tree) for tree in (action, info))
     time_steps = jax.tree.map(lambda x: np.zeros((many[1], *x.shape), x.dtype), time_step)
@@ -137,11 +145,10 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
 
 
 def _collect(
-    steps: _Steps, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep
+    steps: _Steps, agent: Agent, mesh: Mesh | None, state: LoopState, env: HostEnv, time_step: TimeStep
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
     """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it."""
-    packed, words = steps.prepare(agent, state)
-    carry = state.carry
+    packed, words, carry = _on_one_device((*steps.prepare(agent, state), state.carry), mesh)
     time_steps, actions, infos = [time_step], [], []
     for t in range(agent.num_steps):
         action, carry, info = steps.act(packed, words, np.int32(t), time_step, carry)
@@ -150,7 +157,12 @@ def _collect(
         time_steps.append(time_step)
         actions.append(action)
         infos.append(info)
-    return _stacked(time_steps), _stacked(actions), _stacked(infos), carry
+    return _stacked(time_steps), _stacked(actions), _stacked(infos), jax.tree.map(np.asarray, carry)
+
+
+def _on_one_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    # What an update on several devices leaves is on all of them, and acting would be done by each.
+    return tree if mesh is None else jax.device_put(tree, mesh.devices.flat[0])
 
 
 def _stacked(trees: list[Any]) -> Any:

@@ -69,7 +69,7 @@ class HostedEnv:
         if wanted != got:
             raise ValueError(f"{self.spec.id}: the snapshot has arrays {got}, the environment's state {wanted}")
         self._state = jax.tree.unflatten(jax.tree.structure(shapes), [jax.numpy.asarray(leaf) for leaf in snapshot["state"]])
-        self._key = jax.random.wrap_key_data(jax.numpy.asarray(snapshot["key"]))
+        self._key = jax.random.wrap_key_data(jax.numpy.asarray(snapshot["key"]), impl=jax.random.key_impl(self._key))
         self._number = np.uint32(snapshot["number"])
 
     def close(self) -> None:

@@ -1,0 +1,20 @@
+"""The loops compile anew at every call: within one session, equal programs are compiled once."""
+
+import jax
+import jaxtyping
+import pytest
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the tests' own type checker, which would be faster to object to a wrong argument."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache(tmp_path_factory):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax-cache")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)

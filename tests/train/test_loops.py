@@ -1,0 +1,313 @@
+"""The compiled and the host loop: the same numbers, stopped and resumed, reported and refused."""
+
+import dataclasses
+import importlib
+import itertools
+import math
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from polyak import train
+from polyak.agents.ppo import PPO
+from polyak.core.spaces import Discrete
+from polyak.envs.autoreset import AutoReset
+from polyak.envs.classic import CartPole, Pendulum
+from polyak.parts.networks import mlp
+from tests.agents.rollouts import same_bits
+from tests.train.scripted import Scripted
+from tests.train.setting import AGENT, ENV, KEY, LOOPS, NUM_ENVS, NUM_STEPS, everything, goes_on, hosted, run
+
+BOTH = pytest.mark.parametrize("loop", LOOPS)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """One uninterrupted training in each loop; its result as it was at its end."""
+    results = {loop: run(loop) for loop in LOOPS}
+    return {loop: (result, everything(result)) for loop, result in results.items()}
+
+
+def test_both_loops_give_the_same_parameters_to_the_bit(whole):
+    (compiled, numbers), (host, host_numbers) = whole["compiled"], whole["host"]
+    assert compiled.progress.iteration >= 15 and compiled.progress.env_steps == host.progress.env_steps
+    assert same_bits(numbers, host_numbers)
+    measured = {name for name in compiled.metrics if name.startswith(("train/", "rollout/"))}
+    assert {"rollout/ep_rew_mean", "rollout/ep_len_mean", "train/loss", "train/approx_kl"} <= measured
+    assert {name: compiled.metrics[name] for name in measured} == pytest.approx({name: host.metrics[name] for name in measured})
+
+
+def test_they_learned_something(whole):
+    result, _ = whole["compiled"]
+    fresh = AGENT.init(jax.random.split(KEY, 3)[0])
+    assert not same_bits(result.state.variables, fresh.variables)
+    assert result.stopped is None and result.state is result.loop_state.agent
+
+
+@BOTH
+def test_T1_the_same_key_gives_the_same_bits_and_another_key_others(whole, loop):
+    assert same_bits(everything(run(loop)), whole[loop][1])
+    other = run(loop, key=jax.random.key(12))
+    assert not same_bits(other.state.variables, whole[loop][0].state.variables)
+
+
+@BOTH
+def test_T2_stopped_at_half_and_resumed_is_uninterrupted_to_the_bit(whole, loop):
+    half = run(loop, env_steps=250)
+    assert 250 <= half.progress.env_steps < 300
+    finished = run(loop, **goes_on(loop, half))
+    assert finished.progress.iteration == whole[loop][0].progress.iteration
+    assert finished.progress.env_steps == whole[loop][0].progress.env_steps
+    assert same_bits(everything(finished), whole[loop][1])
+
+
+@BOTH
+def test_T2_stopped_by_request_at_every_iteration_and_resumed_is_uninterrupted(whole, loop):
+    options, stops = {}, 0
+    for _ in range(3):
+        result = run(loop, should_stop=lambda: True, **options)
+        assert result.stopped == "request"
+        stops += result.progress.iteration
+        options = goes_on(loop, result)
+    assert result.progress.iteration == 3
+    assert same_bits(everything(run(loop, **options)), whole[loop][1])
+
+
+@BOTH
+@pytest.mark.parametrize("report_every", [1, 70, 10_000])
+def test_reports_change_no_bit(whole, loop, report_every):
+    seen = []
+    result = run(loop, report_every=report_every, callbacks=[lambda progress, *_: seen.append(progress.env_steps)])
+    assert same_bits(everything(result), whole[loop][1])
+    assert seen[-1] == result.progress.env_steps and seen == sorted(set(seen))
+    assert {1: result.progress.iteration, 70: 8, 10_000: 1}[report_every] == len(seen)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+def test_the_size_of_chunks_changes_no_bit(monkeypatch, whole, seconds):
+    module = importlib.import_module("polyak.train.compiled")
+    monkeypatch.setattr(module, "CHUNK_SECONDS", seconds)
+    assert same_bits(everything(run("compiled")), whole["compiled"][1])
+
+
+def test_the_host_loop_starts_where_a_jax_environment_given_as_a_host_one_starts(whole):
+    assert same_bits(everything(run("host", env=hosted())), whole["host"][1])
+
+
+def test_a_jax_environment_cannot_be_resumed_in_the_host_loop_without_its_state(whole):
+    half = run("host", env_steps=100)
+    with pytest.raises(ValueError, match=r"resume_from .*HostedEnv .*restore"):
+        run("host", resume_from=half.loop_state, env_steps_done=half.progress.env_steps)
+
+
+def test_run_picks_the_loop_from_the_environment(whole):
+    for env, loop in ((ENV, "compiled"), (hosted(), "host")):
+        result = train.run(AGENT, env, env_steps=500, key=KEY)
+        assert same_bits(everything(result), whole[loop][1])
+        assert (result.progress.env is None) == (loop == "compiled")
+
+
+def test_what_was_given_can_be_used_again():
+    key, agent = jax.random.key(11), dataclasses.replace(AGENT, gamma=jax.numpy.float32(0.99))
+    for _ in range(2):
+        result = run("compiled", key=key, agent=agent, env_steps=60)
+        action, _ = agent.policy(result.state).predict(np.zeros(4))
+        assert action in (0, 1) and float(agent.gamma) == pytest.approx(0.99)
+    assert int(jax.random.bits(key)) == int(jax.random.bits(jax.random.key(11)))
+
+
+@BOTH
+def test_env_steps_count_transitions_and_no_resets(loop):
+    counted = []
+
+    def count(progress, metrics, state):
+        counted.append((progress.env_steps, progress.iteration, int(state.agent.env_steps), int(state.iteration)))
+
+    result = run(loop, env_steps=200, report_every=1, callbacks=[count])
+    for env_steps, iteration, agents, iterations in counted:
+        assert env_steps == agents and iteration == iterations
+        assert iteration * NUM_ENVS * (NUM_STEPS - 2) < env_steps <= iteration * NUM_ENVS * NUM_STEPS
+    assert counted[-1][0] < counted[-1][1] * NUM_ENVS * NUM_STEPS
+    assert counted[-2][0] < 200 <= counted[-1][0] == result.progress.env_steps
+
+
+def test_progress_says_where_training_stands():
+    seen = []
+    result = run("compiled", report_every=100, callbacks=[lambda progress, *_: seen.append(progress)])
+    for before, after in itertools.pairwise(seen):
+        assert before.env_steps < after.env_steps and before.seconds < after.seconds
+    last = seen[-1]
+    assert last == result.progress and last.target_env_steps == 500 and last.compile_seconds > 0
+    assert last.fps == pytest.approx(last.env_steps / last.seconds)
+
+
+@BOTH
+def test_T8_what_a_callback_raises_comes_through(loop):
+    class Mine(Exception):
+        pass
+
+    def fail(progress, metrics, state):
+        raise Mine("here")
+
+    with pytest.raises(Mine, match="here"):
+        run(loop, callbacks=[fail])
+
+
+@BOTH
+def test_T8_a_callback_that_returns_false_ends_training_after_all_have_been_called(loop):
+    seen = []
+    callbacks = [lambda progress, *_: progress.env_steps < 100, lambda progress, *_: seen.append(progress.env_steps)]
+    result = run(loop, report_every=1, callbacks=callbacks)
+    assert result.stopped == "callback" and 100 <= result.progress.env_steps < 140 and seen[-1] == result.progress.env_steps
+    assert run(loop, env_steps=60, callbacks=[lambda *_: False]).stopped == "callback"
+    assert run(loop, env_steps=60, report_every=60, callbacks=[lambda *_: False]).stopped is None
+
+
+@BOTH
+def test_T8_T6_a_slow_callback_is_not_training_time(loop):
+    result = run(loop, env_steps=100, report_every=50, callbacks=[lambda *_: time.sleep(0.3)])
+    assert result.progress.seconds < 0.3 and result.progress.fps > 100 / 0.3
+
+
+def test_T8_a_callback_may_train():
+    inner = []
+    outer = run(
+        "compiled",
+        env_steps=60,
+        report_every=60,
+        callbacks=[lambda *_: inner.append(everything(run("compiled", env_steps=60)))],
+    )
+    assert same_bits(inner[0], everything(outer))
+
+
+@BOTH
+def test_a_copy_of_the_state_that_a_callback_kept_can_be_gone_on_from(whole, loop):
+    kept = {}
+
+    def keep(progress, metrics, state):
+        if not kept and progress.env_steps > 200:
+            snapshot = None if progress.env is None else progress.env.snapshot()
+            kept.update(state=jax.tree.map(jax.numpy.copy, state), steps=progress.env_steps, snapshot=snapshot)
+
+    run(loop, report_every=1, callbacks=[keep])
+    options = {} if loop == "compiled" else {"env": hosted(kept["snapshot"])}
+    result = run(loop, resume_from=kept["state"], env_steps_done=kept["steps"], **options)
+    assert same_bits(everything(result), whole[loop][1])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@BOTH
+def test_T9_nothing_compiles_after_the_first_iteration(loop, devices):
+    compiled = []
+
+    def listen(event, duration, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    counts = []
+    run(loop, report_every=1, devices=devices, callbacks=[lambda *_: counts.append(len(compiled))])
+    assert counts[0] > 0 and len(counts) > 10 and counts[-1] == counts[0]
+
+
+WRONG_STEPS = [0, -5, 1.5, math.nan, "100", None, True]
+
+
+class Untouched(Scripted):
+    def reset(self, seed):
+        raise AssertionError("the environment was reset")
+
+
+@pytest.mark.parametrize("loop", [train.host, train.run])
+@pytest.mark.parametrize("env_steps", WRONG_STEPS)
+def test_T12_wrong_env_steps_are_refused_before_anything_runs(unchecked, loop, env_steps):
+    agent = PPO(Scripted.spec, network=mlp((4,)), num_steps=8, num_minibatches=1)
+    with pytest.raises((TypeError, ValueError), match=f"train: env_steps must be an integer >= 1, got {env_steps!r}"):
+        loop(agent, Untouched([[3]], [1.0]), env_steps=env_steps, key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        *(({"env_steps": wrong}, "env_steps must be an integer >= 1") for wrong in WRONG_STEPS),
+        ({"report_every": 0}, "report_every must be an integer >= 1, got 0"),
+        ({"report_every": 1.5}, "report_every must be an integer >= 1, got 1.5"),
+        ({"devices": 0}, "devices must be an integer >= 1, got 0"),
+        ({"devices": 2.0}, "devices must be an integer >= 1, got 2.0"),
+        ({"devices": 9}, "devices=9, but JAX sees 8"),
+        ({"devices": 3}, "num_envs=4 cannot be split over devices=3"),
+        ({"agent": dataclasses.replace(AGENT, num_minibatches=3)}, "num_minibatches=3"),
+        ({"agent": PPO(dataclasses.replace(ENV.spec, action=Discrete(3)))}, "action of the agent's spec is Discrete.n=3"),
+        ({"env": AutoReset(Pendulum(), NUM_ENVS)}, "obs of the agent's spec is"),
+    ],
+)
+@BOTH
+def test_T12_wrong_arguments_are_refused(unchecked, monkeypatch, loop, options, said):
+    monkeypatch.setattr(jax, "jit", None)
+    with pytest.raises((TypeError, ValueError), match=said):
+        run(loop, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisoned(CartPole):
+    """Rewards that are not finite from the start."""
+
+    def step(self, state, action, key):
+        state, reward, terminated, truncated = super().step(state, action, key)
+        return state, reward * jax.numpy.nan, terminated, truncated
+
+
+@BOTH
+def test_A8_training_that_diverged_ends_with_an_error_that_names_the_quantity(loop):
+    agent = dataclasses.replace(AGENT, max_bad_steps=3)
+    seen = []
+    with pytest.raises(train.TrainingDiverged, match=r"3 updates in a row .*max_bad_steps=3.*'reward'") as caught:
+        run(
+            loop,
+            env=AutoReset(Poisoned(), NUM_ENVS),
+            agent=agent,
+            report_every=1,
+            callbacks=[lambda progress, metrics, state: seen.append(metrics["train/skipped_in_a_row"])],
+        )
+    assert isinstance(caught.value, FloatingPointError) and seen == [1, 2, 3]
+
+
+def test_more_devices_give_the_same_numbers_but_for_rounding():
+    one, two = (run("compiled", env_steps=90, devices=devices) for devices in (1, 2))
+    assert one.progress.iteration == two.progress.iteration == 3
+    for a, b in zip(jax.tree.leaves(everything(one)), jax.tree.leaves(everything(two)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_the_host_loop_may_update_on_more_devices():
+    one, two = (run("host", env_steps=90, devices=devices) for devices in (1, 2))
+    for a, b in zip(jax.tree.leaves(everything(one)), jax.tree.leaves(everything(two)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_host_environment_is_reset_by_a_seed_of_the_key():
+    agent = PPO(Scripted.spec, network=mlp((4,)), num_steps=8, num_epochs=1, num_minibatches=1)
+    envs = [Scripted([[3], [5]], [1.0, 2.0]) for _ in range(3)]
+    for env, seed in zip(envs, (0, 0, 1), strict=True):
+        result = train.run(agent, env, env_steps=30, key=jax.random.key(seed))
+        assert env.steps == 8 * result.progress.iteration and not env.closed
+    assert envs[0].seeds == envs[1].seeds != envs[2].seeds and len(envs[0].seeds) == 1
+    assert 0 <= envs[0].seeds[0] < 2**31
+    # In 24 steps environment 0 ends six episodes (every fourth step resets), environment 1 four.
+    assert result.progress.iteration == 3 and result.progress.env_steps == 24 * 2 - 6 - 4
+    assert result.metrics["rollout/ep_len_mean"] == pytest.approx((3 * 6 + 5 * 4) / 10)
+    assert result.metrics["rollout/ep_rew_mean"] == pytest.approx((3 * 6 + 10 * 4) / 10)
+
+
+def test_a_host_environment_goes_on_from_a_snapshot():
+    agent = PPO(Scripted.spec, network=mlp((4,)), num_steps=8, num_epochs=1, num_minibatches=1)
+    make = lambda: Scripted([[3, 4], [5, 2]], [1.0, 2.0])  # noqa: E731
+    whole = train.run(agent, make(), env_steps=60, key=KEY)
+    half = train.run(agent, make(), env_steps=30, key=KEY)
+    env = make()
+    env.restore(half.progress.env.snapshot())
+    options = {"resume_from": half.loop_state, "env_steps_done": half.progress.env_steps}
+    rest = train.run(agent, env, env_steps=60, key=KEY, **options)
+    assert env.seeds == [] and same_bits(everything(rest), everything(whole))
