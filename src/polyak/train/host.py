@@ -1,5 +1,6 @@
 """The host loop: ordinary environments stepped from Python, with jitted `act` and `update`."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,9 @@ from polyak.train.loop import (
 )
 from polyak.train.packing import packing
 
+# A rollout that takes no longer is finished before training stops.
+PATIENCE_SECONDS = 1.0
+
 
 def host(
     agent: Agent,
@@ -58,7 +62,8 @@ def host(
         devices: host devices or accelerators that share the update.
         resume_from: the state of a run that was stopped. It is donated.
         env_steps_done: how many env_steps that run had done.
-        should_stop: asked after every iteration; True ends training after a last report.
+        should_stop: asked at every step; True ends training after a last report. A rollout that is slow (a second and more) is not
+            waited for: it is thrown away, and the environment put back to where it began, if it has a snapshot.
 
     Raises:
         TypeError, ValueError: an argument, before anything has run.
@@ -79,12 +84,20 @@ def host(
     with reporter.compiling():
         steps = _compile(agent, mesh, state)
 
-    stopped = None
+    stopped, slow = None, True
     due = target.next_report(reporter.env_steps)
     time_step = jax.tree.map(np.asarray, state.time_step)
     while reporter.env_steps < env_steps:
+        before = hosted.snapshot() if slow else None
         with reporter.training():
-            time_steps, actions, info, carry = _collect(steps, agent, mesh, state, hosted, time_step)
+            patience = _Patience(should_stop)
+            rollout = _collect(steps, agent, mesh, state, hosted, time_step, patience)
+            if rollout is None:
+                if before is not None:
+                    hosted.restore(before)
+                return reporter.result(state, "request")
+            slow = patience.spent
+            time_steps, actions, info, carry = rollout
             time_step = jax.tree.map(lambda x: x[-1], time_steps)
             valid = int(np.sum(~time_steps.last[:-1]))
             state, metrics, finished = steps.learn(agent, state, time_steps, actions, info, carry)
@@ -106,6 +119,23 @@ class _Steps:
     prepare: Any
     act: Any
     learn: Any
+
+
+class _Patience:
+    """How long a rollout that nobody wants any more goes on."""
+
+    def __init__(self, should_stop: Callable[[], bool]) -> None:
+        self._should_stop = should_stop
+        self._began = time.monotonic()
+
+    @property
+    def spent(self) -> bool:
+        """The rollout has taken long."""
+        return time.monotonic() - self._began > PATIENCE_SECONDS
+
+    def over(self) -> bool:
+        """To be given up: training shall stop, and waiting for the rollout's end would be long."""
+        return self._should_stop() and self.spent
 
 
 def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
@@ -145,15 +175,17 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
 
 
 def _collect(
-    steps: _Steps, agent: Agent, mesh: Mesh | None, state: LoopState, env: HostEnv, time_step: TimeStep
-) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
-    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it."""
+    steps: _Steps, agent: Agent, mesh: Mesh | None, state: LoopState, env: HostEnv, time_step: TimeStep, patience: _Patience
+) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
+    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if it was given up."""
     packed, words, carry = _on_one_device((*steps.prepare(agent, state), state.carry), mesh)
     time_steps, actions, infos = [time_step], [], []
     for t in range(agent.num_steps):
         action, carry, info = steps.act(packed, words, np.int32(t), time_step, carry)
         action = jax.tree.map(np.asarray, action)
         time_step = env.step(action)
+        if patience.over():
+            return None
         time_steps.append(time_step)
         actions.append(action)
         infos.append(info)
