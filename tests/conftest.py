@@ -9,6 +9,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 from jaxtyping import install_import_hook
 
-install_import_hook("polyak", "beartype.beartype")
+import tests.typechecker  # noqa: F401  (the hook looks it up by name)
+
+install_import_hook("polyak", "tests.typechecker.check")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -62,8 +62,8 @@ def host(
         devices: host devices or accelerators that share the update.
         resume_from: the state of a run that was stopped. It is donated.
         env_steps_done: how many env_steps that run had done.
-        should_stop: asked at every step; True ends training after a last report. A rollout that is slow (a second and more) is not
-            waited for: it is thrown away, and the environment put back to where it began, if it has a snapshot.
+        should_stop: asked at every step; True ends training after a last report. A rollout that is slow (a second and
+            more) is not waited for: it is thrown away, and the environment put back to where it began, if it can be.
 
     Raises:
         TypeError, ValueError: an argument, before anything has run.
@@ -177,7 +177,7 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
 def _collect(
     steps: _Steps, agent: Agent, mesh: Mesh | None, state: LoopState, env: HostEnv, time_step: TimeStep, patience: _Patience
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
-    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if it was given up."""
+    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if given up."""
     packed, words, carry = _on_one_device((*steps.prepare(agent, state), state.carry), mesh)
     time_steps, actions, infos = [time_step], [], []
     for t in range(agent.num_steps):
