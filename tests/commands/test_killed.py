@@ -10,7 +10,7 @@ from polyak.io.run import open_run
 from tests.commands.processes import SETTINGS, finish, last_checkpoint, rows, start, wait_until
 
 # These take seconds: much of them goes into a report and a checkpoint every hundred env steps.
-ENV_STEPS = {"jax/CartPole-v1": 12_000, "CartPole-v1": 5_000}
+ENV_STEPS = {"jax/CartPole-v1": 20_000, "CartPole-v1": 5_000}
 TRAIN = f"--report-every 100 --checkpoint-every 100 {SETTINGS}"
 
 
@@ -41,9 +41,9 @@ def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(en
         if kill == 1:
             wait_until((run / "config.json").exists, process)  # while it compiles
         else:
-            before = rows(run)
-            wait_until(lambda before=before: rows(run) > before, process)
-        time.sleep(moments.uniform(0, 0.3))
+            enough = rows(run) + moments.randint(1, 12)
+            wait_until(lambda enough=enough: rows(run) >= enough, process)
+        time.sleep(moments.uniform(0, 0.03))
         process.kill()
         assert process.wait() == -signal.SIGKILL
         process.stdout.close()
@@ -83,7 +83,7 @@ def test_T5_a_signal_saves_a_last_checkpoint_and_leaves_within_five_seconds(
     assert last_checkpoint(run) == last_checkpoint(uninterrupted(env))
 
 
-def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path):
+def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, jax_cache):
     process = start(f"train ppo jax/CartPole-v1 --run-dir run --env-steps 64 {SETTINGS}", tmp_path)
     assert "compiling" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
@@ -93,6 +93,6 @@ def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path):
     code, out = finish(process)
     assert (code, time.monotonic() - began < 2) == (143, True), out
     assert "left at once, as it was asked twice" in out
-    code, out = finish(start("resume run --eval-episodes 2", tmp_path))
+    code, out = finish(start("resume run --eval-episodes 2", tmp_path, jax_cache))
     assert code == 0, out
     assert "starts again from the beginning" in out
