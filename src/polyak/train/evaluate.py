@@ -1,6 +1,8 @@
 """Evaluation: whole episodes of a policy, none counted for having been short."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -8,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer
 from polyak.core.types import Env, HostEnv, Policy, PyTree, TimeStep
 from polyak.train.loop import env_reset_key, env_step_key
-from polyak.train.packing import packing
+
+# Steps between looks at whether all episodes are done.
+CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,12 @@ def evaluate(
             ten million for a JAX one.
 
     Raises:
-        TypeError, ValueError: `episodes` is not a positive integer.
+        TypeError, ValueError: `episodes` or `max_steps` is not a positive integer.
         TimeoutError: `max_steps` passed before all episodes had ended.
     """
     check_integer("evaluate", "episodes", episodes)
+    if max_steps is not None:
+        check_integer("evaluate", "max_steps", max_steps)
     quota = np.full(env.num_envs, episodes // env.num_envs)
     quota[: episodes % env.num_envs] += 1
     env_key, act_key = jax.random.split(key)
@@ -103,24 +109,22 @@ class _Tally:
         return Evaluation(np.array(returns), np.array(lengths, np.int64))
 
 
+@jax.jit
+def _act(policy: Policy, key: PRNGKeyArray, t: Array, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
+    step = policy.action(time_step, carry, jax.random.fold_in(key, t))
+    return step.action, step.carry
+
+
 def _on_host(
     policy: Policy, env: HostEnv, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int | None
 ) -> Evaluation:
-    pack, unpack = packing(policy)
-    packed = pack(policy)
-
-    @jax.jit
-    def act(packed: PyTree, t: Any, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
-        step = unpack(packed).action(time_step, carry, jax.random.fold_in(act_key, t))
-        return step.action, step.carry
-
     time_step = env.reset(int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1))
     carry = policy.initial_state(env.num_envs)
     tally, t = _Tally(quota), 0
     while not tally.full:
-        if max_steps is not None and t >= max_steps:
-            raise TimeoutError(f"evaluate: {t} steps of each environment did not end all episodes of {env.spec.id}")
-        action, carry = act(packed, np.uint32(t), time_step, carry)
+        if t == max_steps:
+            raise _too_long(env, t)
+        action, carry = _act(policy, act_key, np.uint32(t), time_step, carry)
         time_step = env.step(jax.tree.map(np.asarray, action))
         tally.add(time_step.reward, time_step.last, time_step.first)
         t += 1
@@ -128,26 +132,43 @@ def _on_host(
 
 
 def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int) -> Evaluation:
-    chunk = 256
+    init, chunk = _programs(env)
+    env_state, time_step = init(env_reset_key(env_key))
+    now = (env_state, time_step, policy.initial_state(env.num_envs))
+    tally, t = _Tally(quota), 0
+    while not tally.full:
+        now, seen = chunk(policy, now, env_key, act_key, np.uint32(t))
+        for reward, last, first in zip(*(np.asarray(x) for x in seen), strict=True):
+            if t == max_steps and not tally.full:
+                raise _too_long(env, t)
+            tally.add(reward, last, first)
+            t += 1
+    return tally.result()
 
-    @jax.jit
-    def run(policy: Policy, now: PyTree, start: Any) -> tuple[PyTree, PyTree]:
-        def step(now: PyTree, t: Any) -> tuple[PyTree, PyTree]:
+
+def _programs(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The environment's start and some steps, compiled; kept, so that evaluating again does not compile again."""
+    try:
+        return _kept_programs(env)
+    except TypeError:  # an environment that holds arrays has no hash
+        return _new_programs(env)
+
+
+def _new_programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def chunk(policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array) -> tuple[PyTree, PyTree]:
+        def step(now: PyTree, t: Array) -> tuple[PyTree, PyTree]:
             env_state, time_step, carry = now
             acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
             env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
             return (env_state, time_step, acted.carry), (time_step.reward, time_step.last, time_step.first)
 
-        return jax.lax.scan(step, now, start + jnp.arange(chunk, dtype=jnp.uint32))
+        return jax.lax.scan(step, now, start + jnp.arange(CHUNK, dtype=jnp.uint32))
 
-    env_state, time_step = jax.jit(env.init)(env_reset_key(env_key))
-    now = (env_state, time_step, policy.initial_state(env.num_envs))
-    tally, t = _Tally(quota), 0
-    while not tally.full:
-        if t >= max_steps:
-            raise TimeoutError(f"evaluate: {t} steps of each environment did not end all episodes of {env.spec.id}")
-        now, seen = run(policy, now, np.uint32(t))
-        for reward, last, first in zip(*(np.asarray(x) for x in seen), strict=True):
-            tally.add(reward, last, first)
-        t += chunk
-    return tally.result()
+    return jax.jit(env.init), jax.jit(chunk)
+
+
+_kept_programs = lru_cache(maxsize=8)(_new_programs)
+
+
+def _too_long(env: Env | HostEnv, steps: int) -> TimeoutError:
+    return TimeoutError(f"evaluate: {steps} steps of each environment did not end all episodes of {env.spec.id}")
