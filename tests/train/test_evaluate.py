@@ -126,7 +126,7 @@ def test_E9_it_gives_up_after_max_steps_and_not_before(slow):
     _, steps = slow
     for env in (ENV, SameStart(ENV, KEY)):
         assert len(evaluate(collecting(), env, episodes=6, key=KEY, max_steps=steps).returns) == 6
-        with pytest.raises(TimeoutError, match=f"{steps - 1} steps .* CartPole"):
+        with pytest.raises(TimeoutError, match=f"{steps - 1} steps .* jax/CartPole"):
             evaluate(collecting(), env, episodes=6, key=KEY, max_steps=steps - 1)
 
 

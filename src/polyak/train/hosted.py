@@ -18,7 +18,7 @@ class HostedEnv:
     """
 
     def __init__(self, env: Env, env_key: PRNGKeyArray) -> None:
-        self._env, self._key = env, env_key
+        self._env, self._given_key, self._key = env, env_key, env_key
         self._init = jax.jit(env.init)
 
         def step(state: PyTree, action: PyTree, env_key: PRNGKeyArray, number: UInt32[Array, ""]) -> tuple[PyTree, TimeStep]:
@@ -40,8 +40,7 @@ class HostedEnv:
 
     def reset(self, seed: int) -> TimeStep:
         """Fresh episodes everywhere."""
-        if seed:
-            self._key = jax.random.fold_in(self._key, seed)
+        self._key = jax.random.fold_in(self._given_key, seed) if seed else self._given_key
         self._number = np.uint32(0)
         self._state, time_step = self._init(env_reset_key(self._key))
         return jax.tree.map(np.asarray, time_step)
