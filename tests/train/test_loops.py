@@ -278,13 +278,35 @@ def test_more_devices_give_the_same_numbers_but_for_rounding():
     one, two = (run("compiled", env_steps=90, devices=devices) for devices in (1, 2))
     assert one.progress.iteration == two.progress.iteration == 3
     for a, b in zip(jax.tree.leaves(everything(one)), jax.tree.leaves(everything(two)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_seeds_trained_together_are_those_trained_alone_but_for_rounding():
+    keys = jax.random.split(KEY, 3)
+    reported = [[], [], []]
+    callbacks = [[lambda progress, *_, mine=mine: mine.append(progress)] for mine in reported]
+    together = train.compiled_seeds(AGENT, ENV, env_steps=90, keys=keys, callbacks=callbacks, report_every=60)
+    for key, result, mine in zip(keys, together, reported, strict=True):
+        alone = run("compiled", env_steps=90, key=key)
+        assert result.progress.env_steps == alone.progress.env_steps == mine[-1].env_steps and len(mine) == 2
+        for a, b in zip(jax.tree.leaves(everything(alone)), jax.tree.leaves(everything(result)), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+    half = together[1]
+    finished = run("compiled", env_steps=150, resume_from=half.loop_state, env_steps_done=half.progress.env_steps)
+    whole = run("compiled", env_steps=150, key=keys[1])
+    for a, b in zip(jax.tree.leaves(everything(whole)), jax.tree.leaves(everything(finished)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_seeds_with_callbacks_for_others_are_refused():
+    with pytest.raises(ValueError, match="callbacks for 2 seeds, but 3 keys"):
+        train.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), callbacks=[[], []])
 
 
 def test_the_host_loop_may_update_on_more_devices():
     one, two = (run("host", env_steps=90, devices=devices) for devices in (1, 2))
     for a, b in zip(jax.tree.leaves(everything(one)), jax.tree.leaves(everything(two)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
 
 
 def test_a_host_environment_is_reset_by_a_seed_of_the_key():

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout
+from polyak.ops.philox import philox_key
 from polyak.train.episodes import Finished
 from polyak.train.loop import (
     ENVS,
@@ -20,7 +21,6 @@ from polyak.train.loop import (
     Reporter,
     Target,
     TrainResult,
-    acting_key,
     check_match,
     env_reset_key,
     initial,
@@ -176,7 +176,7 @@ def iteration(
     def step(now: PyTree, keys: PyTree) -> tuple[PyTree, PyTree]:
         env_state, time_step, carry = now
         words, env_key = keys
-        acted = policy.action(time_step, carry, acting_key(words))
+        acted = policy.action(time_step, carry, philox_key(words))
         env_state, next_time_step = env.step(env_state, acted.action, env_key)
         return (env_state, next_time_step, acted.carry), (next_time_step, acted.action, acted.info)
 

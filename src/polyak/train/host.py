@@ -13,6 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PyTree, Rollout, TimeStep
+from polyak.ops.philox import philox_key
 from polyak.train.episodes import Finished
 from polyak.train.hosted import HostedEnv
 from polyak.train.loop import (
@@ -20,7 +21,6 @@ from polyak.train.loop import (
     Reporter,
     Target,
     TrainResult,
-    acting_key,
     check_match,
     initial,
     iteration_keys,
@@ -158,7 +158,7 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
         return pack(agent.collect_policy(state.agent)), keys.act
 
     def act(packed: PyTree, words: Array, t: Array, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-        step = unpack(packed).action(time_step, carry, acting_key(words[t]))
+        step = unpack(packed).action(time_step, carry, philox_key(words[t]))
         return step.action, step.carry, step.info
 
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())

@@ -71,7 +71,7 @@ class IterationKeys:
     """The keys of one iteration, all made beforehand.
 
     Attributes:
-        act: the words of the policy's keys; `acting_key` makes a key of one row. (An array of typed keys costs 40 µs to hand to
+        act: the words of the policy's keys; `philox_key` makes a key of one row. (An array of typed keys costs 40 µs to hand to
             a jitted function.)
         env: the environment's keys.
         update: the update's key.
@@ -92,11 +92,6 @@ def iteration_keys(key: PRNGKeyArray, iteration: UInt32[Array, ""], num_steps: i
         env=jax.vmap(lambda number: env_step_key(env_key, number))(numbers),
         update=jax.random.fold_in(now, 1),
     )
-
-
-def acting_key(words: UInt32[Array, "4"]) -> PRNGKeyArray:
-    """The policy's key of one step: Philox, which draws the few numbers of a step in 2 µs where threefry takes 40."""
-    return jax.random.wrap_key_data(words, impl="rbg")
 
 
 def env_step_key(env_key: PRNGKeyArray, number: int | UInt32[Array, ""]) -> PRNGKeyArray:
