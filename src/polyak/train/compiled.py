@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout
-from polyak.ops.philox import philox_key
 from polyak.train.episodes import Finished
 from polyak.train.loop import (
     ENVS,
@@ -30,6 +29,7 @@ from polyak.train.loop import (
     run_env_key,
     update_on,
 )
+from polyak.train.philox import philox_key
 
 # A chunk should end often enough for Ctrl-C and callbacks, and seldom enough for its dispatch not to show.
 CHUNK_SECONDS = 0.5

@@ -13,7 +13,6 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PyTree, Rollout, TimeStep
-from polyak.ops.philox import philox_key
 from polyak.train.episodes import Finished
 from polyak.train.hosted import HostedEnv
 from polyak.train.loop import (
@@ -30,6 +29,7 @@ from polyak.train.loop import (
     update_on,
 )
 from polyak.train.packing import packing
+from polyak.train.philox import philox_key
 
 # A rollout that takes no longer is finished before training stops.
 PATIENCE_SECONDS = 1.0

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.ops.philox import philox_key
+from polyak.train.philox import philox_key
 
 WORDS = jax.random.bits(jax.random.key(0), (5, 4), jnp.uint32)
 DRAWS = {
