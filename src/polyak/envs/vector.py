@@ -121,9 +121,11 @@ class VectorBatch:
             self._replace_ended(arrays, info, ended)
         return masks
 
-    def _call(self, method: Literal["step", "reset"], *args: Any, **options: Any) -> Any:
+    def _call(
+        self, method: Literal["step", "reset"], *args: Any, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> Any:
         try:
-            answer = self.env.step(*args) if method == "step" else self.env.reset(**options)
+            answer = self.env.step(*args) if method == "step" else self.env.reset(seed=seed, options=options)
         except Exception as error:
             error.add_note(f"{self.where()}: raised in {method}() of {type(self.env.unwrapped).__name__}; seed {self.seed}")
             raise

@@ -1,0 +1,154 @@
+"""The house: who may import whom, how large things may grow, and what is not written here."""
+
+import ast
+import functools
+import graphlib
+import re
+from pathlib import Path
+
+import pytest
+
+import polyak
+
+ROOT = Path(polyak.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+EVERYTHING = {"core", "ops", "parts", "agents", "envs", "train", "io", "presets", "runs", "commands", "cli"}
+MAY_IMPORT = {
+    "core": set(),
+    "ops": {"core"},
+    "parts": {"core", "ops"},
+    "agents": {"core", "ops", "parts"},
+    "envs": {"core"},
+    "train": {"core", "parts"},
+    "io": {"core"},
+    "presets": {"agents", "core", "ops", "parts"},
+    "runs": EVERYTHING - {"commands", "cli"},
+    "commands": EVERYTHING - {"cli"},
+    "cli": EVERYTHING | {"polyak"},
+}
+# Of `parts`, only this one holds for the loops.
+TRAIN_MAY_IMPORT_OF_PARTS = {"polyak.parts.copies"}
+MOST_PUBLIC_NAMES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 40, 400, 80
+each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+
+
+@functools.cache
+def tree_of(file):
+    return ast.parse(file.read_text())
+
+
+def name_of(file):
+    """`polyak.core.types`; a package by its own name."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("polyak", *(part for part in parts if part != "__init__")))
+
+
+def room_of(module):
+    return module.split(".")[1] if "." in module else "polyak"
+
+
+MODULES = {name_of(file): file for file in FILES}
+
+
+def imported(file):
+    """The modules of ours that a file imports, wherever in it; `from polyak import envs` is `polyak.envs`."""
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "polyak")
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: imports are absolute"
+            if node.module.split(".")[0] == "polyak":
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                yield from (name if name in MODULES else node.module for name in inner)
+
+
+def test_every_room_is_in_the_table():
+    rooms = {room_of(name) for name in MODULES} - {"polyak"}
+    assert rooms <= set(MAY_IMPORT), f"rooms without a line in the table: {rooms - set(MAY_IMPORT)}"
+    assert {"core", "ops", "parts", "agents", "envs", "train", "io"} <= rooms
+
+
+@each_file
+def test_a_room_imports_only_what_the_table_allows(file):
+    room = room_of(name_of(file))
+    if room == "polyak":
+        return
+    for module in imported(file):
+        target = room_of(module)
+        assert target == room or target in MAY_IMPORT[room], f"{file}: {room} may not import {module}"
+        assert room != "train" or target != "parts" or module in TRAIN_MAY_IMPORT_OF_PARTS, f"{file} imports {module}"
+
+
+@each_file
+def test_an_algorithm_knows_no_other(file):
+    if room_of(name_of(file)) == "agents" and file.name != "__init__.py":
+        assert not [module for module in imported(file) if room_of(module) == "agents"]
+
+
+def test_there_are_no_cycles():
+    graph = {name: set(imported(file)) - {name} for name, file in MODULES.items() if name != "polyak"}
+    order = list(graphlib.TopologicalSorter(graph).static_order())
+    assert order.index("polyak.core.struct") < order.index("polyak.agents.ppo")
+
+
+def test_the_public_face_is_small_and_all_of_it_is_there():
+    names = polyak.__all__
+    assert len(names) == len(set(names)) <= MOST_PUBLIC_NAMES
+    for name in names:
+        assert getattr(polyak, name) is not None
+    assert set(names) <= set(dir(polyak))
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        _ = polyak.Trainer
+
+
+@each_file
+def test_a_module_opens_with_a_sentence_that_says_what_it_is_for(file):
+    docstring = ast.get_docstring(tree_of(file))
+    assert docstring, f"{file} has no docstring"
+    first = re.split(r"\n\s*\n", docstring)[0]
+    assert re.search(r"[.:!]$", first) and len(first) > 20, f"{file}: {first!r} is no sentence"
+
+
+@each_file
+def test_files_and_functions_stay_small(file):
+    assert len(file.read_text().splitlines()) <= MOST_LINES
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            assert lines <= MOST_LINES_OF_A_FUNCTION, f"{file}:{node.lineno}: {node.name} has {lines} lines"
+
+
+@each_file
+def test_nothing_is_left_to_do_and_nothing_shouts(file):
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line), f"{file}:{number}: {line}"
+        assert not re.search(r"#\s*[-=#*]{8,}|[-=#*]{20,}\s*$", line), f"{file}:{number}: a banner"
+
+
+@each_file
+def test_no_attribute_is_looked_for(file):
+    names = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.Name) and node.id == "hasattr"]
+    assert not names, f"{file}:{names[0].lineno}: hasattr"
+
+
+@each_file
+def test_no_keyword_arguments_are_passed_through(file):
+    if name_of(file) == "polyak.core.struct":
+        return  # It decorates: it hands on what a constructor was given.
+    for function in ast.walk(tree_of(file)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or function.args.kwarg is None:
+            continue
+        taken = function.args.kwarg.arg
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call):
+                passed = [k for k in call.keywords if k.arg is None and isinstance(k.value, ast.Name) and k.value.id == taken]
+                assert not passed, f"{file}:{call.lineno}: **{taken} is passed through"
+
+
+@each_file
+def test_no_room_for_leftovers(file):
+    assert file.stem not in {"utils", "util", "helpers", "misc", "common", "base", "registry", "manager", "factory"}
+    classes = [node.name for node in ast.walk(tree_of(file)) if isinstance(node, ast.ClassDef)]
+    assert not [
+        name for name in classes if re.search(r"(Mixin|Factory|Manager|Builder|Runner|Driver|Trainer|Collector)$", name)
+    ]
