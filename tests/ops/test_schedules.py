@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.ops.schedules import Linear, check_schedule, value_at
+from polyak.ops.schedules import Linear, check_schedule, counted_on, value_at
 
 
 @pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (25, 0.875), (100, 0.5), (101, 0.5), (2**32 - 1, 0.5)])
@@ -13,6 +13,12 @@ def test_linear_goes_straight_to_its_end_and_stays(steps, value):
     schedule = Linear(1.0, 0.5, env_steps=100.0)
     assert float(schedule(jnp.asarray(steps, jnp.uint32))) == pytest.approx(value)
     assert float(value_at(schedule, jnp.asarray(steps, jnp.uint32))) == pytest.approx(value)
+
+
+def test_a_count_stays_at_its_end():
+    most = 2**32 - 1
+    for count, more, total in ((0, 0, 0), (7, 5, 12), (most - 5, 5, most), (most - 5, 6, most), (most, 100, most)):
+        assert int(counted_on(jnp.asarray(count, jnp.uint32), jnp.asarray(more, jnp.uint32))) == total
 
 
 def test_a_number_is_constant():

@@ -76,6 +76,12 @@ def test_T2_stopped_by_request_at_every_iteration_and_resumed_is_uninterrupted(w
 
 
 @BOTH
+def test_T12_any_number_of_env_steps_can_be_asked_for(loop):
+    result = run(loop, env_steps=10**15, should_stop=lambda: True)
+    assert result.stopped == "request" and result.progress.target_env_steps == 10**15
+
+
+@BOTH
 @pytest.mark.parametrize("report_every", [1, 70, 10_000])
 def test_reports_change_no_bit(whole, loop, report_every):
     seen = []

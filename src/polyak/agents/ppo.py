@@ -20,7 +20,7 @@ from polyak.ops.distributions import for_space
 from polyak.ops.guard import Guard, all_finite
 from polyak.ops.normalize import RunningStats
 from polyak.ops.returns import gae
-from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
 from polyak.parts.minibatches import accumulate_gradient, check_divides, map_rows, shuffled_minibatches
 from polyak.parts.networks import network_for
 from polyak.parts.normalizer import ObsNormalizer
@@ -238,8 +238,8 @@ class PPO:
             optimizer=optimizer,
             normalizer=normalizer,
             return_stats=return_stats,
-            env_steps=state.env_steps + sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name),
-            updates=state.updates + jnp.uint32(1),
+            env_steps=counted_on(state.env_steps, sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
+            updates=counted_on(state.updates, jnp.uint32(1)),
             guard=state.guard.after_update(skipped, kept.size, jnp.concatenate([data_bad, terms_bad.any((0, 1))])),
         )
         metrics = self._metrics(state, rows, terms, kept, axis_name)

@@ -46,6 +46,12 @@ def value_at(schedule: Schedule, env_steps: int | UInt32[Array, ""]) -> Float[Ar
     return schedule(env_steps) if isinstance(schedule, Linear) else jnp.asarray(schedule, jnp.float32)
 
 
+def counted_on(count: UInt32[Array, ""], more: UInt32[Array, ""]) -> UInt32[Array, ""]:
+    """A count that schedules follow, after `more`. It stays at 2³² - 1: from 0 again, it would take them back to their start."""
+    total = count + more
+    return jnp.where(total < more, jnp.uint32(2**32 - 1), total)
+
+
 def check_schedule(owner: str, name: str, schedule: object) -> None:
     """A setting that stays positive: a number above 0, or a `Linear` that starts above 0 and does not fall below.
 

@@ -33,6 +33,8 @@ from polyak.train.philox import philox_key
 
 # A chunk should end often enough for Ctrl-C and callbacks, and seldom enough for its dispatch not to show.
 CHUNK_SECONDS = 0.5
+# What a program counts in 32 bits.
+MOST_IN_A_CHUNK = 2**31 - 1
 
 
 def compiled(
@@ -83,7 +85,7 @@ def compiled(
     while reporter.env_steps < env_steps:
         before = reporter.seconds
         with reporter.training():
-            state, done, finished, metrics = chunk(agent, state, most, due - reporter.env_steps)
+            state, done, finished, metrics = chunk(agent, state, most, min(due - reporter.env_steps, MOST_IN_A_CHUNK))
             steps, iterations = (int(x) for x in jax.device_get(done))
         reporter.advance(steps, iterations, finished)
         most = _iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
@@ -143,7 +145,7 @@ def compiled_seeds(
         with ExitStack() as clocks:
             for reporter in reporters:
                 clocks.enter_context(reporter.training())
-            state, done, finished, metrics = chunk(agent, state, most, due - slowest)
+            state, done, finished, metrics = chunk(agent, state, most, min(due - slowest, MOST_IN_A_CHUNK))
             steps, iterations = jax.device_get(done)
         for i, reporter in enumerate(reporters):
             reporter.advance(int(steps[i]), int(iterations), jax.tree.map(itemgetter(i), finished))
