@@ -1,0 +1,177 @@
+"""A run directory as an agent again: what its config may say, and a policy that acts without the training stack."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import polyak
+from polyak.io.checkpoint import CheckpointError
+from polyak.io.config import ConfigError
+from polyak.io.loggers import save_progress
+from polyak.io.run import RunError, create, open_run
+from polyak.runs import RunConfig, read_config, run_key
+
+OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
+
+
+class Small(nnx.Module):
+    """A network that no config can describe."""
+
+    def __init__(self, spec, rngs):
+        self.policy = nnx.Linear(spec.obs.shape[0], spec.action.n, rngs=rngs)
+        self.value = nnx.Linear(spec.obs.shape[0], 1, rngs=rngs)
+
+    def __call__(self, obs):
+        return self.policy(obs), self.value(obs)[..., 0]
+
+
+def config_for(agent, **changes):
+    fields = {
+        "algorithm": "ppo",
+        "env": "jax/CartPole-v1",
+        "num_envs": 2,
+        "seed": 0,
+        "env_steps": 16,
+        "loop": "compiled",
+        "devices": 1,
+        "report_every": None,
+        "checkpoint_every": 16,
+        "agent": agent,
+    }
+    return RunConfig(**fields | changes)
+
+
+def trained(directory, network=None):
+    """A tiny training written into a run directory; returns its greedy policy."""
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    network = polyak.mlp((4,)) if network is None else network
+    agent = polyak.PPO(spec=env.spec, network=network, num_steps=8, num_epochs=1, num_minibatches=1)
+    with create(directory, config_for(agent).to_json()) as run:
+        result = polyak.train.run(agent, env, env_steps=16, key=run_key(0))
+        save_progress(run, result.progress, result.loop_state)
+    return agent, agent.policy(result.state)
+
+
+@pytest.fixture(scope="module")
+def run_and_policy(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    return directory, trained(directory)[1]
+
+
+def test_a_loaded_policy_acts_like_the_trained_one(run_and_policy):
+    directory, policy = run_and_policy
+    loaded = polyak.load_policy(directory)
+    batch = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    np.testing.assert_array_equal(loaded.predict(batch)[0], policy.predict(batch)[0])
+    for got, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(policy), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_policy_acts_without_the_training_stack(run_and_policy):
+    directory, policy = run_and_policy
+    program = (
+        "import sys, polyak\n"
+        f"action, _ = polyak.load_policy({str(directory)!r}).predict({OBS.tolist()})\n"
+        "print(action, *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    action, *modules = done.stdout.split()
+    assert int(action) == policy.predict(OBS)[0]
+    assert {"gymnasium", "polyak.train", "polyak.envs", "polyak.commands", "tensorboard", "tyro"} & set(modules) == set()
+
+
+def test_a_network_of_your_own_is_given_again(tmp_path):
+    agent, policy = trained(tmp_path / "run", polyak.FlaxNNX(Small))
+    with pytest.raises(ConfigError, match="could not be stored with the run; rebuild it in Python and pass it again"):
+        polyak.load_policy(tmp_path / "run")
+    loaded = polyak.load_policy(tmp_path / "run", agent=agent)
+    assert loaded.predict(OBS)[0] == policy.predict(OBS)[0]
+
+
+def test_C7_another_network_than_the_trained_one_is_refused_by_leaf(run_and_policy):
+    directory, _ = run_and_policy
+    agent = read_config(open_run(directory)).agent
+    other = dataclasses.replace(agent, network=polyak.mlp((5,)))
+    with pytest.raises(CheckpointError, match="does not hold what was asked for") as error:
+        polyak.load_policy(directory, agent=other)
+    assert "float32[4,4]" in str(error.value).replace(" ", "")
+    assert "float32[4,5]" in str(error.value).replace(" ", "")
+
+
+def test_no_run_no_policy(tmp_path):
+    with pytest.raises(RunError, match="there is no such directory; a run was expected"):
+        polyak.load_policy(tmp_path / "nothing")
+
+
+def test_a_config_comes_back_as_it_was(run_and_policy):
+    directory, _ = run_and_policy
+    config = read_config(open_run(directory))
+    assert config == config_for(config.agent)
+    assert config.agent.network == polyak.mlp((4,))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_envs", 0, "num_envs must be an integer >= 1, got 0"),
+        ("env_steps", -5, "env_steps must be an integer >= 1, got -5"),
+        ("devices", 0, "devices must be an integer >= 1, got 0"),
+        ("checkpoint_every", 0, "checkpoint_every must be an integer >= 1, got 0"),
+        ("report_every", 0, "report_every must be an integer >= 1, got 0"),
+        ("seed", -1, "seed must be an integer >= 0, got -1"),
+        ("seed", 2**32, r"seed must be an integer in \[0, 4294967295\], got 4294967296"),
+        ("loop", "both", "loop must be one of 'compiled', 'host', got 'both'"),
+        ("action_scaling", "squash", "action_scaling must be one of 'clip', 'rescale', got 'squash'"),
+    ],
+)
+def test_F2_T12_a_config_out_of_range_is_refused_by_field(field, value, message, run_and_policy, tmp_path):
+    directory, _ = run_and_policy
+    config = read_config(open_run(directory))
+    if field != "action_scaling" and field != "loop":
+        with pytest.raises(ValueError, match=f"run: {message}"):
+            dataclasses.replace(config, **{field: value})
+    run = create(tmp_path / "run", {**config.to_json(), field: value})
+    run.close()
+    with pytest.raises(ConfigError, match=r"config\.json: ") as error:
+        read_config(run)
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize("agent", [3, None, "PPO", {"$class": "Discrete", "n": 2}, {"$class": "Popen", "args": "ls"}])
+def test_S3_what_is_no_agent_is_refused(agent, run_and_policy, tmp_path):
+    directory, _ = run_and_policy
+    config = json.loads((directory / "config.json").read_text())
+    with create(tmp_path / "run", {**config, "agent": agent}) as run, pytest.raises(ConfigError, match=r"config\.json"):
+        read_config(run)
+
+
+def test_C5_a_newer_format_is_refused_by_name(run_and_policy, tmp_path):
+    directory, _ = run_and_policy
+    config = json.loads((directory / "config.json").read_text())
+    with (
+        create(tmp_path / "run", {**config, "format": 2}) as run,
+        pytest.raises(ConfigError, match="has format 2, this version reads 1; upgrade polyak"),
+    ):
+        read_config(run)
+
+
+def test_fields_that_are_missing_or_unknown_are_named(run_and_policy, tmp_path):
+    directory, _ = run_and_policy
+    config = json.loads((directory / "config.json").read_text())
+    del config["loop"]
+    with (
+        create(tmp_path / "run", {**config, "loops": 1}) as run,
+        pytest.raises(ConfigError, match=r"fields missing: \['loop'\]; fields unknown: \['loops'\]"),
+    ):
+        read_config(run)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_a_seed_is_the_key_of_the_same_number(seed):
+    np.testing.assert_array_equal(jax.random.key_data(run_key(seed)), jax.random.key_data(jax.random.key(np.uint32(seed))))
