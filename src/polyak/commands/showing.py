@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
@@ -25,14 +25,14 @@ def showing(console: Console, title: str, env_steps: int, done: int = 0) -> Iter
     if not console.is_terminal:
         yield _lines(console, title, env_steps, done)
         return
+    console.print(title, highlight=False)
+    # The bar takes what the numbers leave, so that eighty columns hold both.
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=None),
         TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
-        TimeElapsedColumn(),
     )
-    with Bar(*columns, console=console) as bar:
+    with Bar(*columns, console=console, expand=True) as bar:
         task = bar.add_task(title, total=env_steps, completed=done, status="compiling …")
         said = False
 
@@ -40,8 +40,9 @@ def showing(console: Console, title: str, env_steps: int, done: int = 0) -> Iter
             nonlocal said
             if not said:
                 said = True
-                console.print(_compiled(title, progress), highlight=False)
-            bar.update(task, completed=min(progress.env_steps, env_steps), status=_status(progress, metrics, env_steps))
+                console.print(f"compiled in {progress.compile_seconds:.1f} s", highlight=False)
+            completed = min(progress.env_steps, env_steps)
+            bar.update(task, completed=completed, status=_status(progress, metrics, env_steps))
 
         yield update
 
@@ -54,17 +55,13 @@ def _lines(console: Console, title: str, env_steps: int, done: int) -> Callback:
         nonlocal due
         if due is None:
             due = done
-            console.print(_compiled(title, progress), highlight=False, soft_wrap=True)
+            console.print(f"{title}: compiled in {progress.compile_seconds:.1f} s", highlight=False, soft_wrap=True)
         if progress.env_steps < min(due, env_steps):
             return
         due = progress.env_steps + env_steps // PLAIN_LINES
         console.print(f"{title}: {_status(progress, metrics, env_steps)}", highlight=False, soft_wrap=True)
 
     return line
-
-
-def _compiled(title: str, progress: Progress) -> str:
-    return f"{title}: compiled in {progress.compile_seconds:.1f} s"
 
 
 def _status(progress: Progress, metrics: Mapping[str, float], env_steps: int) -> str:
