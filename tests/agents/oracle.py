@@ -74,7 +74,7 @@ class OraclePPO:
         self.obs_stats = OracleStats((3,)) if normalize_obs else None
         self.return_stats = OracleStats(()) if normalize_reward else None
         self.discounted = None
-        self.kept = []
+        self.kept, self.divergences = [], []
 
     def update(self, rollout, minibatches, learning_rate):
         s, steps = self.settings, rollout.time_steps
@@ -113,7 +113,8 @@ class OraclePPO:
             if self.settings["normalize_advantage"] and len(part["old"]) > 1:
                 centred = part["advantage"] - part["advantage"].mean()
                 part["advantage"] = centred / (part["advantage"].std() + 1e-8)
-            stopped = self.loss(flatten(self.params), part)["kl"] > 1.5 * self.settings["target_kl"]
+            self.divergences.append(self.loss(flatten(self.params), part)["kl"])
+            stopped = self.divergences[-1] > 1.5 * self.settings["target_kl"]
             self.kept.append(not stopped)
             if not stopped:
                 self._step(part, learning_rate)

@@ -374,6 +374,17 @@ def test_target_kl_stops_within_an_update():
     assert state.optimizer.count == 4
 
 
+@pytest.mark.parametrize(("share", "steps"), [(0.99, 1), (1.01, 2)])
+def test_target_kl_is_exceeded_by_half_before_it_stops(share, steps):
+    agent, data = make(learning_rate=0.05), noise()
+    oracle = oracle_of(agent, fresh(agent))
+    oracle.update(data, list(minibatches(agent, KEY))[:2], 0.05)
+    first, second = oracle.divergences
+    assert abs(first) < 1e-9 and second > 1e-4
+    state, _ = update(make(learning_rate=0.05, target_kl=share * second / 1.5), fresh(agent), on_device(data), KEY)
+    assert (state.optimizer.count == 1) == (steps == 1)
+
+
 def test_linear_schedules_follow_the_env_steps():
     agent = make(learning_rate=Linear(1.0, 0.0, env_steps=100.0), clip_range=Linear(0.2, 0.1, env_steps=100.0))
     state = fresh(agent)

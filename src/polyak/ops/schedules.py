@@ -47,7 +47,7 @@ def value_at(schedule: Schedule, env_steps: int | UInt32[Array, ""]) -> Float[Ar
 
 
 def counted_on(count: UInt32[Array, ""], more: UInt32[Array, ""]) -> UInt32[Array, ""]:
-    """A count that schedules follow, after `more`. It stays at 2³² - 1: from 0 again, it would take them back to their start."""
+    """A count that schedules follow, after `more`. It stays at 2³² - 1: from 0 again it would take them to their start."""
     total = count + more
     return jnp.where(total < more, jnp.uint32(2**32 - 1), total)
 
