@@ -1,0 +1,71 @@
+"""What all loops share: keys, targets, meshes."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.train.loop import Target, env_reset_key, env_step_key, iteration_keys, mesh_over, run_env_key
+from tests.train.setting import AGENT, ENV, KEY, run
+
+
+def words(keys):
+    return [tuple(np.ravel(key)) for key in np.asarray(jax.random.key_data(keys))]
+
+
+def test_no_key_is_used_twice():
+    all_keys = [env_reset_key(run_env_key(KEY)), *jax.random.split(KEY, 3)]
+    seen = [tuple(np.asarray(jax.random.key_data(key))) for key in all_keys]
+    acting = []
+    for iteration in range(5):
+        keys = iteration_keys(KEY, jnp.uint32(iteration), 8)
+        seen += [*words(keys.env), tuple(np.asarray(jax.random.key_data(keys.update)))]
+        acting += [tuple(row) for row in np.asarray(keys.act)]
+    assert len(set(seen)) == len(seen) == 4 + 5 * 9
+    assert len(set(acting)) == len(acting) == 40
+
+
+def test_the_environments_keys_follow_its_own_count_of_steps():
+    env_key = run_env_key(KEY)
+    by_iteration = [words(iteration_keys(KEY, jnp.uint32(i), 4).env) for i in range(3)]
+    by_number = [tuple(np.asarray(jax.random.key_data(env_step_key(env_key, number)))) for number in range(12)]
+    assert list(itertools.chain(*by_iteration)) == by_number
+
+
+def test_the_minibatches_of_two_iterations_are_not_alike():
+    updates = [iteration_keys(KEY, jnp.uint32(i), 4).update for i in range(2)]
+    assert not np.array_equal(*(jax.random.permutation(key, 32) for key in updates))
+
+
+@pytest.mark.parametrize(
+    ("target", "done", "due"),
+    [
+        (Target(1000, 100), 0, 100),
+        (Target(1000, 100), 99, 100),
+        (Target(1000, 100), 100, 200),
+        (Target(1000, 100), 350, 400),
+        (Target(1000, 300), 950, 1000),
+        (Target(1000), 0, 10),
+        (Target(7), 0, 1),
+        (Target(1000, 5000), 0, 1000),
+    ],
+)
+def test_a_report_falls_due_at_the_next_multiple(target, done, due):
+    assert target.next_report(done) == due
+
+
+def test_a_mesh_holds_as_many_devices_as_asked_for():
+    assert mesh_over(1, 5) is None and mesh_over(4, 8).size == 4
+    with pytest.raises(ValueError, match=r"devices=16, but JAX sees 8; on a CPU call .*jax_num_cpu_devices"):
+        mesh_over(16, 16)
+    with pytest.raises(ValueError, match="num_envs=6 cannot be split over devices=4"):
+        mesh_over(4, 6)
+
+
+def test_a_training_that_is_done_already_only_says_so():
+    result = run("compiled", env_steps=60)
+    again = run("compiled", env_steps=60, resume_from=result.loop_state, env_steps_done=result.progress.env_steps)
+    assert again.stopped is None and again.progress.env_steps == result.progress.env_steps and again.progress.fps == 0
+    assert AGENT.policy(again.state).predict(np.zeros(4))[0] in (0, 1) and ENV.num_envs == 4
