@@ -22,11 +22,13 @@ BOX2D = pytest.mark.filterwarnings("ignore:builtin type", "ignore:LunarLander-v3
 @pytest.fixture
 def stopped_at(monkeypatch):
     """Have the next training sent a SIGTERM at the first report from this env step on."""
+    # Out of time, it would end this very process.
+    monkeypatch.setattr("polyak.commands.interrupts.GRACE_SECONDS", 120.0)
 
     def arrange(env_steps):
-        def with_signal(run, config, start):
-            sent = []
+        sent = []
 
+        def with_signal(run, config, start):
             def interrupt(progress, metrics, state):
                 if progress.env_steps >= env_steps and not sent:
                     sent.append(os.kill(os.getpid(), signal.SIGTERM))
@@ -70,6 +72,25 @@ def test_T2_T3_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, trai
     assert [row["env_steps"] for row in parts] == sorted({row["env_steps"] for row in parts})
     assert without_clocks(parts[-1]) == without_clocks(whole[-1])
     assert open_run("parts").read_summary()["eval_mean_return"] == open_run("whole").read_summary()["eval_mean_return"]
+
+
+def test_T5_several_seeds_are_stopped_together_and_resumed_one_by_one(command, stopped_at):
+    stopped_at(200)
+    code, out, _ = command("train ppo jax/CartPole-v1 --run-dir parts --env-steps 400 --seeds 2", SETTINGS)
+    assert code == 143
+    assert out.count("stopped by SIGTERM at") == 2
+    stopped_at(10**9)
+    for seed in (0, 1):
+        assert open_run(f"parts/seed-{seed}").read_summary()["stopped"] == "SIGTERM"
+        assert command(f"resume parts/seed-{seed} --eval-episodes 2")[0] == 0
+        assert open_run(f"parts/seed-{seed}").read_summary()["env_steps"] >= 400
+
+
+def test_T5_seeds_one_after_another_are_not_begun_once_a_signal_came(command, stopped_at, workdir):
+    stopped_at(200)
+    code, _, _ = command("train ppo CartPole-v1 --run-dir parts --env-steps 400 --seeds 2", SETTINGS)
+    assert code == 143
+    assert [path.name for path in (workdir / "parts").iterdir()] == ["seed-0"]
 
 
 def without_clocks(row):
