@@ -182,4 +182,5 @@ def _more(counted: UInt32[Array, ""], count: Any) -> UInt32[Array, ""]:
 def _shown(tau: Tau) -> str:
     if callable(tau):
         return f"by {tau.function.__name__}" if isinstance(tau, _Function) else f"by {tau}"
-    return f"{tau:g}" if isinstance(tau, float | int) else str(tau)
+    is_number = not isinstance(tau, jax.core.Tracer) and np.shape(tau) == ()
+    return f"{float(tau):g}" if is_number else str(tau)
