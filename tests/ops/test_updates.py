@@ -293,7 +293,7 @@ def test_online_equal_to_target_is_a_fixed_point_to_the_bit(compile):
     )
     same = tree(*[0.0, -0.0, 3.4e38, -3.4e38], *values)
     update = jax.jit(soft_update) if compile else soft_update
-    for tau in (0.005, 0.3, 0.9999999, 1.0 - 2**-24):
+    for tau in (0.005, 0.5, 0.51, 0.9999999, 1.0 - 2**-24):
         assert same_bits(update(same, same, tau), same)
         assert same_bits(update(tree(*np.asarray(same["w"])), same, jnp.float32(tau)), same)
 
@@ -304,14 +304,15 @@ def test_the_result_never_leaves_the_interval_not_even_by_rounding():
         generator.standard_normal(100_000).astype(np.float32) * 10.0 ** generator.integers(-5, 9, 100_000) for _ in range(2)
     )
     online, target = online.astype(np.float32), target.astype(np.float32)
-    for tau in (0.005, 0.5, 0.999, 1 - 2**-23, 1 - 2**-24):
+    for tau in (0.005, 0.5, 0.500001, 0.999, 1 - 2**-23, 1 - 2**-24):
         moved = np.asarray(jax.jit(soft_update)({"w": online}, {"w": target}, tau)["w"])
         assert np.all(moved >= np.minimum(online, target)) and np.all(moved <= np.maximum(online, target))
 
 
 def test_numbers_further_apart_than_the_largest_one_move_towards_each_other():
-    moved = soft_update(tree(3e38, -3e38), tree(-3e38, 3e38), 0.5)["w"]
-    assert np.all(np.isfinite(moved)) and -3e38 < moved[0] < 0 < -3e38 + 4e38 and 0 < moved[1] < 3e38
+    for tau, wanted in ((0.25, -1.5e38), (0.75, 1.5e38)):
+        moved = soft_update(tree(3e38, -3e38), tree(-3e38, 3e38), tau)["w"]
+        np.testing.assert_allclose(moved, [wanted, -wanted], rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

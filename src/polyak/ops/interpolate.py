@@ -1,15 +1,10 @@
-"""Leaves on their way towards others: t - τ(t - o), exact at both ends and never outside of them."""
+"""Leaves on their way towards others: t + τ(o - t), exact at both ends and never outside of them."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray
-
-# From here up to 1, rounding could carry t - τ(t - o) past o: |fl(τ fl(t - o))| ≤ τ (1 + 2⁻²⁴)² |t - o|, which is at most
-# |t - o| for τ ≤ 1 - 2⁻²³; the difference then lies between t and o, both are representable, and rounding is monotone.
-_BELOW_ONE = float(np.float32(1.0 - 2.0**-23))
 
 
 def follow_leaves(
@@ -81,16 +76,17 @@ def _between_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tup
 
 
 def _moved(online: Array, target: Array, share: Array) -> Array:
-    """In the wide dtype. Not t + τ(o - t), whose sum turns -0 into 0."""
+    """The wide t + τ(o - t), from the nearer end.
+
+    By halves, since two finite numbers can be further apart than the largest one. Less than half of the way, so no rounding
+    carries it past the other end. And by differences of differences: a sum would turn -0 into 0.
+    """
     wide = wide_dtype(online.dtype, target.dtype)
-    online, target, share = online.astype(wide), target.astype(wide), jnp.minimum(share, _BELOW_ONE).astype(wide)
-    apart = target - online
-    if not jnp.issubdtype(wide, jnp.complexfloating):
-        # Two finite numbers can be further apart than the largest one, and then move as if they were as far apart as that;
-        # o - o brings back what an infinite one must give: no number.
-        largest = float(jnp.finfo(wide).max)
-        apart = jnp.clip(apart, -largest, largest) + (online - online)
-    return target - share * apart
+    online, target = online.astype(wide), target.astype(wide)
+    beyond = share > 0.5
+    near, far = jnp.where(beyond, online, target), jnp.where(beyond, target, online)
+    doubled = (2.0 * jnp.where(beyond, 1.0 - share, share)).astype(wide)
+    return near - doubled * (0.5 * near - 0.5 * far)
 
 
 def _stochastically(online: Array, target: Array, share: Array, key: PRNGKeyArray) -> Array:
