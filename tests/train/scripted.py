@@ -1,18 +1,19 @@
 """An environment outside JAX whose episodes are written down beforehand."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
-from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
-
-SPEC = EnvSpec(Box([-1.0], [1.0]), Discrete(2), "scripted")
+from tests.train.setting import ENV
 
 
 class Scripted:
     """Environment i repeats episodes of `lengths[i]` steps, each paying `rewards[i]`; they end by turns in the two ways."""
 
-    spec = SPEC
+    # As the agent of the other tests knows it, so that its programs are compiled once.
+    spec = dataclasses.replace(ENV.spec, id="scripted")
 
     def __init__(self, lengths, rewards):
         self.lengths = [list(each) for each in lengths]
@@ -41,7 +42,7 @@ class Scripted:
         return TimeStep(self._obs(), reward, over & ~odd, over & odd, first)
 
     def _obs(self):
-        return (self.step_in[:, None] / 10).astype(np.float32)
+        return np.repeat(self.step_in[:, None] / 10, 4, axis=1).astype(np.float32)
 
     def snapshot(self):
         return {"episode": self.episode.copy(), "step_in": self.step_in.copy(), "last": self.last.copy()}

@@ -1,6 +1,7 @@
 """What the tests of the loops train: a small agent in a small environment, in either loop."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from polyak import train
@@ -22,6 +23,8 @@ AGENT = PPO(
     learning_rate=1e-2,
     normalize_obs=True,
     normalize_reward=True,
+    # A leaf that is an array: it must survive a loop that donates.
+    gamma=jnp.float32(0.99),
 )
 KEY = jax.random.key(11)
 LOOPS = {"compiled": train.compiled, "host": train.host}
