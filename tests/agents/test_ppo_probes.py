@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import train
 from polyak.agents.ppo import PPO
 from polyak.envs.autoreset import AutoReset
 from polyak.parts.networks import mlp
@@ -99,11 +98,3 @@ def test_a_terminal_state_does(trained):
     value, _ = trained("terminal state")
     for step in range(4):
         assert value(float(step)) == pytest.approx(sum(GAMMA**k for k in range(4 - step)), abs=0.05)
-
-
-def test_the_compiled_loop_learns_a_probe():
-    env = probe(NUM_ENVS, sees="sign", pays="agreement")
-    result = train.compiled(AGENT, env, env_steps=12_000, key=jax.random.key(0))
-    policy = AGENT.policy(result.state)
-    assert [int(policy.predict(np.array([obs], np.float32))[0]) for obs in (1.0, -1.0)] == [1, 0]
-    assert train.evaluate(policy, env, episodes=64, key=jax.random.key(1)).mean_return == 1.0

@@ -320,6 +320,7 @@ class Steep:
         return Variables({"root": jnp.ones(()), "w": jnp.zeros(())}, {"scale": jnp.ones(())})
 
     def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        assert not train, "an update leaves dropout and statistics alone"
         value = jnp.sqrt(variables.params["root"]) + variables.stats["scale"] * variables.params["w"]
         return (jnp.zeros((obs.shape[0], 3)), jnp.broadcast_to(value, obs.shape[:1])), carry, variables.stats
 
@@ -381,7 +382,7 @@ def test_target_kl_is_exceeded_by_half_before_it_stops(share, steps):
     oracle.update(data, list(minibatches(agent, KEY))[:2], 0.05)
     first, second = oracle.divergences
     assert abs(first) < 1e-9 and second > 1e-4
-    state, _ = update(make(learning_rate=0.05, target_kl=share * second / 1.5), fresh(agent), on_device(data), KEY)
+    state, _ = update(make(learning_rate=0.05, target_kl=float(share * second / 1.5)), fresh(agent), on_device(data), KEY)
     assert (state.optimizer.count == 1) == (steps == 1)
 
 

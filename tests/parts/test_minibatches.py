@@ -15,13 +15,16 @@ from polyak.train.loop import ENVS, mesh_over
 KEY = jax.random.key(0)
 
 
+shuffled = jax.jit(shuffled_minibatches, static_argnums=(1, 2, 3))
+
+
 def batches(key, *sizes):
-    return np.asarray(shuffled_minibatches(key, *sizes))
+    return np.asarray(shuffled(key, *sizes))
 
 
 @pytest.mark.parametrize(
     ("num_steps", "num_envs", "num_minibatches"),
-    [(8, 8, 4), (16, 4, 4), (5, 2, 1), (5, 2, 10), (3, 7, 3), (1, 1, 1), (128, 8, 4), (6, 12, 9), (7, 16, 28)],
+    [(16, 4, 4), (5, 2, 10), (3, 7, 3), (1, 1, 1), (128, 8, 4), (6, 12, 9)],
 )
 def test_every_row_is_in_one_minibatch(num_steps, num_envs, num_minibatches):
     index = batches(KEY, num_steps, num_envs, num_minibatches)

@@ -39,9 +39,14 @@ OBS = {
 
 
 def outputs(network, spec, batch=5, seed=0):
-    variables = network.init(KEY, spec)
     obs = jax.tree.map(jnp.asarray, sample(spec.obs, np.random.default_rng(seed), (batch,)))
-    out, carry, stats = network.apply(variables, obs)
+
+    @jax.jit
+    def both(key):
+        variables = network.init(key, spec)
+        return variables, network.apply(variables, obs)
+
+    variables, (out, carry, stats) = both(KEY)
     assert carry == () and same_bits(stats, variables.stats)
     return variables, obs, out
 
@@ -95,7 +100,8 @@ def test_images_are_found_and_told_apart_by_their_channels():
 
 def test_channels_may_come_first_or_last():
     network = nature_cnn((8,))
-    last, first = (network.init(KEY, EnvSpec(Dict({"cam": space, "x": VECTOR}), Discrete(2))) for space in (HWC, CHW))
+    specs = [EnvSpec(Dict({"cam": space, "x": VECTOR}), Discrete(2)) for space in (HWC, CHW)]
+    last, first = (jax.jit(lambda key, spec=spec: network.init(key, spec))(KEY) for spec in specs)
     assert same_bits(last.params, first.params)
     image = jnp.asarray(sample(HWC, np.random.default_rng(0), (2,)))
     x = jnp.ones((2, 3))
