@@ -155,22 +155,15 @@ def test_settings_given_as_flags_reach_the_agent(train):
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_several_seeds_have_a_run_each(loop, train, workdir):
-    out = train("jax/CartPole-v1", "many", f"--env-steps 100 --seeds 3 --seed 5 --loop {loop}")
-    assert sorted(path.name for path in (workdir / "many").iterdir()) == ["seed-5", "seed-6", "seed-7"]
-    for seed in (5, 6, 7):
+    out = train("jax/CartPole-v1", "many", f"--env-steps 100 --seeds 2 --seed 5 --loop {loop}")
+    assert sorted(path.name for path in (workdir / "many").iterdir()) == ["seed-5", "seed-6"]
+    for seed in (5, 6):
         run = workdir / f"many/seed-{seed}"
         assert summary_of(run)["seed"] == read_config(open_run(run)).seed == seed
         assert steps(run / "checkpoints")[-1] == summary_of(run)["env_steps"] >= 100
         assert open_run(run).read_metrics()[-1]["env_steps"] >= 100
-    assert out.count("greedy return") == 3
-    assert len({last_checkpoint(workdir / f"many/seed-{seed}")[1] for seed in (5, 6, 7)}) == 3
-
-
-def test_a_run_of_several_seeds_is_resumed_like_any_other(train, command):
-    train("jax/CartPole-v1", "many", "--env-steps 100 --seeds 2")
-    code, out, _ = command("resume many/seed-1 --env-steps 200 --eval-episodes 1")
-    assert code == 0
-    assert "ppo jax/CartPole-v1: 2" in out
+    assert out.count("greedy return") == 2
+    assert last_checkpoint(workdir / "many/seed-5")[1] != last_checkpoint(workdir / "many/seed-6")[1]
 
 
 def test_F1_a_misspelt_algorithm_suggests_the_right_one(command):
