@@ -8,8 +8,11 @@ if TYPE_CHECKING:
     from polyak.agents.ppo import PPO
     from polyak.core.spaces import EnvSpec
     from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
+    from polyak.ops.follow import Follow
     from polyak.ops.schedules import Linear
+    from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
     from polyak.parts.adapters import Equinox, FlaxLinen, FlaxNNX
+    from polyak.parts.copies import NetworkCopies
     from polyak.parts.networks import mlp, nature_cnn
     from polyak.runs import load_policy
 
@@ -23,19 +26,25 @@ __all__ = [
     "Equinox",
     "FlaxLinen",
     "FlaxNNX",
+    "Follow",
     "HostEnv",
     "Linear",
+    "NetworkCopies",
     "Policy",
     "PolicyStep",
     "Progress",
     "Rollout",
     "TimeStep",
     "Variables",
+    "apply_updates",
     "envs",
+    "incremental_update",
     "load_policy",
     "mlp",
     "nature_cnn",
+    "periodic_update",
     "presets",
+    "soft_update",
     "train",
 ]
 
@@ -56,6 +65,18 @@ def __getattr__(name: str) -> Any:
             from polyak.core import types
 
             return getattr(types, name)
+        case "Follow":
+            from polyak.ops import follow
+
+            return follow.Follow
+        case "apply_updates" | "incremental_update" | "periodic_update" | "soft_update":
+            from polyak.ops import updates
+
+            return getattr(updates, name)
+        case "NetworkCopies":
+            from polyak.parts import copies
+
+            return copies.NetworkCopies
         case "Linear":
             from polyak.ops import schedules
 
