@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyak.ops.returns import discounted_returns, discounted_so_far, gae, lambda_returns, n_step_returns
+from polyak.ops.returns import discounted_returns, gae, lambda_returns, n_step_returns
 
-jit_gae, jit_lambda, jit_discounted, jit_so_far = (
-    jax.jit(f) for f in (gae, lambda_returns, discounted_returns, discounted_so_far)
-)
+jit_gae, jit_lambda, jit_discounted = (jax.jit(f) for f in (gae, lambda_returns, discounted_returns))
 jit_n_step = jax.jit(n_step_returns, static_argnames="n_step")
 
 
@@ -187,18 +185,6 @@ def test_gradients_stay_clear_of_hidden_rows():
         return jnp.sum(jnp.where(hidden, 0.0, gae(reward, value, value + 1, last, no, gamma=0.5, gae_lambda=1.0)))
 
     np.testing.assert_array_equal(jax.grad(total)(jnp.where(hidden, jnp.nan, jnp.ones(4))), [1.0, 1.5, 0.0, 1.0])
-
-
-@settings(max_examples=30, deadline=None)
-@given(seeds, length, discount)
-def test_the_discounted_sum_so_far_looks_back_to_the_start_of_the_episode(seed, num_steps, gamma):
-    reward, _, _, first, _ = rows(seed, num_steps)
-    before = np.array([1.0, -2.0, 3.0], np.float32)
-    got = jit_so_far(jnp.asarray(reward), jnp.asarray(first), jnp.asarray(before), gamma=scalar(gamma))
-    so_far = before.astype(np.float64)
-    for t in range(num_steps):
-        so_far = np.where(first[t], 0.0, reward[t] + np.float64(np.float32(gamma)) * so_far)
-        np.testing.assert_allclose(got[t], so_far, rtol=1e-6, atol=3e-6)
 
 
 def test_one_compiled_function_serves_every_gamma_and_vmap_maps_over_it():

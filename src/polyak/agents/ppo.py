@@ -22,7 +22,7 @@ from polyak.ops.normalize import RunningStats
 from polyak.ops.returns import gae
 from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
 from polyak.parts.minibatches import accumulate_gradient, check_divides, map_rows, shuffled_minibatches
-from polyak.parts.networks import network_for
+from polyak.parts.networks import check_actor_critic, network_for
 from polyak.parts.normalizer import ObsNormalizer
 from polyak.parts.optimizer import Adam, global_norm
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy, discounted_so_far
@@ -155,6 +155,7 @@ class PPO:
     def init(self, key: PRNGKeyArray) -> PPOState:
         """A fresh state."""
         variables = self._network.init(key, self.spec)
+        check_actor_critic(self._network, variables, self.spec)
         params, _ = ravel_pytree(variables.params)
         return PPOState(
             variables=variables,
@@ -221,7 +222,8 @@ class PPO:
             # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.
             keep = ~jnp.any(bad) & ~stopped & ~jnp.any(data_bad) & (total > 0)
             params, optimizer = self._adam.step(params, optimizer, gradient, learning_rate, keep)
-            return (params, optimizer, stopped), (terms, bad, keep, stopped)
+            refused = ~keep & ~stopped
+            return (params, optimizer, stopped), (terms, bad, keep, refused)
 
         def epoch(carry: PyTree, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
             index = shuffled_minibatches(key, num_steps, num_envs, self.num_minibatches, axis_name)
@@ -229,9 +231,9 @@ class PPO:
 
         start = (params, state.optimizer, jnp.array(False))
         keys = jax.random.split(key, self.num_epochs)
-        (params, optimizer, _), (terms, terms_bad, kept, stopped) = jax.lax.scan(epoch, start, keys)
+        (params, optimizer, _), (terms, terms_bad, kept, refused) = jax.lax.scan(epoch, start, keys)
 
-        skipped = jnp.sum(~kept & ~stopped).astype(jnp.uint32)
+        skipped, taken = (flags.sum(dtype=jnp.uint32) for flags in (refused, kept))
         normalizer, return_stats = self._statistics(state, rollout, ~jnp.any(data_bad), axis_name)
         state = PPOState(
             variables=dataclasses.replace(state.variables, params=unravel(params)),
@@ -240,7 +242,7 @@ class PPO:
             return_stats=return_stats,
             env_steps=counted_on(state.env_steps, sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
             updates=counted_on(state.updates, jnp.uint32(1)),
-            guard=state.guard.after_update(skipped, kept.size, jnp.concatenate([data_bad, terms_bad.any((0, 1))])),
+            guard=state.guard.after_update(skipped, skipped + taken, jnp.concatenate([data_bad, terms_bad.any((0, 1))])),
         )
         metrics = self._metrics(state, rows, terms, kept, axis_name)
         return state, metrics | {"train/learning_rate": learning_rate, "train/clip_range": clip_range}

@@ -13,7 +13,8 @@ from polyak.core.types import HostEnv
 from polyak.io.checkpoint import CheckpointError, steps
 from polyak.io.config import ConfigError
 from polyak.io.run import SUMMARY, RunError, open_run
-from polyak.runs import read_config, run_key
+from polyak.ops.schedules import Linear
+from polyak.runs import RunConfig, read_config, run_key
 from polyak.train.host import as_host_env
 
 
@@ -49,6 +50,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     with open_run(directory, write=True) as run:
         config = read_config(run)
         config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
+        _note_ended_schedules(config)
         devices = use_devices(config.devices, config.loop, config.num_envs)
         made = envs.make(config.env, num_envs=config.num_envs, action_scaling=config.action_scaling, import_modules=False)
         env = as_host_env(made, run_key(config.seed)) if config.loop == "host" else made
@@ -59,6 +61,16 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         finally:
             if isinstance(env, HostEnv):
                 env.close()
+
+
+def _note_ended_schedules(config: RunConfig) -> None:
+    """Say which settings stay at their end for the rest of a training that was made longer; at 0 it learns nothing."""
+    fields = {field.name: getattr(config.agent, field.name) for field in dataclasses.fields(config.agent)}
+    for name, value in fields.items():
+        if isinstance(value, Linear) and value.env_steps < config.env_steps:
+            print(
+                f"note: {name} is {value.end:g} from {value.env_steps:,.0f} env_steps on, the length the run was started with"
+            )
 
 
 def _nothing_to_do(directory: Path, env_steps: int | None) -> str | None:
@@ -73,6 +85,7 @@ def _nothing_to_do(directory: Path, env_steps: int | None) -> str | None:
         raise UsageError(f"--env-steps {env_steps:,}: {directory} has done {done:,} already")
     if done < (env_steps or read_config(run).env_steps) or not os.path.lexists(run.directory / SUMMARY):
         return None
-    if run.read_summary().get("eval_mean_return") is None:
+    summary = run.read_summary()
+    if summary.get("eval_mean_return") is None or summary.get("env_steps") != done:
         return None
     return f"{directory}: has done its {done:,} env_steps; --env-steps N, for a larger N, goes further"

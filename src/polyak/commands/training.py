@@ -31,6 +31,9 @@ from polyak.train.evaluate import Evaluation
 from polyak.train.host import start as start_on_host
 from polyak.train.loop import LoopState, check_match
 
+# A greedy policy may walk into a wall for ever where an environment has no time limit.
+MAX_EVALUATION_STEPS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Start:
@@ -61,7 +64,9 @@ def train_in(run: Run, config: RunConfig, env: Env | HostEnv, eval_episodes: int
                 should_stop=interrupts.stop_requested,
             )
             _save_last(run, result)
-        return _finish(run, config, result, interrupts, began, eval_episodes, console)
+        # A signal ends the evaluation too; what was trained is saved by now.
+        with catching():
+            return _finish(run, config, result, interrupts, began, eval_episodes, console)
     except Exception as error:
         return _failed([run], [config], began, error)
 
@@ -81,12 +86,14 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
         with ExitStack() as stack:
             runs = [stack.enter_context(create(d, c.to_json())) for d, c in zip(directories, configs, strict=True)]
             return _train_at_once(runs, configs, env, eval_episodes)
+    worst = 0
     for each_directory, each in zip(directories, configs, strict=True):
         with create(each_directory, each.to_json()) as run:
             code = train_in(run, each, env, eval_episodes)
-        if code:
+        if code > 128:
             return code
-    return 0
+        worst = max(worst, code)
+    return worst
 
 
 def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, eval_episodes: int) -> int:
@@ -112,10 +119,11 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
             )
             for run, result in zip(runs, results, strict=True):
                 _save_last(run, result)
-        codes = [
-            _finish(run, config, result, interrupts, began, eval_episodes, console)
-            for run, config, result in zip(runs, configs, results, strict=True)
-        ]
+        with catching():
+            codes = [
+                _finish(run, config, result, interrupts, began, eval_episodes, console)
+                for run, config, result in zip(runs, configs, results, strict=True)
+            ]
         return max(codes)
     except Exception as error:
         return _failed(runs, configs, began, error)
@@ -127,7 +135,7 @@ def use_devices(wanted: int | None, loop: str, num_envs: int) -> int:
     By itself it takes two in the compiled loop with at least 64 environments: from there on the second core pays. For the
     host loop it makes the CPU compute where it is called from: handing a step of 50 µs to another thread costs as much again.
     """
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
     devices = wanted or (2 if pays else 1)
     if loop == "host" and wanted in (None, 1):
@@ -154,7 +162,7 @@ def evaluation_of(config: RunConfig, agent_state: Any, episodes: int, seed: int 
     env = envs.make(config.env, num_envs=num_envs, action_scaling=config.action_scaling, import_modules=False)
     key = jax.random.fold_in(run_key(config.seed if seed is None else seed), 0x65766C)
     try:
-        return train.evaluate(config.agent.policy(agent_state), env, episodes=episodes, key=key)
+        return train.evaluate(config.agent.policy(agent_state), env, episodes=episodes, key=key, max_steps=MAX_EVALUATION_STEPS)
     finally:
         if isinstance(env, HostEnv):
             env.close()
@@ -235,6 +243,7 @@ def _finish(
         steps_done = f"{result.progress.env_steps:,} env_steps"
         print(f"stopped by {name} at {steps_done}; go on with: polyak resume {run.directory}")
         return interrupts.exit_code
+    _summarise(run, config, began, result.progress, None, stopped=None)
     with console.status(f"evaluating {eval_episodes} episodes …"):
         evaluation = evaluation_of(config, result.state, eval_episodes)
     _summarise(run, config, began, result.progress, evaluation, stopped=None)

@@ -28,7 +28,9 @@ class Guard:
         """Nothing refused yet."""
         return cls(*(jnp.zeros((), jnp.uint32) for _ in range(3)))
 
-    def after_update(self, skipped: UInt32[Array, ""], steps: int, bad: Bool[Array, " quantities"]) -> "Guard":
+    def after_update(
+        self, skipped: UInt32[Array, ""], steps: int | UInt32[Array, ""], bad: Bool[Array, " quantities"]
+    ) -> "Guard":
         """The counts after an update that refused `skipped` of its `steps` gradient steps, with flags of what was bad."""
         any_bad = jnp.any(bad)
         first = jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)

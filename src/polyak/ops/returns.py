@@ -57,37 +57,6 @@ def discounted_returns(
     return jax.lax.scan(back, _after_the_last_row(next_value), (reward, bootstrap, last), reverse=True)[1]
 
 
-def discounted_so_far(
-    reward: Float[Array, "T *B"],
-    first: Bool[Array, "T *B"],
-    before: Float[Array, "*B"],
-    *,
-    gamma: Scalar,
-) -> Float[Array, "T *B"]:
-    """The discounted sum of the rewards up to now, R_t = r_t + γ R_{t-1}, and 0 where an episode begins.
-
-    It looks back, not ahead: the quantity by whose deviation rewards are scaled.
-
-    Args:
-        reward: what led to each time step.
-        first: the time step begins an episode.
-        before: R before the first row.
-        gamma: discount per step, in [0, 1].
-
-    Source: Engstrom et al. 2020, arXiv:2005.12729, section 3, "reward scaling".
-
-    >>> discounted_so_far(jnp.ones(4), jnp.array([False, False, True, False]), jnp.array(2.0), gamma=0.5)
-    Array([2., 2., 0., 1.], dtype=float32)
-    """
-
-    def forward(so_far: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward, first = row
-        so_far = jnp.where(first, 0.0, reward + gamma * so_far)
-        return so_far, so_far
-
-    return jax.lax.scan(forward, before, (reward, first))[1]
-
-
 def n_step_returns(
     reward: Float[Array, "T *B"],
     next_value: Float[Array, "T *B"],

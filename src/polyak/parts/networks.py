@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
-from polyak.core.types import PyTree, Variables
+from polyak.core.types import Network, PyTree, Variables
 from polyak.parts.adapters import FlaxNNX
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -96,6 +96,22 @@ def nature_cnn(hidden: tuple[int, ...] = (512,), *, shared_torso: bool = True, l
 def network_for(spec: EnvSpec) -> ActorCritic:
     """The usual network: `nature_cnn` where the observation holds an image, else `mlp`."""
     return nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else mlp()
+
+
+def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) -> None:
+    """Refuse a network that does not answer `(action_params, value)` with one value for each row; nothing is computed.
+
+    Raises:
+        TypeError: it answers something else.
+        ValueError: the value has another shape than `[B]`.
+    """
+    rows = 2
+    obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
+    out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise TypeError(f"network: must answer (action_params, value), got {jax.tree.map(jnp.shape, out)}")
+    if jnp.shape(out[1]) != (rows,):
+        raise ValueError(f"network: the value of {rows} observations must have shape ({rows},), got {jnp.shape(out[1])}")
 
 
 def is_image(space: Space) -> bool:
@@ -251,6 +267,8 @@ def _flat(space: Leaf, x: Array) -> Array:
             return jax.nn.one_hot(x, space.n)
         case MultiDiscrete():
             return jnp.concatenate([jax.nn.one_hot(x[..., i], n) for i, n in enumerate(space.nvec)], axis=-1)
+        case Box() if space.dtype == np.uint8:
+            return x.astype(jnp.float32).reshape(x.shape[0], -1) / 255.0
         case _:
             return x.astype(jnp.float32).reshape(x.shape[0], -1)
 

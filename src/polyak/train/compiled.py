@@ -72,8 +72,8 @@ def compiled(
         TrainingDiverged: see `Agent.diagnose`.
     """
     target = Target(env_steps, report_every)
-    mesh = mesh_over(devices, env.num_envs)
     check_match(agent, env, devices)
+    mesh = mesh_over(devices, env.num_envs)
     state = start(agent, env, key) if resume_from is None else resume_from
     state = _place(state, mesh, env.num_envs)
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None)

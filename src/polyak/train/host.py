@@ -70,8 +70,8 @@ def host(
         TrainingDiverged: see `Agent.diagnose`.
     """
     target = Target(env_steps, report_every)
-    mesh = mesh_over(devices, env.num_envs)
     check_match(agent, env, devices)
+    mesh = mesh_over(devices, env.num_envs)
     if resume_from is not None and not isinstance(env, HostEnv):
         raise ValueError(
             "train: resume_from holds no state of an environment in the host loop; make a HostedEnv of the JAX environment and "
@@ -90,7 +90,8 @@ def host(
     while reporter.env_steps < env_steps:
         before = hosted.snapshot() if slow else None
         with reporter.training():
-            patience = _Patience(should_stop)
+            # Without a snapshot the environment would stay where the rollout was given up.
+            patience = _Patience(should_stop, may_give_up=slow)
             rollout = _collect(steps, agent, mesh, state, hosted, time_step, patience)
             if rollout is None:
                 if before is not None:
@@ -124,8 +125,9 @@ class _Steps:
 class _Patience:
     """How long a rollout that nobody wants any more goes on."""
 
-    def __init__(self, should_stop: Callable[[], bool]) -> None:
+    def __init__(self, should_stop: Callable[[], bool], *, may_give_up: bool) -> None:
         self._should_stop = should_stop
+        self._may_give_up = may_give_up
         self._began = time.monotonic()
 
     @property
@@ -135,7 +137,7 @@ class _Patience:
 
     def over(self) -> bool:
         """To be given up: training shall stop, and waiting for the rollout's end would be long."""
-        return self._should_stop() and self.spent
+        return self._may_give_up and self._should_stop() and self.spent
 
 
 def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:

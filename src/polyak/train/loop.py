@@ -172,6 +172,9 @@ def check_match(agent: Agent, env: Env | HostEnv, devices: int) -> None:
     Raises:
         ValueError: the spaces differ, or the agent cannot work with so many environments.
     """
+    if not isinstance(env, HostEnv | Env):
+        raise TypeError(f"train: env must be one of polyak.envs.make, got {type(env).__name__}; give that to make first")
+    check_integer("train", "devices", devices)
     for what in ("obs", "action", "action_scaling", "has_action_mask"):
         wanted, got = getattr(agent.spec, what), getattr(env.spec, what)
         if wanted != got:
@@ -254,11 +257,11 @@ class Reporter:
         """
         host_metrics = jax.device_get(metrics)
         self.metrics = self._window.metrics() | {name: float(value) for name, value in host_metrics.items()}
-        go_on = [callback(self.progress, self.metrics, state) is not False for callback in callbacks]
+        # First: a checkpoint of what has diverged would fail with a less telling error.
         diagnosis = self._agent.diagnose(self.metrics)
         if diagnosis is not None:
             raise TrainingDiverged(diagnosis)
-        return all(go_on)
+        return all([callback(self.progress, self.metrics, state) is not False for callback in callbacks])
 
     def result(self, state: LoopState, stopped: str | None) -> TrainResult:
         """What the loop returns."""
