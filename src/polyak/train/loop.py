@@ -257,11 +257,11 @@ class Reporter:
         """
         host_metrics = jax.device_get(metrics)
         self.metrics = self._window.metrics() | {name: float(value) for name, value in host_metrics.items()}
-        # First: a checkpoint of what has diverged would fail with a less telling error.
+        go_on = [callback(self.progress, self.metrics, state) is not False for callback in callbacks]
         diagnosis = self._agent.diagnose(self.metrics)
         if diagnosis is not None:
             raise TrainingDiverged(diagnosis)
-        return all([callback(self.progress, self.metrics, state) is not False for callback in callbacks])
+        return all(go_on)
 
     def result(self, state: LoopState, stopped: str | None) -> TrainResult:
         """What the loop returns."""
