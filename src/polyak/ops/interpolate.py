@@ -25,16 +25,17 @@ def follow_leaves(
     ]
     if not isinstance(share, Array) and share == 1.0:
         return [None if target is None else copied(online, target) for online, target in pairs]
-    traced = jnp.asarray(share, jnp.float32)
     followed: list[Any] = []
     for number, (online, target) in enumerate(pairs):
         if target is None or not jnp.issubdtype(target.dtype, jnp.inexact):
             soft = target is None or not isinstance(share, Array)
             followed.append(target if soft else jnp.where(share == 1.0, online, target))
         elif keys is not None and _is_narrow(target.dtype):
-            followed.append(_stochastically(online, target, traced, keys[number]))
+            followed.append(_stochastically(online, target, share, keys[number]))
+        elif isinstance(share, Array):
+            followed.append(_between(online, target, share))
         else:
-            followed.append(_between(online, target, traced))
+            followed.append(_narrowed(_moved(online, target, share), target.dtype))
     return followed
 
 
@@ -60,9 +61,15 @@ def wide_dtype(*dtypes: Any) -> Any:
 
 @jax.custom_jvp
 def _between(online: Array, target: Array, share: Array) -> Array:
-    """Moved, or the bits of one side where the share is 0 or 1. A `cond` would copy every leaf on its way out."""
-    moved = _narrowed(_moved(online, target, share), target.dtype)
-    return jnp.where(share == 1.0, _narrowed(online, target.dtype), jnp.where(share == 0.0, target, moved))
+    """Moved by a traced share, or the bits of one side where that is 0 or 1.
+
+    A `cond` would copy every leaf on its way out. Few operations on whole leaves: XLA's CPU back end does not vectorise a
+    large leaf of one axis whose length its threads do not divide, so that each of them costs (the three that are
+    left: three times the memory's time).
+    """
+    near, far, doubled = _ends(online, target, share)
+    moved = near - doubled * (0.5 * near - 0.5 * far)
+    return _narrowed(jnp.where(doubled == 0.0, near, moved), target.dtype)
 
 
 @_between.defjvp
@@ -75,21 +82,29 @@ def _between_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tup
     return _between(*primals), change.astype(dtype)
 
 
-def _moved(online: Array, target: Array, share: Array) -> Array:
+def _moved(online: Array, target: Array, share: float | Array) -> Array:
     """The wide t + τ(o - t), from the nearer end.
 
     By halves, since two finite numbers can be further apart than the largest one. Less than half of the way, so no rounding
     carries it past the other end. And by differences of differences: a sum would turn -0 into 0.
     """
-    wide = wide_dtype(online.dtype, target.dtype)
-    online, target = online.astype(wide), target.astype(wide)
-    beyond = share > 0.5
-    near, far = jnp.where(beyond, online, target), jnp.where(beyond, target, online)
-    doubled = (2.0 * jnp.where(beyond, 1.0 - share, share)).astype(wide)
+    near, far, doubled = _ends(online, target, share)
     return near - doubled * (0.5 * near - 0.5 * far)
 
 
-def _stochastically(online: Array, target: Array, share: Array, key: PRNGKeyArray) -> Array:
+def _ends(online: Array, target: Array, share: float | Array) -> tuple[Array, Array, float | Array]:
+    """Wide: the end that is nearer to where the share leads, the other one, and twice the way from the nearer one."""
+    wide = wide_dtype(online.dtype, target.dtype)
+    online, target = online.astype(wide), target.astype(wide)
+    if not isinstance(share, Array):
+        ends = (online, target) if share > 0.5 else (target, online)
+        return *ends, 2.0 * min(share, 1.0 - share)
+    beyond = share > 0.5
+    doubled = (2.0 * jnp.where(beyond, 1.0 - share, share)).astype(wide)
+    return jnp.where(beyond, online, target), jnp.where(beyond, target, online), doubled
+
+
+def _stochastically(online: Array, target: Array, share: float | Array, key: PRNGKeyArray) -> Array:
     """Moved, and rounded to one of the two neighbours with the probability of its nearness."""
     goal = _narrowed(online, target.dtype)
     exact = _moved(goal, target, share)
