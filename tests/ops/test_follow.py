@@ -10,6 +10,7 @@ import pytest
 
 from polyak.ops.follow import Follow
 from polyak.ops.schedules import Linear
+from tests.ops.bits import sharded
 
 NAN = float("nan")
 ONLINE, TARGET = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
@@ -104,6 +105,22 @@ def test_a_step_that_is_not_due_copies_nothing_when_the_target_is_donated():
     text = compiled.as_text()
     assert " conditional(" in text and re.search(r"input_output_alias=\{.*\{1\}: \(\d+", text)
     assert not re.search(r"= f32\[(4096|64,64)\]\S* copy\(", text)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("partition", [(), ("d",)])
+def test_replicated_and_sharded_targets_follow_alike_and_keep_their_sharding(compile, partition):
+    follow = Follow(tau=0.3, period=2)
+    online, target = ({"w": jnp.arange(16.0) * scale} for scale in (1.0, -2.0))
+    step = jax.jit(follow.step) if compile else follow.step
+    alone, apart = (target, follow.init()), (sharded(target, partition), follow.init())
+    home = apart[0]["w"].sharding
+    for _ in range(4):
+        alone = step(alone[1], online, alone[0])
+        apart = step(apart[1], sharded(online, partition), apart[0])
+        assert apart[0]["w"].sharding.is_equivalent_to(home, 1)
+        np.testing.assert_array_equal(apart[0]["w"], alone[0]["w"])
+    np.testing.assert_allclose(alone[0]["w"], np.arange(16.0) * (1.0 - 3.0 * 0.7**2), rtol=1e-5)
 
 
 def test_settings_are_leaves_so_another_tau_compiles_nothing_and_vmap_runs_over_them():

@@ -1,5 +1,6 @@
 """Workers that share one copy: the published numbers, one worker as a single process, many as one large batch, staleness."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -9,8 +10,10 @@ import optax
 import pytest
 
 from polyak.ops.follow import Follow
+from polyak.parts.adapters import FlaxNNX
+from polyak.parts.training import loss_gradients
 from polyak.parts.workers import pull, push, staleness, synchronous_round
-from tests.parts.test_copies import ADAM, GOALS, INPUTS, SGD, gradient, made, same, squared, w
+from tests.parts.line import ADAM, GOALS, INPUTS, SGD, gradient, made, normalized, same, squared, w
 
 
 def workers_of(count, **options):
@@ -95,7 +98,15 @@ def test_W14_many_workers_equal_one_batch_that_many_times_the_size():
 def test_W5_a_workers_bad_gradient_is_left_out_of_the_round():
     workers, shared = workers_of(2)
     workers, shared = synchronous_round(workers, shared, [gradient(float("nan")), gradient(1.0)])
-    assert w(shared.variables) == pytest.approx(0.9) and int(workers[0].gradients.refused) == 1
+    assert w(shared.variables) == pytest.approx(0.9) and [int(x.skipped) for x in workers] == [1, 0]
+    for _ in range(2):
+        workers, shared = synchronous_round(workers, shared, [gradient(float("nan")), gradient(1.0)])
+    assert "'gradient'" in workers[0].diagnose(max_bad_steps=3) and workers[1].diagnose(max_bad_steps=1) is None
+    nobody, after = synchronous_round(workers, shared, [gradient(float("nan"))] * 2)
+    assert same(after, shared) and [int(x.guard.in_a_row) for x in nobody] == [4, 1]
+    workers, shared = workers_of(2, optimizer=ADAM)
+    huge, after = synchronous_round(workers, shared, [gradient(1e30)] * 2)
+    assert same(after, shared) and all("'step'" in worker.diagnose(max_bad_steps=1) for worker in huge)
 
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])
@@ -119,8 +130,105 @@ def test_W6_a_push_of_another_tree_is_an_error_and_changes_nothing():
         push(a, shared, {"w": jnp.ones(3), "b": jnp.zeros(())})
     with pytest.raises(ValueError, match="max_staleness must be an integer >= 0"):
         push(a, shared, gradient(1.0), max_staleness=-1)
-    with pytest.raises(ValueError, match="1 workers and 2 gradients"):
+    with pytest.raises(ValueError, match="1 workers, 2 gradients; one for each worker"):
         synchronous_round([a], shared, [gradient(1.0)] * 2)
+
+
+def mean_and_calls(mean, calls):
+    return {"mean": jnp.array(mean), "calls": jnp.array(calls, jnp.int32)}
+
+
+def test_a_round_takes_the_mean_of_the_statistics_of_the_workers_that_counted():
+    nan = float("nan")
+    workers, shared = workers_of(3)
+    stats = [mean_and_calls(5.0, 7), mean_and_calls(1.0, 3), mean_and_calls(2.0, 4)]
+    after, taken = synchronous_round(workers, shared, [gradient(nan), gradient(1.0), gradient(2.0)], stats=stats)
+    assert float(taken.variables.stats["mean"]) == 1.5 and int(taken.variables.stats["calls"]) == 3
+    assert all(same(worker.online, taken.variables) for worker in after)
+    spoilt = [stats[0], mean_and_calls(nan, 3), stats[2]]
+    after, taken = synchronous_round(workers, shared, [gradient(1.0)] * 3, stats=spoilt)
+    assert float(taken.variables.stats["mean"]) == 3.5 and int(taken.variables.stats["calls"]) == 7
+    assert "'statistics'" in after[1].diagnose(max_bad_steps=1)
+    _, none = synchronous_round(workers, shared, [gradient(nan)] * 3, stats=stats)
+    assert same(none, shared)
+    with pytest.raises(ValueError, match="3 workers, 3 gradients and 2 trees of statistics"):
+        synchronous_round(workers, shared, [gradient(1.0)] * 3, stats=stats[:2])
+    with pytest.raises(ValueError, match="only in shared: 'calls'"):
+        synchronous_round(workers, shared, [gradient(1.0)] * 3, stats=[{"mean": jnp.array(1.0)}] * 3)
+
+
+def test_a_push_brings_the_newest_statistics_unless_it_is_refused():
+    (a, b), shared = workers_of(2)
+    a, one = push(a, shared, gradient(1.0), stats=mean_and_calls(2.0, 1))
+    assert float(one.variables.stats["mean"]) == 2.0
+    _, stale = push(b, one, gradient(1.0), stats=mean_and_calls(9.0, 9), max_staleness=0)
+    assert same(stale.variables, one.variables) and int(stale.dropped) == 1
+    for bad in ({"gradients": gradient(float("nan"))}, {"stats": mean_and_calls(float("nan"), 9)}):
+        refused, after = push(b, one, **({"gradients": gradient(1.0), "stats": mean_and_calls(9.0, 9)} | bad))
+        assert same(after, one) and int(refused.skipped) == 1
+    pulled = pull(b, one)
+    assert float(pulled.online.stats["mean"]) == 2.0
+    with pytest.raises(ValueError, match=r"push: leaf 'mean': statistics is float32\[2\], shared is float32\[\]"):
+        push(a, one, gradient(1.0), stats=mean_and_calls([1.0, 2.0], 1))
+
+
+def normalized_workers(count, **options):
+    with lenient():
+        return [made(shared=True, network=FlaxNNX(normalized), **options) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def lenient():
+    """Flax's own arithmetic mixes dtypes and ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def trained_part(worker, rows):
+    with lenient():
+        return loss_gradients(worker.network, worker.online, squared, INPUTS[rows], GOALS[rows])[1:]
+
+
+@pytest.mark.parametrize("shared_optimizer", [True, False])
+def test_one_synchronous_worker_with_batch_normalisation_equals_the_single_process_bit_for_bit(shared_optimizer):
+    single = made(network=FlaxNNX(normalized), optimizer=ADAM)
+    workers = normalized_workers(1, optimizer=ADAM, shared_optimizer=shared_optimizer)
+    shared = workers[0].shared
+    for _ in range(3):
+        with lenient():
+            single, _ = single.train_and_sync(squared, INPUTS, GOALS)
+        gradients, stats = trained_part(workers[0], slice(None))
+        workers, shared = synchronous_round(workers, shared, [gradients], stats=[stats])
+    assert same(workers[0].online, single.online) and same(shared.variables, single.online)
+
+
+def test_W14_workers_with_batch_normalisation_equal_the_large_batch_in_the_means_and_lack_variance_between_their_own():
+    workers = normalized_workers(2)
+    shared, before = workers[0].shared, workers[0].online.stats["norm"]
+    _, large = trained_part(workers[0], slice(None))
+    parts = [trained_part(worker, slice(2 * n, 2 * n + 2)) for n, worker in enumerate(workers)]
+    _, shared = synchronous_round(workers, shared, [g for g, _ in parts], stats=[s for _, s in parts])
+    norm, halves = shared.variables.stats["norm"], INPUTS.reshape(2, 2, 2)
+    np.testing.assert_allclose(norm["mean"], large["norm"]["mean"], atol=1e-6)
+    np.testing.assert_allclose(norm["var"], 0.5 * before["var"] + 0.5 * halves.var(1).mean(0), rtol=1e-5)
+    between = halves.mean(1).var(0)
+    np.testing.assert_allclose(large["norm"]["var"] - norm["var"], 0.5 * between, rtol=1e-4, atol=1e-6)
+
+
+def test_W14_workers_with_batch_normalisation_whose_batches_have_the_same_rows_equal_the_large_batch():
+    rows, goals = jnp.concatenate([INPUTS, INPUTS[::-1]]), jnp.concatenate([GOALS, 2.0 - GOALS])
+    single = made(network=FlaxNNX(normalized), optimizer=ADAM)
+    workers = normalized_workers(2, optimizer=ADAM)
+    shared = workers[0].shared
+    with lenient():
+        for _ in range(5):
+            single, _ = single.train_and_sync(squared, rows, goals)
+            found = [
+                loss_gradients(x.network, x.online, squared, rows[4 * n : 4 * n + 4], goals[4 * n : 4 * n + 4])
+                for n, x in enumerate(workers)
+            ]
+            workers, shared = synchronous_round(workers, shared, [f[1] for f in found], stats=[f[2] for f in found])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), shared.variables, single.online)
 
 
 def test_accumulated_gradients_can_be_pushed():

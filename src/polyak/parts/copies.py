@@ -6,34 +6,27 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-from polyak.core.checks import check_choice, check_number
+from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct, unknown_name
 from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.ops.follow import Follow, FollowState
+from polyak.ops.guard import Guard, all_finite
 from polyak.ops.trees import check_same_tree
 from polyak.ops.updates import Tau, soft_update
-from polyak.parts.gradients import Accumulated, clipped, in_float32, step_along, tree_norm
+from polyak.parts.gradients import (
+    Accumulated,
+    clipped,
+    guarded,
+    in_float32,
+    refused_in_a_row,
+    step_along,
+    tree_norm,
+)
+from polyak.parts.held import Shared, copied, described, held_for, in_dtypes_of
 from polyak.parts.training import Loss, Trained, loss_gradients, predict_all
-
-
-@struct
-class Shared:
-    """The copy that several workers train.
-
-    Attributes:
-        variables: the weights and statistics.
-        optimizer_state: of the one optimiser, or `()` where each worker keeps its own.
-        version: gradient steps taken.
-        dropped: pushes refused because they were too stale.
-    """
-
-    variables: Variables
-    optimizer_state: PyTree
-    version: UInt32[Array, ""]
-    dropped: UInt32[Array, ""]
 
 
 @struct
@@ -50,8 +43,11 @@ class NetworkCopies:
         gradients: those accumulated.
         target_follow: how the target follows the online copy.
         target_count: what it has counted.
+        online_follow: how the online copy follows the shared one by `follow`, or None where only the other verbs pull it.
+        online_count: what it has counted.
         version: the shared copy's version when the online copy was last pulled from it.
-        skipped: gradient steps refused, because something was not finite or there was no gradient.
+        guard: counts of gradient steps refused, because loss, gradient, statistics or result were not finite, or for want of
+            a gradient.
         shared_optimizer: the optimiser's state stands with the shared copy.
         name: a label, for people.
     """
@@ -65,8 +61,10 @@ class NetworkCopies:
     gradients: Accumulated
     target_follow: Follow | None
     target_count: FollowState | None
+    online_follow: Follow | None
+    online_count: FollowState | None
     version: UInt32[Array, ""]
-    skipped: UInt32[Array, ""]
+    guard: Guard
     shared_optimizer: bool = static(default=False)
     name: str = static(default="network")
 
@@ -80,6 +78,7 @@ class NetworkCopies:
         optimizer: Any,
         target: Follow | None = None,
         shared: bool = False,
+        online: Follow | None = None,
         shared_optimizer: bool = True,
         name: str = "network",
     ) -> "NetworkCopies":
@@ -89,9 +88,17 @@ class NetworkCopies:
             optimizer: an `optax.GradientTransformation`.
             target: keep a target copy that follows the online one in this way.
             shared: keep a copy that workers share.
+            online: have the online copy follow the shared one in this way too.
             shared_optimizer: where there is a shared copy: one optimiser state with it, or each worker's own.
+            name: a label for people, in errors and metrics; `metrics_of` wants different ones.
+
+        Raises:
+            ValueError: `online` follows a shared copy that is not there.
         """
-        return _fresh(network, optimizer, network.init(key, spec), target, shared, shared and shared_optimizer, name)
+        if online is not None and not shared:
+            raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
+        one_optimizer = shared and shared_optimizer
+        return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, one_optimizer, name)
 
     def restart(self, variables: Variables) -> "NetworkCopies":
         """All copies equal to these weights, as at the beginning: fresh optimiser and counters.
@@ -100,8 +107,14 @@ class NetworkCopies:
             ValueError: the trees differ.
         """
         check_same_tree(variables, self.online, "restart", sides=("weights", "online"))
-        online, shared = soft_update(variables, self.online, 1.0), self.shared is not None
-        return _fresh(self.network, self.optimizer, online, self.target_follow, shared, self.shared_optimizer, self.name)
+        fresh, follows = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
+        shared = self.shared is not None
+        return _fresh(self.network, self.optimizer, fresh, follows, shared, self.shared_optimizer, self.name)
+
+    @property
+    def skipped(self) -> UInt32[Array, ""]:
+        """Gradient steps refused so far."""
+        return self.guard.skipped
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,12 +131,14 @@ class NetworkCopies:
             raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy').replace('copys', 'copies')}")
         if name == "online":
             return self.online
-        held = self.target if name == "target" else self._shared.variables
-        return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), held, self.online)
+        if name == "target":
+            assert self.target is not None, "it is among the names"
+            return in_dtypes_of(self.target, self.online)
+        return in_dtypes_of(self._shared.variables, self.online)
 
     def newest(self) -> Variables:
         """The weights that were trained last, in buffers of their own: the shared copy's, or else the online one's."""
-        return _copied(self.online if self.shared is None else self._shared.variables)
+        return copied(self.online if self.shared is None else self._shared.variables)
 
     def sync(self) -> "NetworkCopies":
         """Shared → online, then online → target, at once; what there is of it.
@@ -156,17 +171,27 @@ class NetworkCopies:
         return dataclasses.replace(self, online=online, version=self._shared.version)
 
     def follow(self, *, updates: Any = 0, env_steps: Any = 0, key: PRNGKeyArray | None = None) -> "NetworkCopies":
-        """The target follows if that is due after so many *more* updates and environment steps.
+        """Shared → online, then online → target, each if its `Follow` finds it due after so many *more* updates and steps.
 
         Raises:
-            ValueError: there is no target, or a count is negative.
+            ValueError: nothing follows (no target, and no `online` was given), or a count is negative.
             TypeError: a count is no integer.
         """
-        self.variables("target")
-        assert self.target_follow is not None and self.target_count is not None, "a target has both"
-        count = updates if self.target_follow.unit == "updates" else env_steps
-        target, counted = self.target_follow.step(self.target_count, self.online, self.target, count, key=key)
-        return dataclasses.replace(self, target=target, target_count=counted)
+        if self.target is None and self.online_follow is None:
+            raise ValueError(f"{self.name}: there is no target, and online follows nothing; copies: {', '.join(self.names)}")
+        counts = {"updates": updates, "env_steps": env_steps}
+        copies = self
+        if self.online_follow is not None and self.online_count is not None:
+            count, shared = counts[self.online_follow.unit], self._shared
+            own = None if key is None else jax.random.fold_in(key, 1)
+            online, counted = self.online_follow.step(self.online_count, shared.variables, self.online, count, key=own)
+            version = jnp.where(counted.fired != self.online_count.fired, shared.version, self.version)
+            copies = dataclasses.replace(self, online=online, online_count=counted, version=version)
+        if copies.target_follow is not None and copies.target_count is not None:
+            count = counts[copies.target_follow.unit]
+            target, counted = copies.target_follow.step(copies.target_count, copies.online, copies.target, count, key=key)
+            copies = dataclasses.replace(copies, target=target, target_count=counted)
+        return copies
 
     def accumulate(
         self,
@@ -185,16 +210,22 @@ class NetworkCopies:
         return dataclasses.replace(self, gradients=self.gradients.reset())
 
     def apply_gradients(
-        self, to: Literal["online", "shared"] = "online", gradients: PyTree = None, *, keep: Any = True
+        self,
+        to: Literal["online", "shared"] = "online",
+        gradients: PyTree = None,
+        *,
+        bad: Bool[Array, "4"] | None = None,
+        keep: Any = True,
     ) -> "NetworkCopies":
         """One step of the optimiser along the gradients (those accumulated, if none are given), which stay accumulated.
 
-        Nothing changes but the count of `skipped` where a gradient or the step's result is not finite, or none was accumulated.
+        Nothing changes but the counts of `guard` where a gradient or the step's result is not finite, or none was accumulated.
 
         Args:
             to: whose weights. The optimiser's state is the shared copy's where it is shared, else this worker's own.
             gradients: in the tree of the weights.
-            keep: a bool, traced or not; False takes no step.
+            bad: which of `polyak.parts.gradients.QUANTITIES` the caller found not finite; any of them refuses the step.
+            keep: a bool, traced or not; False takes no step, and counts none as refused.
 
         Raises:
             ValueError: no such copy, another tree, or the online copy has no optimiser of its own.
@@ -203,14 +234,18 @@ class NetworkCopies:
         copy = self.variables(to)
         if to == "online" and self.shared_optimizer:
             raise ValueError(f"{self.name}: the optimiser is shared; apply to 'shared', or create with shared_optimizer=False")
-        keep = jnp.asarray(keep)
+        none = missing = jnp.array(False)
+        bad = jnp.zeros(4, bool) if bad is None else bad
         if gradients is None:
-            gradients, keep = self.gradients.read(), keep & (self.gradients.number > 0)
+            gradients, missing = self.gradients.read(), self.gradients.number == 0
+            spoilt = missing & self.gradients.spoilt
+            bad = bad | jnp.stack([none, spoilt, none, none])
         check_same_tree(gradients, copy.params, "apply_gradients", sides=("gradients", "params"))
         state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
-        params, state, taken = step_along(self.optimizer, copy.params, state, in_float32(gradients), keep)
-        copies = dataclasses.replace(self, skipped=self.skipped + (~taken).astype(jnp.uint32))
-        moved = dataclasses.replace(copy, params=params)
+        keep = jnp.asarray(keep) & ~missing & ~jnp.any(bad)
+        params, state, finite = step_along(self.optimizer, copy.params, state, in_float32(gradients), keep)
+        guard, taken = guarded(self.guard, keep, missing, bad | jnp.stack([none, ~finite[0], none, ~finite[1]]))
+        copies, moved = dataclasses.replace(self, guard=guard), dataclasses.replace(copy, params=params)
         if to == "online":
             return dataclasses.replace(copies, online=moved, optimizer_state=state)
         version = self._shared.version + taken.astype(jnp.uint32)
@@ -219,18 +254,21 @@ class NetworkCopies:
             return dataclasses.replace(copies, shared=shared, optimizer_state=state)
         return dataclasses.replace(copies, shared=dataclasses.replace(shared, optimizer_state=state))
 
-    def apply_and_sync(self, gradients: PyTree = None, *, reset: bool = True, keep: Any = True) -> "NetworkCopies":
+    def apply_and_sync(
+        self, gradients: PyTree = None, *, reset: bool = True, bad: Bool[Array, "4"] | None = None, keep: Any = True
+    ) -> "NetworkCopies":
         """Apply to the shared copy, if there is one, and pull it; else to the online one. The target stays as it is.
 
         Args:
             gradients: as for `apply_gradients`.
             reset: with none accumulated any more.
-            keep: as for `apply_gradients`.
+            bad: as for `apply_gradients`.
+            keep: likewise.
         """
         if self.shared is None:
-            copies = self.apply_gradients("online", gradients, keep=keep)
+            copies = self.apply_gradients("online", gradients, bad=bad, keep=keep)
         else:
-            copies = self.apply_gradients("shared", gradients, keep=keep).update_online()
+            copies = self.apply_gradients("shared", gradients, bad=bad, keep=keep).update_online()
         return copies.reset_gradients() if reset else copies
 
     def train_and_sync(
@@ -265,7 +303,8 @@ class NetworkCopies:
         found, gradients, stats = loss_gradients(self.network, self.online, loss_fn, inputs, targets, importance_weights, key)
         if clip is not None:
             gradients = clipped(gradients, found.gradient_norm, clip)
-        stepped = self.apply_and_sync(gradients, reset=False, keep=found.applied)
+        finite = [jnp.isfinite(found.loss), jnp.isfinite(found.gradient_norm), all_finite(stats), jnp.array(True)]
+        stepped = self.apply_and_sync(gradients, reset=False, bad=~jnp.stack(finite))
         taken = stepped.skipped == self.skipped
         stats = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stats, stepped.online.stats)
         return stepped._with_statistics(stats), dataclasses.replace(found, applied=taken)
@@ -298,14 +337,31 @@ class NetworkCopies:
         sides = [in_float32(held[name].params) for name in (a, b)]  # type: ignore[union-attr]
         return tree_norm(jax.tree.map(jnp.subtract, *sides))
 
+    def diagnose(self, max_bad_steps: int = 10) -> str | None:
+        """Names what was not finite once so many gradient steps in a row were refused for it, or a share outside [0, 1].
+
+        Reads numbers back from the device: once per report, not per step.
+
+        Raises:
+            TypeError, ValueError: `max_bad_steps` is no positive integer.
+        """
+        check_integer(self.name, "max_bad_steps", max_bad_steps)
+        said = refused_in_a_row(self.guard, max_bad_steps)
+        for follow, count in ((self.online_follow, self.online_count), (self.target_follow, self.target_count)):
+            if said is None and follow is not None and count is not None:
+                said = follow.diagnose(count)
+        return None if said is None else f"{self.name}: {said}"
+
     def __str__(self) -> str:
-        lines = [f"{self.name}: {_described(self.online)}; copies: {', '.join(self.names)}"]
+        lines = [f"{self.name}: {described(self.online)}; copies: {', '.join(self.names)}"]
         if self.target is not None:
-            lines.append(f"  target {_described(self.target)}, follows online: {self.target_follow}")
+            lines.append(f"  target {described(self.target)}, follows online: {self.target_follow}")
             lines.append(f"  distance online-target {self.distance('online', 'target')}")
         if self.shared is not None:
             optimizer = "one optimiser with it" if self.shared_optimizer else "own optimiser"
-            lines.append(f"  shared {_described(self.shared.variables)}, version {self.shared.version}, {optimizer}")
+            lines.append(f"  shared {described(self.shared.variables)}, version {self.shared.version}, {optimizer}")
+            if self.online_follow is not None:
+                lines.append(f"  online follows shared: {self.online_follow}")
         return "\n".join(lines)
 
     @property
@@ -315,53 +371,29 @@ class NetworkCopies:
 
     def _with_statistics(self, stats: PyTree) -> "NetworkCopies":
         copies = dataclasses.replace(self, online=dataclasses.replace(self.online, stats=stats))
-        if self.shared is None:
-            return copies
-        variables = dataclasses.replace(self.shared.variables, stats=jax.tree.map(lambda x: jnp.array(x, copy=True), stats))
-        return dataclasses.replace(copies, shared=dataclasses.replace(self.shared, variables=variables))
+        return copies if copies.shared is None else dataclasses.replace(copies, shared=copies.shared.with_stats(stats))
 
 
 def _fresh(
-    network: Network, optimizer: Any, online: Variables, target: Follow | None, shared: bool, one_optimizer: bool, name: str
+    network: Network, optimizer: Any, online: Variables, follows: tuple[Follow | None, ...], shared: bool, one: bool, name: str
 ) -> NetworkCopies:
     state = optimizer.init(in_float32(online.params))
+    # As arrays of one dtype from the start: as Python numbers they would compile once more when they come back as arrays.
+    target, online_follow = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), follows)
     return NetworkCopies(
         network=network,
         optimizer=optimizer,
         online=online,
-        target=None if target is None else _held(online, target),
-        shared=Shared(_copied(online), state if one_optimizer else (), _zero(), _zero()) if shared else None,
-        optimizer_state=() if one_optimizer else state,
+        target=None if follows[0] is None else held_for(online, follows[0]),
+        shared=Shared.fresh(online, state if one else ()) if shared else None,
+        optimizer_state=() if one else state,
         gradients=Accumulated.zeros(online.params),
-        # As arrays of one dtype from the start: as Python numbers they would compile once more when they come back as arrays.
-        target_follow=jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), target),
+        target_follow=target,
         target_count=None if target is None else target.init(),
-        version=_zero(),
-        skipped=_zero(),
-        shared_optimizer=one_optimizer,
+        online_follow=online_follow,
+        online_count=None if online_follow is None else online_follow.init(),
+        version=jnp.zeros((), jnp.uint32),
+        guard=Guard.fresh(),
+        shared_optimizer=one,
         name=name,
     )
-
-
-def _held(online: Variables, follow: Follow) -> Variables:
-    """A target's first value: a real copy, float32 at least where it moves by small shares."""
-    held = _copied(online)
-    params = in_float32(held.params) if follow.is_soft else held.params
-    stats = in_float32(held.stats) if follow.is_soft_on_stats else held.stats
-    return Variables(params, stats, held.graph)
-
-
-def _copied(tree: Variables) -> Variables:
-    copied: Variables = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
-    return copied
-
-
-def _described(variables: Variables) -> str:
-    params = jax.tree.leaves(variables.params)
-    dtypes = "/".join(sorted({str(leaf.dtype) for leaf in params})) or "none"
-    stats = sum(leaf.size for leaf in jax.tree.leaves(variables.stats))
-    return f"{sum(leaf.size for leaf in params)} parameters ({dtypes}), {stats} statistics"
-
-
-def _zero() -> UInt32[Array, ""]:
-    return jnp.zeros((), jnp.uint32)

@@ -1,5 +1,6 @@
 """Gradients on their way into weights: accumulated in float32, clipped, and stepped along only where all stays finite."""
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -9,9 +10,12 @@ from jaxtyping import Array, Bool, Float, UInt32
 from polyak.core.checks import check_choice, check_number
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Scalar
-from polyak.ops.guard import all_finite
+from polyak.ops.guard import Guard, all_finite
 from polyak.ops.trees import check_same_tree
 from polyak.ops.updates import apply_updates
+
+QUANTITIES = ("loss", "gradient", "statistics", "step")
+"""What has to be finite for a gradient step to be taken, in the order in which one spoils the next."""
 
 
 @struct
@@ -24,6 +28,7 @@ class Accumulated:
         mean: what is read is the mean, not the sum; as the latest one that was added wants it.
         clip: the norm to which what is read is scaled down, or 0 where it is not; likewise.
         refused: how many were not added, because they or the sum were not finite.
+        spoilt: one was refused since the last reset.
     """
 
     total: PyTree
@@ -31,13 +36,20 @@ class Accumulated:
     mean: Bool[Array, ""]
     clip: Float[Array, ""]
     refused: UInt32[Array, ""]
+    spoilt: Bool[Array, ""]
 
     @classmethod
     def zeros(cls, params: PyTree) -> "Accumulated":
         """None yet, for parameters of these shapes."""
         total = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
-        none = jnp.zeros((), jnp.uint32)
-        return cls(total, none, jnp.zeros((), bool), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.uint32))
+        return cls(
+            total=total,
+            number=jnp.zeros((), jnp.uint32),
+            mean=jnp.zeros((), bool),
+            clip=jnp.zeros((), jnp.float32),
+            refused=jnp.zeros((), jnp.uint32),
+            spoilt=jnp.zeros((), bool),
+        )
 
     def add(
         self,
@@ -46,6 +58,7 @@ class Accumulated:
         reduce: Literal["sum", "mean"] = "sum",
         clip: Scalar | None = None,
         clip_when: Literal["each", "total"] = "each",
+        keep: Bool[Array, ""] | bool = True,
     ) -> "Accumulated":
         """With one more; or, where it is not finite, as before, and that counted.
 
@@ -54,6 +67,7 @@ class Accumulated:
             reduce: read all of them as their sum, or as their mean.
             clip: the largest global norm.
             clip_when: of each one before it is added, or of what is read in the end.
+            keep: False refuses it.
 
         Raises:
             ValueError: the trees differ, or a setting is none of these.
@@ -66,19 +80,19 @@ class Accumulated:
         gradients = in_float32(gradients)
         each, whole = (clip, None) if clip_when == "each" else (None, clip)
         total = jax.tree.map(jnp.add, self.total, gradients if each is None else clipped(gradients, tree_norm(gradients), each))
-        keep = all_finite(gradients) & all_finite(total)
+        keep = jnp.asarray(keep) & all_finite(gradients) & all_finite(total)
         return Accumulated(
             total=jax.tree.map(lambda new, old: jnp.where(keep, new, old), total, self.total),
             number=self.number + keep.astype(jnp.uint32),
             mean=jnp.array(reduce == "mean"),
             clip=jnp.asarray(0.0 if whole is None else whole, jnp.float32),
             refused=self.refused + (~keep).astype(jnp.uint32),
+            spoilt=self.spoilt | ~keep,
         )
 
     def reset(self) -> "Accumulated":
         """None any more; what was refused stays counted."""
-        zeros = Accumulated.zeros(self.total)
-        return Accumulated(zeros.total, zeros.number, zeros.mean, zeros.clip, self.refused)
+        return dataclasses.replace(Accumulated.zeros(self.total), refused=self.refused)
 
     def read(self) -> PyTree:
         """Their sum or mean, clipped if so wanted; zeros where there are none."""
@@ -91,10 +105,10 @@ class Accumulated:
 
 def step_along(
     optimizer: Any, params: PyTree, state: PyTree, gradients: PyTree, keep: Bool[Array, ""]
-) -> tuple[PyTree, PyTree, Bool[Array, ""]]:
-    """Parameters and optimiser state after one step, and whether it was taken.
+) -> tuple[PyTree, PyTree, Bool[Array, "2"]]:
+    """Parameters and optimiser state after one step, and whether the gradient and what the step gives are finite.
 
-    Both are as before, to the bit, where `keep` is False, the gradient is not finite, or the step would make one of them so.
+    Both are as before, to the bit, where `keep` is False or one of the two is not finite.
 
     Args:
         optimizer: an `optax.GradientTransformation`, with a float32 state whatever the parameters' dtype.
@@ -104,9 +118,37 @@ def step_along(
     with jax.numpy_dtype_promotion("standard"):
         updates, stepped = optimizer.update(gradients, state, in_float32(params))
     moved = apply_updates(params, updates)
-    keep = keep & all_finite(gradients) & all_finite((moved, stepped))
-    params, state = jax.tree.map(lambda new, old: jnp.where(keep, new, old), (moved, stepped), (params, state))
-    return params, state, keep
+    finite = jnp.stack([all_finite(gradients), all_finite((moved, stepped))])
+    taken = keep & jnp.all(finite)
+    params, state = jax.tree.map(lambda new, old: jnp.where(taken, new, old), (moved, stepped), (params, state))
+    return params, state, finite
+
+
+def guarded(
+    guard: Guard, keep: Bool[Array, ""], missing: Bool[Array, ""], bad: Bool[Array, "4"]
+) -> tuple[Guard, Bool[Array, ""]]:
+    """The counts after a step, and whether it was taken. One that was not asked for breaks no row of bad ones.
+
+    Args:
+        keep: the step was asked for.
+        missing: there was no gradient.
+        bad: which of `QUANTITIES` were not finite.
+    """
+    any_bad = jnp.any(bad)
+    taken = keep & ~any_bad
+    after = guard.after_update((any_bad | missing).astype(jnp.uint32), 1, bad)
+    return dataclasses.replace(after, in_a_row=jnp.where(taken | any_bad, after.in_a_row, guard.in_a_row)), taken
+
+
+def refused_in_a_row(guard: Guard, max_bad_steps: int) -> str | None:
+    """What was not finite first in the last of so many gradient steps refused in a row; None if there are not as many."""
+    in_a_row = int(guard.in_a_row)
+    if in_a_row < max_bad_steps:
+        return None
+    return (
+        f"{in_a_row} gradient steps in a row were refused (max_bad_steps={max_bad_steps}); the first quantity that was not "
+        f"finite is {QUANTITIES[int(guard.first_bad) - 1]!r}. The weights are those from before."
+    )
 
 
 def tree_norm(tree: PyTree) -> Float[Array, ""]:

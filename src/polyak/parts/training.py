@@ -43,12 +43,13 @@ def loss_gradients(
     loss_fn: Loss,
     inputs: PyTree,
     targets: PyTree,
-    weights: Float[Array, " B"] | None,
-    key: PRNGKeyArray | None,
+    weights: Float[Array, " B"] | None = None,
+    key: PRNGKeyArray | None = None,
 ) -> tuple[Trained, PyTree, PyTree]:
     """What a training step found, its float32 gradients, and the statistics after it, all before anything is applied.
 
-    `applied` says for now that nothing found is NaN or infinite.
+    It is the half of `NetworkCopies.train_and_sync` that a worker does, before it pushes the other two. `applied` says for
+    now that nothing found is NaN or infinite.
 
     Raises:
         ValueError: a part of the loss is not one number a row.
