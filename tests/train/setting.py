@@ -28,6 +28,8 @@ AGENT = PPO(
 )
 KEY = jax.random.key(11)
 LOOPS = {"compiled": train.compiled, "host": train.host}
+# Twenty updates and more.
+ENV_STEPS = 650
 
 
 def hosted(snapshot=None):
@@ -38,7 +40,7 @@ def hosted(snapshot=None):
     return env
 
 
-def run(loop, env_steps=500, env=ENV, agent=AGENT, **options):
+def run(loop, env_steps=ENV_STEPS, env=ENV, agent=AGENT, **options):
     return LOOPS[loop](agent, env, env_steps=env_steps, key=options.pop("key", KEY), **options)
 
 

@@ -159,6 +159,23 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class NumPyPolicy(Protocol):
+    """A policy that can act without JAX, where that is cheaper than a compiled call a step."""
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """It can, for these spaces, and it is cheaper, for so many environments."""
+        ...
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """All that is random in the actions of one step, from the key that `action` would get."""
+        ...
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """`act(time_step, carry, noise)` in NumPy, of a policy whose arrays are NumPy's: `action`'s answers, up to rounding."""
+        ...
+
+
+@runtime_checkable
 class Agent(Protocol):
     """A frozen object of settings; the state is one pytree with everything that training changes."""
 

@@ -14,6 +14,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiD
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, Policy, PolicyStep, PyTree, Scalar, TimeStep, Variables
 from polyak.ops.distributions import Deterministic, Distribution, for_space
+from polyak.parts import numpy_acting
 from polyak.parts.normalizer import ObsNormalizer
 
 
@@ -47,6 +48,19 @@ class NetworkPolicy:
         """A sample for each row."""
         distribution, carry = self.distribution(time_step, carry)
         return PolicyStep(distribution.sample(seed=key), carry)
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """A small built-in network does."""
+        return numpy_acting.suits_numpy(self.network, self.spec, num_envs)
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """What a sample draws."""
+        return numpy_acting.action_noise(self.spec, key, num_envs)
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """`action` with its noise given."""
+        act = numpy_acting.numpy_actor(self.variables, self.normalizer, self.network, self.spec)
+        return lambda time_step, carry, noise: PolicyStep(act(time_step.obs, noise), carry)
 
     def predict(
         self,
@@ -125,6 +139,28 @@ class DiscountedReturn:
         """The inner policy's sample."""
         distribution, carry = self.distribution(time_step, carry)
         return PolicyStep(distribution.sample(seed=key), carry)
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """As the inner policy."""
+        return self.policy.suits_numpy(num_envs)
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """The inner policy's."""
+        return self.policy.noise(key, num_envs)
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """The inner policy's, and the return moved on."""
+        act, gamma = self.policy.in_numpy(), np.float32(self.gamma)
+
+        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+            inner, discounted = carry
+            acted = act(time_step, inner, noise)
+            reward = np.where(np.isfinite(time_step.reward), time_step.reward, np.float32(0.0))
+            return PolicyStep(
+                acted.action, (acted.carry, np.where(time_step.first, np.float32(0.0), reward + gamma * discounted))
+            )
+
+        return step
 
     def predict(
         self,

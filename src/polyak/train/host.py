@@ -1,4 +1,4 @@
-"""The host loop: ordinary environments stepped from Python, with jitted `act` and `update`."""
+"""The host loop: ordinary environments stepped from Python, with a jitted update."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PyTree, Rollout, TimeStep
+from polyak.train.acting import Acting, acting
 from polyak.train.episodes import Finished
 from polyak.train.hosted import HostedEnv
 from polyak.train.loop import (
@@ -28,8 +28,6 @@ from polyak.train.loop import (
     run_env_key,
     update_on,
 )
-from polyak.train.packing import packing
-from polyak.train.philox import philox_key
 
 # A rollout that takes no longer is finished before training stops.
 PATIENCE_SECONDS = 1.0
@@ -82,7 +80,8 @@ def host(
     state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted)
     with reporter.compiling():
-        steps = _compile(agent, mesh, state)
+        how = acting(agent, state, mesh, exact=isinstance(hosted, HostedEnv))
+        learn_compiled = _compile(agent, mesh, state, how)
 
     stopped, slow = None, True
     due = target.next_report(reporter.env_steps)
@@ -92,7 +91,7 @@ def host(
         with reporter.training():
             # Without a snapshot the environment would stay where the rollout was given up.
             patience = _Patience(should_stop, may_give_up=slow)
-            rollout = _collect(steps, agent, mesh, state, hosted, time_step, patience)
+            rollout = _collect(how, agent, state, hosted, time_step, patience)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
@@ -101,7 +100,7 @@ def host(
             time_steps, actions, info, carry = rollout
             time_step = jax.tree.map(lambda x: x[-1], time_steps)
             valid = int(np.sum(~time_steps.last[:-1]))
-            state, metrics, finished = steps.learn(agent, state, time_steps, actions, info, carry)
+            state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
         reporter.advance(valid, 1, finished)
         stopped = "request" if should_stop() else None
         if stopped or reporter.env_steps >= due:
@@ -111,15 +110,6 @@ def host(
         if stopped:
             break
     return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
-
-
-@struct
-class _Steps:
-    """The three jitted functions of the loop: `prepare(agent, state)`, `act(packed, words, time_step, carry)`, `learn`."""
-
-    prepare: Any
-    act: Any
-    learn: Any
 
 
 class _Patience:
@@ -151,53 +141,37 @@ def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
     return initial(agent, env.num_envs, key, (), jax.tree.map(jnp.asarray, env.reset(seed)))
 
 
-def _compile(agent: Agent, mesh: Mesh | None, state: LoopState) -> _Steps:
-    """Compile everything before the first step, on data of the shapes to come; nothing of the state changes."""
-    pack, unpack = packing(jax.eval_shape(agent.collect_policy, state.agent))
-
-    def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, Array]:
-        keys = iteration_keys(state.key, state.iteration, agent.num_steps)
-        return pack(agent.collect_policy(state.agent)), keys.act
-
-    def act(packed: PyTree, words: Array, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-        step = unpack(packed).action(time_step, carry, philox_key(words))
-        return step.action, step.carry, step.info
-
+def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting) -> Any:
+    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step on data of the shapes to come."""
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    learn_jitted = jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
-    jitted = _Steps(jax.jit(prepare), jax.jit(act), learn_jitted)
-    time_step = jax.tree.map(np.asarray, state.time_step)
-    packed, words, carry = _on_one_device((*jitted.prepare(agent, state), state.carry), mesh)
-    action, carry, info = jitted.act(packed, np.asarray(words)[0], time_step, carry)
-    many = (agent.num_steps, agent.num_steps + 1)
-    actions, infos = (jax.tree.map(lambda x: np.zeros((many[0], *x.shape), x.dtype), tree) for tree in (action, info))
-    time_steps = jax.tree.map(lambda x: np.zeros((many[1], *x.shape), x.dtype), time_step)
-    learn_compiled = jitted.learn.lower(agent, state, time_steps, actions, infos, carry).compile()
-    return _Steps(jitted.prepare, jitted.act, learn_compiled)
+    jitted = jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
+    time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
+    acted = jax.tree.map(np.asarray, how.rollout(agent, state)(0, time_step, carry))
+    actions, info = (_stacked([tree] * agent.num_steps) for tree in (acted.action, acted.info))
+    time_steps = _stacked([time_step] * (agent.num_steps + 1))
+    return jitted.lower(agent, state, time_steps, actions, info, acted.carry).compile()
 
 
 def _collect(
-    steps: _Steps, agent: Agent, mesh: Mesh | None, state: LoopState, env: HostEnv, time_step: TimeStep, patience: _Patience
+    how: Acting, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep, patience: _Patience
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
     """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if given up."""
-    packed, words, carry = _on_one_device((*steps.prepare(agent, state), state.carry), mesh)
-    words = np.asarray(words)
+    act = how.rollout(agent, state)
+    carry = jax.tree.map(np.asarray, state.carry)
     time_steps, actions, infos = [time_step], [], []
     for t in range(agent.num_steps):
-        action, carry, info = steps.act(packed, words[t], time_step, carry)
-        action = jax.tree.map(np.asarray, action)
+        acted = act(t, time_step, carry)
+        carry = acted.carry
+        action = acted.action
+        if not isinstance(action, np.ndarray):
+            action = jax.tree.map(np.asarray, action)
         time_step = env.step(action)
         if patience.over():
             return None
         time_steps.append(time_step)
         actions.append(action)
-        infos.append(info)
+        infos.append(acted.info)
     return _stacked(time_steps), _stacked(actions), _stacked(infos), jax.tree.map(np.asarray, carry)
-
-
-def _on_one_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    # What an update on several devices leaves is on all of them, and acting would be done by each.
-    return tree if mesh is None else jax.device_put(tree, mesh.devices.flat[0])
 
 
 def _stacked(trees: list[Any]) -> Any:

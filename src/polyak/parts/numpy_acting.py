@@ -1,0 +1,101 @@
+"""A small actor-critic policy in NumPy, for loops that act once a step: a compiled call costs more than the work in it."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, PRNGKeyArray
+
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import Network, PyTree, Variables
+from polyak.parts.networks import ActorCritic
+from polyak.parts.normalizer import ObsNormalizer
+
+Numbers: TypeAlias = npt.NDArray[Any]
+
+# Each writes over its argument.
+ACTIVATIONS: dict[str, Callable[[Numbers], object]] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, np.float32(0.0), out=x),
+}
+
+MOST_PRODUCTS = 2**17
+"""Multiplications in one layer, up to which NumPy's library of matrix products stays on one thread."""
+
+
+def suits_numpy(network: Network, spec: EnvSpec, num_envs: int) -> bool:
+    """The network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
+    if not isinstance(network, ActorCritic) or network.activation not in ACTIVATIONS or spec.has_action_mask:
+        return False
+    if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
+        return False
+    outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
+    widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
+    return all(num_envs * a * b <= MOST_PRODUCTS for a, b in itertools.pairwise(widths))
+
+
+def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
+    """What a sample of the action's distribution draws: uniform numbers for a Discrete action, normal ones for a Box."""
+    if isinstance(spec.action, Discrete):
+        return jax.random.uniform(key, (num_envs,))[:, None]
+    assert isinstance(spec.action, Box), "as suits_numpy says"
+    return jax.random.normal(key, (num_envs, *spec.action.shape))
+
+
+def numpy_actor(
+    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
+) -> Callable[[Numbers, Numbers], Numbers]:
+    """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws from this noise, up to rounding.
+
+    Args:
+        variables: of an `ActorCritic` that `suits_numpy`.
+        normalizer: likewise in NumPy, or None.
+    """
+    assert isinstance(network, ActorCritic), "as suits_numpy says"
+    activate = ACTIVATIONS[network.activation]
+    layers = variables.params["actor"]["dense"]["layers"]
+    dense = [(layers[i]["kernel"], layers[i]["bias"]) for i in range(len(network.hidden))]
+    head, head_bias = (variables.params["policy"]["linear"][name] for name in ("kernel", "bias"))
+    scaled = _scaling(normalizer)
+    sample = _normal(variables.params["policy"], spec.action.shape) if isinstance(spec.action, Box) else _categorical
+
+    def act(obs: Numbers, noise: Numbers) -> Numbers:
+        x = scaled(obs.reshape(obs.shape[0], -1))
+        for kernel, bias in dense:
+            x = x @ kernel
+            x += bias
+            activate(x)
+        out = x @ head
+        out += head_bias
+        return sample(out, noise)
+
+    return act
+
+
+def _scaling(normalizer: ObsNormalizer | None) -> Callable[[Numbers], Numbers]:
+    """The normalisation of flat observations by statistics that stay as they are."""
+    if normalizer is None or normalizer.stats is None:
+        return lambda x: x
+    stats, clip = normalizer.stats, np.float32(normalizer.clip)
+    mean, rest, deviation = (np.asarray(x).reshape(1, -1) for x in (stats.mean, stats.mean_rest, stats.stddev()))
+    return lambda x: np.clip((x - mean - rest) / deviation, -clip, clip)
+
+
+def _categorical(logits: Numbers, uniform: Numbers) -> Numbers:
+    """By the inverse of the cumulative probabilities, as `ops.discrete`; in a row with a NaN the first action."""
+    logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
+    sums = np.add.accumulate(np.exp(logits, out=logits), axis=1)
+    threshold = uniform * sums[:, -1:]
+    return np.add.reduce(threshold >= sums[:, :-1], axis=1, dtype=np.int32)
+
+
+def _normal(policy: PyTree, shape: tuple[int, ...]) -> Callable[[Numbers, Numbers], Numbers]:
+    scale = np.exp(policy["log_std"]["all"])
+
+    def sample(loc: Numbers, noise: Numbers) -> Numbers:
+        return loc.reshape(-1, *shape) + scale * noise
+
+    return sample
