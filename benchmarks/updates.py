@@ -25,14 +25,14 @@ MLP = [(17, 256), (256,), (256, 256), (256,), (256, 6), (6,)]
 # case: contestants, calls in a turn, what polyak is compared with, its least ratio to that, its longest time in us
 CASES: dict[str, tuple[tuple[str, ...], int, str, float, float | None]] = {
     "25M donated": (("limit", "polyak", "traced", "optax", "tf_agents", "sb3", "lerp"), 10, "limit", 0.9, None),
-    "25M": (("polyak", "optax"), 5, "optax", 0.95, None),
-    "25M not due": (("floor", "polyak", "soft", "optax"), 500, "optax", 0.9, 100.0),
+    "25M": (("polyak", "optax"), 10, "optax", 0.95, None),
+    "25M not due": (("floor", "polyak", "soft", "optax"), 2000, "optax", 0.9, 100.0),
     "MLP": (("polyak", "traced", "optax", "tf_agents"), 2000, "optax", 0.95, 45.0),
     "MLP scan": (("polyak", "traced", "optax"), 20, "optax", 0.95, 11.0),
 }
 LARGE: dict[str, tuple[tuple[str, ...], int, str, float, float | None]] = {
     "100M donated": (("limit", "polyak", "traced", "optax", "tf_agents", "sb3", "lerp"), 5, "limit", 0.9, None),
-    "100M not due": (("floor", "polyak", "soft", "optax"), 200, "optax", 0.9, None),
+    "100M not due": (("floor", "polyak", "soft", "optax"), 500, "optax", 0.9, None),
 }
 TORCH = ("sb3", "lerp")
 WORKERS = ("limit", "floor", "polyak", "traced", "soft", "optax", "tf_agents", *TORCH)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import jax
@@ -187,8 +188,17 @@ def test_N4_N5_a_checkpoint_holds_all_copies_of_one_version_and_resumes_to_the_b
     restored = checkpoint.restore(tmp_path, fresh()).tree
     assert same(restored, copies) and int(restored.shared.version) == 3
     assert same(train(restored), train(copies))
-    with pytest.raises(checkpoint.CheckpointError):
+    with pytest.raises(checkpoint.CheckpointError, match="target"):
         checkpoint.restore(tmp_path, made(optimizer=ADAM))
+
+
+def test_N5_a_checkpoint_without_a_target_is_an_error_for_copies_with_one_unless_they_restart_from_its_weights(tmp_path):
+    checkpoint.save(tmp_path, moved(made(), 7.0), step=1, meta={})
+    wanted = made(Follow(0.1))
+    with pytest.raises(checkpoint.CheckpointError, match="target"):
+        checkpoint.restore(tmp_path, wanted)
+    weights = checkpoint.restore(tmp_path, wanted.online, prefix=".online").tree
+    assert w(wanted.restart(weights).target) == w(wanted.restart(weights).online) == 7.0
 
 
 def test_N5_a_checkpoint_of_a_shared_copy_loads_into_a_single_process(tmp_path):
@@ -226,6 +236,30 @@ def test_N6_compiled_scanned_and_donated_steps_give_the_eager_numbers():
     assert losses[-1] == pytest.approx(float(loss), rel=1e-5)
     for other in (scanned, donated):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), other, eager)
+
+
+def test_N6_following_compiled_scanned_and_donated_is_within_one_rounding_of_eager():
+    network, steps = Line(width=64), 3
+    start = made(Follow(0.3), shared=True, online=Follow(0.7), network=network)
+    start = dataclasses.replace(
+        start, shared=start.apply_gradients("shared", {"w": jnp.arange(64.0), "b": jnp.ones(())}).shared
+    )
+    eager, donated = start, jax.tree.map(jnp.copy, start)
+    donating = jax.jit(lambda c: c.follow(updates=1), donate_argnums=0)
+    for _ in range(steps):
+        eager, donated = eager.follow(updates=1), donating(donated)
+    scanned, _ = jax.lax.scan(lambda c, _: (c.follow(updates=1), None), start, None, length=steps)
+    for other in (donated, scanned):
+        for name in ("online", "target"):
+            got, wanted = (getattr(copies, name).params["w"] for copies in (other, eager))
+            # A unit in the last place of the weights' size (they cross zero) a step and copy.
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=2 * steps * np.spacing(np.float32(5.3)))
+
+
+def test_following_that_is_not_due_copies_no_weights_when_the_copies_are_donated():
+    copies = made(Follow(0.005, period=1000), shared=True, online=Follow(period=20), network=Line(width=4096))
+    text = jax.jit(lambda c: c.follow(updates=1), donate_argnums=0).lower(copies).compile().as_text()
+    assert text.count(" conditional(") >= 2 and not re.search(r"= f32\[4096\]\S* copy\(", text)
 
 
 def test_N6_vmap_over_copies_gives_each_its_own():

@@ -64,6 +64,13 @@ def test_several_predictions_come_from_one_call_in_order_and_a_copy_may_be_asked
     np.testing.assert_allclose(third, 2 * INPUTS[:1].sum(1))
 
 
+def test_several_predictions_are_one_compiled_program():
+    copies = made(Follow())
+    traced = jax.make_jaxpr(lambda c: c.predict([("online", INPUTS), ("target", INPUTS), ("online", INPUTS)]))(copies)
+    assert [equation.params["name"] for equation in traced.eqns if equation.primitive.name == "jit"] == ["predict_all"]
+    assert {equation.primitive.name for equation in traced.eqns} <= {"jit", "convert_element_type"}
+
+
 def test_a_target_predicts_in_evaluation_phase_even_in_training():
     copies = made(Follow())
     online, target = copies.predict([("online", INPUTS), ("target", INPUTS)], train=True, key=KEY)
