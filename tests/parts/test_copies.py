@@ -324,6 +324,22 @@ def test_U8_the_target_of_a_bfloat16_network_arrives():
     assert w(run(copies).target) == pytest.approx(2.0, rel=1e-4)
 
 
+def test_U8_a_narrow_online_copy_that_follows_softly_arrives_by_stochastic_rounding():
+    copies = made(shared=True, online=Follow(0.005), network=Line("bfloat16"))
+    goal = dataclasses.replace(copies.online, params={"w": jnp.full(2, 2.0, jnp.bfloat16), "b": jnp.zeros((), jnp.bfloat16)})
+    copies = dataclasses.replace(copies, shared=dataclasses.replace(copies.shared, variables=goal))
+
+    def run(copies, keyed):
+        def body(n, c):
+            return c.follow(updates=1, key=jax.random.key(n) if keyed else None)
+
+        return w(jax.jit(lambda c: jax.lax.fori_loop(0, 3000, body, c))(copies).online)
+
+    assert run(copies, keyed=True) > 1.98 and run(copies, keyed=False) < 1.95
+    once = copies.update_online(0.005, key=jax.random.key(0)).online
+    assert set(np.asarray(once.params["w"], np.float32)) <= {1.0, 1.0078125}
+
+
 def test_distance_is_the_norm_of_the_difference_of_the_weights():
     copies = moved(made(Follow(), shared=True), 4.0)
     assert float(copies.distance("online", "target")) == pytest.approx(3 * 2**0.5)

@@ -16,15 +16,7 @@ from polyak.ops.follow import Follow, FollowState
 from polyak.ops.guard import Guard, all_finite
 from polyak.ops.trees import check_same_tree
 from polyak.ops.updates import Tau, soft_update
-from polyak.parts.gradients import (
-    Accumulated,
-    clipped,
-    guarded,
-    in_float32,
-    refused_in_a_row,
-    step_along,
-    tree_norm,
-)
+from polyak.parts.gradients import Accumulated, clipped, guarded, in_float32, refused_in_a_row, step_along, tree_norm
 from polyak.parts.held import Shared, copied, described, held_for, in_dtypes_of
 from polyak.parts.training import Loss, Trained, loss_gradients, predict_all
 
@@ -88,7 +80,8 @@ class NetworkCopies:
             optimizer: an `optax.GradientTransformation`.
             target: keep a target copy that follows the online one in this way.
             shared: keep a copy that workers share.
-            online: have the online copy follow the shared one in this way too.
+            online: have the online copy follow the shared one in this way too. It keeps the network's dtype, so a soft one of a
+                network narrower than float32 wants `follow(key=...)`, which rounds stochastically.
             shared_optimizer: where there is a shared copy: one optimiser state with it, or each worker's own.
             name: a label for people, in errors and metrics; `metrics_of` wants different ones.
 
@@ -160,18 +153,23 @@ class NetworkCopies:
         self.variables("target")
         return dataclasses.replace(self, target=soft_update(self.online, self.target, tau, stats_tau=stats_tau, key=key))
 
-    def update_online(self, tau: Tau = 1.0, *, stats_tau: Tau = None) -> "NetworkCopies":
+    def update_online(self, tau: Tau = 1.0, *, stats_tau: Tau = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """The online copy takes the share `tau` of the shared one; see `soft_update`.
 
         Raises:
             ValueError: there is no shared copy, or a share is none.
         """
         self.variables("shared")
-        online = soft_update(self._shared.variables, self.online, tau, stats_tau=stats_tau)
+        online = soft_update(self._shared.variables, self.online, tau, stats_tau=stats_tau, key=key)
         return dataclasses.replace(self, online=online, version=self._shared.version)
 
     def follow(self, *, updates: Any = 0, env_steps: Any = 0, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Shared → online, then online → target, each if its `Follow` finds it due after so many *more* updates and steps.
+
+        Args:
+            updates: gradient updates since the last call.
+            env_steps: environment steps since the last call.
+            key: as for `soft_update`.
 
         Raises:
             ValueError: nothing follows (no target, and no `online` was given), or a count is negative.
