@@ -142,6 +142,15 @@ class Network(Protocol):
 
 
 @runtime_checkable
+class RecurrentNetwork(Network, Protocol):
+    """A network that has a memory; the carry of all others is `()`."""
+
+    def initial_carry(self, batch_size: int) -> PyTree:
+        """The memory of `batch_size` fresh episodes, leaves `[B, ...]`; `apply` takes `()` for it."""
+        ...
+
+
+@runtime_checkable
 class Policy(Protocol):
     """A pytree that acts; the carry of a row whose `first` is set is reset by the policy."""
 
