@@ -426,6 +426,17 @@ def test_C13_non_finite_leaves_are_refused_by_path_unless_they_are_meant(saved, 
     assert bits(restore(saved, tree).tree) == bits(tree)
 
 
+def test_C13_they_may_be_refused_in_one_subtree_alone(saved):
+    nan = np.array([0x7FC00123, 0xFFC00001, 0x7F800000], np.uint32).view(np.float32)
+    tree = {"a": {"b": [jnp.ones(2)]}, "ab": jnp.array(nan), "c": float("-inf")}
+    save(saved, tree, step=4, meta={}, finite="['a']")
+    assert bits(restore(saved, tree).tree) == bits(tree)
+    for prefix, names in (("['c']", r"\['c'\]"), ("['nothing']", r"\['c'\], \['ab'\]"), (None, r"\['c'\], \['ab'\]")):
+        with pytest.raises(CheckpointError, match=f"NaN or infinity in {names}; nothing was saved"):
+            save(saved, tree, step=5, meta={}, finite=prefix)
+    assert steps(saved)[-1] == 4
+
+
 def test_C15_retention_counts_whole_checkpoints_only(saved):
     (saved / layout.directory_name(3) / COMMIT).write_bytes(b"")
     save(saved, state(4), step=4, meta={}, keep=2)

@@ -63,6 +63,7 @@ def save(
     keep: int = 3,
     overwrite: bool = False,
     allow_nonfinite: bool = False,
+    finite: str | None = None,
 ) -> Path:
     """Write `<directory>/<step>/` with every leaf of the tree; it is complete on the disk when this returns.
 
@@ -78,6 +79,8 @@ def save(
         overwrite: take the place of a checkpoint of the same step, and of all later ones.
         allow_nonfinite: save NaN and infinities too; without it any float leaf that holds one is an error, so that the
             last good checkpoint is never pushed out by a spoilt one.
+        finite: that holds for the subtree under this path alone, e.g. `".agent"` or `"['a'].b"`, and the rest may hold
+            anything; for the whole tree where nothing stands under it.
 
     Raises:
         CheckpointError: nothing was saved, and why; existing checkpoints are untouched.
@@ -94,7 +97,7 @@ def save(
         with layout.one_saver(root):
             _refuse_conflicts(root, step, overwrite)
             with layout.aside(root, step) as path:
-                _write(path, leaves, step, meta, allow_nonfinite)
+                _write(path, leaves, step, meta, set() if allow_nonfinite else _subtree(leaves, finite))
             final = root / layout.directory_name(step)
             _read_manifest(final)
             layout.prune(root, step, keep, lambda path: _damage(path, hashes=False) is None)
@@ -138,8 +141,7 @@ def restore(directory: str | os.PathLike[str], like: Any, *, step: int | None = 
     Raises:
         CheckpointError: nothing valid is there; a newer format; or `like` differs, every difference in one message.
     """
-    if prefix and prefix[0] not in ".[":
-        prefix = f".{prefix}"
+    prefix = None if prefix is None else _path(prefix)
     wanted, structure = codec.flatten(like, prefix or "")
 
     def load(path: Path) -> Restored:
@@ -181,21 +183,27 @@ def _refuse_conflicts(root: Path, step: int, overwrite: bool) -> None:
         )
 
 
-def _write(aside: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], allow_nonfinite: bool) -> None:
-    """The three files of a checkpoint, into an empty directory."""
+def _subtree(leaves: Sequence[tuple[Leaf, Any]], prefix: str | None) -> set[str]:
+    """The paths of the leaves under the prefix, or of all if there are none."""
+    paths = {leaf.path for leaf, _ in leaves}
+    return paths if prefix is None else {path for path in paths if _under(path, _path(prefix))} or paths
+
+
+def _write(aside: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:
+    """The three files of a checkpoint, into an empty directory; the leaves of these paths must be finite."""
     described = tuple(leaf for leaf, _ in leaves)
     header = arrays_header(described)
     digest = hashlib.sha256(header)
-    nonfinite = [leaf.path for leaf in described if leaf.kind == "float" and not np.isfinite(leaf.value)]
+    bad = [leaf.path for leaf in described if leaf.kind == "float" and leaf.path in finite and not np.isfinite(leaf.value)]
     with new_file(aside / ARRAYS) as file:
         file.write(header)
         for leaf, value in leaves:
             if leaf.in_file:
                 data = codec.to_host(value)
-                nonfinite += [] if codec.is_finite(data) else [leaf.path]
+                bad += [leaf.path] if leaf.path in finite and not codec.is_finite(data) else []
                 _write_hashed(file, digest, data)
-    if nonfinite and not allow_nonfinite:
-        names = ", ".join(path or "the tree" for path in nonfinite)
+    if bad:
+        names = ", ".join(path or "the tree" for path in bad)
         raise CheckpointError(f"step {step}: NaN or infinity in {names}; nothing was saved (allow_nonfinite=True would)")
     size = len(header) + sum(leaf.nbytes for leaf in described)
     text = write_manifest(Manifest(FORMAT, library_version(), step, described, size, digest.hexdigest(), machine_shape(), meta))
@@ -300,6 +308,11 @@ def _refuse_differences(path: Path, saved: Sequence[Leaf], wanted: Sequence[tupl
     lines = codec.differences(found, wanted)
     if lines:
         raise CheckpointError(f"{path} does not hold what was asked for:\n  " + "\n  ".join(lines))
+
+
+def _path(prefix: str) -> str:
+    """A bare name is an attribute's."""
+    return prefix if not prefix or prefix[0] in ".[" else f".{prefix}"
 
 
 def _under(path: str, prefix: str) -> bool:

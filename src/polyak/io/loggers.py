@@ -99,7 +99,7 @@ def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool =
         run: the state goes into its `checkpoints/`.
         every: env steps.
         keep: how many checkpoints to keep.
-        allow_nonfinite: save a state that holds NaN or infinities.
+        allow_nonfinite: save an agent's state that holds NaN or infinities.
 
     Raises:
         RunError: the run was opened for reading.
@@ -129,6 +129,9 @@ def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3,
     `meta["progress"]` holds the counters; `meta["env"]` the host environment's snapshot, or None; `meta["resume"]` says in
     words whether going on will be bit-exact. Later checkpoints, from which this training did not come, are replaced.
 
+    NaN and infinities are refused in the agent's part. What the environment handed out may hold them: the agent takes none of
+    it into its parameters, and says itself when training cannot go on.
+
     Raises:
         CheckpointError: it cannot be saved.
         RunError: the run was opened for reading.
@@ -154,6 +157,7 @@ def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3,
         keep=keep,
         overwrite=True,
         allow_nonfinite=allow_nonfinite,
+        finite=".agent",
     )
 
 
