@@ -11,7 +11,8 @@ import pytest
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import Network
 from polyak.ops.distributions import for_space, parameter_shapes
-from polyak.parts.networks import ActorCritic, channels_first, is_image, mlp, nature_cnn, network_for
+from polyak.parts.modules import channels_first, is_image
+from polyak.parts.networks import ActorCritic, mlp, nature_cnn, network_for
 from tests.agents.rollouts import same_bits, sample
 
 KEY = jax.random.key(0)

@@ -30,6 +30,8 @@ def suits_numpy(network: Network, spec: EnvSpec, num_envs: int) -> bool:
     """The network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
     if not isinstance(network, ActorCritic) or network.activation not in ACTIVATIONS or spec.has_action_mask:
         return False
+    if network.std != "free" or network.squash_mean:
+        return False
     if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
         return False
     outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))

@@ -1,0 +1,273 @@
+"""The Flax modules that the built-in networks are made of: an observation's way in, dense layers, and the heads."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
+from polyak.core.types import PyTree
+
+Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": nnx.relu,
+    "elu": nnx.elu,
+    "gelu": nnx.gelu,
+    "silu": nnx.silu,
+}
+Std: TypeAlias = Literal["free", "state"]
+
+
+@runtime_checkable
+class Layers(Protocol):
+    """The settings that all built-in actor-critic networks have."""
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of the dense layers."""
+        ...
+
+    @property
+    def activation(self) -> Activation:
+        """After each of them."""
+        ...
+
+    @property
+    def shared_torso(self) -> bool:
+        """Actor and critic share all but the heads."""
+        ...
+
+    @property
+    def log_std(self) -> float:
+        """Initial logarithm of the standard deviation of Box actions."""
+        ...
+
+    @property
+    def orthogonal(self) -> bool:
+        """Orthogonal dense weights with gain √2, 0.01 in the policy's head, 1 in the value's; else LeCun normal."""
+        ...
+
+    @property
+    def std(self) -> Std:
+        """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head."""
+        ...
+
+    @property
+    def squash_mean(self) -> bool:
+        """The mean of Box actions goes through tanh into the bounds that the agent's actions have."""
+        ...
+
+
+def check_layers(settings: Layers) -> None:
+    """Refuse settings that no network can be built from, by name; widths become a tuple."""
+    if not isinstance(settings.hidden, Iterable) or isinstance(settings.hidden, str):
+        raise TypeError(f"network: hidden must be widths such as (64, 64), got {settings.hidden!r}")
+    object.__setattr__(settings, "hidden", tuple(settings.hidden))
+    for width in settings.hidden:
+        check_integer("network", "hidden", width)
+    check_choice("network", "activation", settings.activation, tuple(ACTIVATIONS))
+    check_number("network", "log_std", settings.log_std)
+    check_choice("network", "std", settings.std, ("free", "state"))
+    for name in ("shared_torso", "orthogonal", "squash_mean"):
+        check_choice("network", name, getattr(settings, name), (True, False))
+
+
+def is_image(space: Space) -> bool:
+    """A uint8 Box of three axes, large enough for the convolutions (36 pixels a side)."""
+    if not (isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3):
+        return False
+    height, width = space.shape[1:] if channels_first(space.shape) else space.shape[:2]
+    return min(height, width) >= 36
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """CHW rather than HWC: the channels are the shorter of the first and the last axis; a tie is HWC."""
+    return shape[0] < shape[-1]
+
+
+class Dense(nnx.Module):
+    """Linear layers with an activation after each."""
+
+    def __init__(self, inputs: int, settings: Layers, rngs: nnx.Rngs) -> None:
+        init = nnx.initializers.orthogonal(np.sqrt(2.0)) if settings.orthogonal else nnx.initializers.lecun_normal()
+        widths = (inputs, *settings.hidden)
+        self.layers = nnx.List([nnx.Linear(a, b, kernel_init=init, rngs=rngs) for a, b in itertools.pairwise(widths)])
+        self.activation = ACTIVATIONS[settings.activation]
+
+    def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B features"]:
+        """The last layer's output."""
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+class Convolutions(nnx.Module):
+    """The three convolutions of Mnih et al. 2015 on one image."""
+
+    def __init__(self, shape: tuple[int, ...], rngs: nnx.Rngs) -> None:
+        self.channels_first = channels_first(shape)
+        channels = shape[0] if self.channels_first else shape[-1]
+        init = nnx.initializers.orthogonal(np.sqrt(2.0))
+        plan = ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+        self.layers = nnx.List(
+            [nnx.Conv(i, o, (k, k), strides=(s, s), padding="VALID", kernel_init=init, rngs=rngs) for i, o, k, s in plan]
+        )
+
+    def __call__(self, x: Array) -> Float[Array, "B features"]:
+        """The features of each image."""
+        x = x.astype(jnp.float32) / 255.0
+        if self.channels_first:
+            x = jnp.moveaxis(x, -3, -1)
+        for layer in self.layers:
+            x = nnx.relu(layer(x))
+        return x.reshape(x.shape[0], -1)
+
+
+class Encoder(nnx.Module):
+    """An observation of any space as one vector: images through convolutions, integers one-hot, all concatenated."""
+
+    def __init__(self, space: Space, rngs: nnx.Rngs) -> None:
+        self.space = space
+        self.images = nnx.Dict(
+            {_name(path): Convolutions(leaf.shape, rngs) for path, leaf in leaf_spaces(space) if is_image(leaf)}
+        )
+
+    def __call__(self, obs: PyTree) -> Float[Array, "B features"]:
+        """The vector of each observation."""
+        vectors = jax.tree.leaves(map_space(_flat, self.space, obs))
+        paths = [path for path, _ in leaf_spaces(self.space)]
+        parts = [
+            self.images[_name(path)](x) if _name(path) in self.images else x for path, x in zip(paths, vectors, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+
+class Torso(nnx.Module):
+    """Encoder and dense layers."""
+
+    def __init__(self, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.encoder = Encoder(spec.obs, rngs)
+        example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
+        inputs = nnx.eval_shape(self.encoder, example).shape[-1]
+        self.dense = Dense(inputs, settings, rngs)
+        self.features = settings.hidden[-1] if settings.hidden else inputs
+
+    def __call__(self, obs: PyTree) -> Float[Array, "B features"]:
+        """The features of each observation."""
+        return self.dense(self.encoder(obs))
+
+
+class ValueHead(nnx.Linear):
+    """One linear layer to one number."""
+
+    def __init__(self, features: int, settings: Layers, rngs: nnx.Rngs) -> None:
+        super().__init__(features, 1, kernel_init=_head_init(settings, 1.0), rngs=rngs)
+
+
+class PolicyHead(nnx.Module):
+    """One linear layer for all parts of the action, and the logarithm of the standard deviation for Box parts.
+
+    The deviation that depends on the state starts at the same number in every state: its kernel starts at 0.
+    """
+
+    def __init__(self, features: int, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.spec = spec
+        self.squash_mean = settings.squash_mean
+        boxes = [(path, leaf) for path, leaf in leaf_spaces(spec.action) if isinstance(leaf, Box)]
+        for path, leaf in boxes:
+            if settings.squash_mean and not leaf.bounded:
+                raise ValueError(f"network: squash_mean needs finite bounds, got {leaf} at action {path!r}")
+        outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
+        self.linear = nnx.Linear(features, outputs, kernel_init=_head_init(settings, 0.01), rngs=rngs)
+        free = boxes if settings.std == "free" else []
+        self.log_std = nnx.Dict({_name(path): nnx.Param(jnp.full(leaf.shape, settings.log_std)) for path, leaf in free})
+        self.scales = nnx.Dict(
+            {
+                _name(path): nnx.Linear(
+                    features,
+                    _outputs(leaf),
+                    kernel_init=nnx.initializers.zeros,
+                    bias_init=nnx.initializers.constant(settings.log_std),
+                    rngs=rngs,
+                )
+                for path, leaf in boxes
+                if settings.std == "state"
+            }
+        )
+
+    def __call__(self, hidden: Float[Array, "B features"]) -> PyTree:
+        """In the tree of `ops.distributions.parameter_shapes`."""
+        widths = [_outputs(leaf) for _, leaf in leaf_spaces(self.spec.action)]
+        columns = iter(jnp.split(self.linear(hidden), np.cumsum(widths)[:-1], axis=-1))
+        paths = iter([path for path, _ in leaf_spaces(self.spec.action)])
+
+        def leaf_params(space: Leaf) -> PyTree:
+            column, path = next(columns), next(paths)
+            match space:
+                case Box():
+                    loc = column.reshape(*column.shape[:-1], *space.shape)
+                    return {"loc": self._mean(loc, space), "log_scale": self._log_scale(hidden, path, loc.shape)}
+                case MultiBinary():
+                    return column.reshape(*column.shape[:-1], *space.shape)
+                case _:
+                    return column
+
+        return map_space(leaf_params, self.spec.action)
+
+    def _log_scale(self, hidden: Array, path: str, shape: tuple[int, ...]) -> Array:
+        name = _name(path)
+        if name in self.scales:
+            return self.scales[name](hidden).reshape(shape)
+        return jnp.broadcast_to(self.log_std[name][...], shape)
+
+    def _mean(self, loc: Array, space: Box) -> Array:
+        """Squashed, mid + half_range · tanh(loc) with the bounds of the agent's actions."""
+        if not self.squash_mean:
+            return loc
+        if self.spec.action_scaling == "rescale":
+            return jnp.tanh(loc)
+        # Halves first: the range of a wide box overflows.
+        low, high = space.low.astype(np.float32) / 2, space.high.astype(np.float32) / 2
+        middle, half_range = (jnp.asarray(x.reshape(1, *space.shape)) for x in (high + low, high - low))
+        return middle + half_range * jnp.tanh(loc)
+
+
+def _outputs(space: Leaf) -> int:
+    """How many numbers the linear layer gives for one part of the action."""
+    match space:
+        case Discrete():
+            return space.n
+        case MultiDiscrete():
+            return sum(space.nvec)
+        case _:
+            return int(np.prod(space.shape))
+
+
+def _head_init(settings: Layers, gain: float) -> nnx.Initializer:
+    return nnx.initializers.orthogonal(gain) if settings.orthogonal else nnx.initializers.lecun_normal()
+
+
+def _flat(space: Leaf, x: Array) -> Array:
+    """`[B, n]` float32 of one part of the observation; an image stays as it is for its convolutions."""
+    if is_image(space):
+        return x
+    match space:
+        case Discrete():
+            return jax.nn.one_hot(x, space.n)
+        case MultiDiscrete():
+            return jnp.concatenate([jax.nn.one_hot(x[..., i], n) for i, n in enumerate(space.nvec)], axis=-1)
+        case Box() if space.dtype == np.uint8:
+            return x.astype(jnp.float32).reshape(x.shape[0], -1) / 255.0
+        case _:
+            return x.astype(jnp.float32).reshape(x.shape[0], -1)
+
+
+def _name(path: str) -> str:
+    return path or "all"
