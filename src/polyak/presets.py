@@ -58,7 +58,7 @@ def _acrobot(env_steps: int) -> Mapping[str, Any]:
         "num_minibatches": 64,
         "gae_lambda": 0.94,
         "normalize_obs": True,
-        "normalize_reward": True,
+        "normalize_reward": "return",
     }
 
 
@@ -69,7 +69,7 @@ def _mountain_car(env_steps: int) -> Mapping[str, Any]:
         "num_minibatches": 4,
         "gae_lambda": 0.98,
         "normalize_obs": True,
-        "normalize_reward": True,
+        "normalize_reward": "return",
     }
 
 
@@ -98,7 +98,7 @@ def _half_cheetah(env_steps: int) -> Mapping[str, Any]:
         "vf_coef": 0.58,
         "max_grad_norm": 0.8,
         "normalize_obs": True,
-        "normalize_reward": True,
+        "normalize_reward": "return",
     }
 
 
@@ -109,7 +109,7 @@ def _mujoco(env_steps: int) -> Mapping[str, Any]:
         "num_minibatches": 32,
         "learning_rate": Linear(3e-4, env_steps=env_steps),
         "normalize_obs": True,
-        "normalize_reward": True,
+        "normalize_reward": "return",
     }
 
 

@@ -22,7 +22,7 @@ AGENT = PPO(
     num_minibatches=4,
     learning_rate=1e-2,
     normalize_obs=True,
-    normalize_reward=True,
+    normalize_reward="return",
     target_kl=1e6,
 )
 KEY = jax.random.key(1)
@@ -66,8 +66,8 @@ def test_a_bad_number_on_one_device_is_refused_on_all(split):
     bad.time_steps.reward[t + 1, env] = np.nan
     after, metrics = split(AGENT, state, on_device(bad), KEY)
     assert metrics["train/skipped_steps"] == 8 and metrics["train/first_bad"] == 2
-    untouched = (state.variables, state.optimizer, state.normalizer, state.return_stats)
-    assert same_bits((after.variables, after.optimizer, after.normalizer, after.return_stats), untouched)
+    untouched = (state.variables, state.optimizer, state.normalizer, state.rewards)
+    assert same_bits((after.variables, after.optimizer, after.normalizer, after.rewards), untouched)
 
 
 def test_minibatches_that_do_not_divide_a_devices_rows_are_refused():

@@ -33,9 +33,25 @@ WRONG = {
     "max_grad_norm": [0.0, -1.0, NAN, INF],
     "target_kl": [0.0, -1.0, NAN, "0.1"],
     "adam_eps": [0.0, -1e-5, NAN, None],
-    "normalize_advantage": [1, "yes", None],
+    "normalize_advantage": [True, "yes", 0],
     "normalize_obs": [0, "no"],
-    "normalize_reward": [1.0, None],
+    "normalize_reward": [True, "rewards"],
+    "advantages": ["td", None],
+    "value_targets": ["gae", None],
+    "values_when": ["later", None],
+    "recompute_values": [1, None],
+    "clip_log_prob": [0.0, -1.0, NAN, "1"],
+    "kl_beta": [0.0, -1.0, NAN, INF, "1"],
+    "kl_target": [0.0, -0.1, NAN],
+    "kl_tolerance": [-0.1, 1.5, NAN, None],
+    "kl_cutoff_coef": [0.0, -1.0, NAN],
+    "kl_cutoff_factor": [0.0, -1.0, NAN],
+    "l2_policy": [-0.1, NAN, "0"],
+    "l2_value": [-0.1, NAN],
+    "l2_shared": [-0.1, NAN],
+    "clip_obs": [0.0, -1.0, NAN, None],
+    "clip_reward": [0.0, -1.0, NAN, None],
+    "squash": [1, None],
     "network": ["mlp", 3, mlp],
     "spec": [None, "CartPole-v1", SPEC.obs],
 }
@@ -57,7 +73,7 @@ def test_every_field_has_wrong_values_here():
 
 
 @pytest.mark.parametrize(
-    ("misspelt", "field"), [("gama", "gamma"), ("learningrate", "learning_rate"), ("clip_eps", "clip_range"), ("lr", None)]
+    ("misspelt", "field"), [("gama", "gamma"), ("learningrate", "learning_rate"), ("clip_rnge", "clip_range"), ("lr", None)]
 )
 def test_F1_a_misspelt_field_suggests_the_right_one(misspelt, field):
     with pytest.raises(TypeError, match=f"PPO: unknown field '{misspelt}'") as caught:
@@ -78,6 +94,7 @@ def test_the_ends_of_the_ranges_are_allowed(settings):
 
 def test_float_fields_are_leaves_and_the_rest_is_structure():
     floats = {"learning_rate", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps"}
+    floats |= {"kl_tolerance", "clip_reward"}
     leaves = {jax.tree_util.keystr(path).strip(".") for path, _ in jax.tree_util.tree_leaves_with_path(PPO(SPEC))}
     assert leaves == floats
     fields = inspect.signature(PPO).parameters

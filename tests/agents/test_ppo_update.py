@@ -25,7 +25,7 @@ KEY = jax.random.key(3)
 IDLE = 1e6
 
 update = jax.jit(lambda agent, state, data, key: agent.update(state, data, key))
-rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, None))
+rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, None, None))
 
 
 def make(spec=SPEC, **settings):
@@ -41,7 +41,7 @@ def make(spec=SPEC, **settings):
         "max_grad_norm": IDLE,
         "target_kl": IDLE,
         "normalize_obs": True,
-        "normalize_reward": True,
+        "normalize_reward": "return",
     }
     return PPO(spec, **(defaults | settings))
 
@@ -64,7 +64,7 @@ def noise(spec=SPEC, seed=0, **options):
 
 def learned(state):
     """What no bad number may touch."""
-    return state.variables, state.optimizer, state.normalizer, state.return_stats
+    return state.variables, state.optimizer, state.normalizer, state.rewards
 
 
 def oracle_of(agent, state):
@@ -106,8 +106,8 @@ def carry_after(policy, data):
     return jax.lax.scan(step, data.carry, steps)[0]
 
 
-OFF = {"clip_range_vf": None, "max_grad_norm": None, "target_kl": None} | dict.fromkeys(
-    ("normalize_advantage", "normalize_obs", "normalize_reward"), False
+OFF = {"normalize_obs": False} | dict.fromkeys(
+    ("clip_range_vf", "max_grad_norm", "target_kl", "normalize_advantage", "normalize_reward")
 )
 CASES = {
     "nothing limits": {},
@@ -146,7 +146,7 @@ def test_A15_an_update_is_the_oracles(settings):
     state, oracle = check_against_oracle(make(**settings), ends=0.15)
     if state.normalizer is not None:
         np.testing.assert_allclose(state.normalizer.stats.mean, oracle.obs_stats.mean, atol=1e-5)
-        np.testing.assert_allclose(state.return_stats.stddev(), oracle.return_stats.deviation, rtol=1e-5)
+        np.testing.assert_allclose(state.rewards.stats.stddev(), oracle.return_stats.deviation, rtol=1e-5)
     assert any(oracle.kept) and (settings.get("target_kl") != 3e-4 or not all(oracle.kept))
 
 
@@ -240,7 +240,7 @@ def test_A4_equal_advantages_do_not_move_the_policy_but_value_and_entropy_train(
 
 
 def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final_obs():
-    agent = make(normalize_obs=False, normalize_reward=False)
+    agent = make(normalize_obs=False, normalize_reward=None)
     state = fresh(agent)
     data = dataclasses.replace(noise(ends=0.0), carry=())
     env, end = 2, 5

@@ -22,7 +22,7 @@ AGENT = PPO(
     num_minibatches=2,
     learning_rate=1e-2,
     normalize_obs=True,
-    normalize_reward=True,
+    normalize_reward="return",
     # A leaf that is an array: it must survive a loop that donates.
     gamma=jnp.float32(0.99),
 )

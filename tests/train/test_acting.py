@@ -59,10 +59,10 @@ def agent_for(action, **settings):
     ("action", "settings", "exact"),
     [
         *((action, {}, False) for action in ACTIONS),
-        *((action, {"normalize_obs": True, "normalize_reward": True}, False) for action in ("discrete", "box")),
+        *((action, {"normalize_obs": True, "normalize_reward": "return"}, False) for action in ("discrete", "box")),
         ("discrete", {"network": mlp((16,), "relu")}, False),
         ("discrete", {}, True),
-        ("box", {"normalize_obs": True, "normalize_reward": True}, True),
+        ("box", {"normalize_obs": True, "normalize_reward": "return"}, True),
     ],
 )
 def test_both_ways_give_the_policys_actions_and_carry(action, settings, exact):
@@ -127,7 +127,7 @@ def test_a_nan_observation_still_gives_an_action_of_the_space():
     ("agent", "sees"),
     [
         (agent_for(ACTIONS["box"]), ("obs",)),
-        (agent_for(ACTIONS["box"], normalize_reward=True), ("obs", "reward", "first")),
+        (agent_for(ACTIONS["box"], normalize_reward="return"), ("obs", "reward", "first")),
         (PPO(EnvSpec(OBS, Discrete(2), has_action_mask=True), num_steps=NUM_STEPS, num_minibatches=1), ("obs", "action_mask")),
     ],
     ids=["plain", "rewards", "mask"],

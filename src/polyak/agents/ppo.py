@@ -1,34 +1,38 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347): the clipped objective, with GAE."""
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347): clipped, or penalised by the KL divergence."""
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.spaces import EnvSpec
-from polyak.core.struct import static, struct
+from polyak.core.spaces import Box, EnvSpec, leaf_spaces
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.ops import losses
-from polyak.ops.devices import any_over_devices, sum_over_devices
-from polyak.ops.distributions import for_space
-from polyak.ops.guard import Guard, all_finite
-from polyak.ops.normalize import RunningStats
-from polyak.ops.returns import gae
+from polyak.ops.devices import sum_over_devices
+from polyak.ops.guard import Guard
+from polyak.ops.kl_penalty import adapted_beta
+from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
-from polyak.parts.minibatches import accumulate_gradient, check_divides, map_rows, shuffled_minibatches
+from polyak.parts import epochs
+from polyak.parts import rows as rows_of
+from polyak.parts.minibatches import check_divides
 from polyak.parts.networks import check_actor_critic, network_for
-from polyak.parts.normalizer import ObsNormalizer
-from polyak.parts.optimizer import Adam, global_norm
-from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy, discounted_so_far
+from polyak.parts.normalizer import ObsNormalizer, RewardScaler
+from polyak.parts.optimizer import Adam
+from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.parts.regularization import check_kernels, l2_coefficients
+from polyak.parts.rows import ActorCriticModel, Rows, collected, counted, hidden, not_finite, row_weights
+from polyak.parts.surrogate import Surrogate
+
+OVER = ("minibatch", "batch", None)
 
 # What can be not finite, in the order in which one causes the next.
-QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient")
+QUANTITIES = (*rows_of.QUANTITIES, *epochs.QUANTITIES)
 
 
 @struct
@@ -39,7 +43,8 @@ class PPOState:
         variables: the network's.
         optimizer: Adam's moments.
         normalizer: statistics of the observations, or None.
-        return_stats: statistics of the discounted return, by whose deviation rewards are divided, or None.
+        rewards: statistics by whose deviation rewards are divided, or None.
+        kl_beta: β of the KL penalty, or None.
         env_steps: valid transitions learned from; what schedules follow.
         updates: rollouts learned from.
         guard: counts of refused steps.
@@ -48,63 +53,64 @@ class PPOState:
     variables: Variables
     optimizer: PyTree
     normalizer: ObsNormalizer | None
-    return_stats: RunningStats | None
+    rewards: RewardScaler | None
+    kl_beta: Float[Array, ""] | None
     env_steps: UInt32[Array, ""]
     updates: UInt32[Array, ""]
     guard: Guard
 
 
 @struct
-class Rows:
-    """A rollout as the loss sees it: `T * B` rows, with what stays fixed while the epochs run.
-
-    Attributes:
-        weight: 1 for a transition, 0 for a row that only reset the environment.
-    """
-
-    obs: PyTree
-    action: PyTree
-    action_mask: PyTree
-    log_prob: Float[Array, " N"]
-    value: Float[Array, " N"]
-    advantage: Float[Array, " N"]
-    value_target: Float[Array, " N"]
-    weight: Float[Array, " N"]
-
-
-@struct
 class PPO:
-    """Clipped PPO with GAE, for Discrete, MultiDiscrete, MultiBinary and Box actions and trees of them.
+    """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions and trees of them, with and without memory.
 
-        L(θ) = E[ -min(r A, clip(r, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ],    r = π_θ(a|s) / π_old(a|s)
+        L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ] + β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
 
-    Expectations are over valid transitions. Old log-probabilities and values are computed from the collected observations
-    in one pass before the first epoch: the same network on the same numbers, and cheaper than keeping them while acting.
+    with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. Expectations are over valid transitions. Old distributions and
+    values come from one pass before the first epoch: the same network on the same numbers as in acting, and cheaper.
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
         network: answers `(action_params, value)`; None takes `network_for(spec)`. It is never put into training mode: dropout
-            stays off, and statistics stay as they were initialised.
+            stays off, and statistics stay as they were initialised. One with a memory (`lstm`, `gru`) learns from whole
+            sequences: minibatches are made of environments then, not of single steps.
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over a rollout.
-        num_minibatches: parts of a rollout per epoch; must divide `num_steps * num_envs`.
+        num_minibatches: parts of a rollout per epoch; must divide `num_steps * num_envs`, or with a memory `num_envs`.
         learning_rate: Adam's, a number or `Linear`.
         gamma: discount per step.
         gae_lambda: trace decay of GAE.
-        clip_range: ε, a number or `Linear`.
+        advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
+        value_targets: what the value learns: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
+        values_when: old values and distributions are computed in the `"update"`, or were kept since `"collect"`ing.
+        recompute_values: advantages and value targets are computed anew before each epoch.
+        clip_range: largest change of the probability ratio, a number or `Linear`; None leaves it free.
         clip_range_vf: the value moves at most so far from its old one; None leaves it free.
-        ent_coef: c_e.
-        vf_coef: c_v.
-        max_grad_norm: global norm that gradients are clipped to; None leaves them.
+        clip_log_prob: log-probabilities that learn are kept within ± this; None leaves them.
+        ent_coef: coefficient of the entropy bonus.
+        vf_coef: coefficient of the value loss.
+        kl_beta: first coefficient of the KL penalty, adapted after each update; None for no penalty.
+        kl_target: the KL divergence that an update should have, in nats.
+        kl_tolerance: the penalty's coefficient changes where the divergence is farther from the target than this share.
+        kl_cutoff_coef: coefficient of the squared KL divergence beyond the cutoff; None for no such penalty.
+        kl_cutoff_factor: the cutoff, in multiples of `kl_target`.
         target_kl: an update ends once the approximate KL divergence of a minibatch exceeds 1.5 times this; None never.
-        normalize_advantage: advantages of a minibatch get mean 0 and deviation 1, over its valid entries.
-        normalize_obs: float observations are normalised by their running mean and deviation, clipped to ±10.
-        normalize_reward: rewards are divided by the running deviation of the discounted return, clipped to ±10.
-        adam_eps: Adam's ε.
+        l2_policy: coefficient of the squared kernels that only the policy is computed from; None for none.
+        l2_value: likewise of the value.
+        l2_shared: likewise of both.
+        max_grad_norm: global norm that gradients are clipped to; None leaves them.
+        normalize_advantage: advantages get mean 0 and deviation 1 over the valid entries of a `"minibatch"`, of the `"batch"`
+            (the rollout), or not (None).
+        normalize_obs: float observations are normalised by their running mean and deviation.
+        clip_obs: normalised observations are kept within ± this.
+        normalize_reward: rewards are divided by the running deviation of the discounted `"return"`, of the `"reward"`, or not.
+        clip_reward: normalised rewards are kept within ± this.
+        squash: Box actions are drawn from a normal distribution through tanh; the spec must rescale actions to their bounds.
+        adam_eps: added to the root of Adam's second moment.
         max_bad_steps: updates in a row without one good gradient step after which training stops with an error.
 
     Raises:
-        TypeError, ValueError: a setting out of its range, by name.
+        TypeError, ValueError: a setting out of its range, or without another that it needs, by name.
 
     >>> from polyak.core.spaces import Box, Discrete
     >>> agent = PPO(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
@@ -113,44 +119,63 @@ class PPO:
 
     spec: EnvSpec = static()
     network: Network | None = static(default=None)
-    num_steps: int = static(default=256)
-    num_epochs: int = static(default=10)
-    num_minibatches: int = static(default=32)
-    learning_rate: Schedule = 3e-4
-    gamma: Scalar = 0.99
-    gae_lambda: Scalar = 0.95
-    clip_range: Schedule = 0.2
-    clip_range_vf: Scalar | None = None
-    ent_coef: Scalar = 0.0
-    vf_coef: Scalar = 0.5
-    max_grad_norm: Scalar | None = 0.5
-    target_kl: Scalar | None = None
-    normalize_advantage: bool = static(default=True)
-    normalize_obs: bool = static(default=False)
-    normalize_reward: bool = static(default=False)
-    adam_eps: Scalar = 1e-5
-    max_bad_steps: int = static(default=10)
+    num_steps: int = integer(default=256)
+    num_epochs: int = integer(default=10)
+    num_minibatches: int = integer(default=32)
+    learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    gae_lambda: Scalar = number(default=0.95, at_least=0, at_most=1)
+    advantages: Literal["gae", "monte_carlo"] = choice(default="gae", choices=("gae", "monte_carlo"))
+    value_targets: Literal["td_lambda", "monte_carlo"] = choice(default="td_lambda", choices=("td_lambda", "monte_carlo"))
+    values_when: Literal["update", "collect"] = choice(default="update", choices=("update", "collect"))
+    recompute_values: bool = choice(default=False, choices=(True, False))
+    clip_range: Schedule | None = setting(default=0.2, check=partial(check_schedule, optional=True))
+    clip_range_vf: Scalar | None = number(default=None, above=0, optional=True)
+    clip_log_prob: Scalar | None = number(default=None, above=0, optional=True)
+    ent_coef: Scalar = number(default=0.0, at_least=0)
+    vf_coef: Scalar = number(default=0.5, at_least=0)
+    kl_beta: Scalar | None = number(default=None, above=0, optional=True)
+    kl_target: Scalar | None = number(default=None, above=0, optional=True)
+    kl_tolerance: Scalar = number(default=0.5, at_least=0, at_most=1)
+    kl_cutoff_coef: Scalar | None = number(default=None, above=0, optional=True)
+    kl_cutoff_factor: Scalar | None = number(default=None, above=0, optional=True)
+    target_kl: Scalar | None = number(default=None, above=0, optional=True)
+    l2_policy: Scalar | None = number(default=None, at_least=0, optional=True)
+    l2_value: Scalar | None = number(default=None, at_least=0, optional=True)
+    l2_shared: Scalar | None = number(default=None, at_least=0, optional=True)
+    max_grad_norm: Scalar | None = number(default=0.5, above=0, optional=True)
+    normalize_advantage: Literal["minibatch", "batch"] | None = choice(
+        default="minibatch", choices=("minibatch", "batch", None)
+    )
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float = number(default=10.0, above=0, static=True)
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    clip_reward: Scalar = number(default=10.0, above=0)
+    squash: bool = choice(default=False, choices=(True, False))
+    adam_eps: Scalar = number(default=1e-5, above=0)
+    max_bad_steps: int = integer(default=10)
 
     def __post_init__(self) -> None:
         if not isinstance(self.spec, EnvSpec):
             raise TypeError(f"PPO: spec must be an EnvSpec such as env.spec, got {self.spec!r}")
-        for name in ("num_steps", "num_epochs", "num_minibatches", "max_bad_steps"):
-            check_integer("PPO", name, getattr(self, name))
-        for name in ("normalize_advantage", "normalize_obs", "normalize_reward"):
-            check_choice("PPO", name, getattr(self, name), (True, False))
-        for name in ("gamma", "gae_lambda"):
-            check_number("PPO", name, getattr(self, name), at_least=0, at_most=1)
-        for name in ("ent_coef", "vf_coef"):
-            check_number("PPO", name, getattr(self, name), at_least=0)
-        check_number("PPO", "adam_eps", self.adam_eps, above=0)
-        for name in ("clip_range_vf", "max_grad_norm", "target_kl"):
-            check_number("PPO", name, getattr(self, name), above=0, optional=True)
-        for name in ("learning_rate", "clip_range"):
-            check_schedule("PPO", name, getattr(self, name))
         if self.network is None:
             object.__setattr__(self, "network", network_for(self.spec))
         elif not isinstance(self.network, Network):
             raise TypeError(f"PPO: network must have init and apply, such as mlp(), got {self.network!r}")
+        check_settings(self)
+        for name, needed in (
+            ("kl_beta", "kl_target"),
+            ("kl_cutoff_coef", "kl_cutoff_factor"),
+            ("kl_cutoff_coef", "kl_target"),
+        ):
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise ValueError(f"PPO: {name}={getattr(self, name)} needs {needed}, which must be a number above 0; got None")
+        boxes = [leaf for _, leaf in leaf_spaces(self.spec.obs) if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
+        if self.normalize_obs and not boxes:
+            raise ValueError(f"PPO: normalize_obs must be False where no observation is a Box of floats, got {self.spec.obs}")
+        if self.squash and self.spec.action_scaling != "rescale":
+            raise ValueError("PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
+        check_kernels("PPO", self._network, self.spec, self._l2)
 
     def init(self, key: PRNGKeyArray) -> PPOState:
         """A fresh state."""
@@ -160,8 +185,9 @@ class PPO:
         return PPOState(
             variables=variables,
             optimizer=self._adam.init(params),
-            normalizer=ObsNormalizer.fresh(self.spec.obs) if self.normalize_obs else None,
-            return_stats=RunningStats.init(()) if self.normalize_reward else None,
+            normalizer=ObsNormalizer.fresh(self.spec.obs, self.clip_obs) if self.normalize_obs else None,
+            rewards=None if self.normalize_reward is None else RewardScaler.fresh(self.normalize_reward),
+            kl_beta=None if self.kl_beta is None else jnp.asarray(self.kl_beta, jnp.float32),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
             guard=Guard.fresh(),
@@ -171,81 +197,87 @@ class PPO:
         """Refuse a number of environments (on each device) that rollouts cannot be split into minibatches with.
 
         Raises:
-            ValueError: `num_minibatches` does not divide `num_steps * num_envs`.
+            ValueError: `num_minibatches` does not divide `num_steps * num_envs`, or `num_envs` where the network has a memory.
         """
-        check_divides(self.num_steps, num_envs, self.num_minibatches)
+        check_divides(1 if self._model.remembers else self.num_steps, num_envs, self.num_minibatches)
 
     def policy(self, state: PPOState) -> Greedy:
         """The most probable action."""
-        return Greedy(NetworkPolicy(state.variables, state.normalizer, self._network, self.spec))
+        return Greedy(self._network_policy(state))
 
     def collect_policy(self, state: PPOState) -> NetworkPolicy | DiscountedReturn:
         """A sample from the policy."""
-        policy = NetworkPolicy(state.variables, state.normalizer, self._network, self.spec)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward else policy
+        policy = self._network_policy(state, keeps=self.values_when == "collect")
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(
-        self, state: PPOState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+        self,
+        state: PPOState,
+        rollout: Rollout,
+        key: PRNGKeyArray,
+        *,
+        weights: Float[Array, "T B"] | Float[Array, " B"] | None = None,
+        axis_name: str | None = None,
     ) -> tuple[PPOState, Metrics]:
-        """Several epochs of clipped gradient steps on one rollout, then the statistics.
+        """Several epochs of gradient steps on one rollout; then the statistics and the penalty's coefficient move.
 
         Args:
             state: donate it; nothing of it is needed afterwards.
-            rollout: `[T, B]` transitions collected with `collect_policy(state)`.
+            rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
             key: decides the minibatches.
+            weights: how much transitions, or environments, count in the loss; one of 0 or less, or NaN, does not.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
-            ValueError: `T * B` rows cannot be split into `num_minibatches` (while tracing).
+            ValueError: the rows cannot be split into `num_minibatches`, or weights have another shape (while tracing).
         """
         num_steps, num_envs = rollout.valid.shape
+        obs, carry = self._seen(state, rollout)
+        rows, data_bad = self._rows(state, rollout, weights, axis_name)
+
+        def rows_at(variables: Variables) -> Rows:
+            if not self.recompute_values:
+                return rows
+            _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry)
+            return rows.with_advantages(*self._advantages(state, value, rollout))
+
         params, unravel = ravel_pytree(state.variables.params)
+        clip_range = None if self.clip_range is None else value_at(self.clip_range, state.env_steps)
+        punished = l2_coefficients(self._network, state.variables, self.spec, self._l2)
+        objective = Surrogate(
+            self, self._model, state.variables, unravel, rows_at, clip_range, state.kl_beta, punished, axis_name
+        )
         learning_rate = value_at(self.learning_rate, state.env_steps)
-        clip_range = value_at(self.clip_range, state.env_steps)
-        rows, data_bad = self._rows(state, rollout, axis_name)
+        params, optimizer, taken = epochs.gradient_epochs(
+            objective,
+            params,
+            state.optimizer,
+            jax.random.split(key, self.num_epochs),
+            adam=self._adam,
+            learning_rate=learning_rate,
+            usable=~jnp.any(data_bad),
+            shape=(1 if rows.sequences else num_steps, num_envs),
+            num_minibatches=self.num_minibatches,
+            normalize_advantage=self.normalize_advantage,
+            axis_name=axis_name,
+        )
 
-        def step(carry: PyTree, minibatch: PyTree) -> tuple[PyTree, PyTree]:
-            index, centre, scale, total = minibatch
-            params, optimizer, stopped = carry
-
-            def loss(params: Float[Array, " n"], index: Int32[Array, " m"]) -> tuple[Float[Array, ""], Metrics]:
-                part = jax.tree.map(lambda x: x[index], rows)
-                part = dataclasses.replace(part, advantage=(part.advantage - centre) * scale)
-                variables = dataclasses.replace(state.variables, params=unravel(params))
-                return self._loss(variables, part, total, clip_range)
-
-            gradient, terms = accumulate_gradient(loss, params, index, axis_name)
-            terms["grad_norm"] = global_norm(gradient)
-            bad = ~jnp.stack([jnp.isfinite(terms["loss"]), self._adam.accepts(terms["grad_norm"])])
-            if self.target_kl is not None:
-                stopped = stopped | (terms["approx_kl"] > 1.5 * self.target_kl)
-            # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.
-            keep = ~jnp.any(bad) & ~stopped & ~jnp.any(data_bad) & (total > 0)
-            params, optimizer = self._adam.step(params, optimizer, gradient, learning_rate, keep)
-            refused = ~keep & ~stopped
-            return (params, optimizer, stopped), (terms, bad, keep, refused)
-
-        def epoch(carry: PyTree, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
-            index = shuffled_minibatches(key, num_steps, num_envs, self.num_minibatches, axis_name)
-            return jax.lax.scan(step, carry, (index, *self._advantage_scaling(rows, index, axis_name)))
-
-        start = (params, state.optimizer, jnp.array(False))
-        keys = jax.random.split(key, self.num_epochs)
-        (params, optimizer, _), (terms, terms_bad, kept, refused) = jax.lax.scan(epoch, start, keys)
-
-        skipped, taken = (flags.sum(dtype=jnp.uint32) for flags in (refused, kept))
-        normalizer, return_stats = self._statistics(state, rollout, ~jnp.any(data_bad), axis_name)
+        kl = objective.kl_of_all(params, rows)
+        refused, steps = (flags.sum(dtype=jnp.uint32) for flags in (taken.refused, taken.refused | taken.kept))
+        usable = (rollout.valid & ~jnp.any(data_bad)).astype(jnp.float32)
         state = PPOState(
-            variables=dataclasses.replace(state.variables, params=unravel(params)),
+            variables=objective.variables(params),
             optimizer=optimizer,
-            normalizer=normalizer,
-            return_stats=return_stats,
+            # The statistics move last, so that all epochs saw the numbers that the policy acted on.
+            normalizer=None if state.normalizer is None else state.normalizer.update(rollout.obs, usable, axis_name),
+            rewards=None if state.rewards is None else state.rewards.update(rollout, usable, self.gamma, axis_name),
+            kl_beta=None if state.kl_beta is None else self._adapted(state.kl_beta, kl),
             env_steps=counted_on(state.env_steps, sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
             updates=counted_on(state.updates, jnp.uint32(1)),
-            guard=state.guard.after_update(skipped, skipped + taken, jnp.concatenate([data_bad, terms_bad.any((0, 1))])),
+            guard=state.guard.after_update(refused, steps, jnp.concatenate([data_bad, taken.bad.any((0, 1))])),
         )
-        metrics = self._metrics(state, rows, terms, kept, axis_name)
-        return state, metrics | {"train/learning_rate": learning_rate, "train/clip_range": clip_range}
+        metrics = self._metrics(state, rows, taken, axis_name) | {"train/kl": kl, "train/learning_rate": learning_rate}
+        return state, metrics if clip_range is None else metrics | {"train/clip_range": clip_range}
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
         """Names the first bad quantity once `max_bad_steps` updates in a row learned nothing."""
@@ -258,142 +290,73 @@ class PPO:
             f"quantity that was not finite is {quantity!r}. The parameters are those from before."
         )
 
-    def _rows(self, state: PPOState, rollout: Rollout, axis_name: str | None) -> tuple[Rows, Bool[Array, " 4"]]:
+    def _seen(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
+        """All observations as the network sees them, and its memory at the first of them."""
+        obs = rollout.time_steps.obs
+        carry = rollout.carry[0] if self.normalize_reward == "return" else rollout.carry
+        return obs if state.normalizer is None else state.normalizer.normalize(obs), carry
+
+    def _rows(
+        self, state: PPOState, rollout: Rollout, weights: Array | None, axis_name: str | None
+    ) -> tuple[Rows, Bool[Array, " 4"]]:
         """The rollout's rows before the first epoch, and which of obs, reward, value and log_prob are not finite."""
-        valid = rollout.valid
-        obs = rollout.time_steps.obs if state.normalizer is None else state.normalizer.normalize(rollout.time_steps.obs)
-        reward = self._scaled_reward(state, rollout.reward)
-        value, log_prob = self._evaluate(state, obs, rollout)
-        advantage = gae(
-            reward, value[:-1], value[1:], rollout.terminated, rollout.truncated, gamma=self.gamma, gae_lambda=self.gae_lambda
+        obs, carry = self._seen(state, rollout)
+        weight, kept = row_weights(rollout.valid, weights), self.values_when == "collect"
+        rows, value = collected(self._model, state.variables, obs, rollout, weight, carry, kept=kept)
+        shown = hidden(rows, counted(rows, rollout))
+        return shown.with_advantages(*self._advantages(state, value, rollout)), not_finite(rows, value, rollout, axis_name)
+
+    def _advantages(
+        self, state: PPOState, value: Float[Array, "times B"], rollout: Rollout
+    ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+        """Advantages and value targets by the values of all observations."""
+        return advantages_and_targets(
+            rollout.reward if state.rewards is None else state.rewards.scale(rollout.reward, self.clip_reward),
+            value[:-1],
+            value[1:],
+            rollout.terminated,
+            rollout.truncated,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            advantages=self.advantages,
+            value_targets=self.value_targets,
         )
-        rows = Rows(
-            obs=jax.tree.map(lambda x: x[:-1], obs),
-            action=rollout.actions,
-            action_mask=rollout.action_mask,
-            log_prob=log_prob,
-            value=value[:-1],
-            advantage=advantage,
-            value_target=advantage + value[:-1],
-            weight=valid.astype(jnp.float32),
-        )
-        next_counts = valid & ~rollout.terminated
-        bad = ~jnp.stack([
-            all_finite(rollout.obs, valid) & all_finite(rollout.next_obs, next_counts),
-            all_finite(rollout.reward, valid),
-            all_finite(value[:-1], valid) & all_finite(value[1:], next_counts),
-            all_finite(log_prob, valid),
-        ])  # fmt: skip
-        return _flat_and_hidden(rows, valid), any_over_devices(bad, axis_name)
 
-    def _evaluate(self, state: PPOState, obs: PyTree, rollout: Rollout) -> tuple[Float[Array, "times B"], Float[Array, "T B"]]:
-        """The network's values of all observations, and the log-probabilities of the actions taken."""
-        num_steps = rollout.valid.shape[0]
-
-        def forward(obs: PyTree) -> tuple[PyTree, Float[Array, " B"]]:
-            (params, value), _, _ = self._network.apply(state.variables, obs)
-            return params, value
-
-        params, value = map_rows(forward, obs)
-        params = jax.tree.map(lambda x: x[:num_steps], params)
-        distribution = for_space(self.spec.action, params, rollout.action_mask)
-        return value, distribution.log_prob(rollout.actions)
-
-    def _loss(self, variables: Variables, part: Rows, total: Scalar, clip_range: Scalar) -> tuple[Float[Array, ""], Metrics]:
-        """The share of some rows in the minibatch's loss, and its terms; `total` is the weight of the whole minibatch."""
-        # Not in training mode: a ratio compares two policies, and dropout or a minibatch's own statistics would be in it.
-        (params, value), _, _ = self._network.apply(variables, part.obs)
-        distribution = for_space(self.spec.action, params, part.action_mask)
-        log_prob = distribution.log_prob(part.action)
-
-        def mean(x: Float[Array, " N"]) -> Float[Array, ""]:
-            return losses.masked_mean(x, part.weight, total=total)
-
-        policy_loss = mean(losses.clipped_surrogate(log_prob, part.log_prob, part.advantage, clip_range))
-        if self.clip_range_vf is None:
-            value_loss = mean(losses.value_loss(value, part.value_target))
-        else:
-            value_loss = mean(losses.clipped_value_loss(value, part.value, part.value_target, self.clip_range_vf))
-        entropy = mean(distribution.entropy())
-        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
-        return loss, {
-            "loss": loss,
-            "policy_gradient_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy_loss": -entropy,
-            "approx_kl": mean(losses.approx_kl(log_prob, part.log_prob)),
-            "clip_fraction": mean(losses.clip_fraction(log_prob, part.log_prob, clip_range)),
-        }
-
-    def _advantage_scaling(
-        self, rows: Rows, index: Int32[Array, "K M"], axis_name: str | None
-    ) -> tuple[Float[Array, " K"], Float[Array, " K"], Float[Array, " K"]]:
-        """For every minibatch of an epoch: the mean of its advantages, one over their deviation, and its total weight."""
-        weight = rows.weight[index]
-        total = sum_over_devices(weight.sum(axis=1), axis_name)
-        if not self.normalize_advantage:
-            return jnp.zeros_like(total), jnp.ones_like(total), total
-        moments = jax.vmap(partial(losses.masked_mean_and_variance, axis_name=axis_name))
-        mean, variance = moments(rows.advantage[index], weight)
-        # One valid entry has no deviation: it keeps its advantage.
-        several = total > 1
-        return jnp.where(several, mean, 0.0), jnp.where(several, 1.0 / (jnp.sqrt(variance) + 1e-8), 1.0), total
-
-    def _scaled_reward(self, state: PPOState, reward: Float[Array, "T B"]) -> Float[Array, "T B"]:
-        if state.return_stats is None:
-            return reward
-        return jnp.clip(reward / state.return_stats.stddev(), -10.0, 10.0)
-
-    def _statistics(
-        self, state: PPOState, rollout: Rollout, ok: Bool[Array, ""], axis_name: str | None
-    ) -> tuple[ObsNormalizer | None, RunningStats | None]:
-        """The normalisers after the rollout; they move last, so that all epochs saw the numbers that the policy acted on."""
-        weight = (rollout.valid & ok).astype(jnp.float32)
-        normalizer, return_stats = state.normalizer, state.return_stats
-        if normalizer is not None:
-            normalizer = normalizer.update(rollout.obs, weight, axis_name)
-        if return_stats is not None:
-            _, before = rollout.carry
-            returns = discounted_so_far(rollout.time_steps.reward, rollout.time_steps.first, before, gamma=self.gamma)
-            return_stats = return_stats.update(returns[1:], weight, axis_name)
-        return normalizer, return_stats
-
-    def _metrics(self, state: PPOState, rows: Rows, terms: Metrics, kept: Bool[Array, "E K"], axis_name: str | None) -> Metrics:
+    def _metrics(self, state: PPOState, rows: Rows, taken: epochs.Taken, axis_name: str | None) -> Metrics:
         """Terms averaged over the gradient steps that were taken, and what describes the update as a whole."""
-        taken = kept.astype(jnp.float32)
-        metrics = {f"train/{name}": losses.masked_mean(term, taken) for name, term in terms.items()}
+        kept = taken.kept.astype(jnp.float32)
+        metrics = {f"train/{name}": losses.masked_mean(term, kept) for name, term in taken.terms.items()}
+        last = {f"train/last_epoch/{name}": losses.masked_mean(term[-1], kept[-1]) for name, term in taken.terms.items()}
         metrics["train/explained_variance"] = losses.explained_variance(rows.value, rows.value_target, rows.weight, axis_name)
         metrics["train/n_updates"] = state.updates
         metrics["train/skipped_steps"] = state.guard.skipped
         metrics["train/skipped_in_a_row"] = state.guard.in_a_row
         metrics["train/first_bad"] = state.guard.first_bad
-        return metrics
+        if state.kl_beta is not None:
+            metrics["train/kl_beta"] = state.kl_beta
+        return metrics | last
+
+    def _adapted(self, beta: Float[Array, ""], kl: Float[Array, ""]) -> Float[Array, ""]:
+        assert self.kl_target is not None, "checked when the agent was built"
+        return adapted_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
+
+    def _network_policy(self, state: PPOState, *, keeps: bool = False) -> NetworkPolicy:
+        return NetworkPolicy(state.variables, state.normalizer, self._network, self.spec, keeps=keeps, squash=self.squash)
 
     @property
     def _adam(self) -> Adam:
         return Adam(max_grad_norm=self.max_grad_norm, eps=self.adam_eps)
 
     @property
+    def _model(self) -> ActorCriticModel:
+        return ActorCriticModel(self._network, self.spec.action, self.squash)
+
+    @property
     def _network(self) -> Network:
         assert self.network is not None, "__post_init__ puts the default in"
         return self.network
 
-
-def _flat_and_hidden(rows: Rows, valid: Bool[Array, "T B"]) -> Rows:
-    """`[T * B]` rows, with zeros (for masks: all allowed) in those that are no transition.
-
-    A weight of 0 alone would not do: the gradient of a hidden row's loss is 0 times what the network made of it, and 0 times
-    NaN is NaN.
-    """
-
-    def hide(x: Array) -> Array:
-        shown = valid.reshape(*valid.shape, *(1,) * (x.ndim - 2))
-        hidden = jnp.where(shown, x, jnp.zeros((), x.dtype))
-        return hidden.reshape(-1, *x.shape[2:])
-
-    def allow(mask: Array) -> Array:
-        shown = valid.reshape(*valid.shape, *(1,) * (mask.ndim - 2))
-        return (mask | ~shown).reshape(-1, *mask.shape[2:])
-
-    hidden: Rows = jax.tree.map(hide, dataclasses.replace(rows, action_mask=None))
-    return dataclasses.replace(hidden, action_mask=jax.tree.map(allow, rows.action_mask))
+    @property
+    def _l2(self) -> dict[str, Scalar]:
+        named = {"policy": self.l2_policy, "value": self.l2_value, "shared": self.l2_shared}
+        return {role: coefficient for role, coefficient in named.items() if coefficient is not None}

@@ -12,7 +12,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from polyak.core.types import Scalar
 from polyak.ops.schedules import Linear, Schedule
-from polyak.parts.networks import Activation
+from polyak.parts.modules import Activation
 
 T = TypeVar("T")
 
@@ -98,8 +98,8 @@ def _as_text(value: Any) -> Any:
 
 
 def _flag_type(hint: Any) -> Any:
-    if hint == Schedule:
-        return Annotated[Any, SCHEDULE]
+    if hint in (Schedule, Schedule | None):
+        return Annotated[Any, OPTIONAL_SCHEDULE if hint == Schedule | None else SCHEDULE]
     if hint == Scalar:
         return float
     if hint == Scalar | None:
@@ -130,6 +130,14 @@ SCHEDULE: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
     instance_from_str=_schedule,
     is_instance=lambda value: isinstance(value, float | int | LinearText),
     str_from_instance=_schedule_words,
+)
+
+
+OPTIONAL_SCHEDULE: PrimitiveConstructorSpec[Any] = dataclasses.replace(
+    SCHEDULE,
+    metavar="{None}|FLOAT|linear:START[:END]",
+    instance_from_str=lambda words: None if words == ["None"] else _schedule(words),
+    is_instance=lambda value: value is None or isinstance(value, float | int | LinearText),
 )
 
 

@@ -3,10 +3,13 @@
 import dataclasses
 import difflib
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+
+from polyak.core.checks import check_choice, check_integer, check_number
 
 T = TypeVar("T")
 
@@ -21,7 +24,51 @@ def static(**options: Any) -> Any:
     return dataclasses.field(metadata=metadata, **options)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def setting(*, default: Any, check: Callable[[str, str, Any], None], static: bool = False) -> Any:
+    """A field of settings that `check_settings` looks at: `check(owner, name, value)` raises where the value is wrong.
+
+    Args:
+        static: as by `static()`: a new value recompiles.
+    """
+    return dataclasses.field(default=default, metadata={"static": static, "check": check})
+
+
+def number(
+    *,
+    default: float | None,
+    at_least: float = -math.inf,
+    at_most: float = math.inf,
+    above: float = -math.inf,
+    optional: bool = False,
+    static: bool = False,
+) -> Any:
+    """A `setting` that is a number within bounds, or an array of them; or None if `optional`."""
+    check = functools.partial(check_number, at_least=at_least, at_most=at_most, above=above, optional=optional)
+    return setting(default=default, check=check, static=static)
+
+
+def integer(*, default: int, at_least: int = 1) -> Any:
+    """A static `setting` that is an integer."""
+    return setting(default=default, check=functools.partial(check_integer, at_least=at_least), static=True)
+
+
+def choice(*, default: Any, choices: tuple[Any, ...]) -> Any:
+    """A static `setting` that is one of a few values."""
+    return setting(default=default, check=functools.partial(check_choice, choices=choices), static=True)
+
+
+def check_settings(settings: Any) -> None:
+    """Refuse the first wrong setting, by its owner and name; what `__post_init__` calls.
+
+    Raises:
+        TypeError, ValueError: as its check says.
+    """
+    for field in dataclasses.fields(settings):
+        if "check" in field.metadata:
+            field.metadata["check"](type(settings).__name__, field.name, getattr(settings, field.name))
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static, setting, number, integer, choice))
 def struct(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass that JAX sees as a pytree.
 

@@ -1,5 +1,7 @@
 """Losses per step, unreduced, and `masked_mean`, the one reduction that turns them into a number."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -39,6 +41,21 @@ def masked_mean(
     """
     weight = _positive(x, weight)
     return _weighted_sum(x, weight) / _at_least_tiny(jnp.sum(weight) if total is None else jnp.asarray(total, x.dtype))
+
+
+def masked_means(
+    rows: Mapping[str, Float[Array, "*shape"]], weight: Float[Array, "*shape"], *, total: Scalar | None = None
+) -> dict[str, Float[Array, ""]]:
+    """The `masked_mean` of several arrays of one shape, in one reduction.
+
+    Raises:
+        ValueError: they and `weight` differ in shape.
+    """
+    stacked = jnp.stack(list(rows.values()))
+    weight = _positive(stacked[0], weight)[None]
+    sums = jnp.sum(jnp.where(weight > 0, stacked, 0.0) * weight, axis=tuple(range(1, stacked.ndim)))
+    means = sums / _at_least_tiny(jnp.sum(weight) if total is None else jnp.asarray(total, stacked.dtype))
+    return dict(zip(rows, means, strict=True))
 
 
 def masked_mean_and_variance(
@@ -93,9 +110,26 @@ def clipped_surrogate(
     >>> round(float(clipped_surrogate(log(new), log(old), jnp.array([-2.0, 2.0, 1.0]), 0.2).mean()), 6)
     -0.142857
     """
-    ratio = jnp.exp(_log_ratio(log_prob, old_log_prob))
+    ratio = probability_ratio(log_prob, old_log_prob)
     clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
     return -jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def surrogate(
+    log_prob: Float[Array, "*shape"], old_log_prob: Float[Array, "*shape"], advantage: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """The policy gradient's loss -ρ A with ρ = π(a|s) / π_old(a|s), unclipped, to be minimised.
+
+    Where the policies are equal its gradient is that of -log π(a|s) A. The ratio stays within e^±20.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 6.
+    """
+    return -probability_ratio(log_prob, old_log_prob) * advantage
+
+
+def probability_ratio(log_prob: Float[Array, "*shape"], old_log_prob: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """ρ = π(a|s) / π_old(a|s), within e^±20."""
+    return jnp.exp(_log_ratio(log_prob, old_log_prob))
 
 
 def value_loss(value: Float[Array, "*shape"], value_target: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

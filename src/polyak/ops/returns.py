@@ -11,6 +11,8 @@ and nothing that stands in them, not even a NaN, reaches another row: sums are c
 # The linter reads the shape "T *B" as a product of two names. mypy looks for undefined names as well, and knows better.
 # ruff: noqa: F821
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -190,6 +192,61 @@ def gae(
         return advantage, advantage
 
     return jax.lax.scan(back, jnp.zeros(reward.shape[1:], reward.dtype), (delta, last), reverse=True)[1]
+
+
+def advantages_and_targets(
+    reward: Float[Array, "T *B"],
+    value: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    *,
+    gamma: Scalar,
+    gae_lambda: Scalar,
+    advantages: Literal["gae", "monte_carlo"] = "gae",
+    value_targets: Literal["td_lambda", "monte_carlo"] = "td_lambda",
+) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
+    """What a policy-gradient agent learns from: the advantages, and what the value should be.
+
+    Args:
+        advantages: `gae`, or the discounted return minus the value.
+        value_targets: the λ-return `gae + value`, or the discounted return.
+    """
+    rest = (next_value, terminated, truncated)
+    estimate = gae(reward, value, *rest, gamma=gamma, gae_lambda=gae_lambda)
+    returns = discounted_returns(reward, *rest, gamma=gamma)
+    return (
+        estimate if advantages == "gae" else returns - value,
+        estimate + value if value_targets == "td_lambda" else returns,
+    )
+
+
+def discounted_so_far(
+    reward: Float[Array, "T *B"], first: Bool[Array, "T *B"], before: Float[Array, "*B"], *, gamma: Scalar
+) -> Float[Array, "T *B"]:
+    """The discounted rewards of the episode up to each time step, R_t = r_t + γ R_{t-1}, from 0 where an episode begins.
+
+    Args:
+        reward: r_t; one that is not finite counts as 0, for it would stay in the sum until the episode's end.
+        first: the time step begins an episode.
+        before: R before the first of them.
+        gamma: discount per step, in [0, 1].
+
+    Source: Engstrom et al. 2020, arXiv:2005.12729, section 3, reward scaling.
+    """
+
+    def step(discounted: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        discounted = discounted_on(*row, discounted, gamma=gamma)
+        return discounted, discounted
+
+    return jax.lax.scan(step, before, (reward, first))[1]
+
+
+def discounted_on(
+    reward: Float[Array, "*B"], first: Bool[Array, "*B"], before: Float[Array, "*B"], *, gamma: Scalar
+) -> Float[Array, "*B"]:
+    """One time step of `discounted_so_far`."""
+    return jnp.where(first, 0.0, jnp.where(jnp.isfinite(reward), reward, 0.0) + gamma * before)
 
 
 def _after_the_last_row(next_value: Float[Array, "T *B"]) -> Float[Array, "*B"]:

@@ -52,8 +52,11 @@ def counted_on(count: UInt32[Array, ""], more: UInt32[Array, ""]) -> UInt32[Arra
     return jnp.where(total < more, jnp.uint32(2**32 - 1), total)
 
 
-def check_schedule(owner: str, name: str, schedule: object) -> None:
+def check_schedule(owner: str, name: str, schedule: object, *, optional: bool = False) -> None:
     """A setting that stays positive: a number above 0, or a `Linear` that starts above 0 and does not fall below.
+
+    Args:
+        optional: None is allowed too.
 
     Raises:
         TypeError, ValueError: it is not, naming owner and setting.
@@ -62,4 +65,4 @@ def check_schedule(owner: str, name: str, schedule: object) -> None:
         check_number(owner, f"{name}.start", schedule.start, above=0)
         check_number(owner, f"{name}.end", schedule.end, at_least=0)
     else:
-        check_number(owner, name, schedule, above=0, or_else="a Linear")
+        check_number(owner, name, schedule, above=0, optional=optional, or_else="a Linear")

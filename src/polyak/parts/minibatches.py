@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int32, PRNGKeyArray
+from jaxtyping import Array, Int32, PRNGKeyArray
 
-from polyak.core.types import Metrics, PyTree
+from polyak.core.types import PyTree
 from polyak.ops.devices import device_count, device_index, sum_over_devices
 from polyak.ops.shuffle import shuffled_indices
 
@@ -56,31 +56,23 @@ def check_divides(num_steps: int, num_envs: int, num_minibatches: int) -> None:
         )
 
 
-def accumulate_gradient(
-    loss: Callable[[Float[Array, " n"], Int32[Array, " m"]], tuple[Float[Array, ""], Metrics]],
-    params: Float[Array, " n"],
-    index: Int32[Array, " M"],
-    axis_name: str | None = None,
-) -> tuple[Float[Array, " n"], Metrics]:
-    """The gradient of `loss` and its terms, summed over parts of the rows and over devices.
+def accumulate(
+    share: Callable[[Int32[Array, " m"]], PyTree], index: Int32[Array, " M"], axis_name: str | None = None
+) -> PyTree:
+    """What `share` answers for parts of the rows that fit the cache, summed over the parts and over devices.
 
     Args:
-        loss: the *share* that some rows have in the whole minibatch's loss and terms, so that shares add up.
+        share: of some rows, something that adds up: their part of a mean over the whole minibatch, or of its gradient.
         index: the minibatch's rows on this device.
     """
     parts = _parts(index.shape[0])
-
-    def share(part: Int32[Array, " m"]) -> tuple[Float[Array, " n"], Metrics]:
-        gradient, terms = jax.grad(loss, has_aux=True)(params, part)
-        return gradient, terms
-
     if parts == 1:
         total = share(index)
     else:
         shapes = jax.eval_shape(share, index[: index.shape[0] // parts])
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-        def add(sums: tuple[Array, Metrics], part: Array) -> tuple[tuple[Array, Metrics], None]:
+        def add(sums: PyTree, part: Array) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, sums, share(part)), None
 
         total, _ = jax.lax.scan(add, nothing, index.reshape(parts, -1))
@@ -88,8 +80,7 @@ def accumulate_gradient(
         return total
     # One raveled vector: leaf by leaf a reduction costs ten times as much.
     vector, unravel = ravel_pytree(total)
-    summed: tuple[Array, Metrics] = unravel(sum_over_devices(vector, axis_name))
-    return summed
+    return unravel(sum_over_devices(vector, axis_name))
 
 
 def _groups(num_steps: int, num_envs: int, num_minibatches: int, devices: int) -> int:

@@ -1,9 +1,15 @@
-"""Normalisation of observations by their running statistics, over a tree of spaces."""
+"""Normalisation by running statistics: of observations, over a tree of spaces, and of rewards."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from polyak.core.spaces import Box, Leaf, Space, map_space
 from polyak.core.struct import static, struct
-from polyak.core.types import PyTree
+from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.ops.normalize import Numbers, RunningStats, Weights
+from polyak.ops.returns import discounted_so_far
 
 
 @struct
@@ -45,3 +51,35 @@ class ObsNormalizer:
             return None if stats is None else stats.update(x, weight, axis_name=axis_name)
 
         return ObsNormalizer(map_space(leaf, self.space, self.stats, obs), self.space, self.clip)
+
+
+@struct
+class RewardScaler:
+    """Running statistics by whose deviation rewards are divided; their sign and their zero stay.
+
+    Attributes:
+        stats: of the discounted return so far, or of the reward.
+        of: which of the two.
+    """
+
+    stats: RunningStats
+    of: Literal["return", "reward"] = static(default="return")
+
+    @classmethod
+    def fresh(cls, of: Literal["return", "reward"]) -> "RewardScaler":
+        """No reward seen: the first ones pass as they are, but for clipping."""
+        return cls(RunningStats.init(()), of)
+
+    def scale(self, reward: Float[Array, "T B"], clip: Scalar) -> Float[Array, "T B"]:
+        """Reward / deviation, within ± `clip`."""
+        return jnp.clip(reward / self.stats.stddev(), -clip, clip)
+
+    def update(
+        self, rollout: Rollout, weight: Float[Array, "T B"], gamma: Scalar, axis_name: str | None = None
+    ) -> "RewardScaler":
+        """The statistics after a rollout, whose carry is that of `DiscountedReturn` where returns are counted."""
+        seen = rollout.reward
+        if self.of == "return":
+            _, before = rollout.carry
+            seen = discounted_so_far(rollout.time_steps.reward, rollout.time_steps.first, before, gamma=gamma)[1:]
+        return RewardScaler(self.stats.update(seen, weight, axis_name), self.of)

@@ -56,6 +56,10 @@ class Adam:
         """A gradient of this norm can be stepped along: its moments are finite. Clipping makes any finite one small enough."""
         return jnp.isfinite(norm if self.max_grad_norm is not None else jnp.square(norm))
 
+    def clipped_norm(self, norm: Float[Array, ""]) -> Float[Array, ""]:
+        """The norm of a gradient of this norm after clipping."""
+        return norm if self.max_grad_norm is None else jnp.minimum(norm, self.max_grad_norm)
+
     def _transform(self) -> Any:
         return optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps)
 

@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space
 from polyak.core.struct import static, struct
-from polyak.core.types import Network, Policy, PolicyStep, PyTree, Scalar, TimeStep, Variables
+from polyak.core.types import Network, Policy, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
 from polyak.ops.distributions import Deterministic, Distribution, for_space
+from polyak.ops.returns import discounted_on
 from polyak.parts import numpy_acting
 from polyak.parts.normalizer import ObsNormalizer
+from polyak.parts.recurrent import reset_carry
 
 
 @struct
@@ -27,31 +29,42 @@ class NetworkPolicy:
         normalizer: statistics that observations are normalised with, or None.
         network: what turns variables and an observation into `(action_params, value)`.
         spec: the spaces.
+        keeps: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that wants what the
+            network said when it acted.
+        squash: Box actions are drawn from a TanhNormal; see `for_space`.
     """
 
     variables: Variables
     normalizer: ObsNormalizer | None
     network: Network = static()
     spec: EnvSpec = static()
+    keeps: bool = static(default=False)
+    squash: bool = static(default=False)
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """`()`: no memory."""
-        return ()
+        """The network's initial carry; `()` where it has no memory."""
+        return self.network.initial_carry(batch_size) if isinstance(self.network, RecurrentNetwork) else ()
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The distribution over actions, and the carry."""
-        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
-        (params, _), carry, _ = self.network.apply(self.variables, obs, carry)
-        return for_space(self.spec.action, params, time_step.action_mask), carry
+        distribution, carry, _ = self._step(time_step, carry)
+        return distribution, carry
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """A sample for each row."""
-        distribution, carry = self.distribution(time_step, carry)
-        return PolicyStep(distribution.sample(seed=key), carry)
+        distribution, carry, info = self._step(time_step, carry)
+        return PolicyStep(distribution.sample(seed=key), carry, info)
+
+    def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
+        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+        carry = reset_carry(self.network, carry, time_step.first)
+        (params, value), carry, _ = self.network.apply(self.variables, obs, carry)
+        distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
+        return distribution, carry, {"value": value, "params": params} if self.keeps else ()
 
     def suits_numpy(self, num_envs: int) -> bool:
-        """A small built-in network does."""
-        return numpy_acting.suits_numpy(self.network, self.spec, num_envs)
+        """A small built-in network does, where nothing but a plain sample is asked for."""
+        return not (self.keeps or self.squash) and numpy_acting.suits_numpy(self.network, self.spec, num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """What a sample draws."""
@@ -133,12 +146,14 @@ class DiscountedReturn:
         """The inner distribution; the return moves on by the time step's reward."""
         inner, discounted = carry
         distribution, inner = self.policy.distribution(time_step, inner)
-        return distribution, (inner, _discount(time_step.reward, time_step.first, discounted, self.gamma))
+        return distribution, (inner, discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The inner policy's sample."""
-        distribution, carry = self.distribution(time_step, carry)
-        return PolicyStep(distribution.sample(seed=key), carry)
+        """The inner policy's step; the return moves on."""
+        inner, discounted = carry
+        step = self.policy.action(time_step, inner, key)
+        discounted = discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma)
+        return PolicyStep(step.action, (step.carry, discounted), step.info)
 
     def suits_numpy(self, num_envs: int) -> bool:
         """As the inner policy."""
@@ -173,25 +188,6 @@ class DiscountedReturn:
     ) -> tuple[Any, PyTree]:
         """The inner policy's, with the inner carry: rewards, which the return needs, are not known here."""
         return self.policy.predict(obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
-
-
-def discounted_so_far(
-    reward: Float[Array, "T B"], first: Bool[Array, "T B"], before: Float[Array, " B"], *, gamma: Scalar
-) -> Float[Array, "T B"]:
-    """What `DiscountedReturn` has in its carry after each of these time steps, from what it had before."""
-
-    def step(discounted: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward, first = row
-        discounted = _discount(reward, first, discounted, gamma)
-        return discounted, discounted
-
-    _, returns = jax.lax.scan(step, before, (reward, first))
-    return returns
-
-
-def _discount(reward: Array, first: Array, before: Array, gamma: Scalar) -> Array:
-    # A reward that is not finite counts as 0: it would stay in the carry for the rest of the episode.
-    return jnp.where(first, 0.0, jnp.where(jnp.isfinite(reward), reward, 0.0) + gamma * before)
 
 
 @jax.jit

@@ -1,0 +1,117 @@
+"""Epochs of gradient steps over shuffled minibatches of a rollout, each refused where something in it is not finite."""
+
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, Key
+
+from polyak.core.struct import struct
+from polyak.core.types import Metrics, PyTree, Scalar
+from polyak.parts.minibatches import accumulate, shuffled_minibatches
+from polyak.parts.optimizer import Adam, global_norm
+from polyak.parts.rows import Rows, advantage_scaling
+
+# What can be not finite in a gradient step, in the order in which one causes the next.
+QUANTITIES = ("loss", "gradient")
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What is minimised, as a function of the raveled parameters."""
+
+    def rows(self, params: Float[Array, " n"]) -> Rows:
+        """What an epoch that begins with these parameters learns from."""
+        ...
+
+    def known(self, params: Float[Array, " n"], rows: Rows, index: Int32[Array, " M"], total: Scalar) -> PyTree:
+        """What every share of the minibatch must know of the whole of it."""
+        ...
+
+    def share(
+        self, params: Float[Array, " n"], part: Rows, total: Scalar, known: PyTree
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """The share that some rows have in the minibatch's loss and its terms; shares add up."""
+        ...
+
+    def whole(
+        self, params: Float[Array, " n"], gradient: Float[Array, " n"], terms: Metrics, known: PyTree
+    ) -> tuple[Float[Array, " n"], Metrics]:
+        """Gradient and terms with what does not come in shares."""
+        ...
+
+    def stops(self, terms: Metrics) -> Bool[Array, ""]:
+        """The update is over before the step of this minibatch."""
+        ...
+
+
+@struct
+class Taken:
+    """What the epochs were, `[E, K]`.
+
+    Attributes:
+        terms: of each minibatch's loss.
+        bad: which of the `QUANTITIES` were not finite, `[E, K, 2]`.
+        kept: the step was taken.
+        refused: it was not, though the update was not over.
+    """
+
+    terms: Metrics
+    bad: Bool[Array, "E K 2"]
+    kept: Bool[Array, "E K"]
+    refused: Bool[Array, "E K"]
+
+
+def gradient_epochs(
+    objective: Objective,
+    params: Float[Array, " n"],
+    optimizer: PyTree,
+    keys: Key[Array, " E"],
+    *,
+    adam: Adam,
+    learning_rate: Scalar,
+    usable: Bool[Array, ""],
+    shape: tuple[int, int],
+    num_minibatches: int,
+    normalize_advantage: Literal["minibatch", "batch"] | None,
+    axis_name: str | None,
+) -> tuple[Float[Array, " n"], PyTree, Taken]:
+    """The parameters and Adam's state after `E` epochs, and what those were.
+
+    Args:
+        keys: each decides an epoch's minibatches.
+        usable: the data is finite; otherwise no step is taken.
+        shape: rows are shuffled as `(steps, environments)` on this device; sequences are one step long.
+        normalize_advantage: see `advantage_scaling`.
+    """
+
+    def step(rows: Rows, carry: PyTree, minibatch: PyTree) -> tuple[PyTree, Taken]:
+        index, centre, scale, total = minibatch
+        params, optimizer, stopped = carry
+        known = objective.known(params, rows, index, total)
+
+        def share(index: Int32[Array, " m"]) -> Any:
+            part = rows.at(index).scaled(centre, scale)
+            return jax.grad(objective.share, has_aux=True)(params, part, total, known)
+
+        gradient, terms = accumulate(share, index, axis_name)
+        gradient, terms = objective.whole(params, gradient, terms, known)
+        terms["grad_norm"] = global_norm(gradient)
+        terms["grad_norm_clipped"] = adam.clipped_norm(terms["grad_norm"])
+        bad = ~jnp.stack([jnp.isfinite(terms["loss"]), adam.accepts(terms["grad_norm"])])
+        stopped = stopped | objective.stops(terms)
+        # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.
+        keep = ~jnp.any(bad) & ~stopped & usable & (total > 0)
+        params, optimizer = adam.step(params, optimizer, gradient, learning_rate, keep)
+        return (params, optimizer, stopped), Taken(terms, bad, keep, ~keep & ~stopped)
+
+    def epoch(carry: PyTree, key: Array) -> tuple[PyTree, Taken]:
+        rows = objective.rows(carry[0])
+        index = shuffled_minibatches(key, *shape, num_minibatches, axis_name)
+        scaling = advantage_scaling(rows, index, normalize_advantage, axis_name)
+        taken: tuple[PyTree, Taken] = jax.lax.scan(partial(step, rows), carry, (index, *scaling))
+        return taken
+
+    (params, optimizer, _), taken = jax.lax.scan(epoch, (params, optimizer, jnp.array(False)), keys)
+    return params, optimizer, taken
