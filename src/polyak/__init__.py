@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from polyak.parts.adapters import Equinox, FlaxLinen, FlaxNNX
     from polyak.parts.copies import NetworkCopies
     from polyak.parts.networks import mlp, nature_cnn
+    from polyak.parts.recurrent import gru, lstm
     from polyak.runs import load_policy
 
 __version__ = metadata.version("polyak")
@@ -38,8 +39,10 @@ __all__ = [
     "Variables",
     "apply_updates",
     "envs",
+    "gru",
     "incremental_update",
     "load_policy",
+    "lstm",
     "mlp",
     "nature_cnn",
     "periodic_update",
@@ -89,6 +92,10 @@ def __getattr__(name: str) -> Any:
             from polyak.parts import networks
 
             return getattr(networks, name)
+        case "gru" | "lstm":
+            from polyak.parts import recurrent
+
+            return getattr(recurrent, name)
         case "load_policy":
             from polyak import runs
 

@@ -18,6 +18,7 @@ from polyak.io.config import ConfigError, from_json, to_json
 from polyak.io.run import Run, open_run
 from polyak.ops.schedules import Linear
 from polyak.parts.networks import ActorCritic
+from polyak.parts.recurrent import RecurrentActorCritic
 
 FORMAT = 1
 
@@ -30,6 +31,7 @@ CLASSES: dict[str, type] = {
     for cls in (
         *AGENTS.values(),
         ActorCritic,
+        RecurrentActorCritic,
         Linear,
         spaces.EnvSpec,
         spaces.Box,

@@ -155,6 +155,56 @@ def test_a_fresh_policy_is_nearly_uniform_and_box_actions_have_the_deviation_ask
     assert np.all(params["log_scale"] == -0.5) and float(jnp.abs(params["loc"]).max()) < 0.05
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_deviation_may_depend_on_the_state_and_starts_alike_in_all(shared):
+    network = mlp((4,), std="state", log_std=-0.5, shared_torso=shared)
+    variables, obs, (params, _) = outputs(network, EnvSpec(VECTOR, ACTIONS["Dict"]))
+    scales = params["a"][0]["log_scale"]
+    assert scales.shape == (5, 1) and np.all(scales == -0.5) and "log_std" not in variables.params["policy"]
+
+    def total(params):
+        (action, _), _, _ = network.apply(dataclasses.replace(variables, params=params), obs)
+        return action["a"][0]["log_scale"].sum()
+
+    slope = jax.grad(total)(variables.params)
+    (name,) = variables.params["policy"]["scales"]
+    assert float(jnp.abs(slope["policy"]["scales"][name]["kernel"]).min()) > 0
+    moved = jax.tree.map(lambda x, g: x + 0.1 * g, variables.params, slope)
+    after = network.apply(dataclasses.replace(variables, params=moved), obs)[0][0]["a"][0]["log_scale"]
+    assert len(np.unique(after)) > 1
+
+
+def test_a_deviation_of_the_state_has_the_shape_of_the_action():
+    _, _, (params, _) = outputs(mlp((4,), std="state"), EnvSpec(VECTOR, ACTIONS["Box"]))
+    assert params["log_scale"].shape == params["loc"].shape == (5, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "low", "high"), [("clip", [-3.0, 0.0], [1.0, 10.0]), ("rescale", [-1.0, -1.0], [1.0, 1.0])]
+)
+def test_a_squashed_mean_lies_inside_the_bounds_of_the_agents_actions(scaling, low, high):
+    spec = EnvSpec(VECTOR, Box([-3.0, 0.0], [1.0, 10.0]), action_scaling=scaling)
+    plain, squashed = mlp((4,), orthogonal=False), mlp((4,), orthogonal=False, squash_mean=True)
+    variables, _, (params, value) = outputs(squashed, spec, batch=50)
+    unbounded, _, (raw, same_value) = outputs(plain, spec, batch=50)
+    assert same_bits(unbounded.params, variables.params) and same_bits(value, same_value)
+    low, high = np.array(low), np.array(high)
+    expected = (low + high) / 2 + (high - low) / 2 * np.tanh(np.asarray(raw["loc"], np.float64))
+    np.testing.assert_allclose(params["loc"], expected, atol=1e-5)
+    assert np.all(np.asarray(params["loc"]) >= low - 1e-5) and np.all(np.asarray(params["loc"]) <= high + 1e-5)
+    assert np.ptp(params["loc"], axis=0).min() > 0.5 * (high - low).min()
+
+
+def test_the_widest_bounds_do_not_overflow_and_infinite_ones_are_refused_by_name():
+    most = np.finfo(np.float32).max
+    _, _, (params, _) = outputs(mlp((4,), squash_mean=True), EnvSpec(VECTOR, Box([-most], [most])))
+    assert np.isfinite(params["loc"]).all()
+    spec = EnvSpec(VECTOR, Dict({"go": Box([-1.0], [np.inf]), "on": Discrete(2)}))
+    with pytest.raises(ValueError, match=r"squash_mean needs finite bounds, got Box\(.*inf.*\) at action 'go'"):
+        mlp((4,), squash_mean=True).init(KEY, spec)
+    assert nature_cnn(std="state", squash_mean=True) == ActorCritic((512,), "relu", True, std="state", squash_mean=True)
+
+
 def test_without_hidden_layers_it_is_linear():
     network = mlp(())
     variables, obs, (logits, value) = outputs(network, EnvSpec(VECTOR, Discrete(2)))
@@ -192,6 +242,8 @@ def test_settings_are_values():
         ({"activation": "tahn"}, "network: activation must be one of 'tanh', 'relu', .*got 'tahn'"),
         ({"log_std": float("nan")}, "network: log_std must be a number"),
         ({"shared_torso": "no"}, "network: shared_torso must be one of True, False, got 'no'"),
+        ({"std": "learned"}, "network: std must be one of 'free', 'state', got 'learned'"),
+        ({"squash_mean": None}, "network: squash_mean must be one of True, False, got None"),
         ({"orthogonal": 1}, "network: orthogonal must be one of True, False, got 1"),
         ({"hidden": 64}, r"network: hidden must be widths such as \(64, 64\), got 64"),
         ({"hidden": "64"}, r"network: hidden must be widths such as \(64, 64\), got '64'"),

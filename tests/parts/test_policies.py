@@ -1,6 +1,7 @@
 """Policies: sampling, the greedy action, and `predict` from NumPy to NumPy."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
-from polyak.core.types import Policy, TimeStep
+from polyak.core.types import Policy, TimeStep, Variables
+from polyak.ops.distributions import TanhNormal
+from polyak.ops.returns import discounted_so_far
 from polyak.parts.networks import mlp
 from polyak.parts.normalizer import ObsNormalizer
-from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy, discounted_so_far
-from tests.agents.rollouts import rollout
+from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.parts.recurrent import gru, lstm
+from tests.agents.rollouts import rollout, same_bits
 
 KEY = jax.random.key(0)
 VECTOR = Box([-1.0, -1.0, -1.0], [1.0, 1.0, 1.0])
@@ -21,19 +25,26 @@ SPEC = EnvSpec(VECTOR, Discrete(4, start=2))
 MASKED = EnvSpec(VECTOR, Dict({"a": Discrete(3), "b": MultiDiscrete((2, 3), (1, 0))}), has_action_mask=True)
 
 
-def policy_for(spec, scale=1.0):
+BOX = EnvSpec(VECTOR, Box([-2.0, 0.0], [2.0, 6.0]))
+
+
+@functools.cache
+def fresh(network, spec):
+    return network.init(KEY, spec)
+
+
+def policy_for(spec, scale=1.0, network=mlp((5,)), **settings):  # noqa: B008
     """A policy with random parameters, so that different observations have different actions."""
-    network = mlp((5,))
-    variables = network.init(KEY, spec)
+    variables = fresh(network, spec)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: jnp.asarray(scale * rng.normal(size=x.shape), x.dtype), variables.params)
-    return NetworkPolicy(dataclasses.replace(variables, params=params), None, network, spec)
+    return NetworkPolicy(dataclasses.replace(variables, params=params), None, network, spec, **settings)
 
 
-def time_step(obs, mask=None):
+def time_step(obs, mask=None, first=None):
     size = len(jax.tree.leaves(obs)[0])
     no = jnp.zeros(size, bool)
-    return TimeStep(obs, jnp.zeros(size), no, no, no, mask)
+    return TimeStep(obs, jnp.zeros(size), no, no, no if first is None else jnp.asarray(first), mask)
 
 
 def greedy(spec):
@@ -220,3 +231,94 @@ def test_the_discounted_return_is_kept_per_environment_and_begins_with_an_episod
 def test_every_collecting_policy_predicts():
     inner = policy_for(SPEC)
     assert DiscountedReturn(inner, 0.9).predict(np.ones(3)) == inner.predict(np.ones(3))
+
+
+REMEMBERS = {"lstm": lstm(3, (2,)), "gru": gru(3, (2,), shared_torso=True)}
+each_memory = pytest.mark.parametrize("network", REMEMBERS.values(), ids=REMEMBERS.keys())
+
+
+@each_memory
+def test_a_policy_remembers_within_an_episode_and_no_further(network):
+    policy = policy_for(SPEC, network=network)
+    obs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)), jnp.float32)
+    initial = policy.initial_state(2)
+    assert jax.tree.map(jnp.shape, initial) == jax.tree.map(jnp.shape, network.initial_carry(2))
+
+    @jax.jit
+    def act(first, obs, carry):
+        distribution, after = policy.distribution(time_step(obs, first=first), carry)
+        step = policy.action(time_step(obs, first=first), carry, KEY)
+        return distribution.logits, after, step.carry
+
+    carry = initial
+    for t in range(3):
+        _, carry, same = act(jnp.array([t == 0, t == 0]), obs[t], carry)
+        assert same_bits(carry, same)
+    (logits, _, _), (anew, _, _) = act(jnp.array([True, False]), obs[3], carry), act(jnp.array([True, True]), obs[3], initial)
+    assert np.array_equal(logits[0], anew[0]) and not np.allclose(logits[1], anew[1])
+    broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), carry)
+    assert same_bits(act(jnp.array([True, False]), obs[3], broken)[0], logits)
+
+
+@each_memory
+def test_wrappers_carry_the_memory_along(network):
+    policy = policy_for(SPEC, network=network)
+    obs = jnp.asarray(np.random.default_rng(1).normal(size=(3, 2, 3)), jnp.float32)
+    wrapped, nested = Greedy(policy), DiscountedReturn(policy, 0.9)
+    plain, greedy_carry, pair = policy.initial_state(2), wrapped.initial_state(2), nested.initial_state(2)
+    for t in range(3):
+        now = time_step(obs[t], first=np.full(2, t == 0))
+        expected = policy.action(now, plain, KEY)
+        best, step = wrapped.action(now, greedy_carry, KEY), nested.action(now, pair, KEY)
+        mode = policy.distribution(now, plain)[0].mode()
+        plain, greedy_carry, pair = expected.carry, best.carry, step.carry
+        assert np.array_equal(step.action, expected.action) and np.array_equal(best.action, mode)
+        assert same_bits(pair[0], plain) and same_bits(greedy_carry, plain) and pair[1].shape == (2,)
+    assert jax.tree.structure(pair) == jax.tree.structure(nested.initial_state(2))
+
+
+def test_predict_goes_on_from_the_carry_it_returned():
+    policy = Greedy(policy_for(BOX, network=REMEMBERS["lstm"], scale=0.5))
+    obs = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    first, carry = policy.predict(obs[0])
+    second, _ = policy.predict(obs[1], carry)
+    alone, _ = policy.predict(obs[1])
+    assert first.shape == second.shape == (2,) and not np.allclose(second, alone)
+    again, _ = policy.predict(obs[1], policy.predict(obs[0])[1])
+    assert np.array_equal(again, second)
+
+
+@pytest.mark.parametrize("network", [mlp((5,)), REMEMBERS["gru"]], ids=["mlp", "gru"])
+def test_what_the_network_said_is_kept_where_it_is_asked_for(network):
+    policy = policy_for(BOX, network=network, keeps=True)
+    obs = jnp.ones((4, 3))
+    now, carry = time_step(obs, first=np.ones(4, bool)), policy.initial_state(4)
+    step = policy.action(now, carry, KEY)
+    (params, value), _, _ = network.apply(policy.variables, obs, carry)
+    assert same_bits(step.info, {"value": value, "params": params}) and value.shape == (4,)
+    outer = DiscountedReturn(policy, 0.9).action(now, (carry, jnp.zeros(4)), KEY)
+    assert same_bits(outer.info, step.info) and same_bits(outer.action, step.action)
+    without = dataclasses.replace(policy, keeps=False).action(now, carry, KEY)
+    assert without.info == () and same_bits(without.action, step.action)
+
+
+def test_squashed_actions_lie_between_minus_one_and_one_and_reach_the_bounds():
+    spec = EnvSpec(VECTOR, BOX.action, action_scaling="rescale")
+    policy = policy_for(spec, squash=True)
+    obs = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    distribution, _ = policy.distribution(time_step(jnp.asarray(obs)), ())
+    assert isinstance(distribution, TanhNormal)
+    drawn = policy.action(time_step(jnp.asarray(obs)), (), KEY).action
+    assert same_bits(drawn, distribution.sample(seed=KEY)) and np.abs(drawn).max() <= 1.0
+    native, _ = policy.predict(obs, deterministic=False, key=KEY)
+    np.testing.assert_allclose(native, np.asarray(drawn) * [2, 3] + [0, 3], atol=1e-5)
+
+
+def test_only_what_numpy_has_a_form_of_acts_there():
+    def suits(network=mlp((5,)), **settings):  # noqa: B008
+        policy = NetworkPolicy(Variables({}), None, network, BOX, **settings)
+        assert policy.suits_numpy(2) == DiscountedReturn(policy, 0.9).suits_numpy(2)
+        return policy.suits_numpy(2)
+
+    assert suits() and not suits(keeps=True) and not suits(squash=True) and not suits(REMEMBERS["lstm"])
+    assert not suits(mlp((5,), std="state")) and not suits(mlp((5,), squash_mean=True))
