@@ -6,6 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import numpy as np
+
+import polyak
+from polyak.io.checkpoint import restore
+from polyak.io.run import open_run
+from polyak.runs import read_config, run_key
+
 SETTINGS = "--hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
 
 
@@ -47,3 +55,16 @@ def last_checkpoint(run):
     """The name of a run's newest checkpoint, and its arrays to the bit."""
     newest = max(path for path in (Path(run) / "checkpoints").iterdir() if path.name.isdigit())
     return newest.name, (newest / "arrays.safetensors").read_bytes()
+
+
+def check_that_its_config_runs_again_to_the_same_bits(run):
+    """A training of what config.json says ends with the parameters of the newest checkpoint."""
+    config = read_config(open_run(run))
+    env = polyak.envs.make(config.env, num_envs=config.num_envs, action_scaling=config.action_scaling)
+    result = polyak.train.run(
+        config.agent, env, env_steps=config.env_steps, key=run_key(config.seed), report_every=config.report_every
+    )
+    saved = restore(Path(run) / "checkpoints", jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
+    assert saved.step == result.progress.env_steps
+    for got, wanted in zip(jax.tree.leaves(result.state), jax.tree.leaves(saved.tree), strict=True):
+        np.testing.assert_array_equal(got, wanted)

@@ -72,7 +72,7 @@ def test_T5_what_does_not_end_in_time_is_ended(work):
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process, within=5)
     assert (code, time.monotonic() - began >= 0.5) == (143, True)
-    assert "left at once, as it did not end in time" in err
+    assert "left at once, as it did not end in time; what was done since the newest checkpoint is lost" in err
 
 
 def test_the_time_to_end_in_order_leaves_room_below_five_seconds():

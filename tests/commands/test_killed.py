@@ -96,3 +96,17 @@ def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, 
     code, out = finish(start("resume run --eval-episodes 2", tmp_path, jax_cache))
     assert code == 0, out
     assert "starts again from the beginning" in out
+
+
+@pytest.mark.slow
+def test_T5_an_iteration_of_many_seconds_is_not_waited_for(tmp_path):
+    words = "--hidden 4 --num-envs 2 --num-minibatches 1 --env-steps 1000000 --num-steps 100000 --num-epochs 5000"
+    process = start(f"train ppo jax/CartPole-v1 --run-dir run {words}", tmp_path)
+    assert "compiling" in process.stdout.readline()
+    time.sleep(6)
+    assert not (tmp_path / "run/metrics.jsonl").exists(), "the first iteration is over already"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code, out = finish(process)
+    assert (code, 4 < time.monotonic() - began < 5) == (143, True), out
+    assert "it did not end in time; what was done since the newest checkpoint is lost, and polyak resume does it again" in out

@@ -3,7 +3,9 @@
 import os
 import shutil
 import signal
+import sys
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from polyak.commands.training import restored_start, writers
 from polyak.io.checkpoint import read_manifest, steps
 from polyak.io.run import open_run
 from polyak.runs import read_config
-from tests.commands.processes import SETTINGS, last_checkpoint
+from tests.commands.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, last_checkpoint
 
 # Box2D warns while it is imported, and dies where warnings are errors; its lander leaves its observation space.
 BOX2D = pytest.mark.filterwarnings("ignore:builtin type", "ignore:LunarLander-v3. env")
@@ -97,13 +99,62 @@ def without_clocks(row):
     return {tag: value for tag, value in row.items() if tag not in clocks}
 
 
-def test_a_run_can_be_resumed_beyond_its_end(run, command):
+def test_F7_a_run_can_be_resumed_beyond_its_end_and_its_config_knows(run, command):
+    before = open_run(run).read_config()
     code, _, _ = command("resume run --env-steps 600 --eval-episodes 3")
     assert code == 0
+    assert open_run(run).read_config() == before | {"env_steps": 600}
+    check_that_its_config_runs_again_to_the_same_bits(run)
     summary = open_run(run).read_summary()
     assert summary["env_steps"] >= 600
     assert summary["eval_episodes"] == 3
     assert steps(run / "checkpoints")[-1] == summary["env_steps"]
+
+
+def test_what_was_last_asked_for_is_gone_on_to(run, command, stopped_at):
+    stopped_at(500)
+    assert command("resume run --env-steps 600 --eval-episodes 2")[0] == 143
+    stopped_at(10**9)
+    assert command("resume run --eval-episodes 2")[0] == 0
+    assert open_run(run).read_summary()["env_steps"] >= 600
+    code, out, _ = command("resume run")
+    assert (code, "has done its 6" in out) == (0, True)
+
+
+TOY = """
+import pathlib, gymnasium
+pathlib.Path('imported').touch()
+gymnasium.register('Toy-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=10)
+"""
+
+
+def test_S3_an_environments_module_is_imported_only_where_a_person_names_it(train, command, workdir, monkeypatch):
+    (workdir / "toymod.py").write_text(TOY)
+    monkeypatch.syspath_prepend(workdir)
+    train("toymod:Toy-v0", "new", "--env-steps 64")
+
+    def forget():
+        sys.modules.pop("toymod", None)
+        gymnasium.registry.pop("Toy-v0", None)
+        (workdir / "imported").unlink(missing_ok=True)
+
+    for words in ("resume new --env-steps 128 --eval-episodes 2", "evaluate new --episodes 2"):
+        forget()
+        code, _, err = command(words)
+        assert (code, err) == (
+            2,
+            "error: the run's environment toymod:Toy-v0 would import 'toymod'; if you trust it, add --import toymod\n",
+        )
+        code, _, err = command(words, "--import os")
+        assert (code, err) == (
+            2,
+            "error: --import os: the run's environment is toymod:Toy-v0, which needs --import toymod\n",
+        )
+        assert not (workdir / "imported").exists()
+        code, _, err = command(words, "--import toymod")
+        assert (code, err) == (0, "")
+        assert (workdir / "imported").exists()
+    forget()
 
 
 def test_a_run_that_has_ended_is_left_alone(run, command, workdir):
@@ -197,6 +248,7 @@ def test_C9_two_processes_never_write_the_same_run(run, command):
         ("resume run/checkpoints", "run/checkpoints: holds no run"),
         ("resume run --env-steps 0", "--env-steps must be an integer >= 1, got 0"),
         ("resume run --env-steps 100", "--env-steps 100: run has done 4"),
+        ("resume run --env-steps 500 --import os", "--import os: the run's environment is CartPole-v1, which needs none"),
         ("resume run --eval-episodes 0", "--eval-episodes must be an integer >= 1, got 0"),
         ("resume run --env-step 500", "--env-steps"),
         ("resume run --gamma 0.5", "--gamma"),

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from polyak.commands.showing import showing
+from polyak.commands.showing import once_a_round, showing
 from polyak.core.types import Progress
 
 
@@ -85,3 +85,11 @@ def test_a_bar_gives_the_cursor_back():
 def test_a_resumed_training_starts_its_bar_where_it_was(done):
     # Where a bar is partly done there is half a dash.
     assert any(half in shown([], terminal=True, done=done) for half in "╸╺") == (done > 0)
+
+
+def test_of_several_seeds_one_is_shown_in_each_round():
+    seen = []
+    show = once_a_round(lambda progress, metrics, state: seen.append((progress.iteration, metrics)))
+    for step, seed in ((10, "a"), (10, "b"), (20, "b"), (30, "b"), (30, "c")):
+        show(progress(step), {seed: 1.0}, None)
+    assert seen == [(1, {"a": 1.0}), (2, {"b": 1.0}), (3, {"b": 1.0})]

@@ -16,7 +16,8 @@ from polyak.cli import main
 from polyak.io.checkpoint import read_manifest, restore, steps
 from polyak.io.run import open_run
 from polyak.runs import read_config, run_key
-from tests.commands.processes import SETTINGS, last_checkpoint
+from tests.commands.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, last_checkpoint
+from tests.train.sick import Sick
 
 
 def summary_of(run):
@@ -82,15 +83,7 @@ def test_checkpoints_are_kept_and_the_last_is_the_end(run):
 
 
 def test_F7_the_config_runs_again_to_the_same_bits(run):
-    config = read_config(open_run(run))
-    env = polyak.envs.make(config.env, num_envs=config.num_envs, action_scaling=config.action_scaling)
-    result = polyak.train.run(
-        config.agent, env, env_steps=config.env_steps, key=run_key(config.seed), report_every=config.report_every
-    )
-    saved = restore(run / "checkpoints", jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
-    assert saved.step == result.progress.env_steps
-    for got, wanted in zip(jax.tree.leaves(result.state), jax.tree.leaves(saved.tree), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    check_that_its_config_runs_again_to_the_same_bits(run)
 
 
 def test_T1_the_same_seed_makes_the_same_checkpoint_and_another_seed_another(run, train):
@@ -304,6 +297,25 @@ def test_F8_training_that_diverges_is_exit_code_1_and_names_the_quantity(command
     code, _, err = command("train ppo CartPole-v1 --run-dir new", SETTINGS)
     assert (code, err) == (1, "error: PPO: the first bad quantity is 'reward'\n")
     assert summary_of(workdir / "new")["stopped"].endswith("'reward'")
+
+
+def test_A8_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_others_finish(command, monkeypatch, workdir):
+    make = polyak.envs.make
+    monkeypatch.setattr("polyak.envs.make", lambda *args, **options: Sick(make(*args, **options), run_key(0)))
+    words = "--env-steps 400 --report-every 20 --checkpoint-every 20 --seeds 2 --max-bad-steps 3"
+    with pytest.warns(UserWarning, match=r"the seed of keys\[0\] has diverged: PPO: 3 updates in a row"):
+        code, out, err = command("train ppo jax/CartPole-v1 --run-dir many", SETTINGS, words)
+    assert code == 1
+    assert err.count("error: ") == 1
+    assert f"error: {workdir / 'many/seed-0'}: PPO: 3 updates in a row" in err
+    ill, well = (summary_of(workdir / f"many/seed-{seed}") for seed in (0, 1))
+    assert ill["stopped"].startswith("TrainingDiverged: PPO: 3 updates in a row")
+    assert (ill["eval_mean_return"], well["stopped"], well["eval_episodes"]) == (None, None, 2)
+    assert 0 < steps(workdir / "many/seed-0/checkpoints")[-1] <= ill["env_steps"] < 60
+    assert steps(workdir / "many/seed-1/checkpoints")[-1] == well["env_steps"] >= 400
+    assert out.count("greedy return") == 1
+    shown = [line for line in out.splitlines() if " of 400 env_steps" in line]
+    assert 8 <= len(shown) <= 12, "progress of those that still learn"
 
 
 def test_T7_a_checkpoint_that_cannot_be_saved_ends_the_training_with_exit_code_1(command, monkeypatch):

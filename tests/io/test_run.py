@@ -167,7 +167,12 @@ def test_C9_the_lock_of_a_killed_writer_is_recovered(run):
 
 def test_a_reader_may_not_write(run):
     reader = open_run(run.directory)
-    for write in (lambda: reader.append_metrics({}), lambda: reader.write_summary({}), lambda: reader.rewind(0)):
+    for write in (
+        lambda: reader.append_metrics({}),
+        lambda: reader.write_summary({}),
+        lambda: reader.rewind(0),
+        lambda: reader.change_config(),
+    ):
         with pytest.raises(RunError, match=r"opened for reading; open_run\(\.\.\., write=True\) to write"):
             write()
 
@@ -306,6 +311,22 @@ def test_a_damaged_line_is_an_error_for_readers_and_dropped_on_resume(run):
     with pytest.warns(UserWarning, match="damaged lines were dropped: line 3: .*line 4"):
         run.rewind(2)
     assert run.read_metrics() == [{"env_steps": 1}, {"env_steps": 2}]
+
+
+def test_fields_of_the_config_are_replaced_as_a_whole(tmp_path, full_disk):
+    config = {"env_steps": 100, "seed": 1, "agent": {"$class": "PPO"}}
+    with create(tmp_path / "run", config) as run:
+        run.change_config(env_steps=200)
+        assert run.read_config() == config | {"env_steps": 200}
+        assert list(run.read_config()) == list(config)
+        with pytest.raises(RunError, match=r"config\.json: has no field 'env_step' to change"):
+            run.change_config(env_step=300)
+        with full_disk(10), pytest.raises(RunError, match=r"config\.json: cannot be written: File too large"):
+            run.change_config(env_steps=300)
+        with full_disk(10):
+            run.change_config(env_steps=200)
+        assert run.read_config()["env_steps"] == 200
+        assert ".config.json.aside" not in os.listdir(run.directory)
 
 
 def test_the_summary_is_replaced_as_a_whole(run, full_disk):

@@ -7,6 +7,7 @@ import jax
 from rich.console import Console
 
 from polyak.commands.flags import UsageError, fail, parse, usage
+from polyak.commands.imports import ImportFlag, check_import
 from polyak.commands.training import evaluation_of
 from polyak.core.checks import check_integer
 from polyak.io.checkpoint import CheckpointError, restore
@@ -23,12 +24,15 @@ class EvaluateFlags:
     """Whole episodes."""
     seed: int = 0
     """Decides the environment's starts."""
+    import_module: ImportFlag = None
+    """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
 
 
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        return usage("polyak evaluate RUN [--episodes N] [--seed S]\n\nRUN is a run directory.", arguments)
+        flags = "[--episodes N] [--seed S] [--import MODULE]"
+        return usage(f"polyak evaluate RUN {flags}\n\nRUN is a run directory.", arguments)
     try:
         return _evaluate(Path(arguments[0]), arguments[1:])
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
@@ -41,9 +45,10 @@ def _evaluate(directory: Path, arguments: list[str]) -> int:
     check_seed("polyak evaluate", "--seed", flags.seed)
     run = open_run(directory)
     config = read_config(run)
+    may_import = check_import(config.env, flags.import_module)
     restored = restore(run.checkpoints, jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
     with Console().status(f"evaluating {flags.episodes} episodes …"):
-        evaluation = evaluation_of(config, restored.tree, flags.episodes, flags.seed)
+        evaluation = evaluation_of(config, restored.tree, flags.episodes, flags.seed, import_modules=may_import)
     print(
         f"{config.algorithm} {config.env} at {restored.step:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
         f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"

@@ -12,6 +12,8 @@ GRACE_SECONDS = 4.5
 
 NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
+LOST = "what was done since the newest checkpoint is lost, and polyak resume does it again"
+
 # A progress bar hides it.
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -37,8 +39,9 @@ def catching() -> Iterator[Interrupts]:
     """Catch SIGINT and SIGTERM while the block runs.
 
     After the first one the block has 4.5 seconds to end; then, or on a second one, the process leaves at once with the same
-    exit code. Python handles a signal only between two bytecodes, and a long compilation is one: so a thread, which the
-    interpreter wakes through a pipe, keeps the time.
+    exit code, without a last checkpoint, and says so. Python handles a signal only between two bytecodes, and a long
+    compilation is one, as is a chunk of the compiled loop: so a thread, which the interpreter wakes through a pipe, keeps
+    the time.
     """
     interrupts = Interrupts()
     read_end, write_end = os.pipe()
@@ -87,7 +90,7 @@ def _next_signal(read_end: int) -> int | None:
 def _leave(number: int, why: str) -> None:
     """End the process without a last checkpoint."""
     with contextlib.suppress(OSError):
-        for descriptor, text in ((1, _SHOW_CURSOR if os.isatty(1) else ""), (2, f"\npolyak: left at once, as {why}\n")):
+        for descriptor, text in ((1, _SHOW_CURSOR if os.isatty(1) else ""), (2, f"\npolyak: left at once, as {why}; {LOST}\n")):
             # A pipe that nobody reads, or a stopped terminal, keeps nobody from leaving.
             os.set_blocking(descriptor, False)
             os.write(descriptor, text.encode())

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from polyak import envs
 from polyak.commands.flags import UsageError, by_default, fail, parse, usage
+from polyak.commands.imports import ImportFlag, check_import
 from polyak.commands.training import restored_start, train_in, use_devices
 from polyak.core.checks import check_integer
 from polyak.core.types import HostEnv
@@ -22,16 +23,19 @@ from polyak.train.host import as_host_env
 class ResumeFlags:
     """How far to go."""
 
-    env_steps: Annotated[int | None, by_default("what the run was started with", "INT")] = None
-    """Valid transitions in all, those already done included."""
+    env_steps: Annotated[int | None, by_default("what was last asked for", "INT")] = None
+    """Valid transitions in all, those already done included; kept in the run's config.json."""
     eval_episodes: int = 100
     """Episodes of the greedy policy after training."""
+    import_module: ImportFlag = None
+    """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
 
 
 def resume(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        return usage("polyak resume RUN [--env-steps N] [--eval-episodes N]\n\nRUN is a run directory.", arguments)
+        flags = "[--env-steps N] [--eval-episodes N] [--import MODULE]"
+        return usage(f"polyak resume RUN {flags}\n\nRUN is a run directory.", arguments)
     try:
         return _resume(Path(arguments[0]), arguments[1:])
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
@@ -47,15 +51,17 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     if finished is not None:
         print(finished)
         return 0
+    may_import = check_import(read_config(open_run(directory)).env, flags.import_module)
     with open_run(directory, write=True) as run:
         config = read_config(run)
         config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
         _note_ended_schedules(config)
         devices = use_devices(config.devices, config.loop, config.num_envs)
-        made = envs.make(config.env, num_envs=config.num_envs, action_scaling=config.action_scaling, import_modules=False)
+        made = envs.make(config.env, num_envs=config.num_envs, action_scaling=config.action_scaling, import_modules=may_import)
         env = as_host_env(made, run_key(config.seed)) if config.loop == "host" else made
         try:
             start = restored_start(run, config, env)
+            run.change_config(env_steps=config.env_steps)
             run.rewind(start.env_steps)
             return train_in(run, dataclasses.replace(config, devices=devices), env, flags.eval_episodes, start)
         finally:

@@ -47,6 +47,19 @@ def showing(console: Console, title: str, env_steps: int, done: int = 0) -> Iter
         yield update
 
 
+def once_a_round(shown: Callback) -> Callback:
+    """For several seeds that report together: shows whichever comes first, since one may have ended before the others."""
+    iteration = 0
+
+    def show(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        nonlocal iteration
+        if progress.iteration > iteration:
+            iteration = progress.iteration
+            shown(progress, metrics, state)
+
+    return show
+
+
 def _lines(console: Console, title: str, env_steps: int, done: int) -> Callback:
     console.print(f"{title}: compiling …", highlight=False, soft_wrap=True)
     due: int | None = None

@@ -18,7 +18,7 @@ from rich.console import Console
 from polyak import envs, train
 from polyak.commands.flags import fail
 from polyak.commands.interrupts import NAMES, Interrupts, catching
-from polyak.commands.showing import showing
+from polyak.commands.showing import once_a_round, showing
 from polyak.core.types import Callback, Env, HostEnv, Progress
 from polyak.io.checkpoint import CheckpointError, restore, steps
 from polyak.io.layout import find
@@ -104,10 +104,8 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
     title = f"{first.algorithm} {first.env} x {len(runs)}"
     try:
         with catching() as interrupts, showing(console, title, first.env_steps) as shown:
-            callbacks = [
-                [*([shown] if i == 0 else []), *writers(run, config, None)]
-                for i, (run, config) in enumerate(zip(runs, configs, strict=True))
-            ]
+            shown = once_a_round(shown)
+            callbacks = [[shown, *writers(run, config, None)] for run, config in zip(runs, configs, strict=True)]
             results = train.compiled_seeds(
                 first.agent,
                 env,
@@ -118,7 +116,8 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
                 should_stop=interrupts.stop_requested,
             )
             for run, result in zip(runs, results, strict=True):
-                _save_last(run, result)
+                if result.diagnosis is None:
+                    _save_last(run, result)
         with catching():
             codes = [
                 _finish(run, config, result, interrupts, began, eval_episodes, console)
@@ -156,10 +155,12 @@ def writers(run: Run, config: RunConfig, start: Start | None) -> Sequence[Callba
     )
 
 
-def evaluation_of(config: RunConfig, agent_state: Any, episodes: int, seed: int | None = None) -> Evaluation:
+def evaluation_of(
+    config: RunConfig, agent_state: Any, episodes: int, seed: int | None = None, *, import_modules: bool = False
+) -> Evaluation:
     """The greedy policy's episodes in environments of their own; the seed decides their starts."""
     num_envs = min(config.num_envs, episodes)
-    env = envs.make(config.env, num_envs=num_envs, action_scaling=config.action_scaling, import_modules=False)
+    env = envs.make(config.env, num_envs=num_envs, action_scaling=config.action_scaling, import_modules=import_modules)
     key = jax.random.fold_in(run_key(config.seed if seed is None else seed), 0x65766C)
     try:
         return train.evaluate(config.agent.policy(agent_state), env, episodes=episodes, key=key, max_steps=MAX_EVALUATION_STEPS)
@@ -236,7 +237,10 @@ def _finish(
     eval_episodes: int,
     console: Console,
 ) -> int:
-    """Evaluate what was trained, or say how to go on where it was stopped; returns the exit code."""
+    """Evaluate what was trained, or say how to go on where it was stopped, or why it cannot; returns the exit code."""
+    if result.diagnosis is not None:
+        _summarise(run, config, began, result.progress, None, stopped=f"TrainingDiverged: {result.diagnosis}")
+        return fail(f"{run.directory}: {result.diagnosis}", 1)
     if result.stopped is not None or interrupts.received is not None:
         name = result.stopped if interrupts.received is None else NAMES[interrupts.received]
         _summarise(run, config, began, result.progress, None, stopped=name)

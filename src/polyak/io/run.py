@@ -85,6 +85,20 @@ class Run:
         """
         return _read_object(self.directory / CONFIG)
 
+    def change_config(self, **changes: Any) -> None:
+        """Replace fields of what `create` was given, as a whole: a kill at any moment leaves the old file or the new one.
+
+        Raises:
+            RunError: it cannot be read or written, or has no such field.
+        """
+        self.require_writer()
+        config = self.read_config()
+        unknown = [name for name in changes if name not in config]
+        if unknown:
+            raise RunError(f"{self.directory / CONFIG}: has no field {unknown[0]!r} to change")
+        if config != config | changes:
+            _write_object(self.directory / CONFIG, config | changes)
+
     def read_summary(self) -> dict[str, Any]:
         """What `write_summary` was given.
 

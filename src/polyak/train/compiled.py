@@ -1,7 +1,9 @@
 """The compiled loop: environment, policy and update as one XLA program, driven in chunks."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -19,6 +21,7 @@ from polyak.train.loop import (
     LoopState,
     Reporter,
     Target,
+    TrainingDiverged,
     TrainResult,
     check_match,
     env_reset_key,
@@ -90,7 +93,7 @@ def compiled(
         reporter.advance(steps, iterations, finished)
         most = _iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
         stopped = "request" if should_stop() else None
-        if stopped or reporter.env_steps >= due:
+        if stopped or reporter.is_due(metrics, due):
             due = target.next_report(reporter.env_steps)
             go_on = reporter.report(metrics, state, callbacks)
             stopped = stopped or (None if go_on else "callback")
@@ -113,6 +116,9 @@ def compiled_seeds(
 
     All iterate together until the slowest has done `env_steps`. What each returns can go on by itself in `compiled`.
 
+    One that diverges is reported a last time and warned of; the others go on. Its result is that of this moment, with
+    `stopped="diverged"` and the `diagnosis`.
+
     Args:
         agent: what learns.
         env: where; each training has its own copies.
@@ -124,7 +130,6 @@ def compiled_seeds(
 
     Raises:
         TypeError, ValueError: an argument, before anything has run.
-        TrainingDiverged: see `Agent.diagnose`.
     """
     target = Target(env_steps, report_every)
     check_match(agent, env, 1)
@@ -132,34 +137,63 @@ def compiled_seeds(
     if callbacks and len(callbacks) != count:
         raise ValueError(f"train: callbacks for {len(callbacks)} seeds, but {count} keys")
     state = jax.vmap(partial(start, agent, env))(keys)
-    reporters = [Reporter(agent, target, 0, 0, None) for _ in range(count)]
-    with ExitStack() as clocks:
-        for reporter in reporters:
-            clocks.enter_context(reporter.compiling())
-        chunk = jax.jit(partial(_chunk, env, None, jax.vmap), donate_argnums=1).lower(agent, state, 1, 1).compile()
+    learning = {i: Reporter(agent, target, 0, 0, None) for i in range(count)}
+    diverged: dict[int, TrainResult] = {}
+    with _all(reporter.compiling() for reporter in learning.values()):
+        limits = np.zeros(count, np.uint32)
+        chunk = jax.jit(partial(_chunk, env, None, jax.vmap), donate_argnums=1).lower(agent, state, 1, limits).compile()
 
     most, stopped = 1, None
     due = target.next_report(0)
-    while (slowest := min(reporter.env_steps for reporter in reporters)) < env_steps and stopped is None:
-        before = reporters[0].seconds
-        with ExitStack() as clocks:
-            for reporter in reporters:
-                clocks.enter_context(reporter.training())
-            state, done, finished, metrics = chunk(agent, state, most, min(due - slowest, MOST_IN_A_CHUNK))
+    while stopped is None and any(reporter.env_steps < env_steps for reporter in learning.values()):
+        # Those that have diverged are computed on, since the program is for all, but nobody waits for them.
+        left = [due - learning[i].env_steps if i in learning else 0 for i in range(count)]
+        began = time.monotonic()
+        with _all(reporter.training() for reporter in learning.values()):
+            state, done, finished, metrics = chunk(agent, state, most, np.clip(left, 0, MOST_IN_A_CHUNK).astype(np.uint32))
             steps, iterations = jax.device_get(done)
-        for i, reporter in enumerate(reporters):
-            reporter.advance(int(steps[i]), int(iterations), jax.tree.map(itemgetter(i), finished))
-        most = _iterations_for(CHUNK_SECONDS, (reporters[0].seconds - before) / int(iterations))
+        most = _iterations_for(CHUNK_SECONDS, (time.monotonic() - began) / int(iterations))
+        for i, reporter in learning.items():
+            reporter.advance(int(steps[i]), int(iterations), _of_seed(i, finished))
         stopped = "request" if should_stop() else None
-        if stopped or min(reporter.env_steps for reporter in reporters) >= due:
-            due = target.next_report(min(reporter.env_steps for reporter in reporters))
-            for i, reporter in enumerate(reporters):
-                own_metrics, own_state = jax.tree.map(itemgetter(i), (metrics, state))
-                if not reporter.report(own_metrics, own_state, callbacks[i] if callbacks else ()):
-                    stopped = stopped or "callback"
-    if min(reporter.env_steps for reporter in reporters) >= env_steps:
+        ends = any(agent.diagnose(_of_seed(i, metrics)) is not None for i in learning)
+        if stopped or ends or all(reporter.env_steps >= due for reporter in learning.values()):
+            go_on, newly_diverged = _report_each(learning, metrics, state, callbacks)
+            stopped = stopped or (None if go_on else "callback")
+            diverged |= newly_diverged
+            learning = {i: reporter for i, reporter in learning.items() if i not in diverged}
+            due = target.next_report(min((reporter.env_steps for reporter in learning.values()), default=0))
+    if all(reporter.env_steps >= env_steps for reporter in learning.values()):
         stopped = None
-    return [reporter.result(jax.tree.map(itemgetter(i), state), stopped) for i, reporter in enumerate(reporters)]
+    ended = {i: reporter.result(_of_seed(i, state), stopped) for i, reporter in learning.items()}
+    return [(ended | diverged)[i] for i in range(count)]
+
+
+def _report_each(
+    learning: Mapping[int, Reporter], metrics: Metrics, state: LoopState, callbacks: Sequence[Sequence[Callback]]
+) -> tuple[bool, dict[int, TrainResult]]:
+    """Report every seed; returns False if a callback asks to stop, and how those ended that cannot go on."""
+    go_on, diverged = True, {}
+    for i, reporter in learning.items():
+        own_state = _of_seed(i, state)
+        try:
+            go_on &= reporter.report(_of_seed(i, metrics), own_state, callbacks[i] if callbacks else ())
+        except TrainingDiverged as error:
+            warnings.warn(f"train: the seed of keys[{i}] has diverged: {error}", stacklevel=3)
+            diverged[i] = reporter.result(own_state, "diverged", str(error))
+    return go_on, diverged
+
+
+def _of_seed(i: int, tree: Any) -> Any:
+    return jax.tree.map(itemgetter(i), tree)
+
+
+@contextmanager
+def _all(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
@@ -197,7 +231,8 @@ def _chunk(
 ) -> tuple[LoopState, tuple[Array, Array], Finished, Metrics]:
     """Iterate until `env_steps` are done, at most `most` times; returns (env_steps, iterations) done and the last metrics.
 
-    Both limits are traced, so that one compilation serves every chunk. `over_seeds` maps the iteration, if at all.
+    Both limits are traced, so that one compilation serves every chunk. `over_seeds` maps the iteration, if at all; `env_steps`
+    is then a number for each seed, and all iterate until the last has done its own.
     """
     body = over_seeds(partial(iteration, agent, env, update_on(mesh)))
     shapes = jax.eval_shape(body, state)[1:]
@@ -205,7 +240,7 @@ def _chunk(
 
     def more(now: PyTree) -> Array:
         _, (steps, iterations), _, _ = now
-        return (jnp.min(steps) < env_steps) & (iterations < most)
+        return jnp.any(steps < env_steps) & (iterations < most)
 
     def once(now: PyTree) -> PyTree:
         state, (steps, iterations), finished, _ = now

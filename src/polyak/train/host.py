@@ -103,7 +103,7 @@ def host(
             state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
         reporter.advance(valid, 1, finished)
         stopped = "request" if should_stop() else None
-        if stopped or reporter.env_steps >= due:
+        if stopped or reporter.is_due(metrics, due):
             due = target.next_report(reporter.env_steps)
             go_on = reporter.report(metrics, state, callbacks)
             stopped = stopped or (None if go_on else "callback")

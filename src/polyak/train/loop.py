@@ -56,7 +56,9 @@ class TrainResult:
         loop_state: the loop's whole state, from which it can go on.
         progress: env_steps, seconds, frames per second at the end.
         metrics: the last report.
-        stopped: None if all steps were done, else what ended training before: `"callback"` or `"request"`.
+        stopped: None if all steps were done, else what ended training before: `"callback"`, `"request"`, or, of one among
+            several seeds, `"diverged"`.
+        diagnosis: why this seed could not go on; None unless it diverged.
     """
 
     state: PyTree
@@ -64,6 +66,7 @@ class TrainResult:
     progress: Progress
     metrics: Mapping[str, float]
     stopped: str | None = None
+    diagnosis: str | None = None
 
 
 @struct
@@ -249,6 +252,10 @@ class Reporter:
             self.env_steps, self._target.env_steps, self.iteration, self._clock, self.compile_seconds, fps, self._env
         )
 
+    def is_due(self, metrics: Metrics, env_steps: int) -> bool:
+        """Whether to report now: so many env_steps are done, or training cannot go on, which shall not wait for them."""
+        return self.env_steps >= env_steps or self._agent.diagnose(metrics) is not None
+
     def report(self, metrics: Metrics, state: LoopState, callbacks: Sequence[Callback]) -> bool:
         """Hand the metrics to all callbacks; False if one of them asks to stop.
 
@@ -263,6 +270,6 @@ class Reporter:
             raise TrainingDiverged(diagnosis)
         return all(go_on)
 
-    def result(self, state: LoopState, stopped: str | None) -> TrainResult:
+    def result(self, state: LoopState, stopped: str | None, diagnosis: str | None = None) -> TrainResult:
         """What the loop returns."""
-        return TrainResult(state.agent, state, self.progress, self.metrics, stopped)
+        return TrainResult(state.agent, state, self.progress, self.metrics, stopped, diagnosis)
