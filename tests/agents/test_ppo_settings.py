@@ -49,8 +49,8 @@ WRONG = {
     "l2_policy": [-0.1, NAN, "0"],
     "l2_value": [-0.1, NAN],
     "l2_shared": [-0.1, NAN],
-    "clip_obs": [0.0, -1.0, NAN, None],
-    "clip_reward": [0.0, -1.0, NAN, None],
+    "clip_obs": [0.0, -1.0, NAN, "5"],
+    "clip_reward": [0.0, -1.0, NAN, "5"],
     "squash": [1, None],
     "network": ["mlp", 3, mlp],
     "spec": [None, "CartPole-v1", SPEC.obs],
@@ -133,3 +133,29 @@ def test_equal_agents_are_one_to_the_compiler():
 @pytest.mark.parametrize("scheduled", [Linear(1e-3), 1e-3, jnp.float32(1e-3), np.float32(1e-3)])
 def test_numbers_may_be_python_numpy_or_jax(scheduled):
     assert isinstance(PPO(SPEC, learning_rate=scheduled), PPO)
+
+
+def test_tf_agents_users_find_their_defaults_and_may_change_them():
+    clip, kl = PPO.tf_agents(SPEC), PPO.tf_agents_kl(SPEC, kl_target=0.02)
+    assert (clip.num_epochs, clip.num_minibatches, clip.advantages, clip.normalize_reward) == (25, 1, "monte_carlo", "reward")
+    assert clip.normalize_obs and clip.clip_obs == 5.0 and clip.max_grad_norm is None and clip.kl_beta is None
+    assert kl.clip_range is None and (kl.kl_beta, kl.kl_target, kl.advantages) == (1.0, 0.02, "gae")
+    assert not kl.normalize_obs and kl.clip_reward is None
+    with pytest.raises(TypeError, match="unknown field 'kl_targett'; did you mean 'kl_target'"):
+        PPO.tf_agents_kl(SPEC, kl_targett=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kl_beta": 1.0}, "PPO: kl_beta=1.0 needs kl_target"),
+        ({"kl_cutoff_coef": 2.0, "kl_target": 0.1}, "PPO: kl_cutoff_coef=2.0 needs kl_cutoff_factor"),
+        ({"kl_cutoff_coef": 2.0, "kl_cutoff_factor": 2.0}, "PPO: kl_cutoff_coef=2.0 needs kl_target"),
+        ({"squash": True}, "PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'"),
+        ({"l2_shared": 0.1}, "PPO: l2_shared must be None for a network without shared kernels; it has policy, value"),
+        ({"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True}, "PPO: normalize_obs must be False where no"),
+    ],
+)
+def test_a_setting_without_what_it_needs_is_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PPO(**({"spec": SPEC} | settings))

@@ -29,6 +29,32 @@ from polyak.parts.regularization import check_kernels, l2_coefficients
 from polyak.parts.rows import ActorCriticModel, Rows, collected, counted, hidden, not_finite, row_weights
 from polyak.parts.surrogate import Surrogate
 
+# One minibatch an epoch, and the Adam of TensorFlow 1.
+TF_AGENTS: Mapping[str, Any] = {
+    "num_epochs": 25,
+    "num_minibatches": 1,
+    "learning_rate": 1e-3,
+    "adam_eps": 1e-8,
+    "max_grad_norm": None,
+    "advantages": "monte_carlo",
+    "value_targets": "monte_carlo",
+    "normalize_advantage": "batch",
+    "normalize_obs": True,
+    "clip_obs": 5.0,
+    "normalize_reward": "reward",
+}
+TF_AGENTS_KL: Mapping[str, Any] = {
+    "num_epochs": 10,
+    "advantages": "gae",
+    "value_targets": "td_lambda",
+    "clip_range": None,
+    "kl_beta": 1.0,
+    "kl_target": 0.01,
+    "kl_tolerance": 0.5,
+    "normalize_obs": False,
+    "clip_reward": None,
+}
+
 OVER = ("minibatch", "batch", None)
 
 # What can be not finite, in the order in which one causes the next.
@@ -102,9 +128,9 @@ class PPO:
         normalize_advantage: advantages get mean 0 and deviation 1 over the valid entries of a `"minibatch"`, of the `"batch"`
             (the rollout), or not (None).
         normalize_obs: float observations are normalised by their running mean and deviation.
-        clip_obs: normalised observations are kept within ± this.
+        clip_obs: normalised observations are kept within ± this; None leaves them.
         normalize_reward: rewards are divided by the running deviation of the discounted `"return"`, of the `"reward"`, or not.
-        clip_reward: normalised rewards are kept within ± this.
+        clip_reward: normalised rewards are kept within ± this; None leaves them.
         squash: Box actions are drawn from a normal distribution through tanh; the spec must rescale actions to their bounds.
         adam_eps: added to the root of Adam's second moment.
         max_bad_steps: updates in a row without one good gradient step after which training stops with an error.
@@ -148,12 +174,22 @@ class PPO:
         default="minibatch", choices=("minibatch", "batch", None)
     )
     normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float = number(default=10.0, above=0, static=True)
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    clip_reward: Scalar = number(default=10.0, above=0)
+    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
     squash: bool = choice(default=False, choices=(True, False))
     adam_eps: Scalar = number(default=1e-5, above=0)
     max_bad_steps: int = integer(default=10)
+
+    @classmethod
+    def tf_agents(cls, spec: EnvSpec, **changes: Any) -> "PPO":
+        """With the defaults of TF-Agents' `PPOClipAgent`, but for its ratio clipping of 0, which clips nothing: 0.2."""
+        return cls(spec, **{**TF_AGENTS, **changes})
+
+    @classmethod
+    def tf_agents_kl(cls, spec: EnvSpec, **changes: Any) -> "PPO":
+        """With the defaults of TF-Agents' `PPOKLPenaltyAgent`; for those that it does not have, what its documentation says."""
+        return cls(spec, **{**TF_AGENTS, **TF_AGENTS_KL, **changes})
 
     def __post_init__(self) -> None:
         if not isinstance(self.spec, EnvSpec):

@@ -1,5 +1,6 @@
 """Normalisation by running statistics: of observations, over a tree of spaces, and of rewards."""
 
+import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -19,15 +20,15 @@ class ObsNormalizer:
     Attributes:
         stats: `RunningStats` in the tree of the space, None where a part is not normalised.
         space: the observation space.
-        clip: normalised values are kept within ±clip.
+        clip: normalised values are kept within ± this; None leaves them.
     """
 
     stats: PyTree
     space: Space = static()
-    clip: float = static(default=10.0)
+    clip: float | None = static(default=10.0)
 
     @classmethod
-    def fresh(cls, space: Space, clip: float = 10.0) -> "ObsNormalizer":
+    def fresh(cls, space: Space, clip: float | None = 10.0) -> "ObsNormalizer":
         """No observation seen: the first ones pass as they are, but for clipping."""
 
         def leaf_stats(leaf: Leaf) -> RunningStats | None:
@@ -40,7 +41,7 @@ class ObsNormalizer:
         """(x - mean) / deviation, clipped, for leaves with any leading dimensions."""
 
         def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> Numbers:
-            return x if stats is None else stats.normalize(x, clip=self.clip)
+            return x if stats is None else stats.normalize(x, clip=math.inf if self.clip is None else self.clip)
 
         return map_space(leaf, self.space, self.stats, obs)
 
@@ -70,9 +71,10 @@ class RewardScaler:
         """No reward seen: the first ones pass as they are, but for clipping."""
         return cls(RunningStats.init(()), of)
 
-    def scale(self, reward: Float[Array, "T B"], clip: Scalar) -> Float[Array, "T B"]:
+    def scale(self, reward: Float[Array, "T B"], clip: Scalar | None) -> Float[Array, "T B"]:
         """Reward / deviation, within ± `clip`."""
-        return jnp.clip(reward / self.stats.stddev(), -clip, clip)
+        scaled = reward / self.stats.stddev()
+        return scaled if clip is None else jnp.clip(scaled, -clip, clip)
 
     def update(
         self, rollout: Rollout, weight: Float[Array, "T B"], gamma: Scalar, axis_name: str | None = None

@@ -81,7 +81,7 @@ def _scaling(normalizer: ObsNormalizer | None) -> Callable[[Numbers], Numbers]:
     """The normalisation of flat observations by statistics that stay as they are."""
     if normalizer is None or normalizer.stats is None:
         return lambda x: x
-    stats, clip = normalizer.stats, np.float32(normalizer.clip)
+    stats, clip = normalizer.stats, np.float32(np.inf if normalizer.clip is None else normalizer.clip)
     mean, rest, deviation = (np.asarray(x).reshape(1, -1) for x in (stats.mean, stats.mean_rest, stats.stddev()))
     return lambda x: np.clip((x - mean - rest) / deviation, -clip, clip)
 
