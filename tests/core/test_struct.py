@@ -1,8 +1,9 @@
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import pytest
 
-from polyak.core.struct import static, struct
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 
 
 @struct
@@ -52,3 +53,59 @@ def test_vmap_over_a_field():
 def test_unknown_field_suggests_the_right_one():
     with pytest.raises(TypeError, match=r"Settings: unknown field 'gama'; did you mean 'gamma'\? \(fields: gamma, width\)"):
         Settings(gama=0.5)
+
+
+@struct
+class Checked:
+    """Every kind of setting that is checked."""
+
+    rate: float = number(default=0.5, at_least=0, at_most=1)
+    limit: float | None = number(default=None, above=0, optional=True)
+    clip: float = number(default=10.0, above=0, static=True)
+    count: int = integer(default=3)
+    kind: str | None = choice(default="a", choices=("a", "b", None))
+    even: int = setting(default=2, check=lambda owner, name, value: _check_even(owner, name, value), static=True)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def _check_even(owner, name, value):
+    if value % 2:
+        raise ValueError(f"{owner}: {name} must be even, got {value}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rate": 1.5}, r"Checked: rate must be a number in \[0, 1\], got 1.5"),
+        ({"rate": None}, "Checked: rate must be a number .*got None"),
+        ({"limit": 0.0}, "Checked: limit must be .*got 0.0"),
+        ({"clip": -1.0}, "Checked: clip must be .*got -1.0"),
+        ({"count": 0}, "Checked: count must be an integer >= 1, got 0"),
+        ({"count": 2.0}, "Checked: count must be an integer >= 1, got 2.0"),
+        ({"kind": "c"}, "Checked: kind must be one of 'a', 'b', None, got 'c'"),
+        ({"even": 3}, "Checked: even must be even, got 3"),
+        ({"limit": -1.0, "rate": 2.0}, "Checked: rate"),
+    ],
+)
+def test_F2_a_wrong_setting_is_refused_by_its_owner_and_name_the_first_one_first(monkeypatch, wrong, said):
+    # The tests' own type checker would be faster to object.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises((TypeError, ValueError), match=said):
+        Checked(**wrong)
+
+
+def test_checked_numbers_are_leaves_unless_static_and_integers_and_choices_are_structure():
+    leaves = jax.tree_util.tree_leaves_with_path(Checked(limit=2.0))
+    assert [(jax.tree_util.keystr(path), x) for path, x in leaves] == [(".rate", 0.5), (".limit", 2.0)]
+    same = jax.tree.structure(Checked())
+    assert same == jax.tree.structure(Checked(rate=0.1))
+    assert all(same != jax.tree.structure(Checked(**change)) for change in ({"clip": 5.0}, {"count": 4}, {"kind": None}))
+
+
+def test_an_optional_number_may_be_none_and_any_number_may_be_an_array():
+    assert Checked(limit=None).limit is None
+    assert Checked(rate=jnp.array([0.1, 0.2])).rate.shape == (2,)
+    with pytest.raises(ValueError, match="Checked: rate"):
+        Checked(rate=jnp.array([0.1, 1.2]))
