@@ -24,7 +24,7 @@ class EvaluateFlags:
     """Whole episodes."""
     seed: int = 0
     """Decides the environment's starts."""
-    import_module: ImportFlag = None
+    imports: ImportFlag = None
     """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
 
 
@@ -45,7 +45,7 @@ def _evaluate(directory: Path, arguments: list[str]) -> int:
     check_seed("polyak evaluate", "--seed", flags.seed)
     run = open_run(directory)
     config = read_config(run)
-    may_import = check_import(config.env, flags.import_module)
+    may_import = check_import(config.env, flags.imports)
     restored = restore(run.checkpoints, jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
     with Console().status(f"evaluating {flags.episodes} episodes …"):
         evaluation = evaluation_of(config, restored.tree, flags.episodes, flags.seed, import_modules=may_import)

@@ -27,7 +27,7 @@ class ResumeFlags:
     """Valid transitions in all, those already done included; kept in the run's config.json."""
     eval_episodes: int = 100
     """Episodes of the greedy policy after training."""
-    import_module: ImportFlag = None
+    imports: ImportFlag = None
     """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
 
 
@@ -51,7 +51,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     if finished is not None:
         print(finished)
         return 0
-    may_import = check_import(read_config(open_run(directory)).env, flags.import_module)
+    may_import = check_import(read_config(open_run(directory)).env, flags.imports)
     with open_run(directory, write=True) as run:
         config = read_config(run)
         config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
