@@ -45,9 +45,25 @@ OUT_OF_RANGE = {
     "vf-coef": NEGATIVE,
     "max-grad-norm": ZERO_TOO,
     "target-kl": ZERO_TOO,
+    "advantages": ("td",),
+    "value-targets": ("gae",),
+    "values-when": ("later",),
+    "recompute-values": ("1",),
+    "clip-log-prob": ZERO_TOO,
+    "kl-beta": ZERO_TOO,
+    "kl-target": ZERO_TOO,
+    "kl-tolerance": NOT_A_SHARE,
+    "kl-cutoff-coef": ZERO_TOO,
+    "kl-cutoff-factor": ZERO_TOO,
+    "l2-policy": NEGATIVE,
+    "l2-value": NEGATIVE,
+    "l2-shared": NEGATIVE,
     "normalize-advantage": ("no",),
     "normalize-obs": ("1",),
+    "clip-obs": ZERO_TOO,
     "normalize-reward": ("true",),
+    "clip-reward": ZERO_TOO,
+    "squash": ("1",),
     "adam-eps": ZERO_TOO,
     "max-bad-steps": NOT_POSITIVE,
     "hidden": ("0", "-3", "64 0"),
@@ -84,14 +100,15 @@ def test_F2_every_flag_has_its_wrong_values_here():
 @pytest.mark.parametrize("flag", FLAGS)
 def test_F2_a_wrong_value_is_refused_before_anything_is_made(flag, command, workdir):
     for value in (*wrong_types(flag), *OUT_OF_RANGE[flag], None):
-        if value is None and (flag == "hidden" or flag.startswith("normalize")):
+        switch = FLAGS[flag] in (bool, bool | None) and flag != "shared-torso"
+        if value is None and (flag == "hidden" or switch):
             continue  # No width is a linear network; a switch has no value.
         words = f"--{flag}" if value is None else f"--{flag} {value}"
         code, out, err = command("train ppo CartPole-v1", words)
         assert code == 2, words
         assert out == "", words
         assert "Traceback" not in err, words
-        named = value if flag.startswith("normalize") else flag.replace("-", "_")
+        named = value if switch else flag.replace("-", "_")
         assert named in err.replace("-", "_"), (words, err)
         assert list(workdir.iterdir()) == [], words
 

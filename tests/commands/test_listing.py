@@ -4,7 +4,7 @@ from polyak.presets import PRESETS
 def test_everything_that_can_be_trained_is_listed(command):
     code, out, err = command("list")
     assert (code, err) == (0, "")
-    assert "ppo    Clipped PPO" in out
+    assert "ppo    PPO for" in out
     for _, env_id in PRESETS:
         assert f" {env_id} " in out
     for name in ("jax/CartPole-v1", "CartPole-v1", "HalfCheetah-v5", "LunarLander-v3"):

@@ -47,7 +47,7 @@ def stopped_at(monkeypatch):
     [
         ("jax/CartPole-v1", "--env-steps 400"),
         ("jax/CartPole-v1", "--env-steps 400 --loop host"),
-        ("CartPole-v1", "--env-steps 400 --normalize-obs --normalize-reward"),
+        ("CartPole-v1", "--env-steps 400 --normalize-obs --normalize-reward return"),
         ("InvertedPendulum-v5", "--env-steps 400 --action-scaling rescale"),
     ],
 )

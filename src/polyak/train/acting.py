@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
@@ -62,7 +63,8 @@ class Jitted:
 
     def __init__(self, agent: Agent, state: LoopState, mesh: Mesh | None) -> None:
         pack, unpack = packing(jax.eval_shape(agent.collect_policy, state.agent))
-        time_step = jax.tree.map(np.asarray, state.time_step)
+        # Of its own, for the state is donated.
+        time_step = jax.tree.map(jnp.zeros_like, state.time_step)
 
         def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, list[Array]]:
             keys = iteration_keys(state.key, state.iteration, agent.num_steps)
