@@ -102,7 +102,47 @@ def test_over_devices_mean_variance_and_explained_variance_are_those_of_the_whol
     np.testing.assert_allclose(split, losses.explained_variance(value, value_target, weight), rtol=1e-5)
 
 
+@pytest.mark.parametrize("junk", [1e9, np.inf, np.nan])
+def test_A2_several_means_at_once_are_the_means_and_hide_what_does_not_count(junk):
+    weight = numbers(1, 0, 3, 0.5)
+    rows = {"a": numbers(1, 2, 3, 4), "b": numbers(-1, 5, 0.5, 2)}
+    dirty = {name: x.at[1].set(junk) for name, x in rows.items()}
+    means, gradient = jax.value_and_grad(lambda rows: (m := losses.masked_means(rows, weight))["a"] - 2 * m["b"])(dirty)
+    wanted = {name: losses.masked_mean(x, weight) for name, x in rows.items()}
+    np.testing.assert_allclose(means, wanted["a"] - 2 * wanted["b"], rtol=1e-6)
+    np.testing.assert_allclose(gradient["a"], weight / 4.5, rtol=1e-6)
+    np.testing.assert_allclose(gradient["b"], -2 * weight / 4.5, rtol=1e-6)
+    got = losses.masked_means(dirty, weight)
+    assert list(got) == ["a", "b"] and got["b"] == pytest.approx(float(wanted["b"]))
+
+
+def test_A1_A13_several_means_of_nothing_are_zero_and_shares_add_up():
+    rows = {"a": numbers(1, np.nan), "b": numbers(3, 5)}
+    assert all(mean == 0 for mean in losses.masked_means(rows, numbers(0, -1)).values())
+    shares = [losses.masked_means({"b": numbers(x)}, numbers(w), total=4.0)["b"] for x, w in ((3, 1), (5, 3))]
+    np.testing.assert_allclose(sum(shares), (3 + 15) / 4, rtol=1e-6)
+    with pytest.raises(ValueError, match="weight must have the shape of x"):
+        inspect.unwrap(inspect.unwrap(losses.masked_means))(rows, jnp.ones(3))
+
+
 # PPO
+
+
+def test_without_clipping_the_surrogate_is_ratio_times_advantage_with_the_policy_gradient_where_policies_agree():
+    new, old, advantage = jnp.log(numbers(0.9, 0.8, 0.4)), jnp.log(numbers(0.6, 0.8, 0.8)), numbers(-2, 3, 1)
+    np.testing.assert_allclose(losses.probability_ratio(new, old), [1.5, 1.0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(losses.surrogate(new, old, advantage), [3.0, -3.0, -0.5], rtol=1e-6)
+    gradient = jax.grad(lambda x: losses.surrogate(x, old, advantage).sum())
+    np.testing.assert_allclose(gradient(old), -advantage, rtol=1e-6)
+    np.testing.assert_allclose(gradient(new), [3.0, -3.0, -0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("new", "old", "log_ratio"), [(0, -200, 20), (-200, 0, -20), (0, -np.inf, 20), (-np.inf, -np.inf, 0)])
+def test_A9_an_unclipped_ratio_is_held_where_it_says_no_more_and_has_no_gradient_there(new, old, log_ratio):
+    new, old = jnp.float32(new), jnp.float32(old)
+    np.testing.assert_allclose(losses.probability_ratio(new, old), np.exp(log_ratio), rtol=1e-5)
+    slope = jax.grad(lambda x: losses.surrogate(x, old, jnp.float32(2)))(new)
+    assert slope == 0 if log_ratio else jnp.isfinite(slope)
 
 
 def test_published_number_of_the_clipped_surrogate():

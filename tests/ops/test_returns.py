@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyak.ops.returns import discounted_returns, gae, lambda_returns, n_step_returns
+from polyak.ops.returns import (
+    advantages_and_targets,
+    discounted_on,
+    discounted_returns,
+    discounted_so_far,
+    gae,
+    lambda_returns,
+    n_step_returns,
+)
 
 jit_gae, jit_lambda, jit_discounted = (jax.jit(f) for f in (gae, lambda_returns, discounted_returns))
 jit_n_step = jax.jit(n_step_returns, static_argnames="n_step")
@@ -202,3 +210,43 @@ def test_n_step_must_be_a_positive_integer(n_step):
     ones, no = jnp.ones(3), jnp.zeros(3, bool)
     with pytest.raises((TypeError, ValueError), match="n_step must be an integer >= 1"):
         plain(ones, ones, no, no, gamma=0.9, n_step=n_step)
+
+
+# What an agent learns from: rewards 1, 2, 4, the end after the second, values 0.5, 1, 2 and 8 after the last.
+LEARNED_FROM = {
+    # GAE with γ = 0.5, λ = 0.5, and by Monte Carlo: 4 + 0.5 · 8 = 8 is the last return, 2 the one before it.
+    "terminated": {"gae": [1.25, 1.0, 6.0], "td_lambda": [1.75, 2.0, 8.0], "monte_carlo": [2.0, 2.0, 8.0]},
+    # The second step's next value, 3, still counts: its return is 2 + 1.5.
+    "truncated": {"gae": [1.625, 2.5, 6.0], "td_lambda": [2.125, 3.5, 8.0], "monte_carlo": [2.75, 3.5, 8.0]},
+}
+
+
+@pytest.mark.parametrize("end", LEARNED_FROM)
+@pytest.mark.parametrize("advantages", ["gae", "monte_carlo"])
+@pytest.mark.parametrize("value_targets", ["td_lambda", "monte_carlo"])
+def test_advantages_and_value_targets_by_hand(end, advantages, value_targets):
+    no, yes = jnp.zeros(3, bool), jnp.array([False, True, False])
+    flags = {"terminated": no, "truncated": no} | {end: yes}
+    reward, value, next_value = (jnp.array(x) for x in ([1.0, 2.0, 4.0], [0.5, 1.0, 2.0], [1.0, 3.0, 8.0]))
+    settings = {"gamma": 0.5, "gae_lambda": 0.5, "advantages": advantages, "value_targets": value_targets}
+    got, goal = advantages_and_targets(reward, value, next_value, **flags, **settings)
+    wanted = LEARNED_FROM[end]
+    np.testing.assert_allclose(got, wanted["gae"] if advantages == "gae" else np.array(wanted["monte_carlo"]) - value)
+    np.testing.assert_allclose(goal, wanted[value_targets])
+
+
+@pytest.mark.parametrize("junk", [np.nan, np.inf])
+def test_the_discounted_return_so_far_by_hand_and_a_bad_reward_is_none(junk):
+    reward = jnp.array([[1.0, 1.0], [2.0, 2.0], [9.0, junk], [3.0, 3.0]])
+    first = jnp.array([[False, True], [False, False], [True, False], [False, False]])
+    got = discounted_so_far(reward, first, jnp.array([10.0, 10.0]), gamma=0.5)
+    np.testing.assert_array_equal(got, [[6.0, 0.0], [5.0, 2.0], [0.0, 1.0], [3.0, 3.5]])
+
+
+def test_one_time_step_after_another_is_all_of_them():
+    reward, _, _, first, _ = (jnp.asarray(x) for x in rows(4, 6))
+    carry, steps = jnp.arange(3.0), []
+    for t in range(6):
+        carry = discounted_on(reward[t], first[t], carry, gamma=0.9)
+        steps.append(carry)
+    np.testing.assert_allclose(discounted_so_far(reward, first, jnp.arange(3.0), gamma=0.9), jnp.stack(steps), rtol=1e-6)

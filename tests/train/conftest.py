@@ -1,14 +1,7 @@
 """The loops compile anew at every call: within one session, equal programs are compiled once."""
 
 import jax
-import jaxtyping
 import pytest
-
-
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Without the tests' own type checker, which would be faster to object to a wrong argument."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -55,8 +55,6 @@ TF_AGENTS_KL: Mapping[str, Any] = {
     "clip_reward": None,
 }
 
-OVER = ("minibatch", "batch", None)
-
 # What can be not finite, in the order in which one causes the next.
 QUANTITIES = (*rows_of.QUANTITIES, *epochs.QUANTITIES)
 
@@ -88,7 +86,7 @@ class PPOState:
 
 @struct
 class PPO:
-    """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions and trees of them, with and without memory.
+    """PPO for Discrete, MultiDiscrete, MultiBinary, Box actions and trees of them, also with a memory.
 
         L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ] + β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
 
@@ -211,6 +209,8 @@ class PPO:
             raise ValueError(f"PPO: normalize_obs must be False where no observation is a Box of floats, got {self.spec.obs}")
         if self.squash and self.spec.action_scaling != "rescale":
             raise ValueError("PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
+        if self.squash and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(self.spec.action)):
+            raise ValueError(f"PPO: squash must be False where no action is a Box, got {self.spec.action}")
         check_kernels("PPO", self._network, self.spec, self._l2)
 
     def init(self, key: PRNGKeyArray) -> PPOState:
@@ -235,7 +235,7 @@ class PPO:
         Raises:
             ValueError: `num_minibatches` does not divide `num_steps * num_envs`, or `num_envs` where the network has a memory.
         """
-        check_divides(1 if self._model.remembers else self.num_steps, num_envs, self.num_minibatches)
+        check_divides(self.num_steps, num_envs, self.num_minibatches, sequences=self._model.remembers)
 
     def policy(self, state: PPOState) -> Greedy:
         """The most probable action."""
@@ -261,13 +261,14 @@ class PPO:
             state: donate it; nothing of it is needed afterwards.
             rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
             key: decides the minibatches.
-            weights: how much transitions, or environments, count in the loss; one of 0 or less, or NaN, does not.
+            weights: how much transitions, or environments, count in the loss; with 0 or less, or NaN, they count nowhere.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
             ValueError: the rows cannot be split into `num_minibatches`, or weights have another shape (while tracing).
         """
         num_steps, num_envs = rollout.valid.shape
+        check_divides(num_steps, num_envs, self.num_minibatches, sequences=self._model.remembers)
         obs, carry = self._seen(state, rollout)
         rows, data_bad = self._rows(state, rollout, weights, axis_name)
 
@@ -300,14 +301,14 @@ class PPO:
 
         kl = objective.kl_of_all(params, rows)
         refused, steps = (flags.sum(dtype=jnp.uint32) for flags in (taken.refused, taken.refused | taken.kept))
-        usable = (rollout.valid & ~jnp.any(data_bad)).astype(jnp.float32)
+        usable = ((row_weights(rollout.valid, weights) > 0) & ~jnp.any(data_bad)).astype(jnp.float32)
         state = PPOState(
             variables=objective.variables(params),
             optimizer=optimizer,
             # The statistics move last, so that all epochs saw the numbers that the policy acted on.
             normalizer=None if state.normalizer is None else state.normalizer.update(rollout.obs, usable, axis_name),
             rewards=None if state.rewards is None else state.rewards.update(rollout, usable, self.gamma, axis_name),
-            kl_beta=None if state.kl_beta is None else self._adapted(state.kl_beta, kl),
+            kl_beta=None if state.kl_beta is None else self._adapted(state.kl_beta, kl, taken),
             env_steps=counted_on(state.env_steps, sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
             updates=counted_on(state.updates, jnp.uint32(1)),
             guard=state.guard.after_update(refused, steps, jnp.concatenate([data_bad, taken.bad.any((0, 1))])),
@@ -372,9 +373,10 @@ class PPO:
             metrics["train/kl_beta"] = state.kl_beta
         return metrics | last
 
-    def _adapted(self, beta: Float[Array, ""], kl: Float[Array, ""]) -> Float[Array, ""]:
+    def _adapted(self, beta: Float[Array, ""], kl: Float[Array, ""], taken: epochs.Taken) -> Float[Array, ""]:
         assert self.kl_target is not None, "checked when the agent was built"
-        return adapted_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
+        adapted = adapted_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
+        return jnp.where(taken.kept.any(), adapted, beta)  # without a step the divergence says nothing about it
 
     def _network_policy(self, state: PPOState, *, keeps: bool = False) -> NetworkPolicy:
         return NetworkPolicy(state.variables, state.normalizer, self._network, self.spec, keeps=keeps, squash=self.squash)

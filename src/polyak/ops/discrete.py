@@ -227,6 +227,6 @@ def _check_mask(owner: str, logits: Array, mask: Mask | None) -> None:
         return
     if mask.shape != logits.shape:
         raise ValueError(f"{owner}: mask must have the shape of logits, got mask {mask.shape}, logits {logits.shape}")
-    if not isinstance(mask, jax.core.Tracer) and not np.all(np.any(mask, axis=-1)):
-        rows = np.argwhere(~np.any(mask, axis=-1)).tolist()
+    if not isinstance(mask, jax.core.Tracer) and not np.all(np.any(np.asarray(mask), axis=-1)):
+        rows = np.argwhere(~np.any(np.asarray(mask), axis=-1)).tolist()
         raise ValueError(f"{owner}: mask must allow at least one action in every row, got none in row {rows[0]}")

@@ -43,12 +43,20 @@ def shuffled_minibatches(
     return rows.reshape(groups, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
 
 
-def check_divides(num_steps: int, num_envs: int, num_minibatches: int) -> None:
+def check_divides(num_steps: int, num_envs: int, num_minibatches: int, *, sequences: bool = False) -> None:
     """Refuse rollouts that do not fall into so many minibatches of one size.
+
+    Args:
+        sequences: a minibatch is made of environments, each with all its steps.
 
     Raises:
         ValueError: with all the numbers.
     """
+    if sequences and num_envs % num_minibatches:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} must divide num_envs={num_envs}: with a memory, minibatches are made of whole "
+            f"sequences, one of each environment"
+        )
     rows = num_steps * num_envs
     if rows % num_minibatches:
         raise ValueError(

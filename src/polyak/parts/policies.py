@@ -18,6 +18,7 @@ from polyak.ops.returns import discounted_on
 from polyak.parts import numpy_acting
 from polyak.parts.normalizer import ObsNormalizer
 from polyak.parts.recurrent import reset_carry
+from polyak.parts.rows import for_each_row
 
 
 @struct
@@ -60,7 +61,7 @@ class NetworkPolicy:
         carry = reset_carry(self.network, carry, time_step.first)
         (params, value), carry, _ = self.network.apply(self.variables, obs, carry)
         distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
-        return distribution, carry, {"value": value, "params": params} if self.keeps else ()
+        return distribution, carry, {"value": value, "params": for_each_row(self.spec.action, params)} if self.keeps else ()
 
     def suits_numpy(self, num_envs: int) -> bool:
         """A small built-in network does, where nothing but a plain sample is asked for."""

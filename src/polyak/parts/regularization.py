@@ -1,10 +1,11 @@
 """Which weights belong to the policy, which to the value, and which to both; and the squares of them that a loss punishes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Literal as Constant
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
@@ -18,28 +19,24 @@ Role: TypeAlias = Literal["policy", "value", "shared", "none"]
 def roles(network: Network, variables: Variables, spec: EnvSpec) -> PyTree:
     """In the tree of the parameters: whose each one is, found by what of `(action_params, value)` is computed from it.
 
-    Nothing is computed here: the network's program is read. Where it calls a function that is jitted by itself, all that the
-    function returns counts as computed from all that it is given.
+    Nothing is computed here: the network's program is read. What a loop or a branch in it returns counts as computed from all
+    that it is given.
     """
     rows = 1
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
     carry = network.initial_carry(rows) if isinstance(network, RecurrentNetwork) else ()
 
-    def outputs(params: PyTree) -> tuple[PyTree, Array]:
-        (action_params, value), _, _ = network.apply(Variables(params, variables.stats, variables.graph), obs, carry)
+    def outputs(params: PyTree, stats: PyTree) -> tuple[PyTree, Array]:
+        (action_params, value), _, _ = network.apply(Variables(params, stats, variables.graph), obs, carry)
         return action_params, value
 
-    program = jax.make_jaxpr(outputs)(variables.params).jaxpr
-    origins: dict[Any, frozenset[int]] = {variable: frozenset([i]) for i, variable in enumerate(program.invars)}
-    for equation in program.eqns:
-        sources = [origins.get(v, frozenset()) for v in equation.invars if not isinstance(v, Constant)]
-        for variable in equation.outvars:
-            origins[variable] = frozenset().union(*sources)
-    *action, value = [frozenset() if isinstance(v, Constant) else origins.get(v, frozenset()) for v in program.outvars]
-    of_policy, of_value = frozenset().union(*action), value
+    # Statistics are an argument too: when settings are checked, they are shapes without numbers.
+    program = jax.make_jaxpr(outputs)(variables.params, variables.stats).jaxpr
+    *action, value = _origins(program, [frozenset([i]) for i in range(len(program.invars))])
+    of_policy = frozenset().union(*action)
     names: dict[tuple[bool, bool], Role] = {(True, True): "shared", (True, False): "policy", (False, True): "value"}
-    leaves = [names.get((i in of_policy, i in of_value), "none") for i in range(len(program.invars))]
-    return jax.tree.unflatten(jax.tree.structure(variables.params), leaves)
+    leaves, tree = jax.tree.flatten(variables.params)
+    return jax.tree.unflatten(tree, [names.get((i in of_policy, i in value), "none") for i in range(len(leaves))])
 
 
 def l2_coefficients(
@@ -47,7 +44,8 @@ def l2_coefficients(
 ) -> Float[Array, " n"] | None:
     """For each entry of the raveled parameters, the coefficient of its square: its role's for kernels, 0 for all else.
 
-    Kernels are what has two axes or more; biases and the logarithm of a deviation are none. None without coefficients.
+    Kernels are what has two axes or more, but for what is called a bias or the logarithm of a deviation. None without
+    coefficients.
     """
     if not coefficients:
         return None
@@ -81,5 +79,24 @@ def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Map
             raise ValueError(f"{owner}: l2_{role} must be None for a network without {role} kernels; it has {there}")
 
 
+def _origins(program: Jaxpr, inputs: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """From which of the inputs each output of a program is computed, by the inputs' own origins."""
+    origins: dict[Any, frozenset[int]] = dict(zip(program.invars, inputs, strict=True))
+
+    def of(variable: Any) -> frozenset[int]:
+        return frozenset() if isinstance(variable, Constant) else origins.get(variable, frozenset())
+
+    for equation in program.eqns:
+        sources = [of(variable) for variable in equation.invars]
+        called = equation.params.get("jaxpr")
+        if equation.primitive.name in ("jit", "pjit") and isinstance(called, ClosedJaxpr):
+            outputs = _origins(called.jaxpr, sources)
+        else:
+            outputs = [frozenset().union(*sources)] * len(equation.outvars)
+        origins.update(zip(equation.outvars, outputs, strict=True))
+    return [of(variable) for variable in program.outvars]
+
+
 def _is_kernel(path: Any, leaf: Any) -> bool:
-    return leaf.ndim >= 2 and "log_std" not in jax.tree_util.keystr(path)
+    name = jax.tree_util.keystr(path)
+    return leaf.ndim >= 2 and "log_std" not in name and "bias" not in name

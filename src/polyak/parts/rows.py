@@ -1,6 +1,7 @@
 """A rollout as a policy-gradient loss sees it: its rows, with what stays fixed while the epochs run."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
-from polyak.core.spaces import Space
+from polyak.core.spaces import Box, Leaf, Space, map_space
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Rollout, Variables
 from polyak.ops import losses
@@ -107,8 +108,12 @@ class ActorCriticModel:
         if isinstance(self.network, RecurrentNetwork):
             (params, value), _ = unroll(self.network, variables, obs, first, carry)
         else:
-            params, value = map_rows(lambda part: self.network.apply(variables, part)[0], obs)
+            params, value = map_rows(lambda part: self._answer(variables, part), obs)
         return params, value
+
+    def _answer(self, variables: Variables, obs: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
+        (params, value), _, _ = self.network.apply(variables, obs)
+        return for_each_row(self.action, params), value
 
 
 def collected(
@@ -132,6 +137,10 @@ def collected(
     params, value = model.evaluate(variables, obs, rollout.time_steps.first, carry)
     params = jax.tree.map(lambda x: x[:-1], params)
     if kept:
+        if not isinstance(rollout.info, Mapping):
+            raise ValueError(
+                f"update: values_when='collect' needs rollouts of collect_policy(state), got info {rollout.info!r}"
+            )
         params, value = rollout.info["params"], jnp.concatenate([rollout.info["value"], value[-1:]])
     rows = Rows(
         obs=jax.tree.map(lambda x: x[:-1], obs),
@@ -197,6 +206,17 @@ def hidden(rows: Rows, shown: Bool[Array, "T B"]) -> Rows:
     masks = jax.tree.map(lambda mask: mask | ~beside(mask), rows.action_mask)
     whole = dataclasses.replace(zeroed, action_mask=masks)
     return dataclasses.replace(whole, first=rows.first, carry=rows.carry) if rows.sequences else jax.tree.map(flat, whole)
+
+
+def for_each_row(space: Space, params: PyTree) -> PyTree:
+    """Action parameters `[N, ...]`, of which a network may have given the logarithm of a deviation once for all rows."""
+
+    def leaf(space: Leaf, params: PyTree) -> PyTree:
+        if not isinstance(space, Box):
+            return params
+        return params | {"log_scale": jnp.broadcast_to(params["log_scale"], params["loc"].shape)}
+
+    return map_space(leaf, space, params)
 
 
 def flat(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
