@@ -278,3 +278,11 @@ def test_bernoulli_samples_are_int8_with_the_right_frequencies():
     assert ones[0] == 0 and ones[3] == 20_000
     for i in (1, 2):
         assert scipy.stats.binomtest(int(ones[i]), 20_000, float(d.mean()[0, i])).pvalue > 0.01
+
+
+def test_A10_a_mask_that_is_known_is_checked_under_jit_too():
+    some, none = jnp.array([[True, False], [True, True]]), jnp.array([[True, False], [False, False]])
+    entropy = jax.jit(lambda logits: Categorical(logits, some).entropy())(jnp.ones((2, 2)))
+    np.testing.assert_allclose(entropy, [0.0, np.log(2)], rtol=1e-6)
+    with pytest.raises(ValueError, match="got none in row"):
+        jax.jit(lambda logits: Categorical(logits, none).entropy())(jnp.ones((2, 2)))
