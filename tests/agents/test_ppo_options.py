@@ -131,6 +131,7 @@ def formula(agent, state, data, weight=None):
         (out, value), _, _ = agent.network.apply(dataclasses.replace(state.variables, params=params), obs)
         new, before = (for_space(agent.spec.action, p, mask, squash=agent.squash) for p in (out, old["params"]))
         log_prob = new.log_prob(action)
+        told = jnp.exp(log_prob - before.log_prob(action))
         if agent.clip_log_prob is not None:
             log_prob = jnp.clip(log_prob, -agent.clip_log_prob, agent.clip_log_prob)
         ratio = jnp.exp(log_prob - before.log_prob(action))
@@ -141,7 +142,7 @@ def formula(agent, state, data, weight=None):
             "policy_gradient_loss": -mean(jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - limit, 1 + limit) * advantage)),
             "value_loss": mean(jnp.maximum((value - goal) ** 2, (moved - goal) ** 2)),
             "entropy_loss": -mean(new.entropy()),
-            "ratio": mean(ratio),
+            "ratio": mean(told),
         }
         total = terms["policy_gradient_loss"] + agent.vf_coef * terms["value_loss"] + agent.ent_coef * terms["entropy_loss"]
         kl = mean(before.kl_divergence(new))

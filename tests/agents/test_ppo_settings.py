@@ -16,6 +16,7 @@ from polyak.parts.networks import mlp, nature_cnn
 from tests.agents.rollouts import rollout
 
 SPEC = EnvSpec(Box([-1.0], [1.0]), Discrete(2), "somewhere")
+BOX = Box([-1.0], [1.0])
 NAN, INF = float("nan"), float("inf")
 
 WRONG = {
@@ -151,6 +152,13 @@ def test_tf_agents_users_find_their_defaults_and_may_change_them():
         ({"kl_beta": 1.0}, "PPO: kl_beta=1.0 needs kl_target"),
         ({"kl_cutoff_coef": 2.0, "kl_target": 0.1}, "PPO: kl_cutoff_coef=2.0 needs kl_cutoff_factor"),
         ({"kl_cutoff_coef": 2.0, "kl_cutoff_factor": 2.0}, "PPO: kl_cutoff_coef=2.0 needs kl_target"),
+        ({"kl_target": 0.1}, "PPO: kl_target=0.1 needs kl_beta or kl_cutoff_coef"),
+        ({"kl_cutoff_factor": 2.0}, "PPO: kl_cutoff_factor=2.0 needs kl_cutoff_coef"),
+        (
+            {"spec": dataclasses.replace(SPEC, action=BOX, action_scaling="rescale"), "squash": True}
+            | {"network": mlp(squash_mean=True)},
+            "PPO: squash must be False where the network has squash_mean=True",
+        ),
         ({"squash": True}, "PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'"),
         ({"l2_shared": 0.1}, "PPO: l2_shared must be None for a network without shared kernels; it has policy, value"),
         ({"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True}, "PPO: normalize_obs must be False where no"),

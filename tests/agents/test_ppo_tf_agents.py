@@ -83,6 +83,7 @@ class Problem:
             clip_log_prob=h["log_prob_clip"] or None,
             ent_coef=h["entropy"],
             vf_coef=h["value_coef"],
+            kl_beta=h["beta"] or None,
             kl_target=h["kl_target"] or None,
             kl_tolerance=h["kl_tol"],
             kl_cutoff_coef=h["kl_cutoff_coef"] or None,

@@ -45,7 +45,7 @@ def rows():
 
 
 def make(clip_range=0.2, kl_beta=None, squares=None, **settings):
-    agent = PPO(SPEC, network=Table(), kl_target=0.01, **settings)
+    agent = PPO(SPEC, network=Table(), kl_beta=1.0, kl_target=0.01, **settings)
     variables = agent.init(jax.random.key(0))
     params, unravel = ravel_pytree(variables.variables.params)
     limit, beta = (None if x is None else jnp.float32(x) for x in (clip_range, kl_beta))

@@ -98,6 +98,7 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
     [
         (agent_for(ACTIONS["box"], network=mlp((16,), "gelu")), 8),
         (agent_for(ACTIONS["box"], network=mlp((256, 256))), 8),
+        (agent_for(ACTIONS["box"], network=mlp(())), 8),
         (PPO(EnvSpec(OBS, Discrete(2), has_action_mask=True), num_minibatches=1), 8),
         (PPO(EnvSpec(Discrete(5), Discrete(2)), num_minibatches=1), 8),
         (
@@ -108,7 +109,7 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
             8,
         ),
     ],
-    ids=["activation", "large", "mask", "integers", "image"],
+    ids=["activation", "large", "linear", "mask", "integers", "image"],
 )
 def test_what_numpy_has_no_form_of_or_is_slow_at_is_jitted(agent, num_envs):
     assert not agent.collect_policy(agent.init(jax.random.key(0))).suits_numpy(num_envs)

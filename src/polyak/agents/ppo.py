@@ -21,39 +21,27 @@ from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
 from polyak.parts import epochs
 from polyak.parts import rows as rows_of
 from polyak.parts.minibatches import check_divides
-from polyak.parts.networks import check_actor_critic, network_for
+from polyak.parts.networks import ActorCritic, check_actor_critic, network_for
 from polyak.parts.normalizer import ObsNormalizer, RewardScaler
 from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.parts.recurrent import RecurrentActorCritic
 from polyak.parts.regularization import check_kernels, l2_coefficients
 from polyak.parts.rows import ActorCriticModel, Rows, collected, counted, hidden, not_finite, row_weights
 from polyak.parts.surrogate import Surrogate
 
+# fmt: off
 # One minibatch an epoch, and the Adam of TensorFlow 1.
 TF_AGENTS: Mapping[str, Any] = {
-    "num_epochs": 25,
-    "num_minibatches": 1,
-    "learning_rate": 1e-3,
-    "adam_eps": 1e-8,
-    "max_grad_norm": None,
-    "advantages": "monte_carlo",
-    "value_targets": "monte_carlo",
-    "normalize_advantage": "batch",
-    "normalize_obs": True,
-    "clip_obs": 5.0,
-    "normalize_reward": "reward",
+    "num_epochs": 25, "num_minibatches": 1, "learning_rate": 1e-3, "adam_eps": 1e-8, "max_grad_norm": None,
+    "advantages": "monte_carlo", "value_targets": "monte_carlo", "normalize_advantage": "batch",
+    "normalize_obs": True, "clip_obs": 5.0, "normalize_reward": "reward",
 }
 TF_AGENTS_KL: Mapping[str, Any] = {
-    "num_epochs": 10,
-    "advantages": "gae",
-    "value_targets": "td_lambda",
-    "clip_range": None,
-    "kl_beta": 1.0,
-    "kl_target": 0.01,
-    "kl_tolerance": 0.5,
-    "normalize_obs": False,
-    "clip_reward": None,
+    "num_epochs": 10, "advantages": "gae", "value_targets": "td_lambda", "clip_range": None,
+    "kl_beta": 1.0, "kl_target": 0.01, "kl_tolerance": 0.5, "normalize_obs": False, "clip_reward": None,
 }
+# fmt: on
 
 # What can be not finite, in the order in which one causes the next.
 QUANTITIES = (*rows_of.QUANTITIES, *epochs.QUANTITIES)
@@ -110,7 +98,8 @@ class PPO:
         recompute_values: advantages and value targets are computed anew before each epoch.
         clip_range: largest change of the probability ratio, a number or `Linear`; None leaves it free.
         clip_range_vf: the value moves at most so far from its old one; None leaves it free.
-        clip_log_prob: log-probabilities that learn are kept within ± this; None leaves them.
+        clip_log_prob: log-probabilities that learn (not the old ones) are kept within ± this in the policy's loss; where that
+            bites, the ratio is another one. None leaves them.
         ent_coef: coefficient of the entropy bonus.
         vf_coef: coefficient of the value loss.
         kl_beta: first coefficient of the KL penalty, adapted after each update; None for no penalty.
@@ -198,17 +187,22 @@ class PPO:
             raise TypeError(f"PPO: network must have init and apply, such as mlp(), got {self.network!r}")
         check_settings(self)
         for name, needed in (
-            ("kl_beta", "kl_target"),
-            ("kl_cutoff_coef", "kl_cutoff_factor"),
-            ("kl_cutoff_coef", "kl_target"),
+            ("kl_beta", ("kl_target",)),
+            ("kl_cutoff_coef", ("kl_cutoff_factor",)),
+            ("kl_cutoff_coef", ("kl_target",)),
+            ("kl_cutoff_factor", ("kl_cutoff_coef",)),
+            ("kl_target", ("kl_beta", "kl_cutoff_coef")),
         ):
-            if getattr(self, name) is not None and getattr(self, needed) is None:
-                raise ValueError(f"PPO: {name}={getattr(self, name)} needs {needed}, which must be a number above 0; got None")
+            if getattr(self, name) is not None and all(getattr(self, other) is None for other in needed):
+                either = " or ".join(needed)
+                raise ValueError(f"PPO: {name}={getattr(self, name)} needs {either}, which must be a number above 0; got None")
         boxes = [leaf for _, leaf in leaf_spaces(self.spec.obs) if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
         if self.normalize_obs and not boxes:
             raise ValueError(f"PPO: normalize_obs must be False where no observation is a Box of floats, got {self.spec.obs}")
         if self.squash and self.spec.action_scaling != "rescale":
             raise ValueError("PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
+        if self.squash and isinstance(self.network, ActorCritic | RecurrentActorCritic) and self.network.squash_mean:
+            raise ValueError("PPO: squash must be False where the network has squash_mean=True, which squashes already")
         if self.squash and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(self.spec.action)):
             raise ValueError(f"PPO: squash must be False where no action is a Box, got {self.spec.action}")
         check_kernels("PPO", self._network, self.spec, self._l2)
@@ -261,7 +255,8 @@ class PPO:
             state: donate it; nothing of it is needed afterwards.
             rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
             key: decides the minibatches.
-            weights: how much transitions, or environments, count in the loss; with 0 or less, or NaN, they count nowhere.
+            weights: how much transitions, or environments, count; those of 0 or less, or not finite, are left out of the loss
+                and the statistics. Their rewards and values still stand in the advantages of the steps before.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:

@@ -240,9 +240,11 @@ class NetworkCopies:
             bad = bad | jnp.stack([none, spoilt, none, none])
         check_same_tree(gradients, copy.params, "apply_gradients", sides=("gradients", "params"))
         state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
-        keep = jnp.asarray(keep) & ~missing & ~jnp.any(bad)
+        asked = jnp.asarray(keep)
+        keep = asked & ~missing & ~jnp.any(bad)
         params, state, finite = step_along(self.optimizer, copy.params, state, in_float32(gradients), keep)
-        guard, taken = guarded(self.guard, keep, missing, bad | jnp.stack([none, ~finite[0], none, ~finite[1]]))
+        bad = (bad | jnp.stack([none, ~finite[0], none, ~finite[1]])) & asked
+        guard, taken = guarded(self.guard, keep, missing & asked, bad)
         copies, moved = dataclasses.replace(self, guard=guard), dataclasses.replace(copy, params=params)
         if to == "online":
             return dataclasses.replace(copies, online=moved, optimizer_state=state)

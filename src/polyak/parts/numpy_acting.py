@@ -30,7 +30,7 @@ def suits_numpy(network: Network, spec: EnvSpec, num_envs: int) -> bool:
     """The network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
     if not isinstance(network, ActorCritic) or network.activation not in ACTIVATIONS or spec.has_action_mask:
         return False
-    if network.std != "free" or network.squash_mean:
+    if network.std != "free" or network.squash_mean or not network.hidden:
         return False
     if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
         return False

@@ -65,7 +65,9 @@ class NetworkPolicy:
 
     def suits_numpy(self, num_envs: int) -> bool:
         """A small built-in network does, where nothing but a plain sample is asked for."""
-        return not (self.keeps or self.squash) and numpy_acting.suits_numpy(self.network, self.spec, num_envs)
+        # What a class derived from this one does otherwise, NumPy would not do.
+        plain = type(self) is NetworkPolicy and not (self.keeps or self.squash)
+        return plain and numpy_acting.suits_numpy(self.network, self.spec, num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """What a sample draws."""
@@ -158,7 +160,7 @@ class DiscountedReturn:
 
     def suits_numpy(self, num_envs: int) -> bool:
         """As the inner policy."""
-        return self.policy.suits_numpy(num_envs)
+        return type(self) is DiscountedReturn and self.policy.suits_numpy(num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """The inner policy's."""

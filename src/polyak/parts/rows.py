@@ -137,7 +137,7 @@ def collected(
     params, value = model.evaluate(variables, obs, rollout.time_steps.first, carry)
     params = jax.tree.map(lambda x: x[:-1], params)
     if kept:
-        if not isinstance(rollout.info, Mapping):
+        if not (isinstance(rollout.info, Mapping) and {"params", "value"} <= set(rollout.info)):
             raise ValueError(
                 f"update: values_when='collect' needs rollouts of collect_policy(state), got info {rollout.info!r}"
             )
@@ -160,7 +160,7 @@ def collected(
 
 
 def row_weights(valid: Bool[Array, "T B"], weights: Float[Array, "T B"] | Float[Array, " B"] | None) -> Float[Array, "T B"]:
-    """How much each row counts: 0 where it is no transition or its weight is not above 0 (or NaN).
+    """How much each row counts: 0 where it is no transition or its weight is not a finite number above 0.
 
     Raises:
         ValueError: the weights are neither `[T, B]` nor `[B]`.
@@ -170,7 +170,7 @@ def row_weights(valid: Bool[Array, "T B"], weights: Float[Array, "T B"] | Float[
     if weights.shape not in (valid.shape, valid.shape[1:]):
         raise ValueError(f"update: weights must have the shape {valid.shape} or {valid.shape[1:]}, got {weights.shape}")
     rows = jnp.broadcast_to(weights if weights.ndim == 2 else weights[None], valid.shape)
-    return jnp.where(valid & (rows > 0), rows, 0.0)
+    return jnp.where(valid & (rows > 0) & jnp.isfinite(rows), rows, 0.0)
 
 
 def not_finite(rows: Rows, value: Float[Array, "times B"], rollout: Rollout, axis_name: str | None) -> Bool[Array, " 4"]:

@@ -105,15 +105,15 @@ class Surrogate:
         settings, old = self.settings, part.log_prob
         # Not in training mode: a ratio compares two policies, and dropout or a minibatch's own statistics would be in it.
         distribution, value = self.model.forward(self.variables(params), part)
-        log_prob = distribution.log_prob(part.action)
+        log_prob = learns = distribution.log_prob(part.action)
         if settings.clip_log_prob is not None:
-            log_prob = jnp.clip(log_prob, -settings.clip_log_prob, settings.clip_log_prob)
+            learns = jnp.clip(log_prob, -settings.clip_log_prob, settings.clip_log_prob)
         rows = {"entropy_loss": -distribution.entropy(), "approx_kl": losses.approx_kl(log_prob, old)}
         rows["ratio"] = losses.probability_ratio(log_prob, old)
         if self.clip_range is None:
-            rows["policy_gradient_loss"] = losses.surrogate(log_prob, old, part.advantage)
+            rows["policy_gradient_loss"] = losses.surrogate(learns, old, part.advantage)
         else:
-            rows["policy_gradient_loss"] = losses.clipped_surrogate(log_prob, old, part.advantage, self.clip_range)
+            rows["policy_gradient_loss"] = losses.clipped_surrogate(learns, old, part.advantage, self.clip_range)
             rows["clip_fraction"] = losses.clip_fraction(log_prob, old, self.clip_range)
         if settings.clip_range_vf is None:
             rows["value_loss"] = losses.value_loss(value, part.value_target)

@@ -101,6 +101,8 @@ def host(
             time_step = jax.tree.map(lambda x: x[-1], time_steps)
             valid = int(np.sum(~time_steps.last[:-1]))
             state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
+            # Waited for here, where time is counted.
+            jax.block_until_ready(finished)
         reporter.advance(valid, 1, finished)
         stopped = "request" if should_stop() else None
         if stopped or reporter.is_due(metrics, due):
