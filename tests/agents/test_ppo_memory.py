@@ -12,6 +12,7 @@ from polyak import train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import static, struct
+from polyak.core.types import Variables
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.ops.distributions import for_space
@@ -254,3 +255,29 @@ def test_A16_what_must_be_remembered_is_learned_with_a_memory(network):
 
 def test_A16_what_must_be_remembered_is_not_learned_without_one():
     assert abs(mean_return(mlp((16, 16)))) < 0.2
+
+
+class OneScale:
+    """A user's network that sums what it sees, and has one deviation for all environments."""
+
+    def init(self, key, spec):
+        return Variables({"w": jnp.ones(3), "log_std": jnp.zeros(2)}, {})
+
+    def initial_carry(self, batch_size):
+        return jnp.zeros((batch_size, 3))
+
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        carry = (jnp.zeros_like(obs) if isinstance(carry, tuple) else carry) + obs
+        value = carry @ variables.params["w"]
+        loc = jnp.stack([value, -value], axis=-1)
+        return ({"loc": loc, "log_scale": variables.params["log_std"]}, value), carry, {}
+
+
+def test_a_users_network_with_a_memory_may_give_one_deviation_for_all_environments():
+    spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Box([-1.0] * 2, [1.0] * 2))
+    agent = PPO(spec, network=OneScale(), num_steps=6, num_epochs=1, num_minibatches=2)
+    state = agent.init(jax.random.key(0))
+    data = dataclasses.replace(rollout(spec, num_steps=6, num_envs=4), carry=np.zeros((4, 3), np.float32))
+    after, metrics = jax.jit(agent.update)(state, on_device(data), jax.random.key(1))
+    assert float(metrics["train/skipped_steps"]) == 0
+    assert bool(jnp.any(after.variables.params["log_std"] != 0)) and bool(jnp.any(after.variables.params["w"] != 1))

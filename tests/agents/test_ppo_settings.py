@@ -167,3 +167,10 @@ def test_tf_agents_users_find_their_defaults_and_may_change_them():
 def test_a_setting_without_what_it_needs_is_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         PPO(**({"spec": SPEC} | settings))
+
+
+def test_rewards_scaled_by_returns_need_the_memory_of_the_collecting_policy():
+    agent = PPO(SPEC, num_steps=6, num_minibatches=1, normalize_reward="return")
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"normalize_reward='return' needs .*collect_policy\(state\).*got carry \(\)"):
+        jax.eval_shape(agent.update, state, rollout(SPEC, num_steps=6, num_envs=3), jax.random.key(0))

@@ -322,3 +322,12 @@ def test_only_what_numpy_has_a_form_of_acts_there():
 
     assert suits() and not suits(keeps=True) and not suits(squash=True) and not suits(REMEMBERS["lstm"])
     assert not suits(mlp((5,), std="state")) and not suits(mlp((5,), squash_mean=True))
+
+
+def test_predict_refuses_a_carry_of_another_batch():
+    spec = EnvSpec(VECTOR, Discrete(2))
+    network = lstm(4, (4,))
+    policy = NetworkPolicy(network.init(KEY, spec), None, network, spec)
+    _, carry = policy.predict(np.zeros((3, 3), np.float32))
+    with pytest.raises(ValueError, match=r"predict: carry must have 2 rows as obs, got an array of shape \(3, 4\)"):
+        policy.predict(np.zeros((2, 3), np.float32), carry)

@@ -16,7 +16,7 @@ from polyak.core.types import Variables
 from polyak.parts.adapters import Equinox, FlaxLinen, FlaxNNX
 from polyak.parts.networks import mlp, nature_cnn
 from polyak.parts.recurrent import lstm
-from polyak.parts.regularization import check_kernels, l2_coefficients, roles
+from polyak.parts.regularization import _is_kernel, check_kernels, l2_coefficients, roles
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box(-np.ones(3), np.ones(3)), Discrete(2))
@@ -201,3 +201,9 @@ def test_images_too():
     PPO(image, network=nature_cnn((4,)), l2_shared=0.1)
     with pytest.raises(ValueError, match="l2_shared"):
         PPO(image, network=nature_cnn((4,), shared_torso=False), l2_shared=0.1)
+
+
+def test_a_kernel_is_known_by_its_own_name_not_by_its_modules():
+    params = {"unbiased": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones((2, 1))}, "log_std": {"all": jnp.ones((2, 2))}}
+    found = {jax.tree_util.keystr(path): _is_kernel(path, x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    assert [name for name, is_kernel in found.items() if is_kernel] == ["['unbiased']['kernel']"]

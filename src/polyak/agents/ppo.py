@@ -324,8 +324,13 @@ class PPO:
 
     def _seen(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
         """All observations as the network sees them, and its memory at the first of them."""
-        obs = rollout.time_steps.obs
-        carry = rollout.carry[0] if self.normalize_reward == "return" else rollout.carry
+        obs, carry = rollout.time_steps.obs, rollout.carry
+        if self.normalize_reward == "return":
+            if not (isinstance(carry, tuple) and len(carry) == 2):
+                raise ValueError(
+                    f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}"
+                )
+            carry, _ = carry
         return obs if state.normalizer is None else state.normalizer.normalize(obs), carry
 
     def _rows(

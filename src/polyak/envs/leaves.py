@@ -90,12 +90,10 @@ def read_obs(leaves: list[ObsLeaf], obs: Any, where: Callable[[], str]) -> list[
 
 
 def _part(value: Any, key: Any, leaf: ObsLeaf, depth: int, where: Callable[[], str]) -> Any:
-    wanted = tuple if isinstance(key, int) else dict
-    if isinstance(value, wanted) or (wanted is tuple and isinstance(value, list)):
-        try:
-            return value[key]
-        except (KeyError, IndexError):
-            pass
+    if isinstance(value, dict) and not isinstance(key, int) and key in value:
+        return value[key]
+    if isinstance(value, tuple | list) and isinstance(key, int) and key < len(value):
+        return value[key]
     got = f"a dict with keys {sorted(map(str, value))}" if isinstance(value, dict) else type(value).__name__
     path = "/".join(map(str, leaf.keys[: depth + 1]))
     raise TypeError(f"{where()}: the observation has no {path!r}; got {got}")

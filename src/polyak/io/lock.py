@@ -108,7 +108,7 @@ def _is_gone(owner: dict[str, Any]) -> bool:
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:
-        pass
+        pass  # Somebody else's process lives; its start tells whether it is the owner.
     started: int = owner["start"]
     return _start(owner["pid"]) != started
 

@@ -226,7 +226,7 @@ def predict(
     Raises:
         TypeError: an observation of the wrong kind of number.
         ValueError: the observation does not fit the space (leaf, shape got, shape wanted) or holds what is not finite; a
-            mask that does not fit the action space or allows nothing; a sample without a key.
+            mask that does not fit the action space or allows nothing; a carry of another batch; a sample without a key.
     """
     batch = _batch_size(spec, obs)
     rows = _mapped(partial(_obs_rows, batch or 1), spec.obs, obs, "obs")
@@ -235,6 +235,9 @@ def predict(
     first = np.full(batch or 1, carry is None)
     time_step = TimeStep(rows, np.zeros(batch or 1, np.float32), flags, flags, first, mask)
     carry = policy.initial_state(batch or 1) if carry is None else carry
+    for leaf in jax.tree.leaves(carry):
+        if np.shape(leaf)[:1] != (batch or 1,):
+            raise ValueError(f"predict: carry must have {batch or 1} rows as obs, got an array of shape {np.shape(leaf)}")
     if deterministic:
         action, carry = _mode(policy, time_step, carry)
     elif key is None:

@@ -1,5 +1,6 @@
 """Which weights belong to the policy, which to the value, and which to both; and the squares of them that a loss punishes."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -98,5 +99,5 @@ def _origins(program: Jaxpr, inputs: Sequence[frozenset[int]]) -> list[frozenset
 
 
 def _is_kernel(path: Any, leaf: Any) -> bool:
-    name = jax.tree_util.keystr(path)
-    return leaf.ndim >= 2 and "log_std" not in name and "bias" not in name
+    words = re.findall(r"\w+", jax.tree_util.keystr(path))
+    return leaf.ndim >= 2 and "log_std" not in words and words[-1] != "bias"

@@ -96,7 +96,7 @@ class ActorCriticModel:
         """The distribution of actions and the value for these rows."""
         if isinstance(self.network, RecurrentNetwork):
             assert rows.first is not None, "it learns from sequences"
-            (params, value), _ = unroll(self.network, variables, rows.obs, rows.first, rows.carry)
+            params, value = self._through_time(self.network, variables, rows.obs, rows.first, rows.carry)
         else:
             (params, value), _, _ = self.network.apply(variables, rows.obs)
         return self.distribution(params, rows.action_mask), value
@@ -106,10 +106,16 @@ class ActorCriticModel:
     ) -> tuple[PyTree, Float[Array, "times B"]]:
         """`(action_params, value)` of all observations of a rollout, in parts that fit the cache."""
         if isinstance(self.network, RecurrentNetwork):
-            (params, value), _ = unroll(self.network, variables, obs, first, carry)
+            params, value = self._through_time(self.network, variables, obs, first, carry)
         else:
             params, value = map_rows(lambda part: self._answer(variables, part), obs)
         return params, value
+
+    def _through_time(
+        self, network: RecurrentNetwork, variables: Variables, obs: PyTree, first: Bool[Array, "times B"], carry: PyTree
+    ) -> tuple[PyTree, Float[Array, "times B"]]:
+        (params, value), _ = unroll(network, variables, obs, first, carry)
+        return for_each_row(self.action, params, sequences=True), value
 
     def _answer(self, variables: Variables, obs: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
         (params, value), _, _ = self.network.apply(variables, obs)
@@ -208,13 +214,20 @@ def hidden(rows: Rows, shown: Bool[Array, "T B"]) -> Rows:
     return dataclasses.replace(whole, first=rows.first, carry=rows.carry) if rows.sequences else jax.tree.map(flat, whole)
 
 
-def for_each_row(space: Space, params: PyTree) -> PyTree:
-    """Action parameters `[N, ...]`, of which a network may have given the logarithm of a deviation once for all rows."""
+def for_each_row(space: Space, params: PyTree, *, sequences: bool = False) -> PyTree:
+    """Action parameters `[N, ...]`, of which a network may have given the logarithm of a deviation once for all rows.
+
+    Args:
+        sequences: parameters are `[T, B, ...]`, and that logarithm may be given once for each time step.
+    """
 
     def leaf(space: Leaf, params: PyTree) -> PyTree:
         if not isinstance(space, Box):
             return params
-        return params | {"log_scale": jnp.broadcast_to(params["log_scale"], params["loc"].shape)}
+        loc, log_scale = params["loc"], params["log_scale"]
+        if sequences and log_scale.ndim < loc.ndim:
+            log_scale = log_scale[:, None]
+        return params | {"log_scale": jnp.broadcast_to(log_scale, loc.shape)}
 
     return map_space(leaf, space, params)
 
