@@ -84,6 +84,19 @@ def _lunar_lander(env_steps: int) -> Mapping[str, Any]:
     }
 
 
+def _bipedal_walker(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 2048,
+        "num_epochs": 10,
+        "num_minibatches": 1024,
+        "gamma": 0.999,
+        "gae_lambda": 0.95,
+        "clip_range": 0.18,
+        "normalize_obs": True,
+        "normalize_reward": "return",
+    }
+
+
 def _half_cheetah(env_steps: int) -> Mapping[str, Any]:
     return {
         "network": mlp((256, 256), "relu", log_std=-2.0, orthogonal=False),
@@ -102,7 +115,100 @@ def _half_cheetah(env_steps: int) -> Mapping[str, Any]:
     }
 
 
-def _mujoco(env_steps: int) -> Mapping[str, Any]:
+def _hopper(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "network": mlp((256, 256), "relu", log_std=-2.0, orthogonal=False),
+        "num_steps": 512,
+        "num_epochs": 5,
+        "num_minibatches": 16,
+        "gamma": 0.999,
+        "gae_lambda": 0.99,
+        "learning_rate": 9.8e-5,
+        "ent_coef": 2.3e-3,
+        "vf_coef": 0.84,
+        "max_grad_norm": 0.7,
+        "normalize_obs": True,
+        "normalize_reward": "return",
+    }
+
+
+def _walker(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 512,
+        "num_epochs": 20,
+        "num_minibatches": 16,
+        "learning_rate": 5.05e-5,
+        "clip_range": 0.1,
+        "ent_coef": 5.9e-4,
+        "vf_coef": 0.87,
+        "max_grad_norm": 1.0,
+        "normalize_obs": True,
+        "normalize_reward": "return",
+    }
+
+
+def _swimmer(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 1024,
+        "num_epochs": 10,
+        "num_minibatches": 16,
+        "gamma": 0.9999,
+        "gae_lambda": 0.98,
+        "learning_rate": 6e-4,
+        "normalize_obs": True,
+        "normalize_reward": "return",
+    }
+
+
+def _inverted_pendulum(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 32,
+        "num_epochs": 5,
+        "num_minibatches": 1,
+        "gamma": 0.999,
+        "gae_lambda": 0.9,
+        "learning_rate": 2.2e-4,
+        "clip_range": 0.4,
+        "vf_coef": 0.20,
+        "max_grad_norm": 0.3,
+        "normalize_obs": True,
+        "normalize_reward": "return",
+    }
+
+
+def _inverted_double_pendulum(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 128,
+        "num_epochs": 10,
+        "num_minibatches": 1,
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+        "learning_rate": 1.6e-4,
+        "clip_range": 0.4,
+        "vf_coef": 0.70,
+        "normalize_obs": True,
+        "normalize_reward": "return",
+    }
+
+
+def _reacher(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 512,
+        "num_epochs": 5,
+        "num_minibatches": 16,
+        "gamma": 0.9,
+        "gae_lambda": 1.0,
+        "learning_rate": 1.0e-4,
+        "clip_range": 0.3,
+        "vf_coef": 0.95,
+        "max_grad_norm": 0.9,
+        "normalize_obs": True,
+        "normalize_reward": "return",
+    }
+
+
+def mujoco(env_steps: int) -> Mapping[str, Any]:
+    """The recipe that most published results of PPO on MuJoCo were made with, for one environment."""
     return {
         "num_steps": 2048,
         "num_epochs": 10,
@@ -122,13 +228,16 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "MountainCar-v0"): Preset(1_000_000, 16, _mountain_car, ZOO),
     ("ppo", "LunarLander-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
     ("ppo", "LunarLanderContinuous-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
+    ("ppo", "BipedalWalker-v3"): Preset(5_000_000, 32, _bipedal_walker, ZOO),
     ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 1, _half_cheetah, ZOO),
-    ("ppo", "Hopper-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
-    ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
-    ("ppo", "InvertedPendulum-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
-    ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
-    ("ppo", "Reacher-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
-    ("ppo", "Swimmer-v5"): Preset(1_000_000, 1, _mujoco, PUBLISHED),
+    ("ppo", "Hopper-v5"): Preset(1_000_000, 1, _hopper, ZOO),
+    ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _walker, ZOO),
+    ("ppo", "Ant-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
+    ("ppo", "Humanoid-v5"): Preset(2_000_000, 1, mujoco, PUBLISHED),
+    ("ppo", "Swimmer-v5"): Preset(1_000_000, 4, _swimmer, ZOO),
+    ("ppo", "InvertedPendulum-v5"): Preset(1_000_000, 1, _inverted_pendulum, ZOO),
+    ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 1, _inverted_double_pendulum, ZOO),
+    ("ppo", "Reacher-v5"): Preset(1_000_000, 1, _reacher, ZOO),
 }
 
 DEFAULT = Preset(1_000_000, 8, lambda env_steps: {}, "the algorithm's defaults")
