@@ -1,10 +1,22 @@
-"""Every test runs strictly: no silent broadcasting or dtype change, warnings are errors, shapes in signatures checked."""
+"""Every test runs strictly: no silent broadcasting or dtype change, warnings are errors, shapes in signatures checked.
+
+XLA is told to hurry: nearly all of a test's time is compiling a program that then runs for milliseconds. What is promised to
+the bit is promised with the compiler as users have it; such tests are marked `to_the_bit` and run by `test_to_the_bit.py`.
+"""
 
 import os
+from importlib.metadata import version
 
 # Eight host devices, so that sharded code has somewhere to go; before JAX starts, as it must be.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0"
+    # A flag that XLA does not know ends the process.
+    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
+)
 
 import jax
 import jaxtyping
@@ -15,6 +27,13 @@ import tests.typechecker  # noqa: F401  (the hook looks it up by name)
 jaxtyping.install_import_hook("polyak", "tests.typechecker.check")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_collection_modifyitems(items):
+    if "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]:
+        for item in items:
+            if item.get_closest_marker("to_the_bit"):
+                item.add_marker(pytest.mark.skip(reason="run by test_to_the_bit.py"))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def test_the_readme_opens_with_what_it_is_for_and_two_commands_that_do_all_the_s
     ]
 
 
-def test_the_python_programs_run_one_after_another():
+def test_the_python_programs_run_one_after_another(unchecked):
     assert main(shlex.split(f"train ppo CartPole-v1 --run-dir runs/pole {TINY}")) == 0
     names = {}
     for program in blocks("python"):
@@ -54,7 +54,7 @@ def test_the_answer_to_a_misspelt_setting_is_the_one_shown():
         eval(call, names)
 
 
-def test_the_commands_run_one_after_another():
+def test_the_commands_run_one_after_another(unchecked):
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     assert {line.split()[1] for line in lines} == set(STEPS)
     for line in lines:

@@ -172,9 +172,10 @@ def test_an_update_of_sequences_on_two_devices_is_the_one_on_one():
         one, metrics = whole(agent, one, data, KEY)
         two, metrics_of_two = split(agent, two, data, KEY)
     for x, y in zip(jax.tree.leaves((one, metrics)), jax.tree.leaves((two, metrics_of_two)), strict=True):
-        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=2e-6, rtol=2e-6)
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=3e-6, rtol=2e-5)
 
 
+@pytest.mark.to_the_bit
 def test_the_compiled_and_the_host_loop_give_the_same_bits():
     env = AutoReset(CartPole(max_episode_steps=12), NUM_ENVS)
     agent = PPO(

@@ -184,7 +184,7 @@ def check_is_the_formula(agent, state, data, after, metrics, weight=None):
     for name, term in terms.items():
         np.testing.assert_allclose(metrics[f"train/{name}"], term, rtol=3e-6, atol=1e-6, err_msg=name)
         np.testing.assert_array_equal(metrics[f"train/last_epoch/{name}"], metrics[f"train/{name}"])
-    np.testing.assert_allclose(gradient_taken(state, after), gradient, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient_taken(state, after), gradient, rtol=2e-5, atol=3e-6)
     np.testing.assert_allclose(metrics["train/grad_norm"], np.linalg.norm(gradient), rtol=1e-5)
     np.testing.assert_array_equal(metrics["train/grad_norm_clipped"], metrics["train/grad_norm"])
     assert metrics["train/skipped_steps"] == 0 and np.abs(gradient).max() > 0.01
@@ -245,7 +245,7 @@ class TestInPartsAndOnDevices:
         one, metrics_of_one = update(agent, state, on_device(data), jnp.asarray(weight))
         # The step was the gradient's own length, so the parameters are as far apart as the gradients are.
         for x, y in zip(jax.tree.leaves((one, metrics_of_one)), jax.tree.leaves((after, metrics)), strict=True):
-            np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=2e-6, rtol=2e-6)
+            np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=3e-6, rtol=2e-5)
 
 
 def on_devices(devices, agent, state, data, weights):

@@ -52,6 +52,7 @@ WRONG = {
     "l2_shared": [-0.1, NAN],
     "clip_obs": [0.0, -1.0, NAN, "5"],
     "clip_reward": [0.0, -1.0, NAN, "5"],
+    "histograms": [1, None],
     "squash": [1, None],
     "network": ["mlp", 3, mlp],
     "spec": [None, "CartPole-v1", SPEC.obs],

@@ -38,7 +38,7 @@ def compiled_once(jax_cache):
 
 
 @pytest.fixture(autouse=True)
-def _compile_once(jax_cache):
+def _compile_once(jax_cache, unchecked):
     with compiled_once(jax_cache):
         yield
 

@@ -63,6 +63,7 @@ OUT_OF_RANGE = {
     "clip-obs": ZERO_TOO,
     "normalize-reward": ("true",),
     "clip-reward": ZERO_TOO,
+    "histograms": ("1",),
     "squash": ("1",),
     "adam-eps": ZERO_TOO,
     "max-bad-steps": NOT_POSITIVE,

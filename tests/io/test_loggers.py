@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import time
 import warnings
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from polyak.core.spaces import Discrete, EnvSpec
-from polyak.core.types import HostEnv, Progress
+from polyak.core.types import Histogram, HostEnv, Progress
 from polyak.io.checkpoint import CheckpointError, restore, save, steps
 from polyak.io.loggers import checkpointer, jsonl_logger, save_progress, tensorboard_logger, with_time
 from polyak.io.run import RunError, create, open_run
@@ -88,6 +89,17 @@ def test_tensorboard_shows_every_tag_on_the_axis_of_env_steps(run):
     shown = read(run.tensorboard)
     assert shown["train/loss"] == [(10, 1.25), (20, 2.5)]
     assert shown["time/total_timesteps"] == [(10, 10.0), (20, 20.0)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_histograms_where_there_are_some(run):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    spread = Histogram(*(np.float32(x) for x in (0.0, 1.0)), np.ones(4, np.float32), np.float32(2.0), np.float32(1.5))
+    log = tensorboard_logger(run)
+    log(at(10), {"a": 1.0}, STATE)
+    log(dataclasses.replace(at(20), histograms={"histogram/actions": spread}), {"a": 1.0}, STATE)
+    shown = accumulator.EventAccumulator(str(run.tensorboard)).Reload()
+    assert [event.step for event in shown.Histograms("histogram/actions")] == [20]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -32,6 +32,7 @@ def whole():
     return {loop: (result, everything(result)) for loop, result in results.items()}
 
 
+@pytest.mark.to_the_bit
 def test_both_loops_give_the_same_parameters_to_the_bit_after_20_updates(whole):
     (compiled, numbers), (host, host_numbers) = whole["compiled"], whole["host"]
     assert compiled.progress.iteration >= 20 and compiled.progress.env_steps == host.progress.env_steps

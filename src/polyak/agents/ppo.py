@@ -10,8 +10,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.core.spaces import Box, EnvSpec, leaf_spaces
-from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
+from polyak.core.struct import check_needed, check_settings, choice, integer, number, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.ops import losses
 from polyak.ops.devices import sum_over_devices
 from polyak.ops.guard import Guard
@@ -20,6 +20,7 @@ from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
 from polyak.parts import epochs
 from polyak.parts import rows as rows_of
+from polyak.parts.histograms import update_histograms
 from polyak.parts.minibatches import check_divides
 from polyak.parts.networks import ActorCritic, check_actor_critic, network_for
 from polyak.parts.normalizer import ObsNormalizer, RewardScaler
@@ -121,6 +122,7 @@ class PPO:
         squash: Box actions are drawn from a normal distribution through tanh; the spec must rescale actions to their bounds.
         adam_eps: added to the root of Adam's second moment.
         max_bad_steps: updates in a row without one good gradient step after which training stops with an error.
+        histograms: metrics hold histograms of actions, advantages, values, weights and gradients too, for TensorBoard.
 
     Raises:
         TypeError, ValueError: a setting out of its range, or without another that it needs, by name.
@@ -167,6 +169,7 @@ class PPO:
     squash: bool = choice(default=False, choices=(True, False))
     adam_eps: Scalar = number(default=1e-5, above=0)
     max_bad_steps: int = integer(default=10)
+    histograms: bool = choice(default=False, choices=(True, False))
 
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> "PPO":
@@ -186,16 +189,11 @@ class PPO:
         elif not isinstance(self.network, Network):
             raise TypeError(f"PPO: network must have init and apply, such as mlp(), got {self.network!r}")
         check_settings(self)
-        for name, needed in (
-            ("kl_beta", ("kl_target",)),
-            ("kl_cutoff_coef", ("kl_cutoff_factor",)),
-            ("kl_cutoff_coef", ("kl_target",)),
-            ("kl_cutoff_factor", ("kl_cutoff_coef",)),
-            ("kl_target", ("kl_beta", "kl_cutoff_coef")),
-        ):
-            if getattr(self, name) is not None and all(getattr(self, other) is None for other in needed):
-                either = " or ".join(needed)
-                raise ValueError(f"PPO: {name}={getattr(self, name)} needs {either}, which must be a number above 0; got None")
+        check_needed(self, "kl_beta", "kl_target")
+        check_needed(self, "kl_cutoff_coef", "kl_cutoff_factor")
+        check_needed(self, "kl_cutoff_coef", "kl_target")
+        check_needed(self, "kl_cutoff_factor", "kl_cutoff_coef")
+        check_needed(self, "kl_target", "kl_beta", "kl_cutoff_coef")
         boxes = [leaf for _, leaf in leaf_spaces(self.spec.obs) if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
         if self.normalize_obs and not boxes:
             raise ValueError(f"PPO: normalize_obs must be False where no observation is a Box of floats, got {self.spec.obs}")
@@ -280,7 +278,7 @@ class PPO:
             self, self._model, state.variables, unravel, rows_at, clip_range, state.kl_beta, punished, axis_name
         )
         learning_rate = value_at(self.learning_rate, state.env_steps)
-        params, optimizer, taken = epochs.gradient_epochs(
+        moved, optimizer, taken = epochs.gradient_epochs(
             objective,
             params,
             state.optimizer,
@@ -294,11 +292,11 @@ class PPO:
             axis_name=axis_name,
         )
 
-        kl = objective.kl_of_all(params, rows)
+        kl = objective.kl_of_all(moved, rows)
         refused, steps = (flags.sum(dtype=jnp.uint32) for flags in (taken.refused, taken.refused | taken.kept))
         usable = ((row_weights(rollout.valid, weights) > 0) & ~jnp.any(data_bad)).astype(jnp.float32)
         state = PPOState(
-            variables=objective.variables(params),
+            variables=objective.variables(moved),
             optimizer=optimizer,
             # The statistics move last, so that all epochs saw the numbers that the policy acted on.
             normalizer=None if state.normalizer is None else state.normalizer.update(rollout.obs, usable, axis_name),
@@ -308,8 +306,11 @@ class PPO:
             updates=counted_on(state.updates, jnp.uint32(1)),
             guard=state.guard.after_update(refused, steps, jnp.concatenate([data_bad, taken.bad.any((0, 1))])),
         )
-        metrics = self._metrics(state, rows, taken, axis_name) | {"train/kl": kl, "train/learning_rate": learning_rate}
-        return state, metrics if clip_range is None else metrics | {"train/clip_range": clip_range}
+        terms = self._metrics(state, rows, taken, axis_name) | {"train/kl": kl, "train/learning_rate": learning_rate}
+        metrics: Metrics = {**terms, **({} if clip_range is None else {"train/clip_range": clip_range})}
+        if self.histograms:
+            metrics |= update_histograms(objective, params, moved, rows, self.normalize_advantage, axis_name)
+        return state, metrics
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
         """Names the first bad quantity once `max_bad_steps` updates in a row learned nothing."""
@@ -359,16 +360,14 @@ class PPO:
             value_targets=self.value_targets,
         )
 
-    def _metrics(self, state: PPOState, rows: Rows, taken: epochs.Taken, axis_name: str | None) -> Metrics:
+    def _metrics(self, state: PPOState, rows: Rows, taken: epochs.Taken, axis_name: str | None) -> Terms:
         """Terms averaged over the gradient steps that were taken, and what describes the update as a whole."""
         kept = taken.kept.astype(jnp.float32)
         metrics = {f"train/{name}": losses.masked_mean(term, kept) for name, term in taken.terms.items()}
         last = {f"train/last_epoch/{name}": losses.masked_mean(term[-1], kept[-1]) for name, term in taken.terms.items()}
         metrics["train/explained_variance"] = losses.explained_variance(rows.value, rows.value_target, rows.weight, axis_name)
-        metrics["train/n_updates"] = state.updates
-        metrics["train/skipped_steps"] = state.guard.skipped
-        metrics["train/skipped_in_a_row"] = state.guard.in_a_row
-        metrics["train/first_bad"] = state.guard.first_bad
+        metrics |= {"train/n_updates": state.updates, "train/skipped_steps": state.guard.skipped}
+        metrics |= {"train/skipped_in_a_row": state.guard.in_a_row, "train/first_bad": state.guard.first_bad}
         if state.kl_beta is not None:
             metrics["train/kl_beta"] = state.kl_beta
         return metrics | last
@@ -379,7 +378,7 @@ class PPO:
         return jnp.where(taken.kept.any(), adapted, beta)  # without a step the divergence says nothing about it
 
     def _network_policy(self, state: PPOState, *, keeps: bool = False) -> NetworkPolicy:
-        return NetworkPolicy(state.variables, state.normalizer, self._network, self.spec, keeps=keeps, squash=self.squash)
+        return NetworkPolicy(state.variables, state.normalizer, self._network, self.spec, keeps, self.squash)
 
     @property
     def _adam(self) -> Adam:
@@ -396,5 +395,5 @@ class PPO:
 
     @property
     def _l2(self) -> dict[str, Scalar]:
-        named = {"policy": self.l2_policy, "value": self.l2_value, "shared": self.l2_shared}
-        return {role: coefficient for role, coefficient in named.items() if coefficient is not None}
+        named = (("policy", self.l2_policy), ("value", self.l2_value), ("shared", self.l2_shared))
+        return {role: coefficient for role, coefficient in named if coefficient is not None}

@@ -137,3 +137,16 @@ def unknown_name(name: str, known: tuple[str, ...], what: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {what} {name!r}; {hint}({what}s: {', '.join(known)})"
+
+
+def check_needed(settings: Any, name: str, *others: str) -> None:
+    """Refuse a setting that is given where none of the others is, which it means nothing without.
+
+    Raises:
+        ValueError: naming all of them.
+    """
+    if getattr(settings, name) is not None and all(getattr(settings, other) is None for other in others):
+        raise ValueError(
+            f"{type(settings).__name__}: {name}={getattr(settings, name)} needs {' or '.join(others)}, which must be a number "
+            f"above 0; got None"
+        )

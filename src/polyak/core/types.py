@@ -1,7 +1,7 @@
 """What travels between the rooms: time steps, rollouts, policies, agents, networks, environments."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -12,8 +12,31 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 
 PyTree: TypeAlias = Any
-Metrics: TypeAlias = dict[str, Array]
 Scalar: TypeAlias = float | Float[Array, ""]
+
+
+@struct
+class Histogram:
+    """How numbers are spread: how many lie in each of equal bins from the lowest to the highest.
+
+    Attributes:
+        counts: by bin; the last one holds the highest number too.
+        total: the sum of the numbers.
+        squares: the sum of their squares.
+    """
+
+    low: Float[Array, "*S"]
+    high: Float[Array, "*S"]
+    counts: Float[Array, "*S bins"]
+    total: Float[Array, "*S"]
+    squares: Float[Array, "*S"]
+
+
+Terms: TypeAlias = dict[str, Array]
+"""The scalars that a loss is made of, by name."""
+
+Metrics: TypeAlias = dict[str, Array | Histogram]
+"""What an update says of itself: scalars by tag, and histograms where they were asked for."""
 
 
 @struct
@@ -298,6 +321,7 @@ class Progress:
         compile_seconds: wall time spent compiling.
         fps: env steps per second of training in this process.
         env: the environment of a host loop, for its `snapshot`; None in the compiled loop, whose state holds everything.
+        histograms: of the last update, by tag, where the agent was asked for them.
     """
 
     env_steps: int
@@ -307,6 +331,7 @@ class Progress:
     compile_seconds: float
     fps: float
     env: HostEnv | None = None
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
 
 
 Callback: TypeAlias = Callable[[Progress, Mapping[str, float], PyTree], object]

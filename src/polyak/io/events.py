@@ -1,4 +1,4 @@
-"""TensorBoard's event file, as bytes: scalars only, without protobuf, threads or queues.
+"""TensorBoard's event file, as bytes: scalars and histograms, without protobuf, threads or queues.
 
 `tensorboardX.SummaryWriter` writes from a thread that a full disk kills, after which the next scalar waits for ever; and it
 imports torch where that is installed. Records are appended here by the caller, who sees every error.
@@ -7,9 +7,15 @@ imports torch where that is installed. Records are appended here by the caller, 
 import struct
 from collections.abc import Mapping
 
+import numpy as np
+
+from polyak.core.types import Histogram
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EVENT = {"wall_time": 1, "step": 2, "file_version": 3, "summary": 5, "session_log": 7}
-_SUMMARY_VALUE, _TAG, _SIMPLE_VALUE, _STATUS, _START = 1, 1, 2, 1, 1
+_SUMMARY_VALUE, _TAG, _SIMPLE_VALUE, _HISTOGRAM, _STATUS, _START = 1, 1, 2, 5, 1, 1
+# Fields 1 to 5 of a histogram are min, max, num, sum, sum_squares.
+_BUCKET_LIMIT, _BUCKET = 6, 7
 _CASTAGNOLI = 0x82F63B78
 
 
@@ -24,16 +30,31 @@ def restart(wall_time: float, step: int) -> bytes:
     return _record(_time_and_step(wall_time, step) + _delimited(_EVENT["session_log"], _varint_field(_STATUS, _START)))
 
 
-def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
+def summary(wall_time: float, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]) -> bytes:
     """The record of one value for each tag at one step."""
-    summary = b"".join(_delimited(_SUMMARY_VALUE, _scalar(tag, value)) for tag, value in values.items())
-    return _record(_time_and_step(wall_time, step) + _delimited(_EVENT["summary"], summary))
+    values = [_scalar(tag, value) for tag, value in scalars.items()]
+    values += [_delimited(_TAG, tag.encode()) + _delimited(_HISTOGRAM, _histogram(h)) for tag, h in histograms.items()]
+    whole = b"".join(_delimited(_SUMMARY_VALUE, value) for value in values)
+    return _record(_time_and_step(wall_time, step) + _delimited(_EVENT["summary"], whole))
 
 
 def _scalar(tag: str, value: float) -> bytes:
     # As a 32-bit float, which a large Python float would overflow.
     narrow = struct.pack("<f", value) if abs(value) < 3.4e38 or value != value else struct.pack("<f", value * float("inf"))
     return _delimited(_TAG, tag.encode()) + _head(_SIMPLE_VALUE, _FIXED32) + narrow
+
+
+def _histogram(histogram: Histogram) -> bytes:
+    counts = np.asarray(histogram.counts, np.float64)
+    low, high = float(histogram.low), float(histogram.high)
+    limits = np.linspace(low, high, len(counts) + 1)[1:]
+    about = (low, high, float(counts.sum()), float(histogram.total), float(histogram.squares))
+    head = b"".join(_head(number, _FIXED64) + struct.pack("<d", value) for number, value in enumerate(about, 1))
+    return head + _doubles(_BUCKET_LIMIT, limits) + _doubles(_BUCKET, counts)
+
+
+def _doubles(field: int, values: np.ndarray) -> bytes:
+    return _delimited(field, values.astype("<f8").tobytes())
 
 
 def _time_and_step(wall_time: float, step: int) -> bytes:

@@ -48,7 +48,8 @@ def jsonl_logger(run: Run) -> Callback:
 
 
 def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
-    """A callback that appends every tag to an event file in `tb/`, on the axis of env steps.
+    """A callback that appends every tag, and the histograms of agents that were asked for them, to an event file in `tb/`, on
+    the axis of env steps.
 
     A full disk costs the row and one warning; training goes on.
 
@@ -68,7 +69,7 @@ def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
         start = b""
         if not path.exists() or path.stat().st_size == 0:
             start = events.file_start(now) + (b"" if resumed_at is None else events.restart(now, resumed_at + 1))
-        append(path, start + events.scalars(now, progress.env_steps, with_time(progress, metrics)))
+        append(path, start + events.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms))
 
     return _tolerant(write, path)
 

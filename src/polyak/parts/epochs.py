@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Key
 
 from polyak.core.struct import struct
-from polyak.core.types import Metrics, PyTree, Scalar
+from polyak.core.types import PyTree, Scalar, Terms
 from polyak.parts.minibatches import accumulate, shuffled_minibatches
 from polyak.parts.optimizer import Adam, global_norm
 from polyak.parts.rows import Rows, advantage_scaling
@@ -36,12 +36,12 @@ class Objective(Protocol):
         ...
 
     def whole(
-        self, params: Float[Array, " n"], gradient: Float[Array, " n"], terms: Metrics, known: PyTree
-    ) -> tuple[Float[Array, " n"], Metrics]:
+        self, params: Float[Array, " n"], gradient: Float[Array, " n"], terms: Terms, known: PyTree
+    ) -> tuple[Float[Array, " n"], Terms]:
         """Gradient and terms with what does not come in shares."""
         ...
 
-    def stops(self, terms: Metrics) -> Bool[Array, ""]:
+    def stops(self, terms: Terms) -> Bool[Array, ""]:
         """The update is over before the step of this minibatch."""
         ...
 
@@ -57,10 +57,34 @@ class Taken:
         refused: it was not, though the update was not over.
     """
 
-    terms: Metrics
+    terms: Terms
     bad: Bool[Array, "E K 2"]
     kept: Bool[Array, "E K"]
     refused: Bool[Array, "E K"]
+
+
+def gradient_of(
+    objective: Objective,
+    params: Float[Array, " n"],
+    rows: Rows,
+    index: Int32[Array, " M"],
+    scaling: tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]],
+    axis_name: str | None,
+) -> tuple[Float[Array, " n"], Terms]:
+    """The gradient of a minibatch's loss, and its terms.
+
+    Args:
+        scaling: one minibatch's of `advantage_scaling`.
+    """
+    centre, scale, total = scaling
+    known = objective.known(params, rows, index, total)
+
+    def share(index: Int32[Array, " m"]) -> Any:
+        part = rows.at(index).scaled(centre, scale)
+        return jax.grad(objective.share, has_aux=True)(params, part, total, known)
+
+    gradient, terms = accumulate(share, index, axis_name)
+    return objective.whole(params, gradient, terms, known)
 
 
 def gradient_epochs(
@@ -89,14 +113,7 @@ def gradient_epochs(
     def step(rows: Rows, carry: PyTree, minibatch: PyTree) -> tuple[PyTree, Taken]:
         index, centre, scale, total = minibatch
         params, optimizer, stopped = carry
-        known = objective.known(params, rows, index, total)
-
-        def share(index: Int32[Array, " m"]) -> Any:
-            part = rows.at(index).scaled(centre, scale)
-            return jax.grad(objective.share, has_aux=True)(params, part, total, known)
-
-        gradient, terms = accumulate(share, index, axis_name)
-        gradient, terms = objective.whole(params, gradient, terms, known)
+        gradient, terms = gradient_of(objective, params, rows, index, (centre, scale, total), axis_name)
         terms["grad_norm"] = global_norm(gradient)
         terms["grad_norm_clipped"] = adam.clipped_norm(terms["grad_norm"])
         bad = ~jnp.stack([jnp.isfinite(terms["loss"]), adam.accepts(terms["grad_norm"])])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from polyak.core.types import Metrics, PyTree, Scalar, Variables
+from polyak.core.types import PyTree, Scalar, Terms, Variables
 from polyak.ops import losses
 from polyak.ops.devices import sum_over_devices
 from polyak.ops.distributions import Distribution
@@ -100,7 +100,7 @@ class Surrogate:
         """What an epoch that begins with these parameters learns from."""
         return self.rows_at(self.variables(params))
 
-    def share(self, params: Float[Array, " n"], part: Rows, total: Scalar, known: PyTree) -> tuple[Float[Array, ""], Metrics]:
+    def share(self, params: Float[Array, " n"], part: Rows, total: Scalar, known: PyTree) -> tuple[Float[Array, ""], Terms]:
         """The share that some rows have in the minibatch's loss and its terms; `total` is the weight of the whole minibatch."""
         settings, old = self.settings, part.log_prob
         # Not in training mode: a ratio compares two policies, and dropout or a minibatch's own statistics would be in it.
@@ -143,8 +143,8 @@ class Surrogate:
         return {"value": kl_cutoff(kl, **limit), "slope": kl_cutoff_slope(kl, **limit)}
 
     def whole(
-        self, params: Float[Array, " n"], gradient: Float[Array, " n"], terms: Metrics, known: PyTree
-    ) -> tuple[Float[Array, " n"], Metrics]:
+        self, params: Float[Array, " n"], gradient: Float[Array, " n"], terms: Terms, known: PyTree
+    ) -> tuple[Float[Array, " n"], Terms]:
         """With what does not come in shares: the cutoff's value, and the squares of parameters."""
         if known is not None:
             terms = terms | {"kl_cutoff_loss": known["value"], "loss": terms["loss"] + known["value"]}
@@ -154,7 +154,7 @@ class Surrogate:
             terms = terms | {"l2_loss": punished, "loss": terms["loss"] + punished}
         return gradient, terms
 
-    def stops(self, terms: Metrics) -> Bool[Array, ""]:
+    def stops(self, terms: Terms) -> Bool[Array, ""]:
         """The policy has moved too far for another step."""
         most = self.settings.target_kl
         return jnp.array(False) if most is None else terms["approx_kl"] > 1.5 * most

@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_integer
 from polyak.core.struct import struct
-from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
+from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Episodes, Finished, Window, measure
 
 # The mesh axis over which environments are split.
@@ -218,6 +218,7 @@ class Reporter:
         self.compile_seconds = 0.0
         self.env_steps, self.iteration = env_steps, iteration
         self.metrics: dict[str, float] = {}
+        self._histograms: dict[str, Histogram] = {}
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -249,7 +250,14 @@ class Reporter:
         """Where the loop stands."""
         fps = (self.env_steps - self._started_at) / self._clock if self._clock > 0 else 0.0
         return Progress(
-            self.env_steps, self._target.env_steps, self.iteration, self._clock, self.compile_seconds, fps, self._env
+            self.env_steps,
+            self._target.env_steps,
+            self.iteration,
+            self._clock,
+            self.compile_seconds,
+            fps,
+            self._env,
+            self._histograms,
         )
 
     def is_due(self, metrics: Metrics, env_steps: int) -> bool:
@@ -263,7 +271,9 @@ class Reporter:
             TrainingDiverged: the agent says that training cannot go on.
         """
         host_metrics = jax.device_get(metrics)
-        self.metrics = self._window.metrics() | {name: float(value) for name, value in host_metrics.items()}
+        self._histograms = {name: value for name, value in host_metrics.items() if isinstance(value, Histogram)}
+        scalars = {name: float(value) for name, value in host_metrics.items() if name not in self._histograms}
+        self.metrics = self._window.metrics() | scalars
         go_on = [callback(self.progress, self.metrics, state) is not False for callback in callbacks]
         diagnosis = self._agent.diagnose(self.metrics)
         if diagnosis is not None:

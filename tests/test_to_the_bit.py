@@ -1,0 +1,24 @@
+"""What is promised to the bit, with the compiler as users have it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_what_is_promised_to_the_bit_holds_with_the_optimising_compiler():
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.to_the_bit" in path.read_text()]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "to_the_bit", *marked],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    counted = re.search(r"(\d+) passed, \d+ deselected in", done.stdout)
+    assert counted and int(counted[1]) >= 2, done.stdout
