@@ -122,6 +122,26 @@ def test_a_gradient_in_parts_is_the_gradient(monkeypatch, rows_in_cache, parts):
     np.testing.assert_allclose(got_terms["sum"], terms["sum"], atol=1e-5)
 
 
+def test_on_several_devices_parts_fit_the_cache_of_a_core(monkeypatch):
+    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE_OF_A_CORE", 4)
+    params, index = jnp.array([0.3, -0.7]), jnp.arange(24, dtype=jnp.int32)
+    seen = []
+
+    def share(part):
+        seen.append(part.shape[0])
+        return jax.grad(lambda p: quadratic(p, part)[0])(params)
+
+    split = jax.shard_map(
+        lambda index: accumulate(share, index, ENVS),
+        mesh=mesh_over(2, 2),
+        in_specs=PartitionSpec(ENVS),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    np.testing.assert_allclose(jax.jit(split)(index), jax.grad(lambda p: quadratic(p, index)[0])(params), rtol=1e-5)
+    assert set(seen) == {4}
+
+
 def test_rows_without_a_fitting_divisor_stay_whole(monkeypatch):
     monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", 4)
     params, index = jnp.array([0.3, -0.7]), jnp.arange(23, dtype=jnp.int32)

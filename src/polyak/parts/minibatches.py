@@ -17,6 +17,8 @@ GROUPS = (8, 4, 2, 1)
 
 # On so many rows the gradient of a (64, 64) network runs at twice the speed that it has where activations leave the cache.
 ROWS_IN_CACHE = 4096
+# Devices that are a core each have only that core's cache; alone, a device takes more cores for larger products.
+ROWS_IN_CACHE_OF_A_CORE = 256
 
 
 def shuffled_minibatches(
@@ -73,7 +75,7 @@ def accumulate(
         share: of some rows, something that adds up: their part of a mean over the whole minibatch, or of its gradient.
         index: the minibatch's rows on this device.
     """
-    parts = _parts(index.shape[0])
+    parts = _parts(index.shape[0], ROWS_IN_CACHE if axis_name is None else ROWS_IN_CACHE_OF_A_CORE)
     if parts == 1:
         total = share(index)
     else:
@@ -102,9 +104,9 @@ def _groups(num_steps: int, num_envs: int, num_minibatches: int, devices: int) -
     return 1
 
 
-def _parts(rows: int) -> int:
-    """The fewest equal parts that fit the cache; one where the rows have no fitting divisor."""
-    wanted = -(-rows // ROWS_IN_CACHE)
+def _parts(rows: int, rows_in_cache: int) -> int:
+    """The fewest equal parts that fit the cache; one where the rows have no fitting divisor, or the cache is no CPU's."""
+    wanted = -(-rows // rows_in_cache) if jax.default_backend() == "cpu" else 1
     return next((parts for parts in range(wanted, 4 * wanted) if rows % parts == 0), 1)
 
 
