@@ -145,8 +145,11 @@ def _new_form(policy: SpecifiedPolicy, arrays: list[Any]) -> _Form:
     return form
 
 
-def rows_of(space: Space, obs: Any) -> tuple[Any, int | None]:
-    """An observation as agents see it, with a first axis: in its space's dtype, integers from 0. And its length; None for one alone.
+def rows_of(space: Space, obs: Any, *, native: bool = False) -> tuple[Any, int | None]:
+    """An observation in its space's dtype, with a first axis; and the length of that axis, None for one observation alone.
+
+    Args:
+        native: integers as the environment counts them; else from 0, as agents see them.
 
     Raises:
         TypeError, ValueError: as `predict`.
@@ -154,9 +157,9 @@ def rows_of(space: Space, obs: Any) -> tuple[Any, int | None]:
     if not isinstance(space, Dict | Tuple):
         array = np.asarray(obs)
         batch = _batch_of("obs", space, array.shape)
-        return _obs_rows(batch or 1, "obs", space, array), batch
+        return _obs_rows(batch or 1, native, "obs", space, array), batch
     batch = _batch_size(space, obs)
-    return _mapped(partial(_obs_rows, batch or 1), space, obs, "obs"), batch
+    return _mapped(partial(_obs_rows, batch or 1, native), space, obs, "obs"), batch
 
 
 def _batch_size(space: Space, obs: Any) -> int | None:
@@ -192,8 +195,7 @@ def _mapped(function: Callable[[str, Leaf, Any], Any], space: Space, tree: Any, 
     return map_space(leaf, space)
 
 
-def _obs_rows(batch: int, what: str, space: Leaf, x: Any) -> npt.NDArray[Any]:
-    """As agents see it: in the space's dtype, integers from 0."""
+def _obs_rows(batch: int, native: bool, what: str, space: Leaf, x: Any) -> npt.NDArray[Any]:
     array = np.asarray(x)
     kinds, wanted = ("fiub", "numbers") if space.dtype.kind == "f" else ("iub", "integers")
     if array.dtype.kind not in kinds:
@@ -201,9 +203,10 @@ def _obs_rows(batch: int, what: str, space: Leaf, x: Any) -> npt.NDArray[Any]:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"predict: {what} must be finite, got {x}")
     if isinstance(space, Discrete | MultiDiscrete):
-        array = array.astype(np.int64) - np.asarray(space.start)
-        if (array < 0).any() or (array >= (space.n if isinstance(space, Discrete) else space.nvec)).any():
+        counted = array.astype(np.int64) - np.asarray(space.start)
+        if (counted < 0).any() or (counted >= (space.n if isinstance(space, Discrete) else space.nvec)).any():
             raise ValueError(f"predict: {what} must lie in {space}, got {x}")
+        array = array if native else counted
     return array.astype(space.dtype).reshape(batch, *space.shape)
 
 
