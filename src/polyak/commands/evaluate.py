@@ -79,9 +79,10 @@ def _evaluate(directory: Path, arguments: list[str]) -> int:
 
 def _python_policy(name: str, config: RunConfig) -> Policy:
     """What a person named, in the run's environment."""
+    named = named_object(name, "--policy")
     from polyak.parts.python_policy import PythonPolicy
 
-    policy: Policy = PythonPolicy(named_object(name, "--policy"), config.agent.spec, name=name)
+    policy: Policy = PythonPolicy(named, config.agent.spec, name=name)
     return policy
 
 

@@ -9,6 +9,7 @@ import jax
 import tyro
 
 from polyak.commands.flags import UsageError, fail, parse, usage
+from polyak.core.spaces import EnvSpec
 from polyak.core.types import Policy
 from polyak.io import numpy_reader
 from polyak.io.checkpoint import CheckpointError, restore
@@ -19,7 +20,7 @@ from polyak.io.run import RunError, open_run
 from polyak.io.stablehlo import MEMBER, program
 from polyak.parts.native import native_step
 from polyak.parts.plain_weights import plain_weights
-from polyak.runs import RunConfig, read_config, run_key
+from polyak.runs import read_config, run_key
 
 Format = Literal["stablehlo", "onnx", "numpy"]
 SUFFIXES: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx", "numpy": ".npz"}
@@ -56,19 +57,18 @@ def _export(directory: Path, arguments: list[str]) -> int:
     restored = restore(run.checkpoints, jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
     output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"
     about = {"algorithm": config.algorithm, "env": config.env, "env_steps": restored.step}
-    made = write_policy(config.agent.policy(restored.tree), config, flags.format, output, about)
+    made = write_policy(config.agent.policy(restored.tree), config.agent.spec, flags.format, output, about)
     print("\n".join(f"wrote {path} ({path.stat().st_size:,} bytes)" for path in made))
     return 0
 
 
-def write_policy(policy: Policy, config: RunConfig, kind: Format, output: Path, about: dict[str, Any]) -> list[Path]:
+def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, about: dict[str, Any]) -> list[Path]:
     """Write the policy; returns the files.
 
     Raises:
         ExportError, ValueError: the policy is not one for this format, or the file cannot be written.
         ImportError: the extra is missing.
     """
-    spec = config.agent.spec
     step = native_step(policy, spec)
     if kind == "numpy":
         needs, arrays = plain_weights(policy, spec)

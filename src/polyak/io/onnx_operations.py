@@ -2,13 +2,14 @@
 
 import string
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from polyak.io.export import ExportError
 
 
+@runtime_checkable
 class Graph(Protocol):
     """What a translation adds nodes to. A value is the name of a node, or a NumPy array."""
 
@@ -202,7 +203,7 @@ OPERATIONS: dict[str, Translation] = {
         "cos": "Cos", "div": "Div", "eq": "Equal", "erf": "Erf", "exp": "Exp", "floor": "Floor", "ge": "GreaterOrEqual",
         "gt": "Greater", "le": "LessOrEqual", "log": "Log", "logistic": "Sigmoid", "lt": "Less", "max": "Max", "min": "Min",
         "mul": "Mul", "neg": "Neg", "not": "Not", "or": "Or", "pow": "Pow", "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt",
-        "sub": "Sub", "tanh": "Tanh", "xor": "Xor",
+        "stop_gradient": "Identity", "sub": "Sub", "tanh": "Tanh", "xor": "Xor",
     }.items()},
     "argmax": _argmax,
     "broadcast_in_dim": _broadcast_in_dim,

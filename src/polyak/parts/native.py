@@ -19,7 +19,7 @@ class NativeStep:
     Attributes:
         function: pure, of arrays `[N, ...]`.
         inputs: each by its name, without the first axis: `obs` (or `obs/camera`, ... of a Dict or Tuple) as the environment
-            gives it. Of a policy with a memory also `carry/...` and `first`: an episode begins, the row's carry is not looked at.
+            gives it. Of a policy with a memory also `carry/...` and `first`: an episode begins, its carry is not looked at.
         outputs: likewise: `action` (or `action/...`) as the environment takes it, and `carry/...` for the next step.
     """
 
