@@ -2,13 +2,12 @@
 
     python benchmarks/predict.py [--quick] [--json PATH]
 
-Observations of 17 numbers, 6 Box actions, (64, 64) tanh, observations normalised (not by Stable-Baselines3, which does that outside
-of `predict`). The bare call is the same policy's mode, jitted, with the whole policy and the observation as arguments and the
+Observations of 17 numbers, 6 Box actions, (64, 64) tanh, observations normalised (Stable-Baselines3 does that
+outside of `predict`). The bare call is the same policy's mode, jitted, with the whole policy and the observation as arguments and the
 answer as a NumPy array: no checks, no clipping to the bounds.
 """
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,6 @@ def main() -> None:
     me = Path(__file__).resolve()
     interpreters = {"sb3": python_of("sb3"), "bare": sys.executable, "polyak": sys.executable}
     commands = {name: [python, me, "--worker", name, "--count", str(count)] for name, python in interpreters.items()}
-    start = time.perf_counter()
     rates, about = take_turns(commands, rounds)
     micros = {name: [1e6 / rate for rate in each] for name, each in rates.items()}
     names = {"sb3": "Stable-Baselines3 predict", "bare": "the jitted mode alone", "polyak": "policy.predict"}
@@ -110,7 +108,6 @@ def main() -> None:
         "rates": rates,
         "target_us": TARGET,
         "versions": about,
-        "seconds": time.perf_counter() - start,
     }
     report(text, {**result, "quick": args.quick, "count": count}, args.json)
 

@@ -37,12 +37,12 @@ def model(
     (rows,) = export.symbolic_shape("rows")
     arguments = [jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for x in inputs.values()]
     program = jax.make_jaxpr(function)(*arguments)
-    builder = _Builder(next(iter(inputs)))
-    said = builder.run(program, list(inputs))
+    made_of = _Nodes(next(iter(inputs)))
+    said = made_of.run(program, list(inputs))
     names = {name: f"next_{name}" if name in inputs else name for name in outputs}
     for value, name in zip(said, names.values(), strict=True):
-        builder.add("Identity", [value], name=name)
-    nodes, constants = builder.needed(names.values())
+        made_of.add("Identity", [value], name=name)
+    nodes, constants = made_of.needed(names.values())
     made = helper.make_model(
         helper.make_graph(
             nodes,
@@ -68,7 +68,7 @@ def _literal(literal: Any) -> npt.NDArray[Any]:
     return np.asarray(literal.val, literal.aval.dtype)
 
 
-class _Builder(Graph):
+class _Nodes(Graph):
     """Nodes in the order in which they are computed. A value is the name of one, or a NumPy array that is known already."""
 
     def __init__(self, rows_of: str) -> None:

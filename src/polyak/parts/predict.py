@@ -74,7 +74,7 @@ def predict(
 ) -> tuple[Any, PyTree]:
     """NumPy in, NumPy out: the environment's own action (clipped or rescaled, counted from its `start`) for an observation.
 
-    The greedy action of a small `mlp` is found in NumPy, which is several times faster for one observation than a call of
+    The greedy action of a small `mlp` is found in NumPy, where one observation costs less than handing the policy's arrays to
     JAX: the same bits at every call, and up to rounding what `policy.distribution(...)` says compiled.
 
     Args:
