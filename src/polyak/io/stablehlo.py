@@ -26,7 +26,7 @@ def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStr
     (rows,) = export.symbolic_shape("rows")
     arguments = [jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for x in inputs.values()]
     # Without the lines of source, and so the directories of this machine, that it was made by.
-    frames = jax.config.jax_traceback_in_locations_limit
+    frames = jax.config.values["jax_traceback_in_locations_limit"]
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         return bytes(export.export(jax.jit(function), platforms=PLATFORMS)(*arguments).serialize())
