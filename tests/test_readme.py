@@ -11,7 +11,7 @@ from polyak.cli import main
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 TINY = "--env-steps 128 --hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
-STEPS = {"train": TINY, "resume": "--env-steps 256 --eval-episodes 2", "evaluate": "--episodes 2", "list": ""}
+STEPS = {"train": TINY, "resume": "--env-steps 256 --eval-episodes 2", "evaluate": "--episodes 2", "export": "", "list": ""}
 
 
 def blocks(language):

@@ -1,4 +1,4 @@
-"""The command line: polyak train | resume | evaluate | list."""
+"""The command line: polyak train | resume | evaluate | export | list."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ commands:
   train ALGO ENV [flags]   train an agent and keep everything in a run directory
   resume RUN [flags]       go on where a run was stopped
   evaluate RUN [flags]     the greedy return of a run's policy
+  export RUN --format F    the policy as one file: stablehlo, onnx or numpy
   list                     algorithms, presets and environments
 
 `polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         import difflib
 
-        near = difflib.get_close_matches(name, ("train", "resume", "evaluate", "list"), n=1)
+        near = difflib.get_close_matches(name, ("train", "resume", "evaluate", "export", "list"), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: unknown command {name!r}{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
@@ -64,6 +65,10 @@ def _command(name: str) -> Callable[[list[str]], int] | None:
             from polyak.commands.evaluate import evaluate
 
             return evaluate
+        case "export":
+            from polyak.commands.export import export
+
+            return export
         case "list":
             from polyak.commands.listing import listing
 

@@ -10,13 +10,18 @@ import jax
 import numpy as np
 
 from polyak.agents import AGENTS
-from polyak.core import spaces
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.spaces import zeros
 from polyak.core.types import Agent, Policy
 from polyak.io.checkpoint import restore
 from polyak.io.config import ConfigError, from_json, to_json
+from polyak.io.export import SPEC_CLASSES, Export, ExportError, read_export
+from polyak.io.numpy_file import from_members
+from polyak.io.numpy_reader import Policy as NumPyReader
 from polyak.io.run import Run, open_run
+from polyak.io.stablehlo import MEMBER, load_program
 from polyak.ops.schedules import Linear
+from polyak.parts.exported import ExportedPolicy
 from polyak.parts.networks import ActorCritic
 from polyak.parts.recurrent import RecurrentActorCritic
 
@@ -33,13 +38,7 @@ CLASSES: dict[str, type] = {
         ActorCritic,
         RecurrentActorCritic,
         Linear,
-        spaces.EnvSpec,
-        spaces.Box,
-        spaces.Discrete,
-        spaces.MultiDiscrete,
-        spaces.MultiBinary,
-        spaces.Dict,
-        spaces.Tuple,
+        *SPEC_CLASSES,
     )
 }
 
@@ -121,18 +120,39 @@ def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
 
 
 def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> Any:
-    """The greedy policy of a run directory, ready to `predict(obs)`; needs neither its environment nor the training loops.
+    """A greedy policy, ready to `predict(obs)`; needs neither its environment nor the training loops.
 
     Args:
-        path: a run directory.
-        agent: an agent like the one that was trained, where its network was a user's own and could not be written down.
+        path: a run directory, or a file that `polyak export` wrote as stablehlo or numpy.
+        agent: an agent like the one that was trained, where its network was a user's own and could not be written down; a
+            file needs none.
 
     Raises:
-        RunError, ConfigError, CheckpointError: what is missing or damaged, by name.
+        RunError, ConfigError, CheckpointError, ExportError: what is missing or damaged, by name.
+        TypeError: an agent for a file.
     """
+    if Path(path).is_file():
+        if agent is not None:
+            raise TypeError(f"load_policy: {path} is a file, whose network is in it; agent is for a run directory")
+        return _exported_policy(read_export(path), str(path))
     run = open_run(Path(path))
     config = read_config(run, agent=agent)
     return restored_policy(run, config)
+
+
+def _exported_policy(export: Export, what: str) -> ExportedPolicy:
+    memory = {name: x for name, x in export.inputs.items() if name.startswith("carry")}
+    if export.kind == "stablehlo":
+        if set(export.members) != {MEMBER}:
+            raise ExportError(f"{what}: holds {sorted(export.members)}, wanted {MEMBER}")
+        return ExportedPolicy(export.spec, load_program(export.members[MEMBER], export.inputs, what), memory)
+    reader = NumPyReader(export.about, from_members(export.members, what))
+    policy = ExportedPolicy(export.spec, lambda obs: (reader(obs),), memory)
+    try:
+        policy.predict(zeros(export.spec.obs))
+    except Exception as error:
+        raise ExportError(f"{what}: its weights do not make a policy: {error!r}") from None
+    return policy
 
 
 def restored_policy(run: Run, config: RunConfig) -> Policy:

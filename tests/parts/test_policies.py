@@ -1,15 +1,14 @@
-"""Policies: sampling, the greedy action, and `predict` from NumPy to NumPy."""
+"""Policies: sampling, the greedy action, what is remembered."""
 
 import dataclasses
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Policy, TimeStep, Variables
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.returns import discounted_so_far
@@ -22,7 +21,6 @@ from tests.agents.rollouts import rollout, same_bits
 KEY = jax.random.key(0)
 VECTOR = Box([-1.0, -1.0, -1.0], [1.0, 1.0, 1.0])
 SPEC = EnvSpec(VECTOR, Discrete(4, start=2))
-MASKED = EnvSpec(VECTOR, Dict({"a": Discrete(3), "b": MultiDiscrete((2, 3), (1, 0))}), has_action_mask=True)
 
 
 BOX = EnvSpec(VECTOR, Box([-2.0, 0.0], [2.0, 6.0]))
@@ -59,25 +57,6 @@ def test_policies_keep_the_contract():
     assert policy.initial_state(3) == ()
 
 
-def test_predict_answers_for_one_and_for_many():
-    policy = greedy(SPEC)
-    obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    many, carry = policy.predict(obs)
-    ones = [policy.predict(one)[0] for one in obs]
-    assert isinstance(many, np.ndarray) and many.shape == (6,) and many.dtype == np.int32 and carry == ()
-    assert np.shape(ones[0]) == () and np.array_equal(many, ones)
-    assert len(set(ones)) > 1
-
-
-def test_predict_counts_discrete_actions_from_their_start():
-    policy = policy_for(SPEC)
-    obs = np.ones((50, 3), np.float32)
-    drawn, _ = policy.predict(obs, deterministic=False, key=KEY)
-    inner = policy.action(time_step(jnp.asarray(obs)), (), KEY).action
-    assert np.array_equal(drawn, np.asarray(inner) + 2)
-    assert drawn.min() >= 2 and drawn.max() <= 5 and len(np.unique(drawn)) > 1
-
-
 def test_the_greedy_action_is_the_most_probable_one():
     policy = policy_for(SPEC)
     obs = jnp.asarray(np.random.default_rng(1).normal(size=(20, 3)), jnp.float32)
@@ -88,43 +67,6 @@ def test_the_greedy_action_is_the_most_probable_one():
     assert np.array_equal(step.action, np.argmax(logits, -1)) and np.array_equal(distribution.sample(seed=KEY), step.action)
 
 
-@pytest.mark.parametrize(("scaling", "low", "high"), [("clip", -1.0, 1.0), ("rescale", -3.0, 5.0)])
-def test_box_actions_reach_the_environments_bounds_and_no_further(scaling, low, high):
-    spec = EnvSpec(VECTOR, Box([low], [high]), action_scaling=scaling)
-    policy = policy_for(spec, scale=0.7)
-    action, _ = policy.predict(np.random.default_rng(0).normal(size=(200, 3)), deterministic=False, key=KEY)
-    assert action.shape == (200, 1) and action.dtype == np.float32
-    assert action.min() == low and action.max() == high and len(np.unique(action)) > 20
-
-
-def test_what_predict_answers_can_be_written_to():
-    for spec in (SPEC, EnvSpec(VECTOR, MultiBinary((2,)))):
-        action, _ = greedy(spec).predict(np.zeros((2, 3), np.float32))
-        action[0] = 0
-
-
-def test_predict_takes_lists_and_other_widths():
-    policy = greedy(SPEC)
-    expected, _ = policy.predict(np.array([0.1, -0.2, 0.3], np.float32))
-    for obs in ([0.1, -0.2, 0.3], np.array([0.1, -0.2, 0.3]), jnp.array([0.1, -0.2, 0.3])):
-        assert policy.predict(obs)[0] == expected
-
-
-def test_predict_takes_trees():
-    spec = EnvSpec(Dict({"x": VECTOR, "pair": Tuple((Discrete(3, start=1), MultiBinary((2,))))}), SPEC.action)
-    policy = greedy(spec)
-    one = {"x": np.zeros(3), "pair": (3, np.array([1, 0]))}
-    two = {"x": np.zeros((2, 3)), "pair": (np.array([3, 1]), np.array([[1, 0], [0, 1]]))}
-    single, (both, _) = policy.predict(one)[0], policy.predict(two)
-    assert np.shape(single) == () and both.shape == (2,) and both[0] == single
-
-
-def test_discrete_observations_are_counted_from_their_start():
-    wide = greedy(EnvSpec(Discrete(3, start=-1), Discrete(4)))
-    plain = greedy(EnvSpec(Discrete(3), Discrete(4)))
-    assert np.array_equal(wide.predict(np.array([-1, 0, 1]))[0], plain.predict(np.array([0, 1, 2]))[0])
-
-
 def test_observations_are_normalised_as_in_training():
     policy = policy_for(SPEC)
     obs = np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)
@@ -132,78 +74,6 @@ def test_observations_are_normalised_as_in_training():
     normalised = dataclasses.replace(policy, normalizer=normalizer)
     by_hand = ((obs - obs.mean(0)) / obs.std(0)).astype(np.float32)
     assert np.array_equal(Greedy(normalised).predict(obs)[0], Greedy(policy).predict(by_hand)[0])
-
-
-def test_a_sample_needs_a_key_and_follows_it():
-    policy = greedy(EnvSpec(VECTOR, Box([-9.0], [9.0])))
-    with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
-        policy.predict(np.zeros(3), deterministic=False)
-    a, b, c = (policy.predict(np.zeros(3), deterministic=False, key=jax.random.key(seed))[0] for seed in (1, 1, 2))
-    assert a == b != c
-
-
-def test_masks_are_obeyed():
-    policy = policy_for(MASKED)
-    mask = {"a": [False, False, True], "b": np.array([1, 0, 0, 1, 0])}
-    action, _ = policy.predict(np.zeros(3), action_mask=mask)
-    assert action["a"] == 2 and np.array_equal(action["b"], [1, 1])
-    many = jax.tree.map(lambda x: np.tile(np.asarray(x, bool), (30, 1)), mask, is_leaf=lambda x: isinstance(x, list))
-    drawn, _ = policy.predict(np.zeros((30, 3)), action_mask=many, deterministic=False, key=KEY)
-    assert set(drawn["a"]) == {2} and set(map(tuple, drawn["b"])) == {(1, 1)}
-    free = {"a": None, "b": mask["b"]}
-    drawn, _ = policy.predict(np.zeros((30, 3)), action_mask={**free, "b": many["b"]}, deterministic=False, key=KEY)
-    assert len(set(drawn["a"])) > 1
-
-
-PAIR = EnvSpec(Dict({"x": VECTOR, "n": Discrete(3, start=1)}), Discrete(2))
-
-
-@pytest.mark.parametrize(
-    ("spec", "obs", "said"),
-    [
-        (SPEC, np.zeros(4), r"obs has shape (4,), wanted (3,) or a batch (N, *(3,))"),
-        (SPEC, np.zeros((2, 4)), "obs has shape (2, 4)"),
-        (SPEC, np.zeros((2, 2, 3)), "obs has shape (2, 2, 3)"),
-        (SPEC, np.zeros((0, 3)), "obs has shape (0, 3)"),
-        (SPEC, 1.0, "obs has shape ()"),
-        (SPEC, None, "obs has shape ()"),
-        (SPEC, ["a", "b", "c"], "obs must hold numbers, got <U1"),
-        (SPEC, [None, 1.0, 2.0], "obs must hold numbers, got object"),
-        (SPEC, [np.nan, 0.0, 0.0], "obs must be finite"),
-        (SPEC, [[0.0, 0.0, 0.0], [0.0, np.inf, 0.0]], "obs must be finite"),
-        (PAIR, {"x": np.zeros(3)}, "obs does not have the tree of Dict"),
-        (PAIR, np.zeros(3), "obs does not have the tree of Dict"),
-        (PAIR, {"x": np.zeros(2), "n": 1}, "obs at 'x' has shape (2,)"),
-        (PAIR, {"x": np.zeros((2, 3)), "n": 1}, "disagree about the batch size"),
-        (PAIR, {"x": np.zeros((2, 3)), "n": [1, 1, 1]}, "disagree about the batch size"),
-        (PAIR, {"x": np.zeros(3), "n": 1.5}, "obs at 'n' must hold integers, got float64"),
-        (PAIR, {"x": np.zeros(3), "n": 0}, "obs at 'n' must lie in Discrete(n=3, start=1), got 0"),
-        (PAIR, {"x": np.zeros(3), "n": 4}, "obs at 'n' must lie in Discrete(n=3, start=1), got 4"),
-    ],
-)
-def test_P7_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, obs, said):
-    with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
-        greedy(spec).predict(obs)
-    assert str(caught.value).startswith("predict: ")
-
-
-@pytest.mark.parametrize(
-    ("mask", "said"),
-    [
-        ({"a": [True, True], "b": None}, "action_mask at 'a' has shape (2,), wanted (3,)"),
-        ({"a": [False, False, False], "b": None}, "action_mask at 'a' allows no action"),
-        ({"a": None, "b": [True, True, False, False, False]}, "action_mask at 'b' allows no action"),
-        ([True, True], "action_mask does not have the tree of Dict"),
-    ],
-)
-def test_A10_a_mask_that_does_not_fit_or_allows_nothing_is_an_error(mask, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        greedy(MASKED).predict(np.zeros(3), action_mask=mask)
-
-
-def test_a_mask_for_a_space_that_has_none_is_an_error():
-    with pytest.raises(ValueError, match="has no mask"):
-        greedy(EnvSpec(VECTOR, MultiBinary((2,)))).predict(np.zeros(3), action_mask=[True, True])
 
 
 def test_the_discounted_return_is_kept_per_environment_and_begins_with_an_episode():
@@ -277,17 +147,6 @@ def test_wrappers_carry_the_memory_along(network):
     assert jax.tree.structure(pair) == jax.tree.structure(nested.initial_state(2))
 
 
-def test_predict_goes_on_from_the_carry_it_returned():
-    policy = Greedy(policy_for(BOX, network=REMEMBERS["lstm"], scale=0.5))
-    obs = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
-    first, carry = policy.predict(obs[0])
-    second, _ = policy.predict(obs[1], carry)
-    alone, _ = policy.predict(obs[1])
-    assert first.shape == second.shape == (2,) and not np.allclose(second, alone)
-    again, _ = policy.predict(obs[1], policy.predict(obs[0])[1])
-    assert np.array_equal(again, second)
-
-
 @pytest.mark.parametrize("network", [mlp((5,)), REMEMBERS["gru"]], ids=["mlp", "gru"])
 def test_what_the_network_said_is_kept_where_it_is_asked_for(network):
     policy = policy_for(BOX, network=network, keeps=True)
@@ -322,12 +181,3 @@ def test_only_what_numpy_has_a_form_of_acts_there():
 
     assert suits() and not suits(keeps=True) and not suits(squash=True) and not suits(REMEMBERS["lstm"])
     assert not suits(mlp((5,), std="state")) and not suits(mlp((5,), squash_mean=True))
-
-
-def test_predict_refuses_a_carry_of_another_batch():
-    spec = EnvSpec(VECTOR, Discrete(2))
-    network = lstm(4, (4,))
-    policy = NetworkPolicy(network.init(KEY, spec), None, network, spec)
-    _, carry = policy.predict(np.zeros((3, 3), np.float32))
-    with pytest.raises(ValueError, match=r"predict: carry must have 2 rows as obs, got an array of shape \(3, 4\)"):
-        policy.predict(np.zeros((2, 3), np.float32), carry)

@@ -19,7 +19,7 @@ from polyak import envs, train
 from polyak.commands.flags import fail
 from polyak.commands.interrupts import NAMES, Interrupts, catching
 from polyak.commands.showing import once_a_round, showing
-from polyak.core.types import Callback, Env, HostEnv, Progress
+from polyak.core.types import Callback, Env, HostEnv, Policy, Progress
 from polyak.io.checkpoint import CheckpointError, restore, steps
 from polyak.io.layout import find
 from polyak.io.loggers import checkpointer, jsonl_logger, save_progress, tensorboard_logger
@@ -156,14 +156,14 @@ def writers(run: Run, config: RunConfig, start: Start | None) -> Sequence[Callba
 
 
 def evaluation_of(
-    config: RunConfig, agent_state: Any, episodes: int, seed: int | None = None, *, import_modules: bool = False
+    config: RunConfig, policy: Policy, episodes: int, seed: int | None = None, *, import_modules: bool = False
 ) -> Evaluation:
-    """The greedy policy's episodes in environments of their own; the seed decides their starts."""
+    """A policy's episodes in environments of their own; the seed decides their starts."""
     num_envs = min(config.num_envs, episodes)
     env = envs.make(config.env, num_envs=num_envs, action_scaling=config.action_scaling, import_modules=import_modules)
     key = jax.random.fold_in(run_key(config.seed if seed is None else seed), 0x65766C)
     try:
-        return train.evaluate(config.agent.policy(agent_state), env, episodes=episodes, key=key, max_steps=MAX_EVALUATION_STEPS)
+        return train.evaluate(policy, env, episodes=episodes, key=key, max_steps=MAX_EVALUATION_STEPS)
     finally:
         if isinstance(env, HostEnv):
             env.close()
@@ -249,7 +249,7 @@ def _finish(
         return interrupts.exit_code
     _summarise(run, config, began, result.progress, None, stopped=None)
     with console.status(f"evaluating {eval_episodes} episodes …"):
-        evaluation = evaluation_of(config, result.state, eval_episodes)
+        evaluation = evaluation_of(config, config.agent.policy(result.state), eval_episodes)
     _summarise(run, config, began, result.progress, evaluation, stopped=None)
     console.print(summary_line(config, result.progress, evaluation), highlight=False, soft_wrap=True)
     console.print(f"run: {run.directory}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A small actor-critic policy in NumPy, for loops that act once a step: a compiled call costs more than the work in it."""
+"""A small actor-critic policy in NumPy, for acting one step at a time: a compiled call costs more than the work in it."""
 
 import itertools
 from collections.abc import Callable
@@ -28,15 +28,20 @@ MOST_PRODUCTS = 2**17
 
 def suits_numpy(network: Network, spec: EnvSpec, num_envs: int) -> bool:
     """The network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
-    if not isinstance(network, ActorCritic) or network.activation not in ACTIVATIONS or spec.has_action_mask:
-        return False
+    return not spec.has_action_mask and num_envs <= most_rows(network, spec)
+
+
+def most_rows(network: Network, spec: EnvSpec) -> int:
+    """How many observations at once an `mlp` from one vector to one Discrete or Box action is small for; 0 for all else."""
+    if not isinstance(network, ActorCritic) or network.activation not in ACTIVATIONS:
+        return 0
     if network.std != "free" or network.squash_mean or not network.hidden:
-        return False
+        return 0
     if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
-        return False
+        return 0
     outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
     widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
-    return all(num_envs * a * b <= MOST_PRODUCTS for a, b in itertools.pairwise(widths))
+    return MOST_PRODUCTS // max(a * b for a, b in itertools.pairwise(widths))
 
 
 def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
@@ -56,25 +61,47 @@ def numpy_actor(
         variables: of an `ActorCritic` that `suits_numpy`.
         normalizer: likewise in NumPy, or None.
     """
+    answer = _answer(variables, normalizer, network)
+    sample = _normal(variables.params["policy"], spec.action.shape) if isinstance(spec.action, Box) else _categorical
+    return lambda obs, noise: sample(answer(obs), noise)
+
+
+def numpy_mode(
+    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec, *, squash: bool
+) -> Callable[[Numbers], Numbers]:
+    """`mode(obs)`: the greedy action of the policy of these NumPy arrays, up to rounding; the same bits for the same obs.
+
+    Args:
+        squash: Box actions through tanh.
+    """
+    answer = _answer(variables, normalizer, network)
+    if isinstance(spec.action, Discrete):
+        return lambda obs: answer(obs).argmax(axis=1).astype(np.int32)
+    assert isinstance(spec.action, Box), "as most_rows says"
+    shape = (-1, *spec.action.shape)
+    return lambda obs: np.tanh(answer(obs).reshape(shape)) if squash else answer(obs).reshape(shape)
+
+
+def _answer(variables: Variables, normalizer: ObsNormalizer | None, network: Network) -> Callable[[Numbers], Numbers]:
+    """What the policy's last layer says of observations: logits, or the mean of a Box action."""
     assert isinstance(network, ActorCritic), "as suits_numpy says"
     activate = ACTIVATIONS[network.activation]
     layers = variables.params["actor"]["dense"]["layers"]
     dense = [(layers[i]["kernel"], layers[i]["bias"]) for i in range(len(network.hidden))]
     head, head_bias = (variables.params["policy"]["linear"][name] for name in ("kernel", "bias"))
     scaled = _scaling(normalizer)
-    sample = _normal(variables.params["policy"], spec.action.shape) if isinstance(spec.action, Box) else _categorical
 
-    def act(obs: Numbers, noise: Numbers) -> Numbers:
+    def answer(obs: Numbers) -> Numbers:
         x = scaled(obs.reshape(obs.shape[0], -1))
         for kernel, bias in dense:
             x = x @ kernel
             x += bias
             activate(x)
-        out = x @ head
+        out: Numbers = x @ head
         out += head_bias
-        return sample(out, noise)
+        return out
 
-    return act
+    return answer
 
 
 def _scaling(normalizer: ObsNormalizer | None) -> Callable[[Numbers], Numbers]:

@@ -76,6 +76,14 @@ class NetworkPolicy:
         act = numpy_acting.numpy_actor(self.variables, self.normalizer, self.network, self.spec)
         return lambda time_step, carry, noise: PolicyStep(act(time_step.obs, noise), carry)
 
+    def most_rows_in_numpy(self) -> int:
+        """For how many observations at once the mode is cheaper in NumPy."""
+        return numpy_acting.most_rows(self.network, self.spec) if type(self) is NetworkPolicy else 0
+
+    def mode_in_numpy(self) -> Callable[[Any], Any]:
+        """`mode(obs)`, of a policy whose arrays are NumPy's: the greedy action, up to rounding."""
+        return numpy_acting.numpy_mode(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
+
     predict = predict
 
 

@@ -1,16 +1,32 @@
 """From a NumPy observation to the environment's action: what a policy's `predict` does."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from operator import is_
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space
+from polyak.core.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    Leaf,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Tuple,
+    leaf_spaces,
+    map_space,
+)
 from polyak.core.types import Policy, PyTree, TimeStep
+
+Mode: TypeAlias = Callable[[Any], Any]
 
 
 class SpecifiedPolicy(Policy, Protocol):
@@ -19,6 +35,19 @@ class SpecifiedPolicy(Policy, Protocol):
     @property
     def spec(self) -> EnvSpec:
         """The environment's."""
+        ...
+
+
+@runtime_checkable
+class ModeInNumPy(Protocol):
+    """A policy without a memory whose greedy action NumPy can find, where that is cheaper than a call of JAX."""
+
+    def most_rows_in_numpy(self) -> int:
+        """For how many observations at once it is; 0 for never."""
+        ...
+
+    def mode_in_numpy(self) -> Mode:
+        """`mode(obs)`, of a policy whose arrays are NumPy's."""
         ...
 
 
@@ -45,6 +74,9 @@ def predict(
 ) -> tuple[Any, PyTree]:
     """NumPy in, NumPy out: the environment's own action (clipped or rescaled, counted from its `start`) for an observation.
 
+    The greedy action of a small `mlp` is found in NumPy, where one observation costs less than handing the policy's arrays to
+    JAX: the same bits at every call, and up to rounding what `policy.distribution(...)` says compiled.
+
     Args:
         obs: one observation, or a batch of them along a first axis.
         carry: what the call before returned; None at the start of an episode.
@@ -57,44 +89,94 @@ def predict(
             mask that does not fit the action space or allows nothing; a carry of another batch; a sample without a key.
     """
     spec = policy.spec
-    batch = _batch_size(spec, obs)
-    rows = _mapped(partial(_obs_rows, batch or 1), spec.obs, obs, "obs")
-    mask = None if action_mask is None else _mapped(partial(_mask_rows, batch), spec.action, action_mask, "action_mask")
-    flags = np.zeros(batch or 1, bool)
-    first = np.full(batch or 1, carry is None)
-    time_step = TimeStep(rows, np.zeros(batch or 1, np.float32), flags, flags, first, mask)
-    carry = policy.initial_state(batch or 1) if carry is None else carry
+    rows, batch = rows_of(spec.obs, obs)
+    size = batch or 1
     for leaf in jax.tree.leaves(carry):
-        if np.shape(leaf)[:1] != (batch or 1,):
-            raise ValueError(f"predict: carry must have {batch or 1} rows as obs, got an array of shape {np.shape(leaf)}")
-    if deterministic:
-        action, carry = _mode(policy, time_step, carry)
-    elif key is None:
+        if np.shape(leaf)[:1] != (size,):
+            raise ValueError(f"predict: carry must have {size} rows as obs, got an array of shape {np.shape(leaf)}")
+    if not deterministic and key is None:
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
+    in_numpy = _mode_in_numpy(policy, size) if deterministic and action_mask is None else None
+    if in_numpy is not None:
+        # What overflows in the network is silent in JAX too.
+        with np.errstate(all="ignore"):
+            action, carry = in_numpy(rows), () if carry is None else carry
     else:
-        action, carry = _sample(policy, time_step, carry, key)
-    # Copies, for what JAX hands out is read-only.
-    native = spec.native_action(jax.tree.map(np.array, action))
+        mask = None if action_mask is None else _mapped(partial(_mask_rows, batch), spec.action, action_mask, "action_mask")
+        flags = np.zeros(size, bool)
+        time_step = TimeStep(rows, np.zeros(size, np.float32), flags, flags, np.full(size, carry is None), mask)
+        carry = policy.initial_state(size) if carry is None else carry
+        acted = _mode(policy, time_step, carry) if key is None or deterministic else _sample(policy, time_step, carry, key)
+        # Copies, for what JAX hands out is read-only.
+        action, carry = jax.tree.map(np.array, acted[0]), acted[1]
+    native = spec.native_action(action)
     return (native if batch else jax.tree.map(lambda a: a[0], native)), carry
 
 
-def _batch_size(spec: EnvSpec, obs: Any) -> int | None:
-    """The length of the first axis, or None for a single observation."""
+class _Form(NamedTuple):
+    """What is kept of a policy for as long as it lives."""
+
+    policy: "weakref.ref[Any]"
+    arrays: list[Any]
+    most_rows: int
+    mode: Mode | None
+
+
+_forms: dict[int, _Form] = {}
+
+
+def _mode_in_numpy(policy: SpecifiedPolicy, size: int) -> Mode | None:
+    """The policy's mode in NumPy, where it is small enough for so many rows."""
+    form, arrays = _forms.get(id(policy)), jax.tree.leaves(policy)
+    # The arrays too: a policy is frozen, but the dicts in it are not.
+    if form is None or form.policy() is not policy or not all(map(is_, form.arrays, arrays)):
+        form = _new_form(policy, arrays)
+    return form.mode if size <= form.most_rows else None
+
+
+def _new_form(policy: SpecifiedPolicy, arrays: list[Any]) -> _Form:
+    known, number = weakref.ref(policy, lambda _: _forms.pop(number, None)), id(policy)
+    most = policy.most_rows_in_numpy() if isinstance(policy, ModeInNumPy) else 0
+    # Copies, for a buffer that is donated is written over.
+    mode = jax.tree.map(np.array, policy).mode_in_numpy() if most else None
+    form = _Form(known, arrays, most, mode)
+    if all(isinstance(x, jax.Array) for x in arrays):  # others can be written to
+        _forms[number] = form
+    return form
+
+
+def rows_of(space: Space, obs: Any, *, native: bool = False) -> tuple[Any, int | None]:
+    """An observation in its space's dtype, with a first axis; and the length of that axis, None for one observation alone.
+
+    Args:
+        native: integers as the environment counts them; else from 0, as agents see them.
+
+    Raises:
+        TypeError, ValueError: as `predict`.
+    """
+    if not isinstance(space, Dict | Tuple):
+        array = np.asarray(obs)
+        batch = _batch_of("obs", space, array.shape)
+        return _obs_rows(batch or 1, native, "obs", space, array), batch
+    batch = _batch_size(space, obs)
+    return _mapped(partial(_obs_rows, batch or 1, native), space, obs, "obs"), batch
+
+
+def _batch_size(space: Space, obs: Any) -> int | None:
     sizes: set[int | None] = set()
-
-    def check(what: str, space: Leaf, x: Any) -> None:
-        shape = np.shape(x)
-        if shape == space.shape:
-            sizes.add(None)
-        elif shape[1:] == space.shape and shape[0] > 0:
-            sizes.add(shape[0])
-        else:
-            raise ValueError(f"predict: {what} has shape {shape}, wanted {space.shape} or a batch (N, *{space.shape})")
-
-    _mapped(check, spec.obs, obs, "obs")
+    _mapped(lambda what, leaf, x: sizes.add(_batch_of(what, leaf, np.shape(x))), space, obs, "obs")
     if len(sizes) > 1:
         raise ValueError(f"predict: the parts of obs disagree about the batch size: {sorted(sizes, key=str)}")
     return sizes.pop()
+
+
+def _batch_of(what: str, space: Leaf, shape: tuple[int, ...]) -> int | None:
+    """The length of the first axis, or None for a single observation."""
+    if shape == space.shape:
+        return None
+    if shape[1:] == space.shape and shape[0] > 0:
+        return shape[0]
+    raise ValueError(f"predict: {what} has shape {shape}, wanted {space.shape} or a batch (N, *{space.shape})")
 
 
 def _mapped(function: Callable[[str, Leaf, Any], Any], space: Space, tree: Any, what: str) -> Any:
@@ -113,8 +195,7 @@ def _mapped(function: Callable[[str, Leaf, Any], Any], space: Space, tree: Any, 
     return map_space(leaf, space)
 
 
-def _obs_rows(batch: int, what: str, space: Leaf, x: Any) -> npt.NDArray[Any]:
-    """As agents see it: in the space's dtype, integers from 0."""
+def _obs_rows(batch: int, native: bool, what: str, space: Leaf, x: Any) -> npt.NDArray[Any]:
     array = np.asarray(x)
     kinds, wanted = ("fiub", "numbers") if space.dtype.kind == "f" else ("iub", "integers")
     if array.dtype.kind not in kinds:
@@ -122,9 +203,10 @@ def _obs_rows(batch: int, what: str, space: Leaf, x: Any) -> npt.NDArray[Any]:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"predict: {what} must be finite, got {x}")
     if isinstance(space, Discrete | MultiDiscrete):
-        array = array.astype(np.int64) - np.asarray(space.start)
-        if (array < 0).any() or (array >= (space.n if isinstance(space, Discrete) else space.nvec)).any():
+        counted = array.astype(np.int64) - np.asarray(space.start)
+        if (counted < 0).any() or (counted >= (space.n if isinstance(space, Discrete) else space.nvec)).any():
             raise ValueError(f"predict: {what} must lie in {space}, got {x}")
+        array = array if native else counted
     return array.astype(space.dtype).reshape(batch, *space.shape)
 
 

@@ -1,0 +1,93 @@
+"""polyak export RUN --format stablehlo|onnx|numpy: a run's greedy policy as one file that acts without its run."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import jax
+import tyro
+
+from polyak.commands.flags import UsageError, fail, parse, usage
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import Policy
+from polyak.io import numpy_reader
+from polyak.io.checkpoint import CheckpointError, restore
+from polyak.io.config import ConfigError
+from polyak.io.export import Export, ExportError, header_of, write_export, write_whole
+from polyak.io.numpy_file import to_members
+from polyak.io.run import RunError, open_run
+from polyak.io.stablehlo import MEMBER, program
+from polyak.parts.native import native_step
+from polyak.parts.plain_weights import plain_weights
+from polyak.runs import read_config, run_key
+
+Format = Literal["stablehlo", "onnx", "numpy"]
+SUFFIXES: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx", "numpy": ".npz"}
+READER = "numpy_reader.py"
+IN_THE_RUN = "(default: policy.SUFFIX in the run)"
+OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=IN_THE_RUN)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportFlags:
+    """As what, and where to."""
+
+    format: Format
+    """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of an mlp, and a reader."""
+    output: OutputFlag = None
+    """Replaced as a whole if it is there."""
+
+
+def export(arguments: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    if not arguments or arguments[0].startswith("-"):
+        flags = "--format stablehlo|onnx|numpy [--output FILE]"
+        return usage(f"polyak export RUN {flags}\n\nRUN is a run directory.", arguments)
+    try:
+        return _export(Path(arguments[0]), arguments[1:])
+    except (UsageError, ValueError, ImportError, RunError, ConfigError, CheckpointError, ExportError) as error:
+        return fail(error)
+
+
+def _export(directory: Path, arguments: list[str]) -> int:
+    flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="The greedy policy as one file.")
+    run = open_run(directory)
+    config = read_config(run)
+    restored = restore(run.checkpoints, jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
+    output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"
+    about = {"algorithm": config.algorithm, "env": config.env, "env_steps": restored.step}
+    made = write_policy(config.agent.policy(restored.tree), config.agent.spec, flags.format, output, about)
+    print("\n".join(f"wrote {path} ({path.stat().st_size:,} bytes)" for path in made))
+    return 0
+
+
+def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, about: dict[str, Any]) -> list[Path]:
+    """Write the policy; returns the files.
+
+    Raises:
+        ExportError, ValueError: the policy is not one for this format, or the file cannot be written.
+        ImportError: the extra is missing.
+    """
+    step = native_step(policy, spec)
+    if kind == "numpy":
+        needs, arrays = plain_weights(policy, spec)
+        write_export(output, Export(kind, spec, step.inputs, step.outputs, about | needs, to_members(arrays)))
+        reader = output.with_name(READER)
+        write_whole(reader, Path(numpy_reader.__file__).read_bytes())
+        return [output, reader]
+    if kind == "stablehlo":
+        members = {MEMBER: program(step.function, step.inputs)}
+        write_export(output, Export(kind, spec, step.inputs, step.outputs, about, members))
+        return [output]
+    header = {"polyak": json.dumps(header_of(Export(kind, spec, step.inputs, step.outputs, about, {})))}
+    write_whole(output, _onnx_model()(step.function, step.inputs, step.outputs, header))
+    return [output]
+
+
+def _onnx_model() -> Any:
+    try:
+        from polyak.io.onnx import model
+    except ModuleNotFoundError as error:
+        raise ImportError(f"format onnx needs {error.name}: pip install 'polyak[onnx]'") from None
+    return model

@@ -1,0 +1,55 @@
+"""Acts by the weights that `polyak export RUN --format numpy` wrote; it needs NumPy alone, so copy it wherever they go."""
+
+import io
+import json
+import zipfile
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import read_array
+
+# gelu is the approximation by tanh, as Flax has it.
+ACTIVATIONS: dict[str, Any] = {
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "silu": lambda x: x * (0.5 + 0.5 * np.tanh(x / 2)),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
+}
+
+
+def load(path: Any) -> "Policy":
+    """The policy in a file; nothing in it is run."""
+    with zipfile.ZipFile(path) as archive:
+        header = json.loads(archive.read("header.json"))
+        if (header.get("polyak_export"), header.get("kind")) != (1, "numpy"):
+            raise ValueError(f"{path}: is no policy that polyak export --format numpy of this version wrote")
+        names = [name for name in archive.namelist() if name.endswith(".npy")]
+        return Policy(header["about"], {name[:-4]: read_array(io.BytesIO(archive.read(name))) for name in names})
+
+
+class Policy:
+    """Dense layers from one vector to one action; `about` says how many and what comes before and after them."""
+
+    def __init__(self, about: Any, arrays: Any) -> None:
+        self.about, self.arrays = about, arrays
+
+    def __call__(self, obs: Any) -> Any:
+        """The environment's actions for observations `[N, ...]`."""
+        about, a = self.about, self.arrays
+        x = np.asarray(obs).astype(np.float32).reshape(len(obs), -1) / np.float32(about["divide"])
+        if "deviation" in a:
+            x = np.clip((x - a["mean"] - a["mean_rest"]) / a["deviation"], -a["clip"], a["clip"])
+        for i in range(about["layers"]):
+            x = ACTIVATIONS[about["activation"]](x @ a[f"kernel{i}"] + a[f"bias{i}"])
+        x = x @ a["head_kernel"] + a["head_bias"]
+        if about["action"] == "discrete":
+            return (x.argmax(axis=1) + about["start"]).astype(np.int32)
+        if about["tanh"]:
+            x = np.tanh(x)
+        low, high = a["low"], a["high"]
+        if about["rescale"]:
+            unit = (np.clip(x, -1, 1) + 1) / 2
+            x = (1 - unit) * low + unit * high
+        x = np.clip(x, low, high) if about["dtype"].startswith("float") else np.rint(np.clip(x, low, high))
+        return x.astype(about["dtype"]).reshape(-1, *about["shape"])
