@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from polyak.parts.adapters import Equinox, FlaxLinen, FlaxNNX
     from polyak.parts.copies import NetworkCopies
     from polyak.parts.networks import mlp, nature_cnn
+    from polyak.parts.python_policy import PythonPolicy
     from polyak.parts.recurrent import gru, lstm
     from polyak.runs import load_policy
 
@@ -34,6 +35,7 @@ __all__ = [
     "Policy",
     "PolicyStep",
     "Progress",
+    "PythonPolicy",
     "Rollout",
     "TimeStep",
     "Variables",
@@ -96,6 +98,10 @@ def __getattr__(name: str) -> Any:
             from polyak.parts import recurrent
 
             return getattr(recurrent, name)
+        case "PythonPolicy":
+            from polyak.parts import python_policy
+
+            return python_policy.PythonPolicy
         case "load_policy":
             from polyak import runs
 

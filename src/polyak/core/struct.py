@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
@@ -110,7 +111,8 @@ def struct(cls: type[T]) -> type[T]:
         return tree
 
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
-    names = tuple(f.name for f in fields if f.init)
+    # Of the constructor, which a class may have written itself.
+    names = tuple(inspect.signature(data.__init__).parameters)[1:]
     data.__init__ = _suggesting(data.__init__, names)  # type: ignore[method-assign]
     return data
 

@@ -322,6 +322,8 @@ class Progress:
         fps: env steps per second of training in this process.
         env: the environment of a host loop, for its `snapshot`; None in the compiled loop, whose state holds everything.
         histograms: of the last update, by tag, where the agent was asked for them.
+        inexact: why training that goes on from here may not do the same again: policies in Python that are not known to be
+            deterministic.
     """
 
     env_steps: int
@@ -332,6 +334,7 @@ class Progress:
     fps: float
     env: HostEnv | None = None
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    inexact: tuple[str, ...] = ()
 
 
 Callback: TypeAlias = Callable[[Progress, Mapping[str, float], PyTree], object]

@@ -163,6 +163,7 @@ def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3,
 
 
 def _resume_promise(progress: Progress, snapshot: Mapping[str, Any] | None) -> str:
-    if progress.env is None or snapshot is not None:
-        return "bit-exact"
-    return f"resume is not bit-exact because env {progress.env.spec.id or type(progress.env).__name__} has no state"
+    reasons = list(progress.inexact)
+    if progress.env is not None and snapshot is None:
+        reasons.insert(0, f"env {progress.env.spec.id or type(progress.env).__name__} has no state")
+    return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"

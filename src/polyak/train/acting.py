@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from polyak.core.python_calls import CallsPython
 from polyak.core.types import Agent, NumPyPolicy, Policy, PolicyStep, PyTree, TimeStep
 from polyak.train.loop import LoopState, iteration_keys
 from polyak.train.packing import packing
@@ -33,6 +34,8 @@ def acting(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) ->
     """
     policy = jax.eval_shape(agent.collect_policy, state.agent)
     num_envs = state.time_step.reward.shape[0]
+    # What calls Python calls it the same way from a compiled program, and gets the same answers.
+    exact = exact and not isinstance(policy, CallsPython)
     if not exact and isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs):
         return InNumPy(num_envs)
     return Jitted(agent, state, mesh)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
+from polyak.core.python_calls import Watch
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout
 from polyak.train.episodes import Finished
 from polyak.train.loop import (
@@ -79,7 +80,8 @@ def compiled(
     mesh = mesh_over(devices, env.num_envs)
     state = start(agent, env, key) if resume_from is None else resume_from
     state = _place(state, mesh, env.num_envs)
-    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None)
+    watch = Watch(jax.eval_shape(agent.collect_policy, state.agent))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, watch.inexact)
     with reporter.compiling():
         chunk = jax.jit(partial(_chunk, env, mesh, _alone), donate_argnums=1).lower(agent, state, 1, 1).compile()
 
@@ -88,7 +90,8 @@ def compiled(
     while reporter.env_steps < env_steps:
         before = reporter.seconds
         with reporter.training():
-            state, done, finished, metrics = chunk(agent, state, most, min(due - reporter.env_steps, MOST_IN_A_CHUNK))
+            arguments = (agent, state, most, min(due - reporter.env_steps, MOST_IN_A_CHUNK))
+            state, done, finished, metrics = watch.run(partial(chunk, *arguments))
             steps, iterations = (int(x) for x in jax.device_get(done))
         reporter.advance(steps, iterations, finished)
         most = _iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy.typing as npt
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer
-from polyak.core.types import Env, HostEnv, Policy, PyTree, TimeStep
+from polyak.core.python_calls import CallsPython, Watch
+from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, TimeStep
 from polyak.train.loop import env_reset_key, env_step_key
 
 # Steps between looks at whether all episodes are done.
@@ -75,7 +76,8 @@ def evaluate(
     quota[: episodes % env.num_envs] += 1
     env_key, act_key = jax.random.split(key)
     if isinstance(env, HostEnv):
-        return _on_host(policy, env, quota, env_key, act_key, max_steps)
+        with Watch(policy):
+            return _on_host(policy, env, quota, env_key, act_key, max_steps)
     return _compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
 
 
@@ -115,16 +117,38 @@ def _act(policy: Policy, key: PRNGKeyArray, t: Array, time_step: TimeStep, carry
     return step.action, step.carry
 
 
+@partial(jax.jit, static_argnums=3)
+def _noise(policy: NumPyPolicy, key: PRNGKeyArray, start: Array, num_envs: int) -> Array:
+    numbers = start + jnp.arange(CHUNK, dtype=jnp.uint32)
+    return jax.lax.map(lambda t: policy.noise(jax.random.fold_in(key, t), num_envs), numbers)
+
+
+def _acting(policy: Policy, key: PRNGKeyArray, num_envs: int) -> Callable[[int, TimeStep, PyTree], tuple[PyTree, PyTree]]:
+    """How a step of a host environment is acted: `(t, time_step, carry) -> (action, carry)`, t counted up from 0."""
+    if not (isinstance(policy, NumPyPolicy) and isinstance(policy, CallsPython)):
+        return lambda t, time_step, carry: _act(policy, key, np.uint32(t), time_step, carry)
+    act, drawn = jax.tree.map(np.asarray, policy).in_numpy(), np.zeros(0)
+
+    def directly(t: int, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
+        nonlocal drawn
+        if t % CHUNK == 0:
+            drawn = np.asarray(_noise(policy, key, np.uint32(t), num_envs))
+        step = act(time_step, carry, drawn[t % CHUNK])
+        return step.action, step.carry
+
+    return directly
+
+
 def _on_host(
     policy: Policy, env: HostEnv, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int | None
 ) -> Evaluation:
     time_step = env.reset(int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1))
     carry = policy.initial_state(env.num_envs)
-    tally, t = _Tally(quota), 0
+    tally, t, act = _Tally(quota), 0, _acting(policy, act_key, env.num_envs)
     while not tally.full:
         if t == max_steps:
             raise _too_long(env, t)
-        action, carry = _act(policy, act_key, np.uint32(t), time_step, carry)
+        action, carry = act(t, time_step, carry)
         time_step = env.step(jax.tree.map(np.asarray, action))
         tally.add(time_step.reward, time_step.last, time_step.first)
         t += 1
@@ -132,12 +156,15 @@ def _on_host(
 
 
 def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int) -> Evaluation:
-    init, chunk = _programs(env)
+    init, chunk, compiled = _programs(env)
     env_state, time_step = init(env_reset_key(env_key))
     now = (env_state, time_step, policy.initial_state(env.num_envs))
+    watch = Watch(policy)
+    if watch.active:
+        chunk = compiled(policy, now, env_key, act_key, np.uint32(0))
     tally, t = _Tally(quota), 0
     while not tally.full:
-        now, seen = chunk(policy, now, env_key, act_key, np.uint32(t))
+        now, seen = watch.run(partial(chunk, policy, now, env_key, act_key, np.uint32(t)))
         for reward, last, first in zip(*(np.asarray(x) for x in seen), strict=True):
             if t == max_steps and not tally.full:
                 raise _too_long(env, t)
@@ -146,15 +173,15 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     return tally.result()
 
 
-def _programs(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The environment's start and some steps, compiled; kept, so that evaluating again does not compile again."""
+def _programs(env: Any) -> tuple[Callable[..., Any], ...]:
+    """The environment's start, some steps, these compiled for arguments; kept, so that evaluating again compiles nothing."""
     try:
         return _kept_programs(env)
     except TypeError:  # an environment that holds arrays has no hash
         return _new_programs(env)
 
 
-def _new_programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _new_programs(env: Env) -> tuple[Callable[..., Any], ...]:
     def chunk(policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array) -> tuple[PyTree, PyTree]:
         def step(now: PyTree, t: Array) -> tuple[PyTree, PyTree]:
             env_state, time_step, carry = now
@@ -164,7 +191,16 @@ def _new_programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
         return jax.lax.scan(step, now, start + jnp.arange(CHUNK, dtype=jnp.uint32))
 
-    return jax.jit(env.init), jax.jit(chunk)
+    jitted, kept = jax.jit(chunk), dict[Any, Any]()
+
+    def compiled(*arguments: Any) -> Any:
+        # For a watch, which runs it in another thread: one that traced there would not see the settings of this one.
+        shapes = jax.tree.structure(arguments), tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(arguments))
+        if shapes not in kept:
+            kept[shapes] = jitted.lower(*arguments).compile()
+        return kept[shapes]
+
+    return jax.jit(env.init), jitted, compiled
 
 
 _kept_programs = lru_cache(maxsize=8)(_new_programs)

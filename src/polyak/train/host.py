@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PyTree, Rollout, TimeStep
+from polyak.core.python_calls import Watch
+from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PolicyStep, PyTree, Rollout, TimeStep
 from polyak.train.acting import Acting, acting
 from polyak.train.episodes import Finished
 from polyak.train.hosted import HostedEnv
@@ -78,10 +79,11 @@ def host(
     hosted = as_host_env(env, key)
     state = start(agent, hosted, key) if resume_from is None else resume_from
     state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted)
+    watch = Watch(jax.eval_shape(agent.collect_policy, state.agent))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, watch.inexact)
     with reporter.compiling():
         how = acting(agent, state, mesh, exact=isinstance(hosted, HostedEnv))
-        learn_compiled = _compile(agent, mesh, state, how)
+        learn_compiled = _compile(agent, mesh, state, None if watch.active else how)
 
     stopped, slow = None, True
     due = target.next_report(reporter.env_steps)
@@ -91,7 +93,8 @@ def host(
         with reporter.training():
             # Without a snapshot the environment would stay where the rollout was given up.
             patience = _Patience(should_stop, may_give_up=slow)
-            rollout = _collect(how, agent, state, hosted, time_step, patience)
+            with watch:
+                rollout = _collect(how, agent, state, hosted, time_step, patience)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
@@ -143,15 +146,27 @@ def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
     return initial(agent, env.num_envs, key, (), jax.tree.map(jnp.asarray, env.reset(seed)))
 
 
-def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting) -> Any:
-    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step on data of the shapes to come."""
+def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | None) -> Any:
+    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step on data of the shapes to come.
+
+    Args:
+        how: acts once, which warms it too; None: shapes must do, for a policy that calls Python is not called for nothing.
+    """
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
     time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
-    acted = jax.tree.map(np.asarray, how.rollout(agent, state)(0, time_step, carry))
+    if how is None:
+        acted = jax.eval_shape(_act, agent, state)
+        acted = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), acted)
+    else:
+        acted = jax.tree.map(np.asarray, how.rollout(agent, state)(0, time_step, carry))
     actions, info = (_stacked([tree] * agent.num_steps) for tree in (acted.action, acted.info))
     time_steps = _stacked([time_step] * (agent.num_steps + 1))
     return jitted.lower(agent, state, time_steps, actions, info, acted.carry).compile()
+
+
+def _act(agent: Agent, state: LoopState) -> PolicyStep:
+    return agent.collect_policy(state.agent).action(state.time_step, state.carry, state.key)
 
 
 def _collect(

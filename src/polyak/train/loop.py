@@ -210,8 +210,10 @@ class Target:
 class Reporter:
     """Counts, clocks and callbacks of one run of a loop, on the host."""
 
-    def __init__(self, agent: Agent, target: Target, env_steps: int, iteration: int, env: HostEnv | None) -> None:
-        self._agent, self._target, self._env = agent, target, env
+    def __init__(
+        self, agent: Agent, target: Target, env_steps: int, iteration: int, env: HostEnv | None, inexact: tuple[str, ...] = ()
+    ) -> None:
+        self._agent, self._target, self._env, self._inexact = agent, target, env, inexact
         self._window = Window()
         self._started_at = env_steps
         self._clock = 0.0
@@ -258,6 +260,7 @@ class Reporter:
             fps,
             self._env,
             self._histograms,
+            self._inexact,
         )
 
     def is_due(self, metrics: Metrics, env_steps: int) -> bool:
