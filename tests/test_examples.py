@@ -29,6 +29,13 @@ def test_a_network_of_your_own_learns():
     assert float(mean_return) > -600
 
 
+def test_a_foreign_policy_plans_in_both_loops():
+    lines = output("foreign_policy.py").splitlines()
+    returns = [float(line.split("mean return ")[1].split(",")[0]) for line in lines]
+    # Random torques: about -1200.
+    assert len(returns) == 2 and min(returns) > -600
+
+
 def test_several_seeds_are_trained_at_once(capsys):
     spec = importlib.util.spec_from_file_location("compiled_seeds", EXAMPLES / "compiled_seeds.py")
     module = importlib.util.module_from_spec(spec)

@@ -79,7 +79,8 @@ class PythonCalls:
         except CallRaised:
             raise
         except BaseException as error:
-            raise CallRaised(f"{self.name} raised {type(error).__name__}") from error
+            said = f"{self.name} raised {type(error).__name__}: {error}"
+            raise CallRaised(f"{said} (inside `with policy.raising():` it comes out as it was raised)") from error
 
 
 @runtime_checkable

@@ -75,7 +75,7 @@ _only_plain.def_abstract_eval(lambda *leaves, name: list(leaves))
 
 def _refuse_vmap(leaves: Any, axes: Any, *, name: str) -> NoReturn:
     raise TypeError(
-        f"{name} is called once a step, in order, and cannot be mapped by vmap (train.compiled_seeds maps over seeds): it takes "
+        f"{name} is called once a step, in order, and cannot be mapped by vmap (nor by train.compiled_seeds): it takes "
         "a batch as it is, so give it one; train seeds one after the other by train.compiled, or use the host loop"
     )
 

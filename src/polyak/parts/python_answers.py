@@ -59,7 +59,7 @@ class Answers:
         self._wanted: list[Wanted]
         self.structure: Any  # jaxlib's stubs leave out how it flattens what is like it
         self._wanted, self.structure = jax.tree.flatten(tree)
-        self._is_leaf = jax.tree_util.treedef_is_leaf(self.structure)
+        self._is_leaf = self.structure == jax.tree.structure(0)
         self.clipped = 0
 
     def shapes(self, batch_size: int) -> PyTree:
@@ -159,7 +159,7 @@ class Answers:
 
 def _within(wanted: Wanted, array: Numbers) -> bool:
     """False also where a value is NaN."""
-    if type(wanted.low) is not np.ndarray:
+    if type(wanted.low) is not np.ndarray and type(wanted.high) is not np.ndarray:
         return bool(np.minimum.reduce(array, axis=None) >= wanted.low and np.maximum.reduce(array, axis=None) <= wanted.high)
     return bool(np.logical_and.reduce((array >= wanted.low) & (array <= wanted.high), axis=None))
 

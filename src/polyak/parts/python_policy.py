@@ -98,10 +98,10 @@ class PythonPolicy:
             check=check,
             deterministic=deterministic,
         )
-        object.__setattr__(self, "side", side)
-        object.__setattr__(self, "variables", jax.tree.map(jnp.asarray, target) if variables else ())
         if variables and jax.tree_util.all_leaves([target]):
             raise TypeError(f"{side}: variables=True, but a {type(target).__name__} is no pytree")
+        object.__setattr__(self, "side", side)
+        object.__setattr__(self, "variables", jax.tree.map(jnp.asarray, target) if variables else ())
 
     @property
     def spec(self) -> EnvSpec:
