@@ -90,11 +90,10 @@ def host(
     time_step = jax.tree.map(np.asarray, state.time_step)
     while reporter.env_steps < env_steps:
         before = hosted.snapshot() if slow else None
-        with reporter.training():
+        with reporter.training(), watch:
             # Without a snapshot the environment would stay where the rollout was given up.
             patience = _Patience(should_stop, may_give_up=slow)
-            with watch:
-                rollout = _collect(how, agent, state, hosted, time_step, patience)
+            rollout = _collect(how, agent, state, hosted, time_step, patience)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
