@@ -152,7 +152,7 @@ def test_P9_several_devices_are_refused_with_what_to_use_instead(by_hand):
         jax.jit(program)(obs)
 
 
-@pytest.mark.parametrize("kind", [KeyError, StopIteration, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
 def test_P1_P2_what_it_raises_comes_out_as_it_was(kind):
     raised = []
 
