@@ -93,7 +93,8 @@ def tf_agents_steps(contestant: str, batch: int) -> Callable[[], None]:
 
     def body(i: Any, obs: Any) -> Any:
         action = policy.action(first._replace(observation=obs)).action
-        return i + 1, -obs + 0 * tf.cast(action, tf.float32)[:, None]
+        # A py_function's result has no shape, which a loop must have.
+        return i + 1, tf.ensure_shape(-obs + 0 * tf.cast(action, tf.float32)[:, None], (batch, 4))
 
     looped = tf.function(lambda: tf.while_loop(lambda i, _: i < SCANNED, body, (0, first.observation)))
 
