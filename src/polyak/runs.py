@@ -16,7 +16,7 @@ from polyak.core.types import Agent, Policy
 from polyak.io.checkpoint import restore
 from polyak.io.config import ConfigError, from_json, to_json
 from polyak.io.run import Run, open_run
-from polyak.ops.schedules import Linear
+from polyak.ops import schedules
 from polyak.parts.networks import ActorCritic
 from polyak.parts.recurrent import RecurrentActorCritic
 
@@ -32,7 +32,7 @@ CLASSES: dict[str, type] = {
         *AGENTS.values(),
         ActorCritic,
         RecurrentActorCritic,
-        Linear,
+        *schedules.OBJECTS,
         spaces.EnvSpec,
         spaces.Box,
         spaces.Discrete,
