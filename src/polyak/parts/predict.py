@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
+from polyak.core.carries import check_carry
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space
 from polyak.core.types import Policy, PyTree, TimeStep
 
@@ -73,6 +74,7 @@ def predict(
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
     else:
         action, carry = _sample(policy, time_step, carry, key)
+    check_carry(carry)
     # Copies, for what JAX hands out is read-only.
     native = spec.native_action(jax.tree.map(np.array, action))
     return (native if batch else jax.tree.map(lambda a: a[0], native)), carry

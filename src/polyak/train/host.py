@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
+from polyak.core.carries import check_carry
 from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PyTree, Rollout, TimeStep
 from polyak.train.acting import Acting, acting
 from polyak.train.episodes import Finished
@@ -91,13 +92,14 @@ def host(
         with reporter.training():
             # Without a snapshot the environment would stay where the rollout was given up.
             patience = _Patience(should_stop, may_give_up=slow)
-            rollout = _collect(how, agent, state, hosted, time_step, patience)
+            rollout = collected(how, agent, state, hosted, time_step, patience)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
                 return reporter.result(state, "request")
             slow = patience.spent
             time_steps, actions, info, carry = rollout
+            check_carry(carry)
             time_step = jax.tree.map(lambda x: x[-1], time_steps)
             valid = int(np.sum(~time_steps.last[:-1]))
             state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
@@ -154,8 +156,8 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting) -> 
     return jitted.lower(agent, state, time_steps, actions, info, acted.carry).compile()
 
 
-def _collect(
-    how: Acting, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep, patience: _Patience
+def collected(
+    how: Acting, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep, patience: "_Patience | None" = None
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
     """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if given up."""
     act = how.rollout(agent, state)
@@ -168,7 +170,7 @@ def _collect(
         if not isinstance(action, np.ndarray):
             action = jax.tree.map(np.asarray, action)
         time_step = env.step(action)
-        if patience.over():
+        if patience is not None and patience.over():
             return None
         time_steps.append(time_step)
         actions.append(action)
