@@ -12,6 +12,8 @@ from polyak.core.checks import check_number
 from polyak.core.struct import struct
 from polyak.core.types import Scalar
 
+Count: TypeAlias = int | np.uint32 | UInt32[Array, ""]
+
 MOST = 2**32 - 1
 """The largest count that schedules follow."""
 
@@ -29,7 +31,7 @@ class Constant:
     def __post_init__(self) -> None:
         check_number("Constant", "value", self.value)
 
-    def __call__(self, env_steps: int | UInt32[Array, ""]) -> Float[Array, ""]:
+    def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value."""
         return jnp.asarray(self.value, jnp.float32)
 
@@ -57,7 +59,7 @@ class Linear:
         check_number("Linear", "env_steps", self.env_steps, above=0)
         object.__setattr__(self, "env_steps", _as_leaf(self.env_steps))
 
-    def __call__(self, env_steps: int | UInt32[Array, ""]) -> Float[Array, ""]:
+    def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value after so many environment steps."""
         progress = jnp.minimum(_count(env_steps).astype(jnp.float32) / self.env_steps, 1.0)
         return self.start + (self.end - self.start) * progress
@@ -90,7 +92,7 @@ class Exponential:
         if not any(isinstance(x, jax.core.Tracer) for x in (self.start, self.end)) and np.any(self.end > self.start):
             raise ValueError(f"Exponential: end must be at most start={self.start}, got {self.end}")
 
-    def __call__(self, env_steps: int | UInt32[Array, ""]) -> Float[Array, ""]:
+    def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value after so many environment steps."""
         periods = _count(env_steps).astype(jnp.float32) / self.env_steps
         return jnp.maximum(self.start * jnp.power(self.factor, periods), self.end)
@@ -136,7 +138,7 @@ class Piecewise:
             raise ValueError(f"Piecewise: boundaries must rise, got {self.boundaries}")
         object.__setattr__(self, "boundaries", tuple(_as_leaf(boundary) for boundary in self.boundaries))
 
-    def __call__(self, env_steps: int | UInt32[Array, ""]) -> Float[Array, ""]:
+    def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value after so many environment steps."""
         count = _count(env_steps)
         value = value_at(self.schedules[0], count)
@@ -152,7 +154,7 @@ OBJECTS = (Constant, Linear, Exponential, Piecewise)
 Schedule: TypeAlias = Scalar | Constant | Linear | Exponential | Piecewise
 
 
-def value_at(schedule: Schedule, env_steps: int | UInt32[Array, ""]) -> Float[Array, ""]:
+def value_at(schedule: Schedule, env_steps: Count) -> Float[Array, ""]:
     """The schedule's value; a plain number is constant."""
     return schedule(env_steps) if isinstance(schedule, OBJECTS) else jnp.asarray(schedule, jnp.float32)
 

@@ -1,7 +1,8 @@
 """The loops: they know what an agent is, and no algorithm.
 
-`collect`, `compiled`, `host`, `evaluate` and `run` are functions here, and modules of the same names: `from polyak.train.compiled import
-start` reads the module, while `polyak.train.compiled` is the function, also after `import polyak.train.compiled as ...`.
+`collect`, `compiled`, `host`, `evaluate` and `run` are functions here, and modules of the same names:
+`from polyak.train.compiled import start` reads the module, while `polyak.train.compiled` is the function, also after
+`import polyak.train.compiled as ...`.
 """
 
 from polyak.train.collect import collect

@@ -134,7 +134,7 @@ def _on_host(
         action, carry = _act(policy, act_key, np.uint32(t), time_step, carry)
         _check(carry, failed_rows(carry, env.num_envs) if can_fail(carry) else np.zeros(env.num_envs, bool), tally)
         time_step = env.step(jax.tree.map(np.asarray, action))
-        tally.add(time_step.reward, time_step.last, time_step.first, failed)
+        tally.add(time_step.reward, time_step.last, time_step.first)
         t += 1
     return tally.result()
 
@@ -170,7 +170,7 @@ def _new_programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
             acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
             failed = failed_rows(acted.carry, env.num_envs)
             env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
-            return (env_state, time_step, acted.carry), (time_step.reward, time_step.last, time_step.first)
+            return (env_state, time_step, acted.carry), (time_step.reward, time_step.last, time_step.first, failed)
 
         return jax.lax.scan(step, now, start + jnp.arange(CHUNK, dtype=jnp.uint32))
 
