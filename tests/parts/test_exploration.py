@@ -23,12 +23,12 @@ DRAWS = 6000
 @jax.jit
 def drawn(policy, now, carry, keys):
     """Actions and infos `[DRAWS, B]`."""
-    steps = jax.lax.map(lambda key: policy.action(now, carry, key), keys, batch_size=500)
+    steps = jax.vmap(lambda key: policy.action(now, carry, key))(keys)
     return steps.action, steps.info
 
 
 def inner(logits=LOGITS, spec=DISCRETE):
-    return Inner(jnp.asarray(logits), spec)
+    return Inner(jax.tree.map(jnp.asarray, logits), spec)
 
 
 def frequencies(actions, n=4):
@@ -40,7 +40,7 @@ def assert_drawn_by(actions, probs):
     for row, wanted in zip(np.asarray(actions).T, probs, strict=True):
         counts = np.bincount(row, minlength=4)[wanted > 0]
         if len(counts) > 1:
-            assert stats.chisquare(counts, wanted[wanted > 0] * len(row)).pvalue > 1e-4
+            assert stats.chisquare(counts, wanted[wanted > 0] / wanted.sum(dtype=float) * len(row)).pvalue > 1e-4
 
 
 def test_epsilon_greedy_draws_by_its_probabilities_and_says_them():
@@ -51,8 +51,8 @@ def test_epsilon_greedy_draws_by_its_probabilities_and_says_them():
     probs[np.arange(3), MODES] += 1 - epsilon
     now, carry = time_step(3, mask=MASK), policy.initial_state(3)
     distribution, after = policy.distribution(now, carry)
-    for action in range(4):
-        np.testing.assert_allclose(np.exp(distribution.log_prob(jnp.full(3, action))), probs[:, action], rtol=1e-5)
+    every = jax.vmap(distribution.log_prob)(jnp.tile(jnp.arange(4)[:, None], (1, 3)))
+    np.testing.assert_allclose(np.exp(every).T, probs, rtol=1e-5)
     entropy = -np.sum(probs * np.log(np.where(probs > 0, probs, 1)), axis=1)
     np.testing.assert_allclose(distribution.entropy(), entropy, atol=1e-5)
     assert np.array_equal(distribution.mode(), MODES) and np.array_equal(after, [1, 1, 1])
@@ -91,19 +91,18 @@ def test_actions_of_several_parts_are_drawn_as_a_whole():
     policy = EpsilonGreedy(inner(jax.tree.map(jnp.asarray, params), CHOICES), 0.4)
     now, carry = time_step(1, mask=mask), policy.initial_state(1)
     distribution, _ = jax.jit(policy.distribution)(now, carry)
-    mode = jax.tree.map(lambda x: tuple(np.ravel(x)), distribution.mode())
-    total, entropy, allowed = 0.0, 0.0, 0
-    for a, b0, b1, c0, c1 in itertools.product(range(3), range(2), range(3), range(2), range(2)):
-        action = {"a": jnp.array([a]), "b": jnp.array([[b0, b1]]), "c": jnp.array([[c0, c1]], jnp.int8)}
-        prob = float(np.exp(distribution.log_prob(action))[0])
-        ok = a != 1 and b1 != 0
-        is_mode = mode == {"a": (a,), "b": (b0, b1), "c": (c0, c1)}
-        assert prob == pytest.approx(ok * 0.4 / 32 + is_mode * 0.6, rel=1e-5)
-        total, allowed, entropy = total + prob, allowed + ok, entropy - (prob * np.log(prob) if prob else 0)
-    assert total == pytest.approx(1.0, rel=1e-5) and allowed == 32
-    np.testing.assert_allclose(distribution.entropy(), [entropy], rtol=1e-4)
+    mode = jax.tree.map(np.asarray, distribution.mode())
+    every = np.array(list(itertools.product(range(3), range(2), range(3), range(2), range(2))))
+    actions = {"a": every[:, :1], "b": every[:, None, 1:3], "c": every[:, None, 3:].astype(np.int8)}
+    probs = np.exp(jax.jit(jax.vmap(distribution.log_prob))(jax.tree.map(jnp.asarray, actions)))[:, 0]
+    allowed = (every[:, 0] != 1) & (every[:, 2] != 0)
+    is_mode = np.all(every == np.concatenate([mode["a"], mode["b"][0], mode["c"][0]]), axis=1)
+    np.testing.assert_allclose(probs, allowed * 0.4 / 32 + is_mode * 0.6, rtol=1e-5)
+    assert probs.sum() == pytest.approx(1.0, rel=1e-5) and allowed.sum() == 32
+    np.testing.assert_allclose(distribution.entropy(), [-np.sum(probs[allowed] * np.log(probs[allowed]))], rtol=1e-4)
     actions, _ = drawn(policy, now, carry, jax.random.split(KEY, DRAWS))
-    same = (actions["a"] == mode["a"][0]) & np.all(actions["b"] == mode["b"], -1) & np.all(actions["c"] == mode["c"], -1)
+    actions = jax.tree.map(np.asarray, actions)
+    same = (actions["a"] == mode["a"]) & np.all(actions["b"] == mode["b"], -1) & np.all(actions["c"] == mode["c"], -1)
     assert abs(np.mean(same) - (0.6 + 0.4 / 32)) < 0.03 and not np.any(actions["a"] == 1)
 
 
