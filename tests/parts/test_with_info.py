@@ -159,7 +159,7 @@ def test_policies_of_other_kinds_cannot_follow():
     a = policy_for(SPEC)
     for other, said in (
         (policy_for(BOX), "only in target: 'variables/params/policy/log_std/all'"),
-        (Greedy(a), "only in online: 'variables/"),
+        (Greedy(a), "only in target: 'policy/normalizer', 'policy/variables"),
         (Scripted(SPEC, [(1, 0)]), "only in online"),
     ):
         with pytest.raises(ValueError, match=f"soft_update: .*{said}"):

@@ -103,12 +103,12 @@ class _Tally:
     @property
     def full(self) -> bool:
         """Every environment has done its share."""
-        return not any(self.open)
+        return not self.open.any()
 
     @property
-    def open(self) -> list[bool]:
+    def open(self) -> npt.NDArray[np.bool_]:
         """The environments that have not."""
-        return [len(r) < q for r, q in zip(self._returns, self._quota, strict=True)]
+        return np.array([len(r) for r in self._returns]) < self._quota
 
     def result(self) -> Evaluation:
         """All of them."""
@@ -182,7 +182,7 @@ _kept_programs = lru_cache(maxsize=8)(_new_programs)
 
 def _check(carry: PyTree, failed: Any, tally: _Tally) -> None:
     """Raise what the policy says of environments whose episodes still count; what it does after them is nobody's concern."""
-    if np.any(np.asarray(failed) & np.array(tally.open)):
+    if np.any(np.asarray(failed) & tally.open):
         check_carry(carry)
 
 
