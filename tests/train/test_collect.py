@@ -14,10 +14,10 @@ from polyak.parts.mixture import Mixture
 from polyak.parts.networks import mlp
 from polyak.parts.scripted import Scripted, Uniform
 from polyak.parts.with_info import with_info
-from polyak.train.collect import _program, collect
+from polyak.train.collect import _program, _Watched, collect
 from tests.agents.rollouts import same_bits
 from tests.train.scripted import Scripted as ScriptedEnv
-from tests.train.setting import AGENT, ENV, KEY, NUM_ENVS, NUM_STEPS, hosted
+from tests.train.setting import AGENT, ENV, KEY, NUM_ENVS, NUM_STEPS, hosted, run
 
 # A nest with a memory: a learned policy that explores or a uniform one, chosen for each episode, and who acted.
 LEARNED = AGENT.policy(AGENT.init(KEY)).policy
@@ -77,6 +77,12 @@ def test_a_script_that_ends_is_an_error_in_collecting_and_evaluating(env):
     assert collect(SHORT, env, 5, key=KEY).actions.shape == (5, NUM_ENVS)
     with pytest.raises(RuntimeError, match="Scripted: the script has ended after its 5 steps"):
         train.evaluate(SHORT, env, episodes=NUM_ENVS, key=KEY)
+
+
+@pytest.mark.parametrize("loop", ["compiled", "host"])
+def test_a_script_that_ends_stops_a_training_loop(loop):
+    with pytest.raises(RuntimeError, match="Scripted: the script has ended after its 5 steps"):
+        run(loop, env_steps=10**9, agent=_Watched(SHORT, ENV.spec, 4))
 
 
 def test_a_script_may_end_where_nobody_counts_any_more():

@@ -1,5 +1,6 @@
 """What of a policy's memory says that acting could not go on: compiled code cannot raise, so loops look there."""
 
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -14,8 +15,7 @@ from polyak.core.types import PyTree
 class Failing(Protocol):
     """A part of a carry that remembers what went wrong."""
 
-    @property
-    def failed(self) -> Bool[Array, " B"]:
+    def went_wrong(self) -> Bool[Array, " B"]:
         """The environments in which it did; once True, it stays."""
         ...
 
@@ -28,7 +28,7 @@ def failed_rows(carry: PyTree, batch_size: int) -> Bool[Array, " B"]:
     """The environments in which a policy could not go on; False everywhere where its carry holds nothing that fails."""
     failed = jnp.zeros(batch_size, bool)
     for part in _failing(carry):
-        failed = failed | part.failed
+        failed = failed | part.went_wrong()
     return failed
 
 
@@ -44,7 +44,7 @@ def check_carry(carry: PyTree) -> None:
         RuntimeError: the policy could not go on in some environment.
     """
     for part in _failing(carry):
-        if np.any(np.asarray(part.failed)):
+        if np.any(np.asarray(part.went_wrong())):
             raise RuntimeError(part.diagnose())
 
 
@@ -53,4 +53,10 @@ def _failing(carry: PyTree) -> list[Any]:
 
 
 def _is_failing(node: Any) -> bool:
-    return isinstance(node, Failing)
+    return _is_kind_failing(type(node))
+
+
+@lru_cache(maxsize=256)
+def _is_kind_failing(kind: type) -> bool:
+    # Looked up once: against a protocol it takes 10 µs, and `predict` asks at every call.
+    return issubclass(kind, Failing)

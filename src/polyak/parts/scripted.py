@@ -81,6 +81,10 @@ class ScriptPosition:
     failed: Bool[Array, " B"]
     length: int = static()
 
+    def went_wrong(self) -> Bool[Array, " B"]:
+        """Where it failed."""
+        return self.failed
+
     def diagnose(self) -> str:
         """What went wrong."""
         rows = np.flatnonzero(np.asarray(self.failed)).tolist()
