@@ -21,6 +21,8 @@ MAY_IMPORT = {
     "envs": {"core"},
     "train": {"core", "parts"},
     "io": {"core"},
+    "policies": {"parts"},
+    "schedules": {"ops"},
     "presets": {"agents", "core", "ops", "parts"},
     "runs": EVERYTHING - {"commands", "cli"},
     "commands": EVERYTHING - {"cli"},

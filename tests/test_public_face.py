@@ -62,3 +62,14 @@ def test_importing_environments_imports_no_environment():
 def test_the_training_stack_does_not_import_gymnasium_for_a_jax_environment():
     program = "import polyak; polyak.envs.make('jax/CartPole-v1', num_envs=2); polyak.PPO; polyak.train.run"
     assert "gymnasium" not in modules_after(program)
+
+
+@pytest.mark.parametrize("module", ["policies", "schedules"])
+def test_everything_under_one_name_is_there(module):
+    names = getattr(polyak, module).__all__
+    assert names == sorted(set(names)) and all(getattr(getattr(polyak, module), name) is not None for name in names)
+    assert polyak.schedules.Linear is polyak.Linear
+
+
+def test_policies_need_neither_agents_nor_loops():
+    assert not modules_after("import polyak; polyak.policies.EpsilonGreedy") & {"polyak.agents", "polyak.train", "polyak.envs"}

@@ -4,7 +4,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak import envs, presets, train
+    from polyak import envs, policies, presets, schedules, train
     from polyak.agents.ppo import PPO
     from polyak.core.spaces import EnvSpec
     from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
@@ -48,7 +48,9 @@ __all__ = [
     "mlp",
     "nature_cnn",
     "periodic_update",
+    "policies",
     "presets",
+    "schedules",
     "soft_update",
     "train",
 ]
@@ -110,6 +112,14 @@ def __getattr__(name: str) -> Any:
             import polyak.envs
 
             return polyak.envs
+        case "policies":
+            import polyak.policies
+
+            return polyak.policies
+        case "schedules":
+            import polyak.schedules
+
+            return polyak.schedules
         case "presets":
             import polyak.presets
 

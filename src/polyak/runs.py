@@ -20,7 +20,7 @@ from polyak.io.numpy_file import from_members
 from polyak.io.numpy_reader import Policy as NumPyReader
 from polyak.io.run import Run, open_run
 from polyak.io.stablehlo import MEMBER, load_program
-from polyak.ops.schedules import Linear
+from polyak.ops import schedules
 from polyak.parts.exported import ExportedPolicy
 from polyak.parts.networks import ActorCritic
 from polyak.parts.recurrent import RecurrentActorCritic
@@ -37,7 +37,7 @@ CLASSES: dict[str, type] = {
         *AGENTS.values(),
         ActorCritic,
         RecurrentActorCritic,
-        Linear,
+        *schedules.OBJECTS,
         *SPEC_CLASSES,
     )
 }

@@ -11,8 +11,10 @@ import pytest
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Agent
-from polyak.ops.schedules import Linear
+from polyak.io.config import from_json, to_json
+from polyak.ops.schedules import Constant, Exponential, Linear, Piecewise
 from polyak.parts.networks import mlp, nature_cnn
+from polyak.runs import CLASSES
 from tests.agents.rollouts import rollout
 
 SPEC = EnvSpec(Box([-1.0], [1.0]), Discrete(2), "somewhere")
@@ -175,3 +177,12 @@ def test_rewards_scaled_by_returns_need_the_memory_of_the_collecting_policy():
     state = jax.eval_shape(agent.init, jax.random.key(0))
     with pytest.raises(ValueError, match=r"normalize_reward='return' needs .*collect_policy\(state\).*got carry \(\)"):
         jax.eval_shape(agent.update, state, rollout(SPEC, num_steps=6, num_envs=3), jax.random.key(0))
+
+
+def test_every_schedule_is_a_setting_and_is_kept_in_a_runs_config():
+    rate = Piecewise((3e-4, Exponential(3e-4, 0.5, 1000, end=1e-5)), (5000,))
+    agent = PPO(SPEC, learning_rate=rate, clip_range=Constant(0.2))
+    again = from_json(to_json(agent), CLASSES)
+    assert again == agent and float(again.learning_rate(6000)) == pytest.approx(1.5e-4)
+    with pytest.raises(ValueError, match=r"PPO: learning_rate.schedules\[1\].end must be a number in \[0, inf\), got -1.0"):
+        PPO(SPEC, learning_rate=Piecewise((1.0, Linear(1.0, -1.0)), (10,)))

@@ -13,7 +13,6 @@ def rule(workdir, monkeypatch):
 
 
 def test_a_rule_and_the_runs_policy_stand_in_one_table(rule, run, command):
-    pytest.importorskip("polyak.parts.python_policy")
     code, out, err = command("evaluate run --episodes 3 --policy rules_of_mine:lean")
     assert (code, err) == (0, "")
     head, ours, theirs = out.splitlines()

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.ops.schedules import Linear, check_schedule, counted_on, value_at
+from polyak.io.config import from_json, to_json
+from polyak.ops.follow import Follow
+from polyak.ops.schedules import OBJECTS, Constant, Exponential, Linear, Piecewise, check_schedule, counted_on, value_at
 
 
 @pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (25, 0.875), (100, 0.5), (101, 0.5), (2**32 - 1, 0.5)])
@@ -56,12 +58,104 @@ def test_a_positive_schedule_passes(schedule):
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [
-        (0.0, r"PPO: learning_rate must be a number in \(0, inf\) or a Linear, got 0.0"),
+        (0.0, r"PPO: learning_rate must be a number in \(0, inf\) or a schedule such as Linear, got 0.0"),
         (Linear(-1.0), r"PPO: learning_rate.start must be a number in \(0, inf\), got -1.0"),
         (Linear(1.0, -1.0), r"PPO: learning_rate.end must be a number in \[0, inf\), got -1.0"),
-        (lambda steps: 1.0, "PPO: learning_rate must be a number .* or a Linear, got <function"),
+        (lambda steps: 1.0, "PPO: learning_rate must be a number .* or a schedule such as Linear, got <function"),
     ],
 )
 def test_F2_a_schedule_that_is_not_positive_is_refused(schedule, said):
     with pytest.raises((TypeError, ValueError), match=said):
         check_schedule("PPO", "learning_rate", schedule)
+
+
+MIXED = Piecewise((0.5, Linear(1.0, 0.0, 100), Exponential(2.0, 0.5, 10, end=0.25), Constant(7.0)), (50, 200, 300))
+EACH = [Constant(0.3), Linear(1.0, 0.25, 100), Exponential(2.0, 0.5, 100, end=0.3), MIXED]
+each_schedule = pytest.mark.parametrize("schedule", EACH, ids=lambda schedule: type(schedule).__name__)
+
+
+def by_hand(schedule, s):
+    """Schedules as a person would write them down, in double precision."""
+    match schedule:
+        case Constant():
+            return schedule.value
+        case Linear():
+            return schedule.start + (schedule.end - schedule.start) * min(s / schedule.env_steps, 1)
+        case Exponential():
+            return max(schedule.start * schedule.factor ** (s / schedule.env_steps), schedule.end)
+        case Piecewise():
+            past = [0, *(boundary for boundary in schedule.boundaries if s >= boundary)]
+            return by_hand(schedule.schedules[len(past) - 1], s - past[-1])
+    return schedule
+
+
+@each_schedule
+def test_every_schedule_is_its_formula_compiled_and_not(schedule):
+    steps = [0, 1, 49, 50, 51, 100, 149, 199, 200, 215, 299, 300, 5000, 2**31 + 5, 2**32 - 1]
+    expected = [by_hand(schedule, s) for s in steps]
+    compiled = jax.jit(jax.vmap(value_at, in_axes=(None, 0)))(schedule, jnp.asarray(steps, jnp.uint32))
+    assert compiled.dtype == jnp.float32
+    np.testing.assert_allclose(compiled, expected, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose([float(schedule(s)) for s in steps[::4]], expected[::4], rtol=2e-6, atol=1e-7)
+
+
+@each_schedule
+def test_every_schedule_can_be_written_to_a_file(schedule):
+    again = from_json(to_json(schedule), {cls.__name__: cls for cls in OBJECTS})
+    assert again == schedule and type(again) is type(schedule)
+
+
+def test_lengths_beyond_what_int32_holds_compile():
+    for schedule in (Linear(1.0, 0.0, 4_000_000_000), Piecewise((1.0, Linear(0.5, 0.0, 1_000_000_000)), (3_000_000_000,))):
+        assert float(jax.jit(value_at)(schedule, jnp.uint32(2**32 - 1))) == 0.0
+        assert float(jax.jit(value_at)(schedule, jnp.uint32(0))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: Constant(float("nan")), "Constant: value must be a number"),
+        (lambda: Exponential(0.0), r"Exponential: start must be a number in \(0, inf\), got 0.0"),
+        (lambda: Exponential(1.0, 1.5), r"Exponential: factor must be a number in \(0, 1\], got 1.5"),
+        (lambda: Exponential(1.0, env_steps=0), "Exponential: env_steps"),
+        (lambda: Exponential(1.0, end=2.0), "Exponential: end must be at most start=1.0, got 2.0"),
+        (lambda: Piecewise([1.0]), r"Piecewise: schedules must be a tuple, got \[1.0\]"),
+        (lambda: Piecewise(()), "Piecewise: schedules must be one more than boundaries, got 0 and 0"),
+        (lambda: Piecewise((1.0, 2.0)), "Piecewise: schedules must be one more than boundaries, got 2 and 0"),
+        (lambda: Piecewise((1.0, 2.0, 3.0), (20, 20)), r"Piecewise: boundaries must rise, got \(20, 20\)"),
+        (lambda: Piecewise((1.0, 2.0), (0,)), r"Piecewise: boundaries\[0\] must be a number in \(0"),
+        (lambda: Piecewise((1.0, lambda s: s), (3,)), r"Piecewise: schedules\[1\] must be a number .* or a schedule, got <fun"),
+    ],
+)
+def test_F2_other_wrong_schedules_are_refused(build, said, unchecked):
+    with pytest.raises((TypeError, ValueError), match=said):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (Constant(0.0), "PPO: clip_range.value must be a number"),
+        (
+            Piecewise((0.1, Linear(0.2, -0.1)), (5,)),
+            r"PPO: clip_range.schedules\[1\].end must be a number in \[0, inf\), got -0.1",
+        ),
+    ],
+)
+def test_F2_a_schedule_in_a_setting_is_looked_through(schedule, said):
+    with pytest.raises(ValueError, match=said):
+        check_schedule("PPO", "clip_range", schedule)
+    check_schedule("PPO", "clip_range", Exponential(1.0))
+
+
+def test_a_share_that_follows_any_schedule_stays_in_its_bounds():
+    share = Piecewise((1.0, Exponential(0.5, 0.5, 1)), (2,))
+    follow = Follow(share)
+    target, state = {"w": jnp.zeros(2)}, follow.init()
+    expected = 0.0
+    for step in range(1, 5):
+        target, state = follow.step(state, {"w": jnp.full(2, float(step))}, target)
+        expected += by_hand(share, step) * (step - expected)
+        np.testing.assert_allclose(target["w"], expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"Follow: tau.start must be a number in \[0, 1\], got 2.0"):
+        Follow(Exponential(2.0))

@@ -90,14 +90,14 @@ class PPO:
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over a rollout.
         num_minibatches: parts of a rollout per epoch; must divide `num_steps * num_envs`, or with a memory `num_envs`.
-        learning_rate: Adam's, a number or `Linear`.
+        learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         gae_lambda: trace decay of GAE.
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
         value_targets: what the value learns: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
         values_when: old values and distributions are computed in the `"update"`, or were kept since `"collect"`ing.
         recompute_values: advantages and value targets are computed anew before each epoch.
-        clip_range: largest change of the probability ratio, a number or `Linear`; None leaves it free.
+        clip_range: largest change of the probability ratio, a number or a schedule; None leaves it free.
         clip_range_vf: the value moves at most so far from its old one; None leaves it free.
         clip_log_prob: log-probabilities that learn (not the old ones) are kept within ± this in the policy's loss; where that
             bites, the ratio is another one. None leaves them.

@@ -323,6 +323,12 @@ class EnvSpec:
             if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
                 raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf} at action {path!r}")
 
+    def action_bounds(self, leaf: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The bounds of a Box action as agents choose it, float32: the space's own, or -1 and 1 where it is rescaled."""
+        if self.action_scaling == "rescale":
+            return np.full(leaf.shape, -1.0, np.float32), np.full(leaf.shape, 1.0, np.float32)
+        return leaf.low.astype(np.float32), leaf.high.astype(np.float32)
+
     def native_action(self, action: Any) -> Any:
         """The environment's action of an agent's: Discrete counted from `start`, Box clipped or rescaled to the bounds.
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree
-from polyak.ops.schedules import Linear
+from polyak.ops.schedules import OBJECTS, check_schedule
 from polyak.ops.trees import check_same_tree
 from polyak.ops.updates import Tau, soft_update, valid_share
 
@@ -56,7 +56,8 @@ class Follow:
         target ← target + τ · (online - target)
 
     Attributes:
-        tau: the share taken, in [0, 1]; 1 copies. A number, or a callable of the total count (a `Linear`, an Optax schedule).
+        tau: the share taken, in [0, 1]; 1 copies. A number, or a callable of the total count (a schedule such as
+            `Linear`, one of Optax).
         period: how much must have elapsed since the last time, or since the beginning.
         unit: what is counted: gradient updates, or environment steps.
         stats_tau: the share for statistics; None: as `tau`.
@@ -163,9 +164,8 @@ class _Function:
 
 def _checked(name: str, tau: Tau) -> Tau:
     """A share that may be a field: a number, an array of them for `vmap`, a schedule."""
-    if isinstance(tau, Linear):
-        for end in ("start", "end"):
-            check_number("Follow", f"{name}.{end}", getattr(tau, end), at_least=0, at_most=1)
+    if isinstance(tau, OBJECTS):
+        check_schedule("Follow", name, tau, above=-np.inf, at_least=0, at_most=1)
         return tau
     if callable(tau):
         return _Function(tau) if jax.tree_util.all_leaves([tau]) else tau

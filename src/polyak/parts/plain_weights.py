@@ -18,7 +18,7 @@ def plain_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
     Raises:
         ValueError: the policy is not an `mlp` from one vector to one Discrete or Box action; which part of it is not.
     """
-    inner = policy.policy if isinstance(policy, Greedy) else policy
+    inner: Any = policy.policy if isinstance(policy, Greedy) else policy
     network = _plain_network(inner, spec)
     params = jax.tree.map(np.asarray, inner.variables.params)
     arrays: dict[str, npt.NDArray[Any]] = {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
@@ -13,10 +13,12 @@ from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Sca
 from polyak.ops.distributions import Deterministic, Distribution, for_space
 from polyak.ops.returns import discounted_on
 from polyak.parts import numpy_acting
+from polyak.parts.as_python import as_python
 from polyak.parts.normalizer import ObsNormalizer
-from polyak.parts.predict import predict
+from polyak.parts.predict import SpecifiedPolicy, predict
 from polyak.parts.recurrent import reset_carry
 from polyak.parts.rows import for_each_row
+from polyak.parts.wrapping import check_policy, decided
 
 
 @struct
@@ -54,6 +56,12 @@ class NetworkPolicy:
         distribution, carry, info = self._step(time_step, carry)
         return PolicyStep(distribution.sample(seed=key), carry, info)
 
+    def value(self, time_step: TimeStep, carry: PyTree = ()) -> Float[Array, " B"]:
+        """V(s) of each row, by the network's value head."""
+        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+        (_, value), _, _ = self.network.apply(self.variables, obs, reset_carry(self.network, carry, time_step.first))
+        return value
+
     def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
         obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
         carry = reset_carry(self.network, carry, time_step.first)
@@ -85,17 +93,29 @@ class NetworkPolicy:
         return numpy_acting.numpy_mode(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
 
     predict = predict
+    as_python = as_python
 
 
 @struct
 class Greedy:
-    """The most probable action of another policy (the mode of its distribution).
+    """The most probable action of another policy: the mode of its distribution, whichever that is.
 
     Attributes:
         policy: what is followed; its carry is kept.
+
+    Raises:
+        TypeError: it is no policy that knows its spaces.
     """
 
-    policy: NetworkPolicy
+    policy: SpecifiedPolicy
+
+    def __post_init__(self) -> None:
+        check_policy("Greedy", self.policy)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner policy's."""
@@ -107,7 +127,8 @@ class Greedy:
         return Deterministic(distribution.mode()), carry
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The mode for each row; the key is not used."""
+        """The mode for each row; the key is used only where something within is chosen once an episode."""
+        carry, _ = decided(carry, time_step, key)
         distribution, carry = self.policy.distribution(time_step, carry)
         return PolicyStep(distribution.mode(), carry)
 
@@ -121,7 +142,9 @@ class Greedy:
         key: PRNGKeyArray | None = None,
     ) -> tuple[Any, PyTree]:
         """The environment's action for a NumPy observation; with `deterministic=False` the inner policy's sample."""
-        return self.policy.predict(obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
+        return predict(self.policy, obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
+
+    as_python = as_python
 
 
 @struct
@@ -136,6 +159,11 @@ class DiscountedReturn:
 
     policy: NetworkPolicy
     gamma: Scalar
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and zeros."""

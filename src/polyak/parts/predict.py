@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
+from polyak.core.carries import check_carry
 from polyak.core.spaces import (
     Box,
     Dict,
@@ -109,6 +110,7 @@ def predict(
         acted = _mode(policy, time_step, carry) if key is None or deterministic else _sample(policy, time_step, carry, key)
         # Copies, for what JAX hands out is read-only.
         action, carry = jax.tree.map(np.array, acted[0]), acted[1]
+    check_carry(carry)
     native = spec.native_action(action)
     return (native if batch else jax.tree.map(lambda a: a[0], native)), carry
 

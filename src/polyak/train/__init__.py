@@ -1,9 +1,11 @@
 """The loops: they know what an agent is, and no algorithm.
 
-`compiled`, `host`, `evaluate` and `run` are functions here, and modules of the same names: `from polyak.train.compiled import
-start` reads the module, while `polyak.train.compiled` is the function, also after `import polyak.train.compiled as ...`.
+`collect`, `compiled`, `host`, `evaluate` and `run` are functions here, and modules of the same names:
+`from polyak.train.compiled import start` reads the module, while `polyak.train.compiled` is the function, also after
+`import polyak.train.compiled as ...`.
 """
 
+from polyak.train.collect import collect
 from polyak.train.compiled import compiled, compiled_seeds
 from polyak.train.evaluate import Evaluation, evaluate
 from polyak.train.host import host
@@ -15,6 +17,7 @@ __all__ = [
     "LoopState",
     "TrainResult",
     "TrainingDiverged",
+    "collect",
     "compiled",
     "compiled_seeds",
     "evaluate",

@@ -14,11 +14,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
+from polyak.core.carries import check_carry
 from polyak.core.python_calls import Watch
-from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout
+from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Finished
 from polyak.train.loop import (
     ENVS,
+    IterationKeys,
     LoopState,
     Reporter,
     Target,
@@ -93,6 +95,7 @@ def compiled(
             arguments = (agent, state, most, min(due - reporter.env_steps, MOST_IN_A_CHUNK))
             state, done, finished, metrics = watch.run(partial(chunk, *arguments))
             steps, iterations = (int(x) for x in jax.device_get(done))
+        check_carry(state.carry)
         reporter.advance(steps, iterations, finished)
         most = _iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
         stopped = "request" if should_stop() else None
@@ -209,8 +212,16 @@ def iteration(
     agent: Agent, env: Env, update: Callable[..., tuple[PyTree, Metrics]], state: LoopState
 ) -> tuple[LoopState, UInt32[Array, ""], Finished, Metrics]:
     """Collect a rollout and learn from it: the loop's body. Also returns the valid transitions."""
-    policy = agent.collect_policy(state.agent)
     keys = iteration_keys(state.key, state.iteration, agent.num_steps)
+    (env_state, time_step, carry), rollout = collected(agent, env, state, keys)
+    agent_state, episodes, metrics, finished = learn(agent, update, state, rollout, keys.update)
+    moved = LoopState(agent_state, env_state, time_step, carry, episodes, state.key, state.iteration + jnp.uint32(1))
+    return moved, rollout.valid.sum(dtype=jnp.uint32), finished, metrics
+
+
+def collected(agent: Agent, env: Env, state: LoopState, keys: IterationKeys) -> tuple[tuple[PyTree, TimeStep, PyTree], Rollout]:
+    """A rollout, and the environment's state, the time step and the policy's carry after it."""
+    policy = agent.collect_policy(state.agent)
 
     def step(now: PyTree, keys: PyTree) -> tuple[PyTree, PyTree]:
         env_state, time_step, carry = now
@@ -219,14 +230,10 @@ def iteration(
         env_state, next_time_step = env.step(env_state, acted.action, env_key)
         return (env_state, next_time_step, acted.carry), (next_time_step, acted.action, acted.info)
 
-    (env_state, time_step, carry), (time_steps, actions, info) = jax.lax.scan(
-        step, (state.env, state.time_step, state.carry), (keys.act, keys.env)
-    )
+    now = (state.env, state.time_step, state.carry)
+    after, (time_steps, actions, info) = jax.lax.scan(step, now, (keys.act, keys.env))
     time_steps = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), state.time_step, time_steps)
-    rollout = Rollout(time_steps, actions, info, state.carry)
-    agent_state, episodes, metrics, finished = learn(agent, update, state, rollout, keys.update)
-    moved = LoopState(agent_state, env_state, time_step, carry, episodes, state.key, state.iteration + jnp.uint32(1))
-    return moved, rollout.valid.sum(dtype=jnp.uint32), finished, metrics
+    return after, Rollout(time_steps, actions, info, state.carry)
 
 
 def _chunk(

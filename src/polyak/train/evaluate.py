@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, PRNGKeyArray
 
+from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
 from polyak.core.python_calls import CallsPython, Watch
 from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, TimeStep
@@ -68,6 +69,7 @@ def evaluate(
     Raises:
         TypeError, ValueError: `episodes` or `max_steps` is not a positive integer.
         TimeoutError: `max_steps` passed before all episodes had ended.
+        RuntimeError: the policy says that it could not go on (a script that has ended).
     """
     check_integer("evaluate", "episodes", episodes)
     if max_steps is not None:
@@ -103,7 +105,12 @@ class _Tally:
     @property
     def full(self) -> bool:
         """Every environment has done its share."""
-        return all(len(r) >= q for r, q in zip(self._returns, self._quota, strict=True))
+        return not self.open.any()
+
+    @property
+    def open(self) -> npt.NDArray[np.bool_]:
+        """The environments that have not."""
+        return np.array([len(r) for r in self._returns]) < self._quota
 
     def result(self) -> Evaluation:
         """All of them."""
@@ -149,6 +156,7 @@ def _on_host(
         if t == max_steps:
             raise _too_long(env, t)
         action, carry = act(t, time_step, carry)
+        _check(carry, failed_rows(carry, env.num_envs) if can_fail(carry) else np.zeros(env.num_envs, bool), tally)
         time_step = env.step(jax.tree.map(np.asarray, action))
         tally.add(time_step.reward, time_step.last, time_step.first)
         t += 1
@@ -165,9 +173,10 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     tally, t = _Tally(quota), 0
     while not tally.full:
         now, seen = watch.run(partial(chunk, policy, now, env_key, act_key, np.uint32(t)))
-        for reward, last, first in zip(*(np.asarray(x) for x in seen), strict=True):
+        for reward, last, first, failed in zip(*(np.asarray(x) for x in seen), strict=True):
             if t == max_steps and not tally.full:
                 raise _too_long(env, t)
+            _check(now[2], failed, tally)
             tally.add(reward, last, first)
             t += 1
     return tally.result()
@@ -186,8 +195,9 @@ def _new_programs(env: Env) -> tuple[Callable[..., Any], ...]:
         def step(now: PyTree, t: Array) -> tuple[PyTree, PyTree]:
             env_state, time_step, carry = now
             acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
+            failed = failed_rows(acted.carry, env.num_envs)
             env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
-            return (env_state, time_step, acted.carry), (time_step.reward, time_step.last, time_step.first)
+            return (env_state, time_step, acted.carry), (time_step.reward, time_step.last, time_step.first, failed)
 
         return jax.lax.scan(step, now, start + jnp.arange(CHUNK, dtype=jnp.uint32))
 
@@ -204,6 +214,12 @@ def _new_programs(env: Env) -> tuple[Callable[..., Any], ...]:
 
 
 _kept_programs = lru_cache(maxsize=8)(_new_programs)
+
+
+def _check(carry: PyTree, failed: Any, tally: _Tally) -> None:
+    """Raise what the policy says of environments whose episodes still count; what it does after them is nobody's concern."""
+    if np.any(np.asarray(failed) & tally.open):
+        check_carry(carry)
 
 
 def _too_long(env: Env | HostEnv, steps: int) -> TimeoutError:

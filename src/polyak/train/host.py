@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
+from polyak.core.carries import check_carry
 from polyak.core.python_calls import Watch
 from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PolicyStep, PyTree, Rollout, TimeStep
 from polyak.train.acting import Acting, acting
@@ -93,7 +94,7 @@ def host(
         with reporter.training(), watch:
             # Without a snapshot the environment would stay where the rollout was given up.
             patience = _Patience(should_stop, may_give_up=slow)
-            rollout = _collect(how, agent, state, hosted, time_step, patience)
+            rollout = collected(how, agent, state, hosted, time_step, patience)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
@@ -168,10 +169,14 @@ def _act(agent: Agent, state: LoopState) -> PolicyStep:
     return agent.collect_policy(state.agent).action(state.time_step, state.carry, state.key)
 
 
-def _collect(
-    how: Acting, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep, patience: _Patience
+def collected(
+    how: Acting, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep, patience: "_Patience | None" = None
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
-    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if given up."""
+    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if given up.
+
+    Raises:
+        RuntimeError: the policy says that it could not go on.
+    """
     act = how.rollout(agent, state)
     carry = jax.tree.map(np.asarray, state.carry)
     time_steps, actions, infos = [time_step], [], []
@@ -182,11 +187,12 @@ def _collect(
         if not isinstance(action, np.ndarray):
             action = jax.tree.map(np.asarray, action)
         time_step = env.step(action)
-        if patience.over():
+        if patience is not None and patience.over():
             return None
         time_steps.append(time_step)
         actions.append(action)
         infos.append(acted.info)
+    check_carry(carry)
     return _stacked(time_steps), _stacked(actions), _stacked(infos), jax.tree.map(np.asarray, carry)
 
 

@@ -1,0 +1,109 @@
+"""A rollout of any policy, for learning from what it does: imitation, demonstrations, data sets."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.carries import check_carry
+from polyak.core.checks import check_integer
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import static, struct
+from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
+from polyak.train.acting import acting
+from polyak.train.compiled import collected as compiled_rollout
+from polyak.train.compiled import start as compiled_start
+from polyak.train.host import collected as host_rollout
+from polyak.train.host import start as host_start
+from polyak.train.hosted import HostedEnv
+from polyak.train.loop import LoopState, check_match, iteration_keys
+
+
+def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
+    """What a policy does in fresh episodes: the `Rollout` that agents learn from, `[num_steps, num_envs]`.
+
+    It is collected as a training loop would: in one compiled program in a JAX environment, else step by step. The same
+    policy, JAX environment and key give the same numbers when the environment is stepped from the host (as a `HostedEnv`).
+    An agent whose network has a memory, or that keeps values since collecting, learns from rollouts of its own policy only.
+
+    Args:
+        policy: acts, with its own memory.
+        env: is reset first.
+        num_steps: T, steps of each environment.
+        key: decides everything random but a host environment's own dice, which get a seed from it.
+
+    Raises:
+        TypeError: `num_steps` is no integer, or `env` no environment.
+        ValueError: it is below 1, or the policy is one for other spaces.
+        RuntimeError: the policy says that it could not go on (a script that has ended).
+    """
+    check_integer("collect", "num_steps", num_steps)
+    watched = _Watched(policy, policy.spec if isinstance(policy, _Specified) else env.spec, num_steps)
+    check_match(watched, env, 1)
+    if isinstance(env, HostEnv):
+        state = host_start(watched, env, key)
+        how = acting(watched, state, None, exact=isinstance(env, HostedEnv))
+        found = host_rollout(how, watched, state, env, jax.device_get(state.time_step))
+        assert found is not None, "nobody asked it to stop"
+        time_steps, actions, info, _ = found
+        rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
+        return rollout
+    rollout, carry = _program(env)(watched, compiled_start(watched, env, key))
+    check_carry(carry)
+    return rollout
+
+
+@runtime_checkable
+class _Specified(Protocol):
+    @property
+    def spec(self) -> EnvSpec: ...
+
+
+@struct
+class _Watched:
+    """An agent that learns nothing: its state is the policy."""
+
+    acts: Any
+    spec: EnvSpec = static()
+    num_steps: int = static()
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        return self.acts
+
+    def check(self, num_envs: int) -> None:
+        pass
+
+    def policy(self, state: Any) -> Policy:
+        return state
+
+    def collect_policy(self, state: Any) -> Policy:
+        return state
+
+    def update(self, state: Any, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None) -> tuple[Any, Metrics]:
+        return state, {}
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
+        return None
+
+
+def _program(env: Any) -> Callable[..., Any]:
+    """Kept, so that collecting again does not compile again."""
+    try:
+        return _kept_program(env)
+    except TypeError:  # an environment that holds arrays has no hash
+        return _new_program(env)
+
+
+def _new_program(env: Env) -> Callable[..., Any]:
+    def program(watched: _Watched, state: LoopState) -> tuple[Rollout, PyTree]:
+        keys = iteration_keys(state.key, state.iteration, watched.num_steps)
+        (_, _, carry), rollout = compiled_rollout(watched, env, state, keys)
+        return rollout, carry
+
+    return jax.jit(program)
+
+
+_kept_program = lru_cache(maxsize=8)(_new_program)

@@ -1,0 +1,178 @@
+"""What a policy says of its steps, policies as plain Python ones, and policies that follow each other."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.types import Policy
+from polyak.ops.updates import soft_update
+from polyak.parts.exploration import EpsilonGreedy
+from polyak.parts.mixture import Mixture
+from polyak.parts.noise import ActionSmoothing, GaussianNoise, OUNoise
+from polyak.parts.normalizer import ObsNormalizer
+from polyak.parts.policies import DiscountedReturn, Greedy
+from polyak.parts.scripted import Scripted, Uniform
+from polyak.parts.with_info import with_info
+from tests.agents.rollouts import same_bits
+from tests.parts.inner import DISCRETE, Inner
+from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, policy_for, time_step
+from tests.parts.test_predict import MASKED
+
+OBS = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+FIRST = time_step(OBS, first=np.ones(4, bool))
+
+
+@jax.jit
+def log_prob(policy, now, carry, action):
+    return policy.distribution(now, carry)[0].log_prob(action)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Greedy,
+        lambda p: GaussianNoise(OUNoise(p, 0.2), 0.2),
+        lambda p: ActionSmoothing(OUNoise(DiscountedReturn(p, 0.9), 0.2), 0.5),
+    ],
+    ids=["greedy", "gaussian", "smoothed"],
+)
+def test_log_prob_value_and_id_are_added_through_wrappers_with_a_memory(build):
+    inner = policy_for(BOX, network=REMEMBERS["gru"])
+    policy = with_info(build(inner), policy_id=7)
+    assert isinstance(policy, Policy)
+
+    @jax.jit
+    def two_steps(policy, key):
+        one = policy.action(FIRST, policy.initial_state(4), key)
+        return one, policy.action(time_step(2 * OBS), one.carry, key)
+
+    one, two = two_steps(policy, KEY)
+    assert jax.tree.structure(two.carry) == jax.tree.structure(policy.initial_state(4)), "the carry keeps its tree"
+    remembered = inner.initial_state(4)
+    for now, step, before in ((FIRST, one, policy.initial_state(4)), (time_step(2 * OBS), two, one.carry)):
+        (_, value), remembered, _ = inner.network.apply(inner.variables, now.obs, remembered)
+        np.testing.assert_allclose(step.info["value"], value, rtol=1e-5)
+        # A mode computed again outside of the program may differ in a bit.
+        certain = isinstance(policy.policy, Greedy)
+        wanted = jnp.zeros(4) if certain else log_prob(policy.policy, now, before, step.action)
+        np.testing.assert_allclose(step.info["log_prob"], wanted, rtol=1e-3, atol=1e-4)
+        assert np.array_equal(step.info["policy_id"], [7] * 4) and step.info["policy_id"].dtype == jnp.int32
+
+
+def test_info_within_is_kept_and_the_outer_word_counts():
+    policy = with_info(ActionSmoothing(with_info(policy_for(BOX, keeps=True), policy_id=1), 0.5), value=False, policy_id=2)
+    carry = (policy.policy.policy.initial_state(4), jnp.ones((4, 2)))
+    step = policy.action(time_step(OBS), carry, KEY)
+    assert set(step.info) == {"value", "params", "log_prob", "policy_id"} and int(step.info["policy_id"][0]) == 2
+    wanted = policy.distribution(time_step(OBS), carry)[0].log_prob(step.action)
+    np.testing.assert_allclose(step.info["log_prob"], wanted, rtol=1e-5)
+
+
+def test_a_value_is_asked_for_where_there_is_one():
+    without = with_info(Uniform(SPEC))
+    assert set(without.action(FIRST, (), KEY).info) == {"log_prob"}
+    with pytest.raises(ValueError, match="with_info: value must be False where no policy within has one, got Uniform"):
+        with_info(Uniform(SPEC), value=True)
+    with pytest.raises(ValueError, match="with_info: policy_id must be an integer >= 0, got -1"):
+        with_info(Uniform(SPEC), policy_id=-1)
+
+
+MANY = {
+    "mlp": policy_for(SPEC),
+    "masked": policy_for(MASKED),
+    "box": policy_for(BOX),
+    "squashed": policy_for(dataclasses.replace(BOX, action_scaling="rescale"), squash=True),
+    "epsilon": EpsilonGreedy(policy_for(SPEC), 0.3),
+    "noise": GaussianNoise(policy_for(BOX), 0.3),
+}
+
+
+@pytest.mark.parametrize("policy", MANY.values(), ids=MANY.keys())
+def test_the_way_through_numpy_is_exact(policy):
+    plain = policy.as_python()
+    now = time_step(OBS)
+    action = jax.jit(lambda policy, now: policy.distribution(now, ())[0].mode())(policy, now)
+    many = plain(np.asarray(OBS))
+    for got, wanted in zip(jax.tree.leaves(many), jax.tree.leaves(action), strict=True):
+        assert isinstance(got, np.ndarray) and got.dtype == wanted.dtype
+        bounded = np.clip(wanted, *policy.spec.action_bounds(BOX.action)) if got.dtype == np.float32 else wanted
+        assert np.array_equal(got, bounded)
+    one = plain(np.asarray(OBS[2]))
+    assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y[2]), one, many))
+    native, _ = policy.predict(np.asarray(OBS))
+    # What is small, `predict` finds in NumPy, up to rounding.
+    alike = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    jax.tree.map(alike, native, policy.spec.native_action(many))
+    drawn = policy.as_python(deterministic=False).action(now, (), 5)
+    again = jax.jit(lambda policy, now: policy.action(now, (), jax.random.key(5)).action)(policy, now)
+    assert jax.tree.all(
+        jax.tree.map(
+            np.array_equal, policy.spec.native_action(drawn.action), policy.spec.native_action(jax.tree.map(np.array, again))
+        )
+    )
+
+
+def test_a_policy_with_a_memory_is_a_python_object():
+    policy = Greedy(policy_for(BOX, network=REMEMBERS["lstm"], scale=0.3))
+    plain = policy.as_python()
+    carry, mine = plain.initial_state(4), policy.initial_state(4)
+    assert same_bits(jax.tree.map(lambda x: x[0], carry), plain.carry_spec)
+    for t in range(3):
+        now = time_step((t + 1) * OBS, first=np.full(4, t == 0))
+        step = plain.action(now, carry)
+        wanted = jax.jit(type(policy).action)(policy, now, mine, KEY)
+        assert np.array_equal(step.action, np.clip(wanted.action, BOX.action.low, BOX.action.high))
+        assert same_bits(step.carry, jax.tree.map(np.asarray, wanted.carry))
+        carry, mine = step.carry, wanted.carry
+    with pytest.raises(TypeError, match="as_python: the policy has a memory"):
+        plain(np.zeros(3))
+
+
+def test_a_python_policys_observation_must_fit(unchecked):
+    for wrong in (np.zeros(4), np.zeros((2, 4)), np.zeros((2, 2, 3)), 1.0):
+        with pytest.raises(ValueError, match="as_python: obs must be one of Box"):
+            policy_for(SPEC).as_python()(wrong)
+
+
+def test_policies_follow_each_other():
+    data = np.random.default_rng(1).normal(3.0, 2.0, (50, 3)).astype(np.float32)
+    stats = [ObsNormalizer.fresh(SPEC.obs).update(jnp.asarray(data + shift), jnp.ones(50)) for shift in (0.0, 4.0)]
+    a = dataclasses.replace(policy_for(SPEC), normalizer=stats[0])
+    b = dataclasses.replace(policy_for(SPEC, scale=-0.5), normalizer=stats[1])
+    for online, target in (
+        (a, b),
+        (EpsilonGreedy(a, 0.5, 100), EpsilonGreedy(b, 0.1)),
+        (Mixture((a, a)), Mixture((b, b), (1, 3))),
+    ):
+        leaves = zip(*(jax.tree.leaves(tree) for tree in (online, target, soft_update(online, target, 0.25))), strict=True)
+        for x, y, moved in leaves:
+            whole = jnp.issubdtype(jnp.asarray(y).dtype, jnp.integer)
+            np.testing.assert_allclose(moved, y if whole else y + 0.25 * (x - y), rtol=1e-5, atol=1e-6)
+        copied = soft_update(online, target, 1.0)
+        assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), copied, online)) and type(copied) is type(online)
+    moved = soft_update(a, b, 0.25).normalizer.stats
+    np.testing.assert_allclose(moved.mean, 0.25 * stats[0].stats.mean + 0.75 * stats[1].stats.mean, rtol=1e-6)
+    assert soft_update(a, b, 0.25).predict(np.zeros(3))[0] in range(2, 6)
+
+
+def test_policies_of_other_kinds_cannot_follow():
+    a = policy_for(SPEC)
+    for other, said in (
+        (policy_for(BOX), "only in target: 'variables/params/policy/log_std/all'"),
+        (Greedy(a), "only in target: 'policy/normalizer', 'policy/variables"),
+        (Scripted(SPEC, [(1, 0)]), "only in online"),
+    ):
+        with pytest.raises(ValueError, match=f"soft_update: .*{said}"):
+            soft_update(a, other, 0.5)
+    with pytest.raises(ValueError, match="static fields differ"):
+        soft_update(Uniform(SPEC), Uniform(BOX), 0.5)
+
+
+def test_a_policy_that_a_wrapper_cannot_know_is_refused(unchecked):
+    with pytest.raises(TypeError, match="Greedy: policy must have initial_state, distribution, action and spec, got 3"):
+        Greedy(3)
+    assert Greedy(Inner(jnp.zeros((1, 4)), DISCRETE)).spec is DISCRETE
