@@ -244,8 +244,12 @@ def _chunk(
     Both limits are traced, so that one compilation serves every chunk. `over_seeds` maps the iteration, if at all; `env_steps`
     is then a number for each seed, and all iterate until the last has done its own.
     """
-    body = over_seeds(partial(iteration, agent, env, update_on(mesh)))
-    shapes = jax.eval_shape(body, state)[1:]
+    # Jitted, so that it is traced once: for the shapes first, and then for the loop.
+    @partial(jax.jit, inline=True)
+    def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, Finished, Metrics]:
+        return over_seeds(partial(iteration, agent, env, update_on(mesh)))(state)
+
+    shapes = jax.eval_shape(body, agent, state)[1:]
     no_steps, no_episodes, no_metrics = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def more(now: PyTree) -> Array:
@@ -254,7 +258,7 @@ def _chunk(
 
     def once(now: PyTree) -> PyTree:
         state, (steps, iterations), finished, _ = now
-        state, new_steps, newly_finished, metrics = body(state)
+        state, new_steps, newly_finished, metrics = body(agent, state)
         return state, (steps + new_steps, iterations + jnp.uint32(1)), finished + newly_finished, metrics
 
     now = (state, (no_steps, jnp.zeros((), jnp.uint32)), no_episodes, no_metrics)
