@@ -1,6 +1,7 @@
 """From a run directory back to its agent, state and policy. Nothing that is read here can name code to run."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from polyak.agents import AGENTS
-from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import zeros
 from polyak.core.types import Agent, Policy
 from polyak.io.checkpoint import restore
@@ -74,7 +75,7 @@ class RunConfig:
     checkpoint_every: int
     agent: Any
     action_scaling: Literal["clip", "rescale"] = "clip"
-    env_kwargs: Mapping[str, bool | int | float] = dataclasses.field(default_factory=dict)
+    env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -151,8 +152,8 @@ def _check_env_kwargs(env_kwargs: Any) -> None:
     if not isinstance(env_kwargs, Mapping):
         raise TypeError(f"run: env_kwargs must be settings by name, got {env_kwargs!r}")
     for name, value in env_kwargs.items():
-        if not isinstance(value, bool):
-            check_number("run", f"env_kwargs[{name!r}]", value, or_else="a bool")
+        if not isinstance(value, bool | int | float) or not math.isfinite(value):
+            raise ValueError(f"run: env_kwargs[{name!r}] must be a finite number or a bool, got {value!r}")
 
 
 def _exported_policy(export: Export, what: str) -> ExportedPolicy:

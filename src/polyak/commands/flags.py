@@ -98,14 +98,17 @@ def numbers_by_name(flag: str, words: Sequence[str]) -> dict[str, bool | int | f
     """What `frameskip=2 episodic_life=False` says.
 
     Raises:
-        UsageError: a word has another form, or a name comes twice.
+        UsageError: there is no word, one has another form, or a name comes twice.
     """
+    wanted = f"{flag} takes NAME=VALUE, each name once, a value being a number, True or False; got"
+    if not words:
+        raise UsageError(f"{wanted} nothing")
     settings: dict[str, bool | int | float] = {}
     for word in words:
         name, equals, text = word.partition("=")
         value = _number_or_switch(text)
         if not (name.isidentifier() and equals) or value is None or name in settings:
-            raise UsageError(f"{flag} takes NAME=VALUE, each name once, a value being a number, True or False; got {word!r}")
+            raise UsageError(f"{wanted} {word!r}")
         settings[name] = value
     return settings
 

@@ -56,7 +56,7 @@ class TrainFlags:
     """env_steps between checkpoints, which are saved at reports."""
     action_scaling: Literal["clip", "rescale"] = "clip"
     """Box actions are clipped to the bounds, or rescaled to them from [-1, 1]."""
-    env_kwargs: Annotated[tuple[str, ...], by_default("the environment's own", "NAME=VALUE [NAME=VALUE ...]")] = ()
+    env_kwargs: Annotated[tuple[str, ...] | None, by_default("its own", "NAME=VALUE [NAME=VALUE ...]")] = None
     """Settings of the environment, numbers and True or False: `--env-kwargs frameskip=2 episodic_life=False`."""
 
 
@@ -103,7 +103,7 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
         raise UsageError(f"--devices {options.devices}: several seeds are trained at once on one device")
     devices = 1 if at_once else use_devices(options.devices, loop, options.num_envs)
     mesh_over(devices, options.num_envs)
-    env_kwargs = numbers_by_name("--env-kwargs", options.env_kwargs)
+    env_kwargs = {} if options.env_kwargs is None else numbers_by_name("--env-kwargs", options.env_kwargs)
     env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling, env_kwargs=env_kwargs)
     try:
         agent = _agent(AGENTS[algorithm], env.spec, found, flags)
