@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jaxtyping import Array, Float
 
 Image = Float[Array, "B H W C"]
 Kernel = Float[Array, "k k C O"]
+Way: TypeAlias = Callable[[Array, Array], Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -17,7 +19,8 @@ def convolve(x: Image, kernel: Kernel, stride: int) -> Float[Array, "B h w O"]:
 
     The gradient of a convolution is one with holes, which XLA computes number by number inside a loop on a CPU: 8.4 s for the
     three convolutions of `nature_cnn` and 256 images of 84x84, where 0.5 s are needed outside of one. So on a CPU it is made
-    of matrix products instead, which gives the same up to rounding.
+    of matrix products instead, with the values that it goes with: the same up to rounding, in 0.4 s. Values alone are quicker
+    by the convolution.
 
     Args:
         kernel: its side is a multiple of the stride.
@@ -46,14 +49,19 @@ def _by_products(x: Image, kernel: Kernel, stride: int) -> Float[Array, "B h w O
 
 
 def _forward(x: Image, kernel: Kernel, stride: int) -> tuple[Array, tuple[Array, Array]]:
-    return _by_convolution(x, kernel, stride), (x, kernel)
+    # Where a gradient follows, the blocks are made once for both.
+    return _quick(lambda way: way, stride, x, kernel), (x, kernel)
 
 
 def _backward(stride: int, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    def pulled(convolution: Callable[..., Array]) -> Callable[..., tuple[Array, Array]]:
-        return lambda x, kernel, gradient: jax.vjp(functools.partial(convolution, stride=stride), x, kernel)[1](gradient)
+    return _quick(lambda way: lambda x, kernel, g: jax.vjp(way, x, kernel)[1](g), stride, *kept, gradient)
 
-    return jax.lax.platform_dependent(*kept, gradient, cpu=pulled(_by_products), default=pulled(_by_convolution))
+
+def _quick(made_of: Callable[[Way], Callable[..., Any]], stride: int, *arrays: Array) -> Any:
+    """What is made of the way that is quick on the platform."""
+    ways = (functools.partial(way, stride=stride) for way in (_by_products, _by_convolution))
+    products, convolution = map(made_of, ways)
+    return jax.lax.platform_dependent(*arrays, cpu=products, default=convolution)
 
 
 convolve.defvjp(_forward, _backward)
