@@ -13,7 +13,7 @@ from polyak.presets import DEFAULT, PRESETS, Preset, preset
 @pytest.mark.parametrize(("algorithm", "env_id"), PRESETS)
 def test_a_preset_makes_an_agent_for_its_environment(algorithm, env_id):
     found = PRESETS[algorithm, env_id]
-    env = polyak.envs.make(env_id, num_envs=found.num_envs)
+    env = polyak.envs.make(env_id.replace("...", "Pong-v5"), num_envs=found.num_envs)
     agent = AGENTS[algorithm](spec=env.spec, **found.settings(found.env_steps))
     agent.check(found.num_envs)
     env.close()
@@ -32,6 +32,20 @@ def test_schedules_last_as_long_as_the_training():
 
 def test_a_jax_environment_has_the_preset_of_the_same_task():
     assert preset("ppo", "jax/CartPole-v1") is preset("ppo", "CartPole-v1")
+
+
+def test_A15_all_atari_games_have_the_preset_of_the_details():
+    assert preset("ppo", "ALE/Pong-v5") is preset("ppo", "ALE/MsPacman-v5") is PRESETS["ppo", "ALE/..."]
+    found = preset("ppo", "ALE/Pong-v5")
+    assert (found.env_steps, found.num_envs) == (10_000_000, 8)
+    assert found.settings(1000) == {
+        "num_steps": 128,
+        "num_epochs": 4,
+        "num_minibatches": 4,
+        "learning_rate": polyak.Linear(2.5e-4, env_steps=1000),
+        "clip_range": polyak.Linear(0.1, env_steps=1000),
+        "ent_coef": 0.01,
+    }
 
 
 @pytest.mark.parametrize("env_id", ["gymnax/CartPole-v1", "Nowhere-v0", "CartPole-v0"])

@@ -128,6 +128,12 @@ def test_a_config_comes_back_as_it_was(run_and_policy):
         ("seed", 2**32, r"seed must be an integer in \[0, 4294967295\], got 4294967296"),
         ("loop", "both", "loop must be one of 'compiled', 'host', got 'both'"),
         ("action_scaling", "squash", "action_scaling must be one of 'clip', 'rescale', got 'squash'"),
+        (
+            "env_kwargs",
+            {"xml_file": "/etc/passwd"},
+            r"env_kwargs\['xml_file'\] must be a finite number or a bool, got '/etc/passwd'",
+        ),
+        ("env_kwargs", {"frameskip": [4]}, r"env_kwargs\['frameskip'\] must be a finite number or a bool"),
     ],
 )
 def test_F2_T12_a_config_out_of_range_is_refused_by_field(field, value, message, run_and_policy, tmp_path):
@@ -170,6 +176,14 @@ def test_fields_that_are_missing_or_unknown_are_named(run_and_policy, tmp_path):
         pytest.raises(ConfigError, match=r"fields missing: \['loop'\]; fields unknown: \['loops'\]"),
     ):
         read_config(run)
+
+
+def test_a_config_from_before_a_field_had_a_default_is_read(run_and_policy, tmp_path):
+    directory, _ = run_and_policy
+    config = json.loads((directory / "config.json").read_text())
+    del config["env_kwargs"]
+    with create(tmp_path / "run", config) as run:
+        assert read_config(run).env_kwargs == {}
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])

@@ -219,6 +219,17 @@ def mujoco(env_steps: int) -> Mapping[str, Any]:
     }
 
 
+def _atari(env_steps: int) -> Mapping[str, Any]:
+    return {
+        "num_steps": 128,
+        "num_epochs": 4,
+        "num_minibatches": 4,
+        "learning_rate": Linear(2.5e-4, env_steps=env_steps),
+        "clip_range": Linear(0.1, env_steps=env_steps),
+        "ent_coef": 0.01,
+    }
+
+
 PUBLISHED = "Huang et al. 2022, The 37 implementation details of PPO"
 
 PRESETS: dict[tuple[str, str], Preset] = {
@@ -238,6 +249,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "InvertedPendulum-v5"): Preset(1_000_000, 1, _inverted_pendulum, ZOO),
     ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 1, _inverted_double_pendulum, ZOO),
     ("ppo", "Reacher-v5"): Preset(1_000_000, 1, _reacher, ZOO),
+    ("ppo", "ALE/..."): Preset(10_000_000, 8, _atari, ZOO),
 }
 
 DEFAULT = Preset(1_000_000, 8, lambda env_steps: {}, "the algorithm's defaults")
@@ -246,6 +258,7 @@ DEFAULT = Preset(1_000_000, 8, lambda env_steps: {}, "the algorithm's defaults")
 def preset(algorithm: str, env_id: str) -> Preset:
     """The preset of that algorithm and environment, else the algorithm's defaults.
 
-    `jax/CartPole-v1` has that of `CartPole-v1`: it is the same task.
+    `jax/CartPole-v1` has that of `CartPole-v1`: it is the same task. All Atari games have one.
     """
-    return PRESETS.get((algorithm, env_id.removeprefix("jax/")), DEFAULT)
+    task = "ALE/..." if env_id.startswith("ALE/") else env_id.removeprefix("jax/")
+    return PRESETS.get((algorithm, task), DEFAULT)

@@ -1,7 +1,9 @@
 """From a run directory back to its agent, state and policy. Nothing that is read here can name code to run."""
 
 import dataclasses
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +61,7 @@ class RunConfig:
         checkpoint_every: env_steps between checkpoints.
         agent: the agent with all its settings.
         action_scaling: how Box actions reach the environment.
+        env_kwargs: settings of the environment, numbers and switches by their names.
     """
 
     algorithm: str
@@ -72,6 +75,7 @@ class RunConfig:
     checkpoint_every: int
     agent: Any
     action_scaling: Literal["clip", "rescale"] = "clip"
+    env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -84,6 +88,7 @@ class RunConfig:
         check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, ("compiled", "host"))
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
+        _check_env_kwargs(self.env_kwargs)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data; a user's own network is described, and must be given again when the run is loaded."""
@@ -105,8 +110,10 @@ def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
     what = str(run.directory / "config.json")
     if data.get("format") != FORMAT:
         raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; upgrade polyak")
-    names = [field.name for field in dataclasses.fields(RunConfig)]
-    missing = [name for name in names if name not in data]
+    fields = dataclasses.fields(RunConfig)
+    names = [field.name for field in fields]
+    # What came later has a default, and is not in older files.
+    missing = [field.name for field in fields if field.name not in data and field.default is field.default_factory]
     unknown = [name for name in data if name not in (*names, "format")]
     if missing or unknown:
         raise ConfigError(f"{what}: fields missing: {missing}; fields unknown: {unknown}")
@@ -114,7 +121,7 @@ def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
     if not isinstance(built, Agent):
         raise ConfigError(f"{what}: agent is no agent, but {built!r}"[:200])
     try:
-        return RunConfig(**{name: data[name] for name in names if name != "agent"}, agent=built)
+        return RunConfig(**{name: data[name] for name in names if name in data and name != "agent"}, agent=built)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what}: {error}") from None
 
@@ -138,6 +145,15 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
     run = open_run(Path(path))
     config = read_config(run, agent=agent)
     return restored_policy(run, config)
+
+
+def _check_env_kwargs(env_kwargs: Any) -> None:
+    """Numbers and switches only: text could be the name of a file, and an environment might open it."""
+    if not isinstance(env_kwargs, Mapping):
+        raise TypeError(f"run: env_kwargs must be settings by name, got {env_kwargs!r}")
+    for name, value in env_kwargs.items():
+        if not isinstance(value, bool | int | float) or not math.isfinite(value):
+            raise ValueError(f"run: env_kwargs[{name!r}] must be a finite number or a bool, got {value!r}")
 
 
 def _exported_policy(export: Export, what: str) -> ExportedPolicy:

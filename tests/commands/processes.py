@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import polyak
+from polyak.commands.training import make_env
 from polyak.io.checkpoint import restore
 from polyak.io.run import open_run
 from polyak.runs import read_config, run_key
@@ -60,7 +61,7 @@ def last_checkpoint(run):
 def check_that_its_config_runs_again_to_the_same_bits(run):
     """A training of what config.json says ends with the parameters of the newest checkpoint."""
     config = read_config(open_run(run))
-    env = polyak.envs.make(config.env, num_envs=config.num_envs, action_scaling=config.action_scaling)
+    env = make_env(config, config.num_envs)
     result = polyak.train.run(
         config.agent, env, env_steps=config.env_steps, key=run_key(config.seed), report_every=config.report_every
     )

@@ -33,6 +33,7 @@ OUT_OF_RANGE = {
     "report-every": NOT_POSITIVE,
     "checkpoint-every": NOT_POSITIVE,
     "action-scaling": ("rescaled",),
+    "env-kwargs": ("frameskip", "frameskip=", "=4", "frame skip=4", "frameskip=four", "frameskip=true"),
     "num-steps": NOT_POSITIVE,
     "num-epochs": NOT_POSITIVE,
     "num-minibatches": (*NOT_POSITIVE, "3"),

@@ -7,7 +7,7 @@ def test_everything_that_can_be_trained_is_listed(command):
     assert "ppo    PPO for" in out
     for _, env_id in PRESETS:
         assert f" {env_id} " in out
-    for name in ("jax/CartPole-v1", "CartPole-v1", "HalfCheetah-v5", "LunarLander-v3"):
+    for name in ("jax/CartPole-v1", "CartPole-v1", "HalfCheetah-v5", "LunarLander-v3", "ALE/Breakout-v5"):
         assert f" {name}" in out
 
 

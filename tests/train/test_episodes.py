@@ -1,5 +1,6 @@
 """Returns and lengths of episodes against a slow oracle."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.core.types import TimeStep
+from polyak.core.types import Score, TimeStep
 from polyak.train.episodes import Episodes, Finished, Window, measure
 from tests.agents.rollouts import flags
 
@@ -50,6 +51,15 @@ def test_episodes_are_those_of_the_oracle_however_the_stream_is_cut(ends, cuts):
     assert float(total.returns) == pytest.approx(sum(r for r, _ in expected))
     assert int(total.lengths) == sum(n for _, n in expected)
     assert [(float(r), int(n)) for r, n in zip(episodes.returns, episodes.lengths, strict=True)] == under_way
+
+
+def test_A15_where_there_is_a_score_it_is_counted_whatever_the_agent_sees():
+    seen, whole = stream(0, ends=0.5), stream(2, ends=0.1)
+    steps = dataclasses.replace(seen, score=Score(whole.reward, whole.last, whole.first))
+    episodes, total = jax.jit(measure)(Episodes.fresh(3), jax.tree.map(jnp.asarray, steps))
+    wanted, alone = jax.jit(measure)(Episodes.fresh(3), jax.tree.map(jnp.asarray, whole))
+    jax.tree.map(np.testing.assert_array_equal, (episodes, total), (wanted, alone))
+    assert int(total.count) == len(by_hand(whole)[0]) < len(by_hand(seen)[0])
 
 
 def test_the_first_time_step_was_measured_before():

@@ -1,5 +1,6 @@
 """From a command line to values: tyro, with the flags of an agent taken from its fields."""
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -91,6 +92,34 @@ def agent_flags(agent_class: type, defaults: Mapping[str, Any]) -> type:
 def with_horizon(value: Any, env_steps: int) -> Any:
     """A flag's value for the agent: a schedule gets the length of the training."""
     return Linear(value.start, value.end, env_steps) if isinstance(value, LinearText) else value
+
+
+def numbers_by_name(flag: str, words: Sequence[str]) -> dict[str, bool | int | float]:
+    """What `frameskip=2 episodic_life=False` says.
+
+    Raises:
+        UsageError: there is no word, one has another form, or a name comes twice.
+    """
+    wanted = f"{flag} takes NAME=VALUE, each name once, a value being a number, True or False; got"
+    if not words:
+        raise UsageError(f"{wanted} nothing")
+    settings: dict[str, bool | int | float] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        value = _number_or_switch(text)
+        if not (name.isidentifier() and equals) or value is None or name in settings:
+            raise UsageError(f"{wanted} {word!r}")
+        settings[name] = value
+    return settings
+
+
+def _number_or_switch(text: str) -> bool | int | float | None:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None
 
 
 def _as_text(value: Any) -> Any:

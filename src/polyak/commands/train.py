@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 
 from polyak import envs
 from polyak.agents import AGENTS
-from polyak.commands.flags import NetworkFlags, UsageError, agent_flags, by_default, fail, parse, usage, with_horizon
+from polyak.commands.flags import (
+    NetworkFlags,
+    UsageError,
+    agent_flags,
+    by_default,
+    fail,
+    numbers_by_name,
+    parse,
+    usage,
+    with_horizon,
+)
 from polyak.commands.training import train_in, train_seeds, use_devices
 from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
@@ -46,6 +56,8 @@ class TrainFlags:
     """env_steps between checkpoints, which are saved at reports."""
     action_scaling: Literal["clip", "rescale"] = "clip"
     """Box actions are clipped to the bounds, or rescaled to them from [-1, 1]."""
+    env_kwargs: Annotated[tuple[str, ...] | None, by_default("its own", "NAME=VALUE [NAME=VALUE ...]")] = None
+    """Settings of the environment, numbers and True or False: `--env-kwargs frameskip=2 episodic_life=False`."""
 
 
 def train(arguments: list[str]) -> int:
@@ -91,7 +103,8 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
         raise UsageError(f"--devices {options.devices}: several seeds are trained at once on one device")
     devices = 1 if at_once else use_devices(options.devices, loop, options.num_envs)
     mesh_over(devices, options.num_envs)
-    env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling)
+    env_kwargs = {} if options.env_kwargs is None else numbers_by_name("--env-kwargs", options.env_kwargs)
+    env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling, env_kwargs=env_kwargs)
     try:
         agent = _agent(AGENTS[algorithm], env.spec, found, flags)
         if options.devices is None and not _fits(agent, options.num_envs // devices):
@@ -109,6 +122,7 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
             checkpoint_every=options.checkpoint_every or max(1, options.env_steps // 10),
             agent=agent,
             action_scaling=options.action_scaling,
+            env_kwargs=env_kwargs,
         )
         directory = options.run_dir or _run_directory(algorithm, env_id, options.seed)
         if options.seeds > 1:

@@ -155,12 +155,22 @@ def writers(run: Run, config: RunConfig, start: Start | None) -> Sequence[Callba
     )
 
 
+def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) -> Env | HostEnv:
+    """Copies of the run's environment, with its settings."""
+    return envs.make(
+        config.env,
+        num_envs=num_envs,
+        action_scaling=config.action_scaling,
+        env_kwargs=config.env_kwargs,
+        import_modules=import_modules,
+    )
+
+
 def evaluation_of(
     config: RunConfig, policy: Policy, episodes: int, seed: int | None = None, *, import_modules: bool = False
 ) -> Evaluation:
     """A policy's episodes in environments of their own; the seed decides their starts."""
-    num_envs = min(config.num_envs, episodes)
-    env = envs.make(config.env, num_envs=num_envs, action_scaling=config.action_scaling, import_modules=import_modules)
+    env = make_env(config, min(config.num_envs, episodes), import_modules=import_modules)
     key = jax.random.fold_in(run_key(config.seed if seed is None else seed), 0x65766C)
     try:
         return train.evaluate(policy, env, episodes=episodes, key=key, max_steps=MAX_EVALUATION_STEPS)

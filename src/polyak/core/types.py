@@ -40,6 +40,21 @@ Metrics: TypeAlias = dict[str, Array | Histogram]
 
 
 @struct
+class Score:
+    """What the returns of episodes are counted from, where the agent sees another reward or less than whole episodes.
+
+    Attributes:
+        reward: float32, in the environment's units.
+        last: the whole episode ended here.
+        first: a whole episode begins here; its reward is 0.
+    """
+
+    reward: Any
+    last: Any
+    first: Any
+
+
+@struct
 class TimeStep:
     """What an environment hands out, batched `[B]`.
 
@@ -54,6 +69,7 @@ class TimeStep:
         truncated: the episode was cut short; the value of `obs` still counts.
         first: `obs` begins an episode.
         action_mask: None, or bool arrays in the tree of the action space, True where an action is allowed now.
+        score: None, or what is counted instead for the returns that are reported; nothing is learned from it.
     """
 
     obs: PyTree
@@ -62,11 +78,17 @@ class TimeStep:
     truncated: Any
     first: Any
     action_mask: PyTree = None
+    score: Score | None = None
 
     @property
     def last(self) -> Any:
         """The episode ended here, one way or the other."""
         return self.terminated | self.truncated
+
+    @property
+    def counted(self) -> Score:
+        """What the returns and lengths of episodes are counted from."""
+        return Score(self.reward, self.last, self.first) if self.score is None else self.score
 
 
 @struct

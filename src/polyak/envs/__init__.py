@@ -1,6 +1,7 @@
 """The world: environments by name, ours and gymnax's in JAX, Gymnasium's on the host.
 
-`jax/CartPole-v1` is ours, `gymnax/Asterix-MinAtar` gymnax's, anything else Gymnasium's. Importing this imports no environment.
+`jax/CartPole-v1` is ours, `gymnax/Asterix-MinAtar` gymnax's, `ALE/Breakout-v5` an Atari game, anything else Gymnasium's.
+Importing this imports no environment.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium.spaces as gym
 import numpy as np
@@ -12,9 +12,22 @@ from polyak.envs.leaves import ObsLeaf, obs_leaves
 from polyak.envs.single import Row, SingleEnv
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
-RawStep: TypeAlias = tuple[list[npt.NDArray[Any]], npt.NDArray[Any], Flags, Flags, Flags | None]
-"""What a batch hands out: observation leaves, reward, terminated, truncated, action mask. The arrays are fresh, in the
-environment's own dtypes, and nobody has looked at their values."""
+
+
+class RawStep(NamedTuple):
+    """What a batch hands out. The arrays are fresh, in the environment's own dtypes, and nobody has looked at their values.
+
+    Attributes:
+        obs: the leaves of the observation.
+        score: the fields of a `polyak.core.types.Score`, for environments that keep one.
+    """
+
+    obs: list[npt.NDArray[Any]]
+    reward: npt.NDArray[Any]
+    terminated: Flags
+    truncated: Flags
+    mask: Flags | None = None
+    score: tuple[npt.NDArray[np.float32], Flags, Flags] | None = None
 
 
 @runtime_checkable
@@ -129,11 +142,8 @@ class SingleBatch:
         return bool(masks[0])
 
     def seeds(self, seed: int) -> list[int]:
-        """The seed that each environment gets.
-
-        Gymnasium counts up from the seed, so that runs with seeds 0 and 1 share all environments but one; these do not.
-        """
-        return [int(s) for s in np.random.SeedSequence(seed).generate_state(self.num_envs)]
+        """The seed that each environment gets."""
+        return seeds_of(seed, self.num_envs)
 
     def reset(self, seed: int) -> RawStep:
         """Fresh episodes everywhere."""
@@ -160,6 +170,14 @@ class SingleBatch:
         self.members.close()
 
 
+def seeds_of(seed: int, num_envs: int) -> list[int]:
+    """A seed of 32 bits for each environment.
+
+    Gymnasium counts up from the seed, so that runs with seeds 0 and 1 share all environments but one; these do not.
+    """
+    return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs)]
+
+
 def split_action(space: Any, action: Any) -> list[Any]:
     """The actions of a batch, one for each environment, as its space wants them."""
     if isinstance(space, gym.Dict):
@@ -181,4 +199,4 @@ def stack(leaves: list[ObsLeaf], rows: Sequence[Row]) -> RawStep:
         obs.append(array)
     _, rewards, terminated, truncated, masks = zip(*rows, strict=True)
     mask = None if masks[0] is None else np.stack(masks)
-    return obs, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), mask
+    return RawStep(obs, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), mask)

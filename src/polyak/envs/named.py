@@ -34,16 +34,16 @@ def make(
     """A batch of environments.
 
     Args:
-        id: a name (`"jax/CartPole-v1"`, `"gymnax/CartPole-v1"`, or Gymnasium's, `"CartPole-v1"`), a function without arguments
-            that makes a `gymnasium.Env` (with `vectorization="async"` it runs in the workers), such an environment
-            itself for `num_envs=1`, or a `gymnasium.vector.VectorEnv`, which brings its own number.
+        id: a name (`"jax/CartPole-v1"`, `"gymnax/CartPole-v1"`, `"ALE/Pong-v5"`, or any of Gymnasium's), a function without
+            arguments that makes a `gymnasium.Env` (with `vectorization="async"` it runs in the workers), such an
+            environment itself for `num_envs=1`, or a `gymnasium.vector.VectorEnv`, which brings its own number.
         num_envs: how many.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
         vectorization: of Gymnasium's: the environment's `own` vectorised form, a loop in this process (`sync`), or a process
             each (`async`, which pays only where a step takes milliseconds); `auto` is `own` where there is one, else `sync`.
         timeout: seconds that an `async` environment may take for one answer.
         nonfinite, out_of_bounds: what bad observations and rewards of a Gymnasium environment are; see `GymnasiumEnv`.
-        env_kwargs: for the environment's constructor; for a name only.
+        env_kwargs: for the environment's constructor; for a name only. Those of `ALE/` are the fields of `envs.atari.Atari`.
         import_modules: whether `"module:Name-v0"` may import the module, as Gymnasium does; a name from a file should not.
 
     Returns:
@@ -80,7 +80,7 @@ def make(
 
 
 def names() -> dict[str, list[str]]:
-    """The names that `make` knows, by where they come from; gymnax's only where it is installed."""
+    """The names that `make` knows, by where they come from; gymnax's and Atari's only where they are installed."""
     import gymnasium
 
     ours = [f"jax/{name}" for name in DYNAMICS]
@@ -90,7 +90,10 @@ def names() -> dict[str, list[str]]:
 
         theirs = [f"gymnax/{name}" for name in gymnax.names()]
     _register_atari()
-    return {"jax": ours, "gymnax": theirs, "gymnasium": sorted(gymnasium.registry)}
+    # The ALE's older names, of its bare games, are known to `make` too; hundreds of them would hide the others.
+    bare = {name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("ale_py.")}
+    games = sorted(name for name in bare if name.startswith("ALE/"))
+    return {"jax": ours, "gymnax": theirs, "atari": games, "gymnasium": sorted(set(gymnasium.registry) - bare)}
 
 
 def _ours(name: str, num_envs: int, action_scaling: Literal["clip", "rescale"], settings: dict[str, Any]) -> Env:
@@ -111,6 +114,8 @@ def _named_batch(
     import gymnasium
 
     spec = _spec(id, import_modules)
+    if spec.namespace == "ALE":
+        return _atari_batch(spec, num_envs, vectorization, settings)
     # The vectorised forms of phys2d leave all other rows where they are whenever one resets (Gymnasium 1.4).
     has_own = spec.vector_entry_point is not None and not id.startswith("phys2d/")
     if vectorization == "own" and not has_own:
@@ -125,6 +130,18 @@ def _named_batch(
         # because a worker process knows only Gymnasium's own.
         make_env = functools.partial(gymnasium.make, spec, disable_env_checker=True, **settings)
         return _batch_of(make_env, id, num_envs, vectorization, timeout)
+
+
+def _atari_batch(spec: Any, num_envs: int, vectorization: Vectorization, settings: dict[str, Any]) -> Any:
+    if vectorization not in ("auto", "own"):
+        raise ValueError(
+            f"make: {spec.id} runs in the threads of the ALE's own vectorised form; vectorization must be 'auto' or 'own', got "
+            f"{vectorization!r}"
+        )
+    from polyak.envs.atari import Atari, AtariBatch
+
+    registered = {name: value for name, value in spec.kwargs.items() if name != "game"}
+    return AtariBatch(spec.kwargs["game"], num_envs, Atari(**registered | settings), spec.id)
 
 
 def _batch_of(make_env: Callable[[], Any], name: str, num_envs: int, vectorization: Vectorization, timeout: float) -> Any:

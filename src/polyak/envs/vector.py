@@ -74,7 +74,7 @@ class VectorBatch:
         self.steps, self.seed = 0, seed
         obs, info = self._call("reset", seed=seed)
         nobody = self._nobody.copy()
-        return self._read(obs), np.zeros(self.num_envs), nobody, nobody.copy(), self._masks(info, self._nobody)
+        return RawStep(self._read(obs), np.zeros(self.num_envs), nobody, nobody.copy(), self._masks(info, self._nobody))
 
     def step(self, action: Any, due: npt.NDArray[np.bool_]) -> RawStep:
         """One step of every environment; the rows that are `due` reset instead."""
@@ -90,9 +90,9 @@ class VectorBatch:
             terminated &= ~due
             truncated &= ~due
         if self.plain and "action_mask" not in answer[4]:
-            return arrays, reward, terminated, truncated, None
+            return RawStep(arrays, reward, terminated, truncated)
         masks = self._complete(arrays, terminated | truncated, answer[4], due)
-        return arrays, reward, terminated, truncated, masks
+        return RawStep(arrays, reward, terminated, truncated, masks)
 
     def save(self) -> list[Any] | None:
         """The snapshot in plain data, or None."""

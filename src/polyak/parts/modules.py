@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
 from polyak.core.types import PyTree
+from polyak.parts.convolution import convolve
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -116,7 +117,8 @@ class Convolutions(nnx.Module):
         channels = shape[0] if self.channels_first else shape[-1]
         init = nnx.initializers.orthogonal(np.sqrt(2.0))
         plan = ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
-        self.layers = nnx.List(
+        self.strides = tuple(stride for *_, stride in plan)
+        self.layers: Any = nnx.List(
             [nnx.Conv(i, o, (k, k), strides=(s, s), padding="VALID", kernel_init=init, rngs=rngs) for i, o, k, s in plan]
         )
 
@@ -125,8 +127,8 @@ class Convolutions(nnx.Module):
         x = x.astype(jnp.float32) / 255.0
         if self.channels_first:
             x = jnp.moveaxis(x, -3, -1)
-        for layer in self.layers:
-            x = nnx.relu(layer(x))
+        for layer, stride in zip(self.layers, self.strides, strict=True):
+            x = nnx.relu(convolve(x, layer.kernel[...], stride) + layer.bias.reshape(1, 1, 1, -1))
         return x.reshape(x.shape[0], -1)
 
 

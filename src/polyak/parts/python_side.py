@@ -176,7 +176,7 @@ class PythonSide:
     def _all_shown(self, time_step: TimeStep, carry: PyTree) -> tuple[TimeStep, PyTree]:
         """What a policy is given that sees everything; the carry is reset where an episode begins."""
         obs = self._shown(time_step.obs)
-        rest = {field: _read_only(getattr(time_step, field)) for field in ("reward", "terminated", "truncated", "first")}
+        rest: Any = {field: _read_only(getattr(time_step, field)) for field in ("reward", "terminated", "truncated", "first")}
         mask = jax.tree.map(_read_only, time_step.action_mask)
         carry = self._carries_given.batch(carry, len(rest["first"]))
         if rest["first"].any():

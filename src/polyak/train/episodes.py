@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes, measured from the time steps that the agent sees, the same in every loop."""
+"""Returns and lengths of episodes, measured from time steps, the same in every loop."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from polyak.core.struct import struct
-from polyak.core.types import TimeStep
+from polyak.core.types import Score, TimeStep
 
 WINDOW = 100
 
@@ -46,14 +46,14 @@ class Finished:
 def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, Finished]:
     """Go through time steps `[T+1, B]`, of which the first was measured before."""
 
-    def step(now: Episodes, time_step: TimeStep) -> tuple[Episodes, tuple[Array, Array, Array]]:
+    def step(now: Episodes, time_step: Score) -> tuple[Episodes, tuple[Array, Array, Array]]:
         returns = jnp.where(time_step.first, 0.0, now.returns + time_step.reward)
         lengths = jnp.where(time_step.first, jnp.uint32(0), now.lengths + jnp.uint32(1))
         ended = time_step.last
         return Episodes(returns, lengths), (ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, jnp.uint32(0)))
 
-    flags = TimeStep((), *(x[1:] for x in (time_steps.reward, time_steps.terminated, time_steps.truncated, time_steps.first)))
-    episodes, (ended, returns, lengths) = jax.lax.scan(step, episodes, flags)
+    counted = jax.tree.map(lambda x: x[1:], time_steps.counted)
+    episodes, (ended, returns, lengths) = jax.lax.scan(step, episodes, counted)
     return episodes, Finished(ended.sum(dtype=jnp.uint32), returns.sum(), lengths.sum(dtype=jnp.uint32))
 
 

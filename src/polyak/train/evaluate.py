@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
 from polyak.core.python_calls import CallsPython, Watch
-from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, TimeStep
+from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
 from polyak.train.loop import env_reset_key, env_step_key
 
 # Steps between looks at whether all episodes are done.
@@ -93,11 +93,11 @@ class _Tally:
         self._now = np.zeros(len(quota))
         self._steps = np.zeros(len(quota), np.int64)
 
-    def add(self, reward: Any, last: Any, first: Any) -> None:
+    def add(self, counted: Score) -> None:
         """One time step of all environments."""
-        self._now = np.where(first, 0.0, self._now + reward)
-        self._steps = np.where(first, 0, self._steps + 1)
-        for i in np.flatnonzero(last):
+        self._now = np.where(counted.first, 0.0, self._now + counted.reward)
+        self._steps = np.where(counted.first, 0, self._steps + 1)
+        for i in np.flatnonzero(counted.last):
             if len(self._returns[i]) < self._quota[i]:
                 self._returns[i].append(float(self._now[i]))
                 self._lengths[i].append(int(self._steps[i]))
@@ -158,7 +158,7 @@ def _on_host(
         action, carry = act(t, time_step, carry)
         _check(carry, failed_rows(carry, env.num_envs) if can_fail(carry) else np.zeros(env.num_envs, bool), tally)
         time_step = env.step(jax.tree.map(np.asarray, action))
-        tally.add(time_step.reward, time_step.last, time_step.first)
+        tally.add(time_step.counted)
         t += 1
     return tally.result()
 
@@ -173,11 +173,12 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     tally, t = _Tally(quota), 0
     while not tally.full:
         now, seen = watch.run(partial(chunk, policy, now, env_key, act_key, np.uint32(t)))
-        for reward, last, first, failed in zip(*(np.asarray(x) for x in seen), strict=True):
+        counted, failed = jax.tree.map(np.asarray, seen)
+        for i in range(CHUNK):
             if t == max_steps and not tally.full:
                 raise _too_long(env, t)
-            _check(now[2], failed, tally)
-            tally.add(reward, last, first)
+            _check(now[2], failed[i], tally)
+            tally.add(Score(counted.reward[i], counted.last[i], counted.first[i]))
             t += 1
     return tally.result()
 
@@ -197,7 +198,7 @@ def _new_programs(env: Env) -> tuple[Callable[..., Any], ...]:
             acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
             failed = failed_rows(acted.carry, env.num_envs)
             env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
-            return (env_state, time_step, acted.carry), (time_step.reward, time_step.last, time_step.first, failed)
+            return (env_state, time_step, acted.carry), (time_step.counted, failed)
 
         return jax.lax.scan(step, now, start + jnp.arange(CHUNK, dtype=jnp.uint32))
 
