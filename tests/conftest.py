@@ -15,9 +15,14 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0"
     # A flag that XLA does not know ends the process.
-    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
+    + (
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        if version("jaxlib").startswith("0.10.")
+        else ""
+    ),
 )
 
+import hypothesis
 import jax
 import jaxtyping
 import pytest
@@ -28,8 +33,26 @@ jaxtyping.install_import_hook("polyak", "tests.typechecker.check")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# The same examples every time: a failure belongs to the change that it comes with.
+hypothesis.settings.register_profile("the same", derandomize=True, database=None)
+hypothesis.settings.load_profile("the same")
+
+# Files that take half a minute and more.
+LONGEST = (
+    "test_killed.py",
+    "test_loops.py",
+    "test_to_the_bit.py",
+    "test_train.py",
+    "test_resume.py",
+    "test_ppo_options.py",
+    "test_readme.py",
+    "test_ppo_memory.py",
+)
+
 
 def pytest_collection_modifyitems(items):
+    # So that both processes end at about the same time.
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]:
         for item in items:
             if item.get_closest_marker("to_the_bit"):

@@ -52,12 +52,20 @@ def test_T5_the_first_signal_asks_for_an_end_in_order(number, code):
     assert ended(process, within=3) == (code, "ended in order\n", "")
 
 
+def test_T5_a_signal_that_comes_in_two_ways_is_one():
+    """As from `timeout`, which sends it to the process and to its group."""
+    process = ready(LOOP)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, within=3) == (143, "ended in order\n", "")
+
+
 @pytest.mark.parametrize("work", [DEAF, LONG_CALL], ids=["in Python", "in a long call"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
 def test_T5_the_second_signal_ends_the_process_at_once(number, code, work):
     process = ready(work)
     process.send_signal(number)
-    time.sleep(0.3)
+    time.sleep(0.6)
     assert process.poll() is None
     process.send_signal(number)
     code_got, out, err = ended(process, within=3)

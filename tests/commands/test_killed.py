@@ -87,7 +87,7 @@ def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, 
     process = start(f"train ppo jax/CartPole-v1 --run-dir run --env-steps 64 {SETTINGS}", tmp_path)
     assert "compiling" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     code, out = finish(process)

@@ -169,7 +169,8 @@ def test_native_action_counts_from_the_start(xp, batch):
 @given(
     low=st.floats(-100, 99, width=32),
     width=st.floats(0.125, 50, width=32),
-    action=st.lists(st.floats(-300, 300, width=32), min_size=2, max_size=2),
+    # XLA takes subnormal numbers for 0.
+    action=st.lists(st.floats(-300, 300, width=32, allow_subnormal=False), min_size=2, max_size=2),
     scaling=st.sampled_from(["clip", "rescale"]),
     on_jax=st.booleans(),
 )
