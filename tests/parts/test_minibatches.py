@@ -62,9 +62,13 @@ def test_steps_are_mixed_within_every_environment():
     """A shuffle that kept the time order, or gave every group one order, would put the same steps together."""
     step = batches(KEY, 64, 8, 8) // 8
     assert all(np.ptp(one) > 32 for one in step)
-    rows = batches(KEY, 64, 8, 1)[0]
+    rows = batches(KEY, 64, 8, 2).ravel()
     orders = [rows[rows % 8 == env] // 8 for env in range(8)]
     assert len({tuple(order) for order in orders}) == 8
+
+
+def test_the_whole_batch_stays_as_it_lies():
+    assert np.array_equal(batches(KEY, 4, 6, 1), [np.arange(24)])
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])

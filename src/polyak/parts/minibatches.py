@@ -24,7 +24,7 @@ ROWS_IN_CACHE_OF_A_CORE = 256
 def shuffled_minibatches(
     key: PRNGKeyArray, num_steps: int, num_envs: int, num_minibatches: int, axis_name: str | None = None
 ) -> Int32[Array, "num_minibatches M"]:
-    """Row numbers, into the flattened `[T, B]` rows, of one epoch's minibatches: every row once.
+    """Row numbers, into the flattened `[T, B]` rows, of one epoch's minibatches: every row once; the whole batch as it lies.
 
     Args:
         num_envs: environments on this device.
@@ -33,6 +33,9 @@ def shuffled_minibatches(
     Raises:
         ValueError: the rows cannot be split into so many minibatches of one size.
     """
+    if num_minibatches == 1:
+        # Sums alone are made of it: shuffling took a tenth of a full-batch update.
+        return jnp.arange(num_steps * num_envs, dtype=jnp.int32)[None]
     devices = device_count(axis_name)
     groups = _groups(num_steps, num_envs, num_minibatches, devices)
     width = num_envs // groups
