@@ -42,7 +42,7 @@ ZOO = EnvSpec(
 GRADIENT_STEP = {"adam_eps": 1e8, "learning_rate": 1e8, "max_grad_norm": None}
 
 update = jax.jit(lambda agent, state, data, weights=None: agent.update(state, data, KEY, weights=weights))
-rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, None, None))
+rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, *agent._seen(state, data), None, None))
 
 
 def make(spec=SPEC, **settings):

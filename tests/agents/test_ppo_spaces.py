@@ -33,7 +33,7 @@ ZOO = EnvSpec(
 KEY = jax.random.key(7)
 
 update = jax.jit(lambda agent, state, data, key: agent.update(state, data, key))
-rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, None, None))
+rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, *agent._seen(state, data), None, None))
 
 
 def zoo_agent():

@@ -25,7 +25,7 @@ KEY = jax.random.key(3)
 IDLE = 1e6
 
 update = jax.jit(lambda agent, state, data, key: agent.update(state, data, key))
-rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, None, None))
+rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, *agent._seen(state, data), None, None))
 
 
 def make(spec=SPEC, **settings):

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.parts.rows import QUANTITIES, Rows, advantage_scaling, counted, for_each_row, hidden, not_finite, row_weights
+from polyak.parts.rows import QUANTITIES, Rows, advantage_scaling, for_each_row, hidden, not_finite, row_weights
 from tests.agents.rollouts import on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(2), np.ones(2)), Discrete(2), has_action_mask=True)
@@ -40,6 +40,15 @@ def numbered(sequences=False):
     return Rows(wide, action, mask, wide, number, number, number, number, weight, first, carry, sequences), data
 
 
+def everything(flat):
+    return flat.at(jnp.arange(NUM_STEPS * NUM_ENVS))
+
+
+def no_ends(time_steps):
+    never = jnp.zeros_like(time_steps.terminated)
+    return dataclasses.replace(time_steps, terminated=never, truncated=never)
+
+
 VALID = np.array([[True, True, False], [True, False, True]])
 
 
@@ -64,9 +73,10 @@ def test_as_many_steps_as_environments_leave_no_doubt():
     np.testing.assert_array_equal(row_weights(valid, jnp.array([1.0, 2.0, 3.0]))[0], [1, 2, 3])
 
 
-def test_what_is_hidden_is_zero_and_flat_and_its_mask_allows_all():
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_is_hidden_is_zero_and_flat_and_its_mask_allows_all(at_once):
     table, data = numbered()
-    out = hidden(table, counted(table, data))
+    out = everything(hidden(table, data, at_once=at_once))
     shown = np.asarray(data.valid).reshape(-1)
     assert 0 < shown.sum() < shown.size
     number = np.where(shown, np.arange(1, 1 + shown.size), 0)
@@ -77,24 +87,25 @@ def test_what_is_hidden_is_zero_and_flat_and_its_mask_allows_all():
     assert out.action.dtype == jnp.int32 and out.carry == () and out.first is None
 
 
-def test_a_row_of_weight_zero_is_hidden_unless_it_is_remembered():
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_row_of_weight_zero_is_hidden_unless_it_is_remembered(at_once):
     table, data = numbered()
     table = dataclasses.replace(table, weight=jnp.zeros_like(table.weight))
-    assert not hidden(table, counted(table, data)).log_prob.any()
+    assert not everything(hidden(table, data, at_once=at_once)).log_prob.any()
     table, data = numbered(sequences=True)
     table = dataclasses.replace(table, weight=jnp.zeros_like(table.weight))
-    out = hidden(table, counted(table, data))
+    out = hidden(table, data, at_once=at_once)
     np.testing.assert_array_equal(out.log_prob > 0, data.valid)
     assert out.first is table.first and out.carry is table.carry and out.obs.shape == (NUM_STEPS, NUM_ENVS, 2)
 
 
 def test_rows_are_taken_by_number_and_sequences_by_environment():
     table, data = numbered()
-    flat = hidden(table, jnp.ones_like(data.valid))
-    np.testing.assert_array_equal(flat.at(jnp.array([3, 0])).log_prob, [4, 1])
+    every = dataclasses.replace(table, weight=jnp.ones_like(table.weight))
+    np.testing.assert_array_equal(hidden(every, data, at_once=True).at(jnp.array([3, 0])).log_prob, [4, 1])
     table, data = numbered(sequences=True)
     table = dataclasses.replace(table, carry={"h": jnp.arange(4.0)})
-    two = hidden(table, jnp.ones_like(data.valid)).at(jnp.array([3, 0]))
+    two = hidden(table, dataclasses.replace(data, time_steps=no_ends(data.time_steps)), at_once=True).at(jnp.array([3, 0]))
     np.testing.assert_array_equal(two.log_prob[0], [4, 1])
     assert two.obs.shape == (NUM_STEPS, 2, 2) and two.first.shape == (NUM_STEPS, 2)
     np.testing.assert_array_equal(two.carry["h"], [3, 0])
@@ -103,7 +114,7 @@ def test_rows_are_taken_by_number_and_sequences_by_environment():
 @pytest.mark.parametrize("sequences", [False, True])
 def test_other_advantages_keep_what_is_hidden_hidden(sequences):
     table, data = numbered(sequences)
-    out = hidden(table, counted(table, data))
+    out = hidden(table, data, at_once=True)
     nan = jnp.full((NUM_STEPS, NUM_ENVS), jnp.nan)
     new = out.with_advantages(jnp.where(data.valid, 2.0, nan), jnp.where(data.valid, 3.0, nan))
     valid = data.valid if sequences else data.valid.reshape(-1)

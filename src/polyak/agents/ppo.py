@@ -28,7 +28,7 @@ from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.parts.recurrent import RecurrentActorCritic
 from polyak.parts.regularization import check_kernels, l2_coefficients
-from polyak.parts.rows import ActorCriticModel, Rows, collected, counted, hidden, not_finite, row_weights
+from polyak.parts.rows import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
 from polyak.parts.surrogate import Surrogate
 
 # fmt: off
@@ -263,7 +263,7 @@ class PPO:
         num_steps, num_envs = rollout.valid.shape
         check_divides(num_steps, num_envs, self.num_minibatches, sequences=self._model.remembers)
         obs, carry = self._seen(state, rollout)
-        rows, data_bad = self._rows(state, rollout, weights, axis_name)
+        rows, data_bad = self._rows(state, rollout, obs, carry, weights, axis_name)
 
         def rows_at(variables: Variables) -> Rows:
             if not self.recompute_values:
@@ -335,13 +335,12 @@ class PPO:
         return obs if state.normalizer is None else state.normalizer.normalize(obs), carry
 
     def _rows(
-        self, state: PPOState, rollout: Rollout, weights: Array | None, axis_name: str | None
+        self, state: PPOState, rollout: Rollout, obs: PyTree, carry: PyTree, weights: Array | None, axis_name: str | None
     ) -> tuple[Rows, Bool[Array, " 4"]]:
         """The rollout's rows before the first epoch, and which of obs, reward, value and log_prob are not finite."""
-        obs, carry = self._seen(state, rollout)
         weight, kept = row_weights(rollout.valid, weights), self.values_when == "collect"
         rows, value = collected(self._model, state.variables, obs, rollout, weight, carry, kept=kept)
-        shown = hidden(rows, counted(rows, rollout))
+        shown = hidden(rows, rollout, at_once=self.num_minibatches > 1)
         return shown.with_advantages(*self._advantages(state, value, rollout)), not_finite(rows, value, rollout, axis_name)
 
     def _advantages(

@@ -35,6 +35,7 @@ class Rows:
         first: the row begins an episode; None unless sequences.
         carry: the network's memory at the first row of each sequence, `[B, ...]`; `()` unless sequences.
         sequences: rows stand in sequences.
+        bare: rows without weight are hidden when they are taken.
     """
 
     obs: PyTree
@@ -49,10 +50,13 @@ class Rows:
     first: Bool[Array, "T B"] | None
     carry: PyTree
     sequences: bool = static(default=False)
+    bare: bool = static(default=False)
 
     def at(self, index: Int32[Array, " M"]) -> "Rows":
         """The rows of these numbers, or the sequences of these environments."""
         rows: Rows = jax.tree.map(partial(self.take, index=index), dataclasses.replace(self, carry=()))
+        if self.bare:
+            return _zeroed(rows, rows.weight > 0)
         return dataclasses.replace(rows, carry=jax.tree.map(lambda x: x[index], self.carry))
 
     def take(self, x: Shaped[Array, "..."], index: Int32[Array, " M"]) -> Shaped[Array, "..."]:
@@ -149,7 +153,8 @@ def collected(
             )
         params, value = rollout.info["params"], jnp.concatenate([rollout.info["value"], value[-1:]])
     rows = Rows(
-        obs=jax.tree.map(lambda x: x[:-1], obs),
+        # Flat rows may go on to the last time step, which no row's number reaches: as they are, they need no copy.
+        obs=jax.tree.map(lambda x: x[:-1], obs) if model.remembers else obs,
         action=rollout.actions,
         action_mask=rollout.action_mask,
         old_params=params,
@@ -197,21 +202,35 @@ def counted(rows: Rows, rollout: Rollout) -> Bool[Array, "T B"]:
     return rollout.valid if rows.sequences else rows.weight > 0
 
 
-def hidden(rows: Rows, shown: Bool[Array, "T B"]) -> Rows:
-    """`[T, B]` rows with zeros (for masks: all allowed) in those not shown; flat unless they are sequences.
+def hidden(rows: Rows, rollout: Rollout, *, at_once: bool) -> Rows:
+    """`[T, B]` rows as a loss takes them: flat, or in sequences, and zero where they cannot reach it.
+
+    Args:
+        at_once: else flat rows are hidden where they are taken, which saves a copy of the rollout, and costs every time.
+    """
+    if rows.sequences:
+        shown = _zeroed(dataclasses.replace(rows, carry=()), counted(rows, rollout))
+        return dataclasses.replace(shown, first=rows.first, carry=rows.carry)
+    if not at_once:
+        return dataclasses.replace(jax.tree.map(flat, rows), bare=True)
+    rows = dataclasses.replace(rows, obs=jax.tree.map(lambda x: x[: rows.weight.shape[0]], rows.obs))
+    return jax.tree.map(flat, _zeroed(rows, counted(rows, rollout)))
+
+
+def _zeroed(rows: Rows, shown: Bool[Array, "..."]) -> Rows:
+    """Rows with zeros (for masks: all allowed) in those not shown.
 
     A weight of 0 alone would not do: the gradient of a hidden row's loss is 0 times what the network made of it, and 0 times
     NaN is NaN.
     """
 
     def beside(x: Array) -> Array:
-        return shown.reshape(*shown.shape, *(1,) * (x.ndim - 2))
+        return shown.reshape(*shown.shape, *(1,) * (x.ndim - shown.ndim))
 
-    bare = dataclasses.replace(rows, action_mask=None, first=None, carry=())
+    bare = dataclasses.replace(rows, action_mask=None, first=None)
     zeroed: Rows = jax.tree.map(lambda x: jnp.where(beside(x), x, jnp.zeros((), x.dtype)), bare)
     masks = jax.tree.map(lambda mask: mask | ~beside(mask), rows.action_mask)
-    whole = dataclasses.replace(zeroed, action_mask=masks)
-    return dataclasses.replace(whole, first=rows.first, carry=rows.carry) if rows.sequences else jax.tree.map(flat, whole)
+    return dataclasses.replace(zeroed, action_mask=masks)
 
 
 def for_each_row(space: Space, params: PyTree, *, sequences: bool = False) -> PyTree:

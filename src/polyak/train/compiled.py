@@ -244,6 +244,7 @@ def _chunk(
     Both limits are traced, so that one compilation serves every chunk. `over_seeds` maps the iteration, if at all; `env_steps`
     is then a number for each seed, and all iterate until the last has done its own.
     """
+
     # Jitted, so that it is traced once: for the shapes first, and then for the loop.
     @partial(jax.jit, inline=True)
     def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, Finished, Metrics]:
