@@ -81,9 +81,9 @@ HEADER = [
 ]
 
 
-def train(suite: Suite, seed: int, env_steps: int, episodes: int, runs: Path) -> dict[str, Any]:
+def train(name: str, seed: int, env_steps: int, episodes: int, runs: Path) -> dict[str, Any]:
     """One run's summary."""
-    run = runs / f"{suite.env}-{seed}"
+    suite, run = SUITES[name], runs / f"{name}-{seed}"
     flags = {"--env-steps": env_steps, "--seed": seed, "--run-dir": run, "--eval-episodes": episodes}
     command: list[Any] = [Path(sys.executable).with_name("polyak"), "train", "ppo", suite.env]
     if suite.recipe != "preset":
@@ -121,11 +121,13 @@ def main() -> None:
         return
     suite = SUITES[args.suite]
     env_steps, episodes, seeds = args.env_steps or suite.env_steps, EPISODES, args.seeds or list(range(suite.seeds))
+    if args.results and (args.quick or env_steps != suite.env_steps):
+        raise SystemExit(f"--results takes runs of the suite's length, {suite.env_steps:,} env steps")
     if args.quick:
         env_steps, episodes, seeds = 4_096, 4, seeds[:2]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(args.at_once) as pool:
         runs = args.runs or Path(scratch)
-        summaries = list(pool.map(lambda seed: train(suite, seed, env_steps, episodes, runs), seeds))
+        summaries = list(pool.map(lambda seed: train(args.suite, seed, env_steps, episodes, runs), seeds))
     returns = [float(summary["eval_mean_return"]) for summary in summaries]
     mean, (low, high) = float(np.mean(returns)), interval(returns)
     reached = None if suite.wanted is None else mean >= suite.wanted
@@ -151,12 +153,12 @@ def main() -> None:
 def train_by_recipe(recipe: str, env_id: str, env_steps: int, seed: int, episodes: int, run_dir: Path) -> None:
     """One run with settings that are not the preset's, and the summary that `polyak train` would leave."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    run_dir.mkdir(parents=True)
     env = polyak.envs.make(env_id, num_envs=1)
     agent = polyak.PPO(spec=env.spec, **RECIPES[recipe](env_steps))
     result = polyak.train.run(agent, env, env_steps=env_steps, key=jax.random.key(seed))
     evaluation = polyak.train.evaluate(agent.policy(result.state), env, episodes=episodes, key=jax.random.key(seed + 1_000))
     env.close()
-    run_dir.mkdir(parents=True)
     figures = {"eval_mean_return": evaluation.mean_return, "eval_std_return": evaluation.std_return}
     summary = {"env": env_id, "recipe": recipe, "seed": seed, "env_steps": env_steps, "fps": result.progress.fps, **figures}
     (run_dir / "summary.json").write_text(json.dumps(summary))
@@ -171,7 +173,9 @@ def put_line(page: Path, row: Sequence[str]) -> None:
     else:
         last = max(i for i, text in enumerate(lines) if text.startswith("| "))
         lines.insert(last + 1, line)
-    page.write_text("\n".join(lines) + "\n")
+    aside = page.with_suffix(".aside")
+    aside.write_text("\n".join(lines) + "\n")
+    aside.replace(page)
 
 
 def parsed() -> argparse.Namespace:

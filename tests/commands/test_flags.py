@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from polyak.agents.ppo import PPO
 from polyak.cli import main
 from polyak.commands.flags import LinearText, NetworkFlags, UsageError, agent_flags, parse, with_horizon
-from polyak.commands.train import TrainFlags
+from polyak.commands.train import TrainFlags, intervals
 from polyak.ops.schedules import Linear
 from polyak.presets import preset
 
@@ -113,6 +113,27 @@ def test_F2_a_wrong_value_is_refused_before_anything_is_made(flag, command, work
         named = value if switch else flag.replace("-", "_")
         assert named in err.replace("-", "_"), (words, err)
         assert list(workdir.iterdir()) == [], words
+
+
+@pytest.mark.parametrize(
+    ("env_steps", "given", "wanted"),
+    [
+        (20_000, {}, (None, 2_000)),
+        (10_000_000, {}, (None, 100_000)),
+        (10_000_000, {"checkpoint_every": 20_000}, (20_000, 20_000)),
+        (10_000_000, {"checkpoint_every": 500_000}, (None, 500_000)),
+        (10_000, {"report_every": 50, "checkpoint_every": 90}, (50, 90)),
+    ],
+)
+def test_reports_are_as_frequent_as_the_checkpoints_that_were_asked_for(env_steps, given, wanted):
+    assert intervals(TrainFlags(env_steps, 2, **given)) == wanted
+
+
+def test_checkpoints_between_reports_are_refused(command, workdir):
+    code, out, err = command("train ppo CartPole-v1 --report-every 100 --checkpoint-every 99")
+    assert (code, out) == (2, "")
+    assert "--checkpoint-every 99 must be --report-every 100 or more" in err
+    assert list(workdir.iterdir()) == []
 
 
 @pytest.mark.parametrize(

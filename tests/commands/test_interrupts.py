@@ -15,7 +15,7 @@ import hashlib, signal, time
 from polyak.commands import interrupts
 signal.signal(signal.SIGUSR1, lambda *_: None)
 interrupts.GRACE_SECONDS = {grace}
-with interrupts.catching() as caught:
+with interrupts.catching({catching}) as caught:
     print("ready", flush=True)
     {work}
 print("ended in order", flush=True)
@@ -27,9 +27,9 @@ DEAF = "time.sleep(0.1) or [time.sleep(0.01) for _ in range(3000)]"
 LONG_CALL = "hashlib.pbkdf2_hmac('sha256', b'', b'', 60_000_000)"
 
 
-def ready(work, grace=4.5):
+def ready(work, grace=4.5, catching=""):
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(work=work, grace=grace)],
+        [sys.executable, "-c", PROGRAM.format(work=work, grace=grace, catching=catching)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,6 +81,13 @@ def test_T5_what_does_not_end_in_time_is_ended(work):
     code, _, err = ended(process, within=5)
     assert (code, time.monotonic() - began >= 0.5) == (143, True)
     assert "left at once, as it did not end in time; what was done since the newest checkpoint is lost" in err
+
+
+def test_T5_what_is_saved_already_is_left_at_once():
+    process = ready(LONG_CALL, catching="grace=0.0, lost='nothing is'")
+    process.send_signal(signal.SIGTERM)
+    code, _, err = ended(process, within=3)
+    assert (code, "left at once, as it was asked to; nothing is\n" in err) == (143, True)
 
 
 def test_the_time_to_end_in_order_leaves_room_below_five_seconds():

@@ -39,15 +39,21 @@ class Interrupts:
 
 
 @contextmanager
-def catching() -> Iterator[Interrupts]:
+def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupts]:
     """Catch SIGINT and SIGTERM while the block runs.
 
     After the first one the block has 4.5 seconds to end; then, or on a second one (0.1 seconds later or more), the process
     leaves at once with the same exit code, without a last checkpoint, and says so. Python handles a signal only between two
     bytecodes, and a long compilation is one, as is a chunk of the compiled loop: so a thread, which the interpreter wakes
     through a pipe, keeps the time.
+
+    Args:
+        grace: seconds instead of these 4.5.
+        lost: what is said where the process leaves at once.
     """
     interrupts = Interrupts()
+    seconds = GRACE_SECONDS if grace is None else grace
+    late = "it did not end in time" if seconds > 0 else "it was asked to"
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     done = threading.Event()
@@ -60,14 +66,14 @@ def catching() -> Iterator[Interrupts]:
         if first is None or done.is_set():
             return
         interrupts.received = interrupts.received or first
-        leave_at_once = threading.Timer(GRACE_SECONDS, _leave, (first, "it did not end in time"))
+        leave_at_once = threading.Timer(seconds, _leave, (first, late, lost))
         leave_at_once.daemon = True
         leave_at_once.start()
         came = time.monotonic()
         while (again := _next_signal(read_end)) is not None and time.monotonic() - came < ECHO_SECONDS:
             pass
         if again is not None and not done.is_set():
-            _leave(first, "it was asked twice")
+            _leave(first, "it was asked twice", lost)
         leave_at_once.cancel()
 
     before = {number: signal.signal(number, remember) for number in NAMES}
@@ -94,10 +100,10 @@ def _next_signal(read_end: int) -> int | None:
     return None
 
 
-def _leave(number: int, why: str) -> None:
+def _leave(number: int, why: str, lost: str) -> None:
     """End the process without a last checkpoint."""
     with contextlib.suppress(OSError):
-        for descriptor, text in ((1, _SHOW_CURSOR if os.isatty(1) else ""), (2, f"\npolyak: left at once, as {why}; {LOST}\n")):
+        for descriptor, text in ((1, _SHOW_CURSOR if os.isatty(1) else ""), (2, f"\npolyak: left at once, as {why}; {lost}\n")):
             # A pipe that nobody reads, or a stopped terminal, keeps nobody from leaving.
             os.set_blocking(descriptor, False)
             os.write(descriptor, text.encode())

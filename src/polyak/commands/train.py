@@ -29,6 +29,9 @@ from polyak.presets import Preset, preset
 from polyak.runs import RunConfig, check_seed
 from polyak.train.loop import mesh_over
 
+# In the slowest environments it is minutes of work.
+MOST_BETWEEN_CHECKPOINTS = 100_000
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainFlags:
@@ -50,9 +53,9 @@ class TrainFlags:
     """Devices (on a CPU: cores) that share the environments."""
     eval_episodes: int = 100
     """Episodes of the greedy policy after training."""
-    report_every: Annotated[int | None, by_default("a hundredth of all", "INT")] = None
+    report_every: Annotated[int | None, by_default("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None
     """env_steps between reports."""
-    checkpoint_every: Annotated[int | None, by_default("a tenth of all", "INT")] = None
+    checkpoint_every: Annotated[int | None, by_default("a tenth of all, at most 100,000", "INT")] = None
     """env_steps between checkpoints, which are saved at reports."""
     action_scaling: Literal["clip", "rescale"] = "clip"
     """Box actions are clipped to the bounds, or rescaled to them from [-1, 1]."""
@@ -110,6 +113,7 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
         if options.devices is None and not _fits(agent, options.num_envs // devices):
             devices = 1
         agent.check(options.num_envs // devices)
+        report_every, checkpoint_every = intervals(options)
         config = RunConfig(
             algorithm=algorithm,
             env=env_id,
@@ -118,8 +122,8 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
             env_steps=options.env_steps,
             loop=loop,
             devices=devices,
-            report_every=options.report_every,
-            checkpoint_every=options.checkpoint_every or max(1, options.env_steps // 10),
+            report_every=report_every,
+            checkpoint_every=checkpoint_every,
             agent=agent,
             action_scaling=options.action_scaling,
             env_kwargs=env_kwargs,
@@ -134,12 +138,25 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
             env.close()
 
 
+def intervals(options: TrainFlags) -> tuple[int | None, int]:
+    """env_steps between reports, and between checkpoints, which are saved at reports."""
+    if options.checkpoint_every is None:
+        return options.report_every, max(1, min(options.env_steps // 10, MOST_BETWEEN_CHECKPOINTS))
+    often = options.report_every is None and options.checkpoint_every < options.env_steps // 100
+    return options.checkpoint_every if often else options.report_every, options.checkpoint_every
+
+
 def _check(options: TrainFlags) -> None:
     """Refuse what is out of range, by its flag, before anything is made."""
     for name in ("env_steps", "num_envs", "seeds", "eval_episodes", "devices", "report_every", "checkpoint_every"):
         value = getattr(options, name)
         if value is not None:
             check_integer("polyak train", f"--{name.replace('_', '-')}", value)
+    if options.report_every and options.checkpoint_every and options.checkpoint_every < options.report_every:
+        raise UsageError(
+            f"--checkpoint-every {options.checkpoint_every} must be --report-every {options.report_every} or more: checkpoints "
+            "are saved at reports"
+        )
     check_seed("polyak train", "--seed", options.seed)
     check_seed("polyak train", "--seed + --seeds - 1", options.seed + options.seeds - 1)
 

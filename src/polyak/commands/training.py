@@ -34,6 +34,9 @@ from polyak.train.loop import LoopState, check_match
 # A greedy policy may walk into a wall for ever where an environment has no time limit.
 MAX_EVALUATION_STEPS = 1_000_000
 
+# A signal ends the evaluation at once.
+SAVED = "the training is done and saved, and polyak evaluate tells what it reached"
+
 
 @dataclass(frozen=True)
 class Start:
@@ -64,8 +67,7 @@ def train_in(run: Run, config: RunConfig, env: Env | HostEnv, eval_episodes: int
                 should_stop=interrupts.stop_requested,
             )
             _save_last(run, result)
-        # A signal ends the evaluation too; what was trained is saved by now.
-        with catching():
+        with catching(grace=0.0, lost=SAVED):
             return _finish(run, config, result, interrupts, began, eval_episodes, console)
     except Exception as error:
         return _failed([run], [config], began, error)
@@ -118,7 +120,7 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
             for run, result in zip(runs, results, strict=True):
                 if result.diagnosis is None:
                     _save_last(run, result)
-        with catching():
+        with catching(grace=0.0, lost=SAVED):
             codes = [
                 _finish(run, config, result, interrupts, began, eval_episodes, console)
                 for run, config, result in zip(runs, configs, results, strict=True)
