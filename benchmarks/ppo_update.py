@@ -14,8 +14,8 @@ TF-Agents          `PPOClipAgent.train` in a `tf.function`: once for 10 full-bat
 PPOLearner         TF-Agents' trainer on minibatches; it reads a `tf.data.Dataset` of the one rollout, here without Reverb
 Stable-Baselines3  `train()`, without values, log-probabilities and advantages, which it computes while it collects
 
-In turns is what ratios are taken from; alone is without another process on the machine. Compilation and memory are of polyak's update. The peak is what XLA plans: arguments, results that do not take an argument's
-place, and temporaries.
+Ratios are of turns; alone is without another process on the machine. Compilation and memory are of polyak's update. The
+peak is what XLA plans: arguments, results that do not take an argument's place, and temporaries.
 """
 
 import sys
