@@ -1,4 +1,4 @@
-"""One call of Python from a compiled program: exactly once, in order, with all that it is given in one array."""
+"""One call of Python from a compiled program: exactly once, in order, with NumPy arrays of its own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -15,8 +14,14 @@ from jaxtyping import Array
 from polyak.core.python_calls import PythonCalls
 from polyak.core.types import PyTree
 
+# JAX's own kind of effect, which it keeps in order through loops, and drops for no unused result. `io_callback` itself makes
+# JAX arrays of all that it is given and NumPy arrays of these again: 110 µs a step, of which 20 µs are left here.
+(_ORDERED,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
 
-def ordered_call(calls: PythonCalls, function: Callable[[PyTree], PyTree], shapes: PyTree, given: PyTree) -> PyTree:
+
+def ordered_call(
+    calls: PythonCalls, function: Callable[[PyTree], PyTree], shapes: PyTree, given: PyTree, unused: Sequence[Array] = ()
+) -> PyTree:
     """`function(given)`, called in Python with NumPy arrays that cannot be written to.
 
     Args:
@@ -24,65 +29,49 @@ def ordered_call(calls: PythonCalls, function: Callable[[PyTree], PyTree], shape
         function: gives arrays of these shapes and dtypes.
         shapes: a tree of `jax.ShapeDtypeStruct`.
         given: a tree of arrays.
+        unused: what the function is not given, but over which it cannot be mapped either.
 
     Raises:
         TypeError: while tracing: under `vmap`, `grad`, or in a program for several devices.
     """
     leaves, structure = jax.tree.flatten(given)
-    leaves = _only_plain.bind(*(jnp.asarray(leaf) for leaf in leaves), name=calls.name)
-    packed, unpack = _packing(leaves)
+    wanted, answered = jax.tree.flatten(shapes)
 
-    def call(packed: Any) -> PyTree:
-        # By hand, for JAX's tree functions cost as much as the checks.
-        return calls.call_compiled(function, jax.tree.unflatten(structure, unpack(np.asarray(packed))))
+    def call(how: Callable[..., PyTree], *arrays: Any) -> list[Any]:
+        answer = how(function, jax.tree.unflatten(structure, arrays[: len(leaves)]))
+        return jax.tree.leaves(answer)
 
-    return io_callback(call, shapes, packed, ordered=True)
-
-
-def _packing(leaves: Sequence[Array]) -> tuple[Array, Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]]:
-    """All arrays as one of bytes, for each array that JAX hands over costs 20 µs; and the way back, as views."""
-    if len(leaves) == 1:
-        return leaves[0], lambda packed: [packed]
-    # The widest first: every number then lies where the processor wants it.
-    order = sorted(range(len(leaves)), key=lambda i: -leaves[i].dtype.itemsize)
-    places: list[tuple[int, slice, np.dtype[Any], tuple[int, ...]]] = []
-    end = 0
-    for i in order:
-        start, end = end, end + leaves[i].size * leaves[i].dtype.itemsize
-        places.append((i, slice(start, end), np.dtype(leaves[i].dtype), leaves[i].shape))
-
-    def unpack(packed: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        parts: list[Any] = [None] * len(places)
-        for i, place, dtype, shape in places:
-            parts[i] = packed[place].view(dtype).reshape(shape)
-        return parts
-
-    return jnp.concatenate([_as_bytes(leaves[i]) for i in order]), unpack
+    arguments = map(jnp.asarray, (*leaves, *unused))
+    return jax.tree.unflatten(answered, _calls_python.bind(*arguments, calls=calls, call=call, wanted=tuple(wanted)))
 
 
-def _as_bytes(x: Array) -> Array:
-    if x.dtype == jnp.bool_:
-        return x.astype(jnp.uint8).reshape(-1)
-    return jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
+_calls_python = Primitive("calls_python")
+_calls_python.multiple_results = True
 
 
-# The identity, which no transformation goes through: JAX's own errors name neither the policy nor a way out.
-_only_plain = Primitive("calls_python")
-_only_plain.multiple_results = True
-_only_plain.def_impl(lambda *leaves, name: list(leaves))
-_only_plain.def_abstract_eval(lambda *leaves, name: list(leaves))
+def _now(*leaves: Array, calls: PythonCalls, call: Callable[..., list[Any]], wanted: Sequence[Any]) -> list[Array]:
+    """Outside of compiled programs: what Python raises is not in anything's way."""
+    arrays = [np.array(leaf) for leaf in leaves]
+    for array in arrays:
+        array.flags.writeable = False
+    return [jnp.asarray(answer) for answer in call(calls.call, *arrays)]
 
 
-def _refuse_vmap(leaves: Any, axes: Any, *, name: str) -> NoReturn:
+def _abstract(*leaves: Any, wanted: Sequence[Any], **_: Any) -> tuple[list[Any], set[Any]]:
+    return [jax.core.ShapedArray(shape.shape, shape.dtype) for shape in wanted], {_ORDERED}
+
+
+def _refuse_vmap(leaves: Any, axes: Any, *, calls: PythonCalls, **_: Any) -> NoReturn:
     raise TypeError(
-        f"{name} is called once a step, in order, and cannot be mapped by vmap (nor by train.compiled_seeds): it takes "
+        f"{calls.name} is called once a step, in order, and cannot be mapped by vmap (nor by train.compiled_seeds): it takes "
         "a batch as it is, so give it one; train seeds one after the other by train.compiled, or use the host loop"
     )
 
 
-def _refuse_grad(leaves: Any, tangents: Any, *, name: str) -> NoReturn:
+def _refuse_grad(leaves: Any, tangents: Any, *, calls: PythonCalls, **_: Any) -> NoReturn:
     raise TypeError(
-        f"{name} is Python, which cannot be differentiated: use jax.lax.stop_gradient on what it is given, or write it in JAX"
+        f"{calls.name} is Python, which cannot be differentiated: use jax.lax.stop_gradient on what it is given, or write it "
+        "in JAX"
     )
 
 
@@ -94,15 +83,28 @@ def _devices(context: Any) -> int:
         return int(context.num_devices)
 
 
-def _lower(ctx: Any, *leaves: Any, name: str) -> Sequence[Any]:
+def _lower(ctx: Any, *leaves: Any, calls: PythonCalls, call: Callable[..., list[Any]], wanted: Sequence[Any]) -> Sequence[Any]:
     if _devices(ctx.module_context.axis_context) > 1:
         raise TypeError(
-            f"{name} is Python in this process and cannot be split over devices: use devices=1, act on one device and share "
-            "only the update, or use the host loop"
+            f"{calls.name} is Python in this process and cannot be split over devices: use devices=1, act on one device and "
+            "share only the update, or use the host loop"
         )
-    return leaves
+    answers, token, _ = mlir.emit_python_callback(
+        ctx,
+        lambda *arrays: tuple(call(calls.call_compiled, *arrays)),
+        ctx.tokens_in.get(_ORDERED),
+        list(leaves),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
+        returns_token=True,
+    )
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDERED: token})))
+    return answers
 
 
-batching.primitive_batchers[_only_plain] = _refuse_vmap
-ad.primitive_jvps[_only_plain] = _refuse_grad
-mlir.register_lowering(_only_plain, _lower)
+_calls_python.def_impl(_now)
+_calls_python.def_effectful_abstract_eval(_abstract)
+batching.primitive_batchers[_calls_python] = _refuse_vmap
+ad.primitive_jvps[_calls_python] = _refuse_grad
+mlir.register_lowering(_calls_python, _lower)
