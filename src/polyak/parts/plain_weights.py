@@ -67,7 +67,7 @@ def _of_spaces(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
     """What of `plain_weights` the spaces decide."""
     why = _why_not(spec)
     if why is not None:
-        raise ValueError(why)
+        raise ValueError(why[:300])
     divide = 255.0 if isinstance(spec.obs, Box) and spec.obs.dtype == np.uint8 else 1.0
     if isinstance(spec.action, Discrete):
         return {"divide": divide, "action": "discrete", "start": spec.action.start}, {}
