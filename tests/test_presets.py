@@ -36,6 +36,7 @@ def test_a_jax_environment_has_the_preset_of_the_same_task():
 
 def test_A15_all_atari_games_have_the_preset_of_the_details():
     assert preset("ppo", "ALE/Pong-v5") is preset("ppo", "ALE/MsPacman-v5") is PRESETS["ppo", "ALE/..."]
+    assert preset("ppo", "ale_py:ALE/Pong-v5") is PRESETS["ppo", "ALE/..."]
     found = preset("ppo", "ALE/Pong-v5")
     assert (found.env_steps, found.num_envs) == (10_000_000, 8)
     assert found.settings(1000) == {

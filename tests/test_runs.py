@@ -105,7 +105,7 @@ def test_C7_another_network_than_the_trained_one_is_refused_by_leaf(run_and_poli
 
 
 def test_no_run_no_policy(tmp_path):
-    with pytest.raises(RunError, match="there is no such directory; a run was expected"):
+    with pytest.raises(RunError, match="nothing: there is no such run directory or exported file"):
         polyak.load_policy(tmp_path / "nothing")
 
 
@@ -147,6 +147,14 @@ def test_F2_T12_a_config_out_of_range_is_refused_by_field(field, value, message,
     with pytest.raises(ConfigError, match=r"config\.json: ") as error:
         read_config(run)
     assert field in str(error.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_S5_settings_are_finite_and_integers_of_any_size(value, run_and_policy):
+    config = read_config(open_run(run_and_policy[0]))
+    with pytest.raises(ValueError, match=r"run: env_kwargs\['a'\] must be a finite number or a bool, got"):
+        dataclasses.replace(config, env_kwargs={"a": value})
+    assert dataclasses.replace(config, env_kwargs={"a": 10**400}).env_kwargs == {"a": 10**400}
 
 
 @pytest.mark.parametrize("agent", [3, None, "PPO", {"$class": "Discrete", "n": 2}, {"$class": "Popen", "args": "ls"}])

@@ -232,7 +232,9 @@ DEFAULT = Preset(1_000_000, 8, lambda env_steps: {}, "the algorithm's defaults")
 def preset(algorithm: str, env_id: str) -> Preset:
     """The preset of that algorithm and environment, else the algorithm's defaults.
 
-    `jax/CartPole-v1` has that of `CartPole-v1`: it is the same task. All Atari games have one.
+    `jax/CartPole-v1` has that of `CartPole-v1`: it is the same task. All Atari games have one. A `module:` before the name
+    says only what to import.
     """
-    task = "ALE/..." if env_id.startswith("ALE/") else env_id.removeprefix("jax/")
+    name = env_id.rpartition(":")[2]
+    task = "ALE/..." if name.startswith("ALE/") else name.removeprefix("jax/")
     return PRESETS.get((algorithm, task), DEFAULT)

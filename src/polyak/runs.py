@@ -20,11 +20,12 @@ from polyak.io.config import ConfigError, from_json, to_json
 from polyak.io.export import SPEC_CLASSES, Export, ExportError, read_export
 from polyak.io.numpy_file import from_members
 from polyak.io.numpy_reader import Policy as NumPyReader
-from polyak.io.run import Run, open_run
+from polyak.io.run import Run, RunError, open_run
 from polyak.io.stablehlo import MEMBER, load_program
 from polyak.ops import schedules
 from polyak.parts.exported import ExportedPolicy
 from polyak.parts.networks import ActorCritic
+from polyak.parts.plain_weights import check_plain_weights
 from polyak.parts.recurrent import RecurrentActorCritic
 
 FORMAT = 1
@@ -138,13 +139,15 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
         RunError, ConfigError, CheckpointError, ExportError: what is missing or damaged, by name.
         TypeError: an agent for a file.
     """
+    if not os.path.lexists(path):
+        raise RunError(f"{path}: there is no such run directory or exported file")
     if Path(path).is_file():
         if agent is not None:
             raise TypeError(f"load_policy: {path} is a file, whose network is in it; agent is for a run directory")
         return _exported_policy(read_export(path), str(path))
     run = open_run(Path(path))
-    config = read_config(run, agent=agent)
-    return restored_policy(run, config)
+    policy, _ = restored_policy(run, read_config(run, agent=agent))
+    return policy
 
 
 def _check_env_kwargs(env_kwargs: Any) -> None:
@@ -152,7 +155,7 @@ def _check_env_kwargs(env_kwargs: Any) -> None:
     if not isinstance(env_kwargs, Mapping):
         raise TypeError(f"run: env_kwargs must be settings by name, got {env_kwargs!r}")
     for name, value in env_kwargs.items():
-        if not isinstance(value, bool | int | float) or not math.isfinite(value):
+        if not isinstance(value, bool | int | float) or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"run: env_kwargs[{name!r}] must be a finite number or a bool, got {value!r}")
 
 
@@ -161,22 +164,30 @@ def _exported_policy(export: Export, what: str) -> ExportedPolicy:
     if export.kind == "stablehlo":
         if set(export.members) != {MEMBER}:
             raise ExportError(f"{what}: holds {sorted(export.members)}, wanted {MEMBER}")
-        return ExportedPolicy(export.spec, load_program(export.members[MEMBER], export.inputs, what), memory)
-    reader = NumPyReader(export.about, from_members(export.members, what))
+        program = load_program(export.members[MEMBER], export.inputs, export.outputs, what)
+        return ExportedPolicy(export.spec, program, memory)
+    arrays = from_members(export.members, what)
+    reader = NumPyReader(export.about, arrays)
     policy = ExportedPolicy(export.spec, lambda obs: (reader(obs),), memory)
     try:
+        if memory:
+            raise ValueError(f"it has a memory {list(memory)}")
+        check_plain_weights(export.spec, export.about, arrays)
         policy.predict(zeros(export.spec.obs))
     except Exception as error:
         raise ExportError(f"{what}: its weights do not make a policy: {error!r}") from None
     return policy
 
 
-def restored_policy(run: Run, config: RunConfig) -> Policy:
-    """The greedy policy of the run's newest valid checkpoint."""
+def restored_policy(run: Run, config: RunConfig) -> tuple[Policy, int]:
+    """The policy of the run's newest valid checkpoint, and after how many env_steps it was.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit the configuration.
+    """
     like = jax.eval_shape(config.agent.init, jax.random.key(0))
     restored = restore(run.checkpoints, like, prefix=".agent")
-    policy: Policy = config.agent.policy(restored.tree)
-    return policy
+    return config.agent.policy(restored.tree), restored.step
 
 
 def run_key(seed: int) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 import polyak
 from polyak.commands.export import write_policy
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, leaf_spaces, map_space
+from polyak.io import numpy_reader
 from polyak.io.export import ExportError, read_export
 from polyak.io.run import open_run
 from polyak.parts.native import native_step
@@ -224,6 +226,21 @@ def test_F1_wrong_use_is_refused_by_name(run, command, words, message):
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_what_stands_beside_the_weights_is_not_replaced(run, command):
+    code, _, err = command("export run --format numpy --output numpy_reader.py")
+    assert code == 2 and "numpy_reader.py: the reader of the weights is written there; choose another --output" in err
+    assert not (run.parent / "numpy_reader.py").exists()
+    for mine in ("import numpy\n", ""):
+        (run / "numpy_reader.py").write_text(mine)
+        code, _, err = command("export run --format numpy")
+        assert code == 2 and "run/numpy_reader.py: is not polyak's; the reader of the weights would replace it" in err
+        assert (run / "numpy_reader.py").read_text() == mine and not (run / "policy.npz").exists()
+    older = Path(numpy_reader.__file__).read_text().splitlines(keepends=True)[0]
+    (run / "numpy_reader.py").write_text(older)
+    assert command("export run --format numpy")[0] == 0
+    assert (run / "numpy_reader.py").read_bytes() == Path(numpy_reader.__file__).read_bytes()
 
 
 def test_onnx_that_is_not_installed_is_an_error_that_says_what_installs_it(run, command, monkeypatch):

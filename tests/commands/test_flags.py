@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polyak.agents.ppo import PPO
 from polyak.cli import main
-from polyak.commands.flags import LinearText, NetworkFlags, UsageError, agent_flags, parse, with_horizon
+from polyak.commands.flags import LinearText, NetworkFlags, UsageError, agent_flags, numbers_by_name, parse, with_horizon
 from polyak.commands.train import TrainFlags, intervals
 from polyak.ops.schedules import Linear
 from polyak.presets import preset
@@ -221,6 +221,12 @@ def test_help_works_before_an_environment_is_named(command):
 def test_a_flag_given_twice_is_a_usage_error():
     with pytest.raises(UsageError, match="--whole is given more than once"):
         parse(Numbers, ["--whole", "1", "--whole", "2"], prog="", description="")
+
+
+@pytest.mark.parametrize("word", ["a=nan", "a=inf", "a=-1e999", f"a={'9' * 5000}", "a", "a=b", "1=2"])
+def test_F2_a_setting_that_is_no_finite_number_is_refused(word):
+    with pytest.raises(UsageError, match="--env-kwargs takes NAME=VALUE, each name once, a value being a finite number"):
+        numbers_by_name("--env-kwargs", ["b=1e3", word])
 
 
 WORDS = st.one_of(

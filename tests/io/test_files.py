@@ -122,6 +122,24 @@ def test_T7_an_append_is_whole_or_not_at_all(tmp_path, full_disk):
     assert path.read_bytes() == b"x" * 900 + b"z"
 
 
+def test_T7_two_writers_of_one_file_never_put_an_unfinished_one_in_place(tmp_path, monkeypatch):
+    path, replace = tmp_path / "a", os.replace
+
+    def second_writer_begins(aside, place):
+        monkeypatch.setattr(os, "replace", failing)
+        with pytest.raises(OSError, match="killed"):
+            write_file(path, b"unfinished", shared=True)
+        replace(aside, place)
+
+    def failing(aside, place):
+        raise OSError("killed")
+
+    monkeypatch.setattr(os, "replace", second_writer_begins)
+    write_file(path, b"whole", shared=True)
+    assert path.read_bytes() == b"whole"
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_a_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
     (tmp_path / ".a.aside").write_bytes(b"half")
     write_file(tmp_path / "a", b"whole")

@@ -34,10 +34,16 @@ def operations(x, image, n):
         *(jax.nn.softmax(x), jax.nn.elu(x), jax.nn.gelu(x), jax.nn.silu(x), jax.nn.sigmoid(x), jnp.where(x > 0.5, x, -x)),
         *(jnp.stack(parts, axis=2).reshape(-1, 3, 4), jnp.concatenate(parts[::-1], -1), x[:, ::2].repeat(1, 0)),
         *(jnp.einsum("bij,jk->bik", x, MATRIX[0]), jnp.einsum("bij,ijk->bik", x, MATRIX), jnp.max(x, -1), jnp.min(x, (1, 2))),
+        x + jax.lax.fori_loop(0, 3, lambda _, y: y * 2, jnp.ones((1, 1, 4))),  # known beforehand
         *(x.sum(1), jnp.swapaxes(x, 1, 2), jnp.broadcast_to(x[:, :1], x.shape), x.squeeze(), convolved.reshape(len(image), -1)),
     ]
     bools = [(n > 1) & (n <= 3), (n < 1) | (n >= 3), ~(n == 2), n != 2, (n > 1) ^ (n > 2)]
-    whole = [n + 2, jnp.argmax(x, -1).astype(jnp.int32), (n[:, :, None] == jnp.arange(3)[None, None]).astype(jnp.int32)]
+    whole = [
+        jnp.rint(jnp.clip(40 * x, 0, 200)).astype(jnp.uint8).astype(jnp.int32),
+        n + 2,
+        jnp.argmax(x, -1).astype(jnp.int32),
+        (n[:, :, None] == jnp.arange(3)[None, None]).astype(jnp.int32),
+    ]
     return tuple([*floats, *bools, *whole])
 
 
@@ -80,6 +86,15 @@ def test_what_depends_on_the_number_of_rows_alone_is_made_when_it_is_known():
         (lambda x: (jnp.cumsum(x, -1),), "no translation of the operation 'cumsum'"),
         (lambda x: (jax.lax.round(x),), "rounds halves to the even number"),
         (lambda x: (jax.pure_callback(lambda x: x, x, x, vmap_method="sequential"),), "operation 'pure_callback'"),
+        (lambda x: (jax.lax.fori_loop(0, 5, lambda _, y: y * 2, x),), "operation 'scan'"),
+        (lambda x: jax.lax.scan(lambda c, r: (c + r, None), x, jnp.ones((5, 1, 4)))[:1], "operation 'scan'"),
+        (lambda x: (jax.lax.while_loop(lambda c: (c < 9).all(), lambda c: c * 2, x),), "operation 'while'"),
+        (lambda x: (jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x),), "operation 'cond'"),
+        (lambda x: (jnp.broadcast_to(jnp.float32(1), (2 * x.shape[0], 4)).sum(0)[None] + x,), "or rows, got 2[*]rows"),
+        (lambda x: ((x.astype(jnp.bfloat16) * 2).astype(jnp.float32),), "got 'convert_element_type' in bfloat16"),
+        (lambda x: (x.astype(jnp.float16).astype(jnp.float32),), "got 'convert_element_type' in float16"),
+        (lambda x: (x.astype(jnp.uint8).astype(jnp.float32),), r"to uint8 only what is clipped to \[0, 255\]"),
+        (lambda x: (jnp.minimum(x, 7).astype(jnp.int8),), r"to int8 only what is clipped to \[-128, 127\]"),
     ],
 )
 def test_an_operation_without_a_translation_is_refused_by_name(function, said):

@@ -2,29 +2,32 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import jax
 import tyro
 
 from polyak.commands.flags import UsageError, fail, parse, usage
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Policy
 from polyak.io import numpy_reader
-from polyak.io.checkpoint import CheckpointError, restore
+from polyak.io.checkpoint import CheckpointError
 from polyak.io.config import ConfigError
 from polyak.io.export import Export, ExportError, header_of, write_export, write_whole
+from polyak.io.files import read_bytes
 from polyak.io.numpy_file import to_members
 from polyak.io.run import RunError, open_run
 from polyak.io.stablehlo import MEMBER, program
 from polyak.parts.native import native_step
 from polyak.parts.plain_weights import plain_weights
-from polyak.runs import read_config, run_key
+from polyak.runs import read_config, restored_policy
 
 Format = Literal["stablehlo", "onnx", "numpy"]
 SUFFIXES: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx", "numpy": ".npz"}
 READER = "numpy_reader.py"
+_READER_SOURCE = Path(numpy_reader.__file__)
+MAX_READER_BYTES = 2**20
 IN_THE_RUN = "(default: policy.SUFFIX in the run)"
 OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=IN_THE_RUN)]
 
@@ -36,7 +39,7 @@ class ExportFlags:
     format: Format
     """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of an mlp, and a reader."""
     output: OutputFlag = None
-    """Replaced as a whole if it is there."""
+    """Replaced as a whole if it is there. numpy: its reader is written beside it, as numpy_reader.py."""
 
 
 def export(arguments: list[str]) -> int:
@@ -54,10 +57,10 @@ def _export(directory: Path, arguments: list[str]) -> int:
     flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="The greedy policy as one file.")
     run = open_run(directory)
     config = read_config(run)
-    restored = restore(run.checkpoints, jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
+    policy, env_steps = restored_policy(run, config)
     output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"
-    about = {"algorithm": config.algorithm, "env": config.env, "env_steps": restored.step}
-    made = write_policy(config.agent.policy(restored.tree), config.agent.spec, flags.format, output, about)
+    about = {"algorithm": config.algorithm, "env": config.env, "env_steps": env_steps}
+    made = write_policy(policy, config.agent.spec, flags.format, output, about)
     print("\n".join(f"wrote {path} ({path.stat().st_size:,} bytes)" for path in made))
     return 0
 
@@ -66,15 +69,16 @@ def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, abou
     """Write the policy; returns the files.
 
     Raises:
-        ExportError, ValueError: the policy is not one for this format, or the file cannot be written.
+        ExportError, ValueError: the policy is not one for this format, or the file cannot be written, or would replace a
+            `numpy_reader.py` that is not polyak's.
         ImportError: the extra is missing.
     """
     step = native_step(policy, spec)
     if kind == "numpy":
         needs, arrays = plain_weights(policy, spec)
+        reader = _place_of_reader(output)
         write_export(output, Export(kind, spec, step.inputs, step.outputs, about | needs, to_members(arrays)))
-        reader = output.with_name(READER)
-        write_whole(reader, Path(numpy_reader.__file__).read_bytes())
+        write_whole(reader, _READER_SOURCE.read_bytes())
         return [output, reader]
     if kind == "stablehlo":
         members = {MEMBER: program(step.function, step.inputs)}
@@ -83,6 +87,22 @@ def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, abou
     header = {"polyak": json.dumps(header_of(Export(kind, spec, step.inputs, step.outputs, about, {})))}
     write_whole(output, _onnx_model()(step.function, step.inputs, step.outputs, header))
     return [output]
+
+
+def _place_of_reader(output: Path) -> Path:
+    """Beside the weights, where nothing stands but a reader that was written before."""
+    reader = output.with_name(READER)
+    if reader == output:
+        raise ExportError(f"{output}: the reader of the weights is written there; choose another --output")
+    if not os.path.lexists(reader):
+        return reader
+    try:
+        found = read_bytes(reader, limit=MAX_READER_BYTES)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{reader}: the reader of the weights is written there, but {error}") from None
+    if found.splitlines()[:1] != _READER_SOURCE.read_bytes().splitlines()[:1]:
+        raise ExportError(f"{reader}: is not polyak's; the reader of the weights would replace it; choose another --output")
+    return reader
 
 
 def _onnx_model() -> Any:

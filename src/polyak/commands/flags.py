@@ -98,9 +98,9 @@ def numbers_by_name(flag: str, words: Sequence[str]) -> dict[str, bool | int | f
     """What `frameskip=2 episodic_life=False` says.
 
     Raises:
-        UsageError: there is no word, one has another form, or a name comes twice.
+        UsageError: there is no word, one has another form or is not finite, or a name comes twice.
     """
-    wanted = f"{flag} takes NAME=VALUE, each name once, a value being a number, True or False; got"
+    wanted = f"{flag} takes NAME=VALUE, each name once, a value being a finite number, True or False; got"
     if not words:
         raise UsageError(f"{wanted} nothing")
     settings: dict[str, bool | int | float] = {}
@@ -118,7 +118,8 @@ def _number_or_switch(text: str) -> bool | int | float | None:
         return text == "True"
     for kind in (int, float):
         with contextlib.suppress(ValueError):
-            return kind(text)
+            value = kind(text)
+            return None if isinstance(value, float) and not math.isfinite(value) else value
     return None
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import math
 import os
 import struct
 import zipfile
@@ -9,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
+import numpy as np
 
 from polyak.core import spaces
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import EnvSpec, Space, leaf_spaces
 from polyak.io.config import ConfigError, from_json, to_json
 from polyak.io.files import dump_json, parse_json, read_bytes, write_file
 
@@ -24,6 +26,11 @@ MAX_BYTES = 2**31 - 1
 """The largest file that is written or read."""
 
 MAX_HEADER_BYTES = 16 * 2**20
+
+MAX_ROW_BYTES = 2**28
+"""The largest row of one array (an observation, a part of a carry) that a file may declare."""
+
+MAX_DIMENSIONS = 32
 
 Kind = Literal["stablehlo", "onnx", "numpy"]
 
@@ -103,21 +110,27 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError("is a directory; a file was wanted")
-        write_file(path, data)
+        write_file(path, data, shared=True)
     except OSError as error:
         raise ExportError(f"{path}: cannot be written: {error}") from error
 
 
 def read_export(path: str | os.PathLike[str]) -> Export:
-    """The exported policy in a file. Nothing in it is run, and every byte is compared with its hash.
+    """The exported policy in a file. Nothing in it is run; every member is compared with its SHA-256, the header with its CRC.
 
     Raises:
-        ExportError: it is not there, is none, is damaged, or is of a newer version of polyak.
+        ExportError: it is not there, is none, is damaged, is of a newer version of polyak, or takes or answers other arrays
+            than its spaces say.
     """
     what = str(path)
+    data = b""
     try:
-        members = _members(read_bytes(what, limit=MAX_BYTES), what)
+        data = read_bytes(what, limit=MAX_BYTES)
+        members = _members(data)
     except _NOT_A_ZIP as error:
+        # ONNX begins with its version, a small number in field 1, and with who made it, in field 2.
+        if (data[:1], data[2:3]) == (b"\x08", b"\x12"):
+            raise ExportError(f"{what}: is an ONNX file: open it with an ONNX runtime") from None
         raise ExportError(f"{what}: is no policy that polyak exported, or is damaged: {error}") from None
     try:
         header = parse_json(members.pop(HEADER, b""), f"{what}: {HEADER}")
@@ -131,16 +144,19 @@ def read_export(path: str | os.PathLike[str]) -> Export:
     return _export(header, members, what)
 
 
-def _members(data: bytes, what: str) -> dict[str, bytes]:
+def _members(data: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         found = archive.infolist()
         names = [info.filename for info in found]
         if len(set(names)) != len(names):
             raise ValueError("a name stands twice in it")
+        # Else one stretch of the file could be many members.
+        if sum(info.file_size for info in found) > len(data):
+            raise ValueError("its members are compressed, or together larger than the file")
         for info in found:
             # Compressed, a small file could become a huge one.
-            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size > len(data):
-                raise ValueError(f"{info.filename!r} is compressed, encrypted or larger than the file")
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+                raise ValueError(f"{info.filename!r} is compressed or encrypted")
             if info.filename == HEADER and info.file_size > MAX_HEADER_BYTES:
                 raise ValueError(f"{HEADER} has {info.file_size} bytes; at most {MAX_HEADER_BYTES} are read")
         return {info.filename: archive.read(info) for info in found}
@@ -162,9 +178,10 @@ def _export(header: dict[str, Any], members: Mapping[str, bytes], what: str) -> 
         inputs, outputs = (_arrays(header[name]) for name in ("inputs", "outputs"))
         kind, about = header["kind"], header["about"]
     except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise ExportError(f"{what}: its header cannot be read: {error!r}") from None
+        raise ExportError(f"{what}: its header cannot be read: {str(error)[:300]!r}") from None
     if kind not in ("stablehlo", "numpy") or not isinstance(spec, EnvSpec) or not isinstance(about, dict):
         raise ExportError(f"{what}: its header cannot be read: kind {kind!r}, spec a {type(spec).__name__}")
+    _check_arrays(spec, _kinds(inputs), _kinds(outputs), what)
     return Export(kind, spec, inputs, outputs, about, members)
 
 
@@ -173,4 +190,35 @@ def _described(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> list[dict[str, Any
 
 
 def _arrays(described: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    return {x["name"]: jax.ShapeDtypeStruct(tuple(map(int, x["shape"])), x["dtype"]) for x in described}
+    arrays = {}
+    for x in described:
+        name, shape, text = x["name"], tuple(x["shape"]), x["dtype"]
+        if not isinstance(name, str) or name in arrays or not isinstance(text, str):
+            raise ValueError(f"an array is called {str(name)[:80]!r} and has the dtype {str(text)[:80]!r}")
+        dtype = np.dtype(text)
+        if dtype.kind not in "fiub" or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]} and the dtype {str(dtype)[:80]}")
+        if math.prod(shape) * dtype.itemsize > MAX_ROW_BYTES:
+            raise ValueError(f"a row of {name[:80]!r} has more than {MAX_ROW_BYTES} bytes")
+        arrays[name] = jax.ShapeDtypeStruct(shape, dtype)
+    return arrays
+
+
+_Kinds: TypeAlias = list[tuple[str, tuple[int, ...], str]]
+
+
+def _kinds(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> _Kinds:
+    return [(name, x.shape, x.dtype.kind) for name, x in arrays.items()]
+
+
+def _kinds_of(name: str, space: Space) -> _Kinds:
+    return [(f"{name}/{path}" if path else name, leaf.shape, leaf.dtype.kind) for path, leaf in leaf_spaces(space)]
+
+
+def _check_arrays(spec: EnvSpec, inputs: _Kinds, outputs: _Kinds, what: str) -> None:
+    """The inputs are the observation, and of a policy with a memory `first` and the carry; the outputs action and carry."""
+    acts = _kinds_of("action", spec.action)
+    carry = outputs[len(acts) :]
+    wanted = _kinds_of("obs", spec.obs) + ([("first", (), "b"), *carry] if carry else [])
+    if inputs != wanted or outputs[: len(acts)] != acts or not all(name.startswith("carry") for name, _, _ in carry):
+        raise ExportError(f"{what}: takes {str(inputs)[:300]}, answers {str(outputs)[:300]}: those are not its spaces")

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,13 +129,18 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace the file as a whole: a reader, or a kill at any moment, finds the old bytes or the new ones.
+
+    Args:
+        shared: others may write the same file at once, for no lock keeps them away; each writes aside under a name of its own.
+            What a kill leaves aside stays there, while the one name that is not shared is cleared by the next write.
 
     Raises:
         OSError: the disk is full, say; the old file is untouched.
     """
-    aside = path.with_name(f".{path.name}.aside")
+    own = f".{secrets.token_hex(8)}" if shared else ""
+    aside = path.with_name(f".{path.name}{own}.aside")
     aside.unlink(missing_ok=True)
     try:
         with new_file(aside) as file:

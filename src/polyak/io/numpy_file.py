@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.format import read_array, write_array
+from numpy.lib.format import write_array
 
 from polyak.io.export import ExportError
+from polyak.io.numpy_reader import array_of
 
 
 def to_members(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
@@ -28,6 +29,6 @@ def from_members(members: Mapping[str, bytes], what: str) -> dict[str, npt.NDArr
         ExportError: a member is none.
     """
     try:
-        return {name.removesuffix(".npy"): read_array(io.BytesIO(data)) for name, data in members.items()}
+        return {name.removesuffix(".npy"): array_of(data) for name, data in members.items()}
     except Exception as error:
         raise ExportError(f"{what}: is damaged: its arrays cannot be read: {error}") from None

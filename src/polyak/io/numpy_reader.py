@@ -6,7 +6,7 @@ import zipfile
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import read_array
+from numpy.lib.format import read_array_header_1_0, read_magic
 
 # gelu is the approximation by tanh, as Flax has it.
 ACTIVATIONS: dict[str, Any] = {
@@ -19,13 +19,28 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 def load(path: Any) -> "Policy":
-    """The policy in a file; nothing in it is run."""
-    with zipfile.ZipFile(path) as archive:
+    """The policy in a file; nothing in it is run, and it takes no more memory than the file's size a few times."""
+    with open(path, "rb") as file:
+        data = file.read()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if sum(member.file_size for member in archive.infolist()) > len(data):
+            raise ValueError(f"{path}: its members are compressed, or together larger than the file")
         header = json.loads(archive.read("header.json"))
         if (header.get("polyak_export"), header.get("kind")) != (1, "numpy"):
             raise ValueError(f"{path}: is no policy that polyak export --format numpy of this version wrote")
+        about = header["about"]
+        if about["action"] == "box" and np.dtype(about["dtype"]).kind not in "fiub":
+            raise ValueError(f"{path}: its actions are {about['dtype']}, which are no numbers")
         names = [name for name in archive.namelist() if name.endswith(".npy")]
-        return Policy(header["about"], {name[:-4]: read_array(io.BytesIO(archive.read(name))) for name in names})
+        return Policy(about, {name[:-4]: array_of(archive.read(name)) for name in names})
+
+
+def array_of(npy: bytes) -> Any:
+    """The array in a `.npy` file, where it lies: a size that is not that of the file is an error, and so are objects."""
+    file = io.BytesIO(npy)
+    read_magic(file)
+    shape, _, dtype = read_array_header_1_0(file)
+    return np.frombuffer(npy, dtype, offset=file.tell()).reshape(shape)
 
 
 class Policy:

@@ -1,9 +1,11 @@
 """A function of arrays as an ONNX model for any number of rows: its traced operations, one by one, as ONNX's."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -16,6 +18,17 @@ from polyak.io.onnx_operations import OPERATIONS, Graph
 
 OPSET, IR_VERSION = 18, 9
 """Of 2022 and 2023: every ONNX runtime of these years reads them."""
+
+ROWS = "rows"
+
+# What is only a function's body written elsewhere. A loop has such a body too, and runs it more than once.
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+
+# Of operations that move numbers or round them: where their bounds go.
+_KEEP_BOUNDS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Transpose", "Slice"), float),
+    **{"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil},
+}
 
 
 def model(
@@ -34,7 +47,7 @@ def model(
     Raises:
         ExportError: the function does something for which there is no translation, by the name of JAX's primitive.
     """
-    (rows,) = export.symbolic_shape("rows")
+    (rows,) = export.symbolic_shape(ROWS)
     arguments = [jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for x in inputs.values()]
     program = jax.make_jaxpr(function)(*arguments)
     made_of = _Nodes(next(iter(inputs)))
@@ -61,7 +74,7 @@ def model(
 
 
 def _declared(name: str, x: jax.ShapeDtypeStruct) -> Any:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)), ["rows", *x.shape])
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)), [ROWS, *x.shape])
 
 
 def _literal(literal: Any) -> npt.NDArray[Any]:
@@ -75,11 +88,23 @@ class _Nodes(Graph):
         self._rows_of = rows_of
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
+        self._bounds: dict[str, tuple[float, float]] = {}
         self._count = 0
 
     def add(self, operation: str, inputs: Sequence[Any], *, name: str = "", **attributes: Any) -> str:
         (made,) = self.add_many(operation, inputs, [name or self._new_name(operation)], attributes)
+        if operation in _KEEP_BOUNDS:
+            low, high = map(_KEEP_BOUNDS[operation], self.bounds(inputs[0]))
+            self._bounds[made] = (low, high)
+        elif operation in ("Min", "Max"):
+            least, most = zip(*map(self.bounds, inputs), strict=True)
+            self._bounds[made] = (min(least), min(most)) if operation == "Min" else (max(least), max(most))
         return made
+
+    def bounds(self, x: Any) -> tuple[float, float]:
+        if isinstance(x, str):
+            return self._bounds.get(x, (-math.inf, math.inf))
+        return (float(np.min(x)), float(np.max(x))) if np.size(x) else (-math.inf, math.inf)
 
     def split(self, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
         names = [self._new_name("Split") for _ in sizes]
@@ -90,9 +115,10 @@ class _Nodes(Graph):
         self._nodes.append(helper.make_node(operation, known, names, **attributes))
         return names
 
-    def rows(self) -> str:
-        shape = self.add("Shape", [self._rows_of], start=0, end=1)
-        return shape
+    def rows(self, size: Any) -> str:
+        if str(size) != ROWS:
+            raise ExportError(f"export: format onnx knows sizes that are numbers or {ROWS}, got {size}")
+        return self.add("Shape", [self._rows_of], start=0, end=1)
 
     def cast(self, x: Any, dtype: Any) -> str:
         return self.add("Cast", [x], to=int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
@@ -124,13 +150,16 @@ class _Nodes(Graph):
 
     def _equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         name, params = equation.primitive.name, equation.params
-        inner = next((params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params), None)
+        inner = params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"] if name in _CALLS else None
         if isinstance(inner, ClosedJaxpr):
             return self.run(inner, inputs)
         known = all(isinstance(x, np.ndarray) for x in inputs)
         if known and all(isinstance(n, int) for x in equation.outvars for n in x.aval.shape):
             said = equation.primitive.bind(*inputs, **params)
             return [np.asarray(x) for x in (said if equation.primitive.multiple_results else [said])]
+        for dtype in (x.aval.dtype for x in equation.outvars):
+            if jnp.issubdtype(dtype, np.floating) and dtype.itemsize < 4:
+                raise ExportError(f"export: format onnx computes in float32, got {name!r} in {dtype}")
         if name not in OPERATIONS:
             raise ExportError(f"export: format onnx has no translation of the operation {name!r} in the policy's network")
         said = OPERATIONS[name](self, equation, inputs)

@@ -21,8 +21,12 @@ class Graph(Protocol):
         """The parts of an array, one after the other along an axis."""
         ...
 
-    def rows(self) -> str:
-        """How many rows there are, as a vector of one integer."""
+    def rows(self, size: Any) -> str:
+        """How many rows there are, as a vector of one integer; an ExportError if this size is another."""
+        ...
+
+    def bounds(self, x: Any) -> tuple[float, float]:
+        """Between which numbers all of `x` lie, as far as is known."""
         ...
 
     def cast(self, x: Any, dtype: Any) -> str:
@@ -71,7 +75,7 @@ def _broadcast_in_dim(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
         return x if isinstance(x, str) else graph.add("Identity", [x])
     if all(map(_is_number, longer)):
         return graph.add("Expand", [x, _vector(longer)])
-    parts = [_vector([size]) if _is_number(size) else graph.rows() for size in longer]
+    parts = [_vector([size]) if _is_number(size) else graph.rows(size) for size in longer]
     return graph.add("Expand", [x, graph.add("Concat", parts, axis=0)])
 
 
@@ -80,8 +84,8 @@ def _slice(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     strides = equation.params["strides"] or (1,) * len(starts)
     sizes = equation.invars[0].aval.shape
     axes = [i for i, size in enumerate(sizes) if not (limits[i] == size and starts[i] == 0 and strides[i] == 1)]
-    if not all(_is_number(limits[i]) for i in axes):
-        raise ExportError(f"export: format onnx cannot slice up to {limits}: a limit depends on the number of rows")
+    if not all(_is_number(limits[i]) and _is_number(starts[i]) for i in axes):
+        raise ExportError(f"export: format onnx cannot slice {starts} to {limits}: a limit depends on the number of rows")
     chosen = [_vector([values[i] for i in axes]) for values in (starts, limits, range(len(sizes)), strides)]
     return graph.add("Slice", [inputs[0], *chosen])
 
@@ -104,7 +108,12 @@ def _transpose(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
 
 
 def _convert(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.cast(inputs[0], equation.params["new_dtype"])
+    old, new = equation.invars[0].aval.dtype, np.dtype(equation.params["new_dtype"])
+    if old.kind == "f" and new.kind in "iu":
+        (low, high), limits = graph.bounds(inputs[0]), np.iinfo(new)
+        if not (limits.min <= low and high <= limits.max):
+            raise ExportError(f"export: format onnx casts to {new} only what is clipped to [{limits.min}, {limits.max}]")
+    return graph.cast(inputs[0], new)
 
 
 def _argmax(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
