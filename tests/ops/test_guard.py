@@ -35,6 +35,9 @@ def test_one_good_step_ends_the_row_and_what_was_bad_is_remembered():
 def test_steps_skipped_without_a_bad_number_are_no_row():
     guard = after(Guard.fresh(), 4, 4, [False, False])
     assert counts(guard) == (4, 0, 0)
+    # All steps were over, or had no weight, before a bad number could matter.
+    guard = after(guard, 0, 0, [False, True])
+    assert counts(guard) == (4, 0, 2)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -28,6 +28,8 @@ def test_integers_one_number_and_nothing():
     assert histogram(jnp.array([2, 2, 5], jnp.int32)).counts.tolist() == [2.0] + [0.0] * (BINS - 2) + [1.0]
     same = histogram(jnp.full(7, 3.0))
     assert float(same.counts.sum()) == 7.0 and float(same.low) == float(same.high) == 3.0
+    wide = histogram(jnp.array([-2e38, 1e37, 2.1e38, 3e38])).counts
+    assert np.flatnonzero(wide).tolist() == [0, 12, 24, BINS - 1] and float(wide.sum()) == 4.0
     none = histogram(jnp.array([jnp.nan]))
     assert [float(x) for x in (none.low, none.high, none.counts.sum(), none.total)] == [0.0] * 4
 

@@ -17,6 +17,14 @@ def test_linear_goes_straight_to_its_end_and_stays(steps, value):
     assert float(value_at(schedule, jnp.asarray(steps, jnp.uint32))) == pytest.approx(value)
 
 
+def test_linear_ends_at_its_end_to_the_bit():
+    ends = np.random.default_rng(0).uniform(0, 1, (2, 200)).astype(np.float32)
+    at = jax.jit(jax.vmap(lambda start, end, s: Linear(start, end, 10)(s), in_axes=(0, 0, None)))
+    for steps in (10, 11, 2**32 - 1):
+        assert np.array_equal(at(*ends, jnp.uint32(steps)), ends[1])
+    assert float(Linear(1.0, 0.05, env_steps=10)(10)) == float(np.float32(0.05))
+
+
 def test_a_count_stays_at_its_end():
     most = 2**32 - 1
     for count, more, total in ((0, 0, 0), (7, 5, 12), (most - 5, 5, most), (most - 5, 6, most), (most, 100, most)):
@@ -146,6 +154,15 @@ def test_F2_a_schedule_in_a_setting_is_looked_through(schedule, said):
     with pytest.raises(ValueError, match=said):
         check_schedule("PPO", "clip_range", schedule)
     check_schedule("PPO", "clip_range", Exponential(1.0))
+
+
+def test_what_a_schedule_may_reach_a_later_part_may_begin_with():
+    for later in (0.0, Constant(0.0), Linear(0.0, 1.0), Piecewise((0.0, 1.0), (5,))):
+        check_schedule("PPO", "clip_range", Piecewise((Linear(1.0, 0.0), later), (100,)))
+        with pytest.raises(ValueError, match=r"PPO: clip_range\.schedules\[0\].* must be a number in \(0, inf\)"):
+            check_schedule("PPO", "clip_range", Piecewise((later, 1.0), (100,)))
+    with pytest.raises(ValueError, match=r"PPO: clip_range.schedules\[1\] must be a number in \[0, inf\).*, got -0.5"):
+        check_schedule("PPO", "clip_range", Piecewise((1.0, -0.5), (100,)))
 
 
 def test_a_share_that_follows_any_schedule_stays_in_its_bounds():

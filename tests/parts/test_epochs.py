@@ -109,8 +109,10 @@ def test_A1_a_minibatch_without_weight_is_no_step():
     weight[first] = 0.0
     params, optimizer, taken = run(Distance(ADVANTAGE, weight), epochs=1)
     assert float(params[0]) == pytest.approx(0.1 * ADVANTAGE[second].mean(), rel=1e-5) and optimizer.count == 1
-    np.testing.assert_array_equal(taken.refused, [[True, False]])
-    assert not taken.bad.any()
+    np.testing.assert_array_equal(taken.kept, [[False, True]])
+    assert not taken.bad.any() and not taken.refused.any(), "nothing was wrong with it"
+    _, _, taken = run(Distance(ADVANTAGE, weight), epochs=1, usable=False)
+    np.testing.assert_array_equal(taken.refused, [[False, True]])
 
 
 def test_A8_of_data_that_is_not_usable_no_step_is_taken():

@@ -102,3 +102,9 @@ def test_F2_wrong_arguments_are_refused(unchecked):
         collect(Uniform(ENV.spec), ENV, 0, key=KEY)
     with pytest.raises(TypeError, match=r"train: env must be one of polyak\.envs\.make"):
         collect(Uniform(ENV.spec), AGENT, 5, key=KEY)
+
+
+def test_of_many_seeds_the_one_whose_script_ends_is_named():
+    with pytest.raises(RuntimeError, match="Scripted: the script has ended after its 5 steps") as caught:
+        train.compiled_seeds(_Watched(SHORT, ENV.spec, 4), ENV, env_steps=10**9, keys=jax.random.split(KEY, 2))
+    assert caught.value.__notes__ == ["in the training of keys[0]"]

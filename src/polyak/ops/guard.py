@@ -36,7 +36,7 @@ class Guard:
         first = jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)
         return Guard(
             skipped=self.skipped + skipped,
-            in_a_row=jnp.where(any_bad & (skipped == steps), self.in_a_row + jnp.uint32(1), jnp.uint32(0)),
+            in_a_row=jnp.where(any_bad & (skipped > 0) & (skipped == steps), self.in_a_row + jnp.uint32(1), jnp.uint32(0)),
             first_bad=jnp.where(any_bad, first, self.first_bad),
         )
 

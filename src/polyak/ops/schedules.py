@@ -61,8 +61,10 @@ class Linear:
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value after so many environment steps."""
-        progress = jnp.minimum(_count(env_steps).astype(jnp.float32) / self.env_steps, 1.0)
-        return self.start + (self.end - self.start) * progress
+        count = _count(env_steps).astype(jnp.float32)
+        value = self.start + (self.end - self.start) * (count / self.env_steps)
+        # Of its own: start + (end - start) is not end in the last bit.
+        return jnp.where(count >= self.env_steps, jnp.asarray(self.end, jnp.float32), value)
 
 
 @struct
@@ -177,9 +179,11 @@ def check_schedule(
 ) -> None:
     """A setting that stays positive: a number above 0, or a schedule that starts above 0 and does not fall below.
 
+    So a schedule may reach 0, as `Linear` does at its end; of a `Piecewise` only the first part must start above it.
+
     Args:
         optional: None is allowed too.
-        above: another bound that is itself not allowed, except where a schedule ends.
+        above: another bound that is itself not allowed, except after a schedule's start.
         at_least: another bound that is allowed.
         at_most: likewise from above.
 
@@ -194,8 +198,10 @@ def check_schedule(
             check_number(owner, f"{name}.start", schedule.start, above=above, at_least=at_least, at_most=at_most)
             check_number(owner, f"{name}.end", schedule.end, at_least=lowest, at_most=at_most)
         case Piecewise():
-            for i, part in enumerate(schedule.schedules):
-                check_schedule(owner, f"{name}.schedules[{i}]", part, above=above, at_least=at_least, at_most=at_most)
+            first, *later = schedule.schedules
+            check_schedule(owner, f"{name}.schedules[0]", first, above=above, at_least=at_least, at_most=at_most)
+            for i, part in enumerate(later, 1):
+                check_schedule(owner, f"{name}.schedules[{i}]", part, above=-np.inf, at_least=lowest, at_most=at_most)
         case _:
             check_number(
                 owner,

@@ -54,7 +54,7 @@ class Taken:
         terms: of each minibatch's loss.
         bad: which of the `QUANTITIES` were not finite, `[E, K, 2]`.
         kept: the step was taken.
-        refused: it was not, though the update was not over.
+        refused: it was not, because of numbers that were not finite: the update was not over, and something in it had weight.
     """
 
     terms: Terms
@@ -121,7 +121,8 @@ def gradient_epochs(
         # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.
         keep = ~jnp.any(bad) & ~stopped & usable & (total > 0)
         params, optimizer = adam.step(params, optimizer, gradient, learning_rate, keep)
-        return (params, optimizer, stopped), Taken(terms, bad, keep, ~keep & ~stopped)
+        refused = ~keep & ~stopped & (total > 0)
+        return (params, optimizer, stopped), Taken(terms, bad, keep, refused)
 
     def epoch(carry: PyTree, key: Array) -> tuple[PyTree, Taken]:
         rows = objective.rows(carry[0])

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
-from polyak.core.carries import check_carry
+from polyak.core.carries import can_fail, check_carry
 from polyak.core.python_calls import Watch
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Finished
@@ -76,6 +76,7 @@ def compiled(
     Raises:
         TypeError, ValueError: an argument, before anything has run.
         TrainingDiverged: see `Agent.diagnose`.
+        RuntimeError: the policy could not go on (a script that has ended).
     """
     target = Target(env_steps, report_every)
     check_match(agent, env, devices)
@@ -136,6 +137,7 @@ def compiled_seeds(
 
     Raises:
         TypeError, ValueError: an argument, before anything has run.
+        RuntimeError: the policy of one could not go on (a script that has ended).
     """
     target = Target(env_steps, report_every)
     check_match(agent, env, 1)
@@ -158,6 +160,7 @@ def compiled_seeds(
         with _all(reporter.training() for reporter in learning.values()):
             state, done, finished, metrics = chunk(agent, state, most, np.clip(left, 0, MOST_IN_A_CHUNK).astype(np.uint32))
             steps, iterations = jax.device_get(done)
+        _check_each(learning, state.carry)
         most = _iterations_for(CHUNK_SECONDS, (time.monotonic() - began) / int(iterations))
         for i, reporter in learning.items():
             reporter.advance(int(steps[i]), int(iterations), _of_seed(i, finished))
@@ -188,6 +191,18 @@ def _report_each(
             warnings.warn(f"train: the seed of keys[{i}] has diverged: {error}", stacklevel=3)
             diverged[i] = reporter.result(own_state, "diverged", str(error))
     return go_on, diverged
+
+
+def _check_each(seeds: Iterable[int], carry: PyTree) -> None:
+    """`check_carry` for each of these seeds; one that could not go on is named."""
+    if not can_fail(carry):
+        return
+    for i in seeds:
+        try:
+            check_carry(_of_seed(i, carry))
+        except RuntimeError as error:
+            error.add_note(f"in the training of keys[{i}]")
+            raise
 
 
 def _of_seed(i: int, tree: Any) -> Any:
