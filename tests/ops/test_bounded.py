@@ -147,3 +147,22 @@ def test_a_moved_distribution_is_the_change_of_variables():
 def test_a_divergence_is_between_two_of_a_kind(pair, unchecked):
     with pytest.raises(TypeError, match="kl_divergence: both must be"):
         pair[0].kl_divergence(pair[1])
+
+
+def test_a_moved_bound_is_met_within_a_few_roundings():
+    # Its last bit is what the compiler makes of it; the last of these has no room between its bounds.
+    low, high, shift = (jnp.array([x]) for x in ([-1.7, 0.3, 0.5], [2.3, 4.0, 0.5], [0.51, -90.0, 0.1]))
+    scale = jnp.full((1, 3), 0.3)
+
+    @jax.jit
+    def got(inner, at):
+        for _ in range(2):
+            inner, at = inner.affine(shift, scale), shift + scale * at
+        beside = [jnp.nextafter(at, jnp.full_like(at, towards)) for towards in (-INF, INF)]
+        return jnp.stack([inner.log_prob(x) for x in beside])
+
+    clipped, box = ClippedNormal(jnp.ones((1, 3)), jnp.ones((1, 3)), low, high), Uniform(low, high)
+    for at in (low, high):
+        np.testing.assert_allclose(got(clipped, at), jnp.stack([clipped.log_prob(at)] * 2), rtol=1e-4)
+        wanted = box.log_prob(at) - jnp.where(low < high, 2 * np.log(0.3), 0.0)
+        np.testing.assert_allclose(got(box, at), jnp.stack([wanted] * 2), rtol=1e-4)

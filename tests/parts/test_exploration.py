@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from polyak.core.spaces import EnvSpec, MultiBinary
 from polyak.core.types import Policy
+from polyak.ops.exploring import EpsilonMixture, uniform_over
 from polyak.ops.schedules import Linear, Piecewise
 from polyak.parts.exploration import Boltzmann, EpsilonGreedy
 from tests.parts.inner import BOX, CHOICES, DISCRETE, TREE, Inner, normal, time_step
@@ -104,6 +106,37 @@ def test_actions_of_several_parts_are_drawn_as_a_whole():
     actions = jax.tree.map(np.asarray, actions)
     same = (actions["a"] == mode["a"]) & np.all(actions["b"] == mode["b"], -1) & np.all(actions["c"] == mode["c"], -1)
     assert abs(np.mean(same) - (0.6 + 0.4 / 32)) < 0.03 and not np.any(actions["a"] == 1)
+
+
+@pytest.mark.parametrize("size", [2, 400])
+def test_probabilities_of_large_action_spaces_neither_underflow_nor_overflow(size):
+    spec = EnvSpec(BOX.obs, MultiBinary((size,)))
+    value, others = jnp.zeros((1, size), jnp.int8), jnp.ones((1, size), jnp.int8)
+
+    @jax.jit
+    @jax.vmap
+    def of(epsilon):
+        def log_probs(epsilon):
+            mixture = EpsilonMixture(value, uniform_over(spec, 1), epsilon)
+            return jnp.stack([mixture.log_prob(value)[0], mixture.log_prob(others)[0], mixture.entropy()[0]])
+
+        kl = EpsilonMixture(value, uniform_over(spec, 1), epsilon).kl_divergence(
+            EpsilonMixture(others, uniform_over(spec, 1), jnp.float32(0.5))
+        )
+        return log_probs(epsilon), jax.jacobian(log_probs)(epsilon), kl[0]
+
+    epsilons, log_n = np.array([0.0, 0.3, 1.0]), size * np.log(2)
+    got, gradients, kl = of(jnp.asarray(epsilons, jnp.float32))
+    with np.errstate(divide="ignore"):
+        mine, each = np.logaddexp(np.log1p(-epsilons), np.log(epsilons) - log_n), np.log(epsilons) - log_n
+    share = -epsilons * np.expm1(-log_n)
+    entropy = -np.exp(mine) * mine - np.where(share > 0, share * np.where(share > 0, each, 0), 0)
+    np.testing.assert_allclose(got, np.stack([mine, each, entropy], 1), rtol=1e-5, atol=1e-6)
+    assert np.all(np.isfinite(gradients)) and gradients[1, 0] == pytest.approx(-1 / 0.7, rel=0.5)
+    other, shared = np.log(0.5) - log_n, np.logaddexp(np.log(0.5), np.log(0.5) - log_n)
+    rest = np.where(share - np.exp(each) > 0, (share - np.exp(each)) * np.where(share > 0, each - other, 0), 0)
+    swapped = np.exp(mine) * (mine - other) + np.exp(each) * np.where(share > 0, each - shared, 0)
+    np.testing.assert_allclose(kl, swapped + rest, rtol=1e-4, atol=1e-5)
 
 
 def test_epsilon_follows_a_schedule_of_the_count_that_it_is_given():

@@ -5,12 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from polyak.core.spaces import Box, EnvSpec
 from polyak.core.types import Policy
 from polyak.ops.distributions import Deterministic
 from polyak.ops.schedules import Linear
 from polyak.parts.exploration import EpsilonGreedy
 from polyak.parts.noise import ActionSmoothing, GaussianNoise, OUNoise
 from polyak.parts.policies import Greedy
+from polyak.parts.scripted import Uniform
+from polyak.parts.with_info import with_info
 from tests.parts.inner import BOX, DISCRETE, RESCALED, TREE, Inner, normal, time_step
 
 KEY = jax.random.key(7)
@@ -156,6 +159,25 @@ def test_noise_is_smoothed_and_a_greedy_policy_too():
     )
     assert isinstance(still, Deterministic) and np.array_equal(still.value["gear"], [1, 1, 1])
     np.testing.assert_allclose(still.value["go"], 0.5 * LOC + 0.5 * last, atol=1e-6)
+
+
+def test_what_smoothing_leaves_on_a_bound_has_the_probability_of_the_bound():
+    low, high = np.float32(-1.7), np.float32(2.3)
+    spec = EnvSpec(BOX.obs, Box([low] * 2, [high] * 2))
+    noisy = GaussianNoise(Inner(normal(jax.random.normal(KEY, (512, 2))), spec), 2.0)
+    for policy in (noisy, Uniform(spec)):
+        smoothed, now, carry = with_info(ActionSmoothing(policy, 0.3)), time_step(512), policy.initial_state(512)
+        last = jax.random.uniform(jax.random.key(1), (512, 2), minval=low, maxval=high)
+        step = act(smoothed, now, (carry, last), KEY)
+        raw = (np.asarray(step.action, float) - 0.7 * np.asarray(last)) / 0.3
+        below, above = raw < low + 1e-5, raw > high - 1e-5
+        raw = np.where(below, low, np.where(above, high, raw)).astype(np.float32)
+        # Only what lies between the bounds has a density, which the smaller share makes larger.
+        dense = ~(below | above) if policy is noisy else np.ones((512, 2), bool)
+        inside, _ = policy.distribution(now, carry)
+        wanted = inside.log_prob(jnp.asarray(raw)) - dense.sum(1) * np.log(0.3)
+        np.testing.assert_allclose(step.info["log_prob"], wanted, atol=1e-3)
+        assert np.mean(dense) < 0.7 or policy is not noisy
 
 
 @pytest.mark.parametrize(

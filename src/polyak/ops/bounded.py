@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import log_ndtr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.struct import static, struct
 from polyak.ops.events import check_same_kind, sum_event
@@ -23,11 +24,13 @@ class Uniform:
         low: `[*B, *event]`, finite.
         high: as low, not below it.
         event_ndims: how many of the last dimensions are one event.
+        slack: how far beyond a bound counts as on it; None is not at all.
     """
 
     low: Float[Array, "..."]
     high: Float[Array, "..."]
     event_ndims: int = static(default=0)
+    slack: Float[Array, "..."] | None = None
 
     def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
         """A number in [low, high]."""
@@ -37,7 +40,8 @@ class Uniform:
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
         """-Σ log(high - low) between the bounds, -inf elsewhere."""
-        inside = (value >= self.low) & (value <= self.high)
+        slack = 0.0 if self.slack is None else self.slack
+        inside = (value >= self.low - slack) & (value <= self.high + slack)
         return sum_event(jnp.where(inside, -self._log_range(), -jnp.inf), self.event_ndims)
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
@@ -66,10 +70,17 @@ class Uniform:
         covered = (other.low <= self.low) & (other.high >= self.high)
         return sum_event(jnp.where(covered, other._log_range() - self._log_range(), jnp.inf), self.event_ndims)
 
+    def affine(self, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> "Uniform":
+        """The distribution of shift + scale · value, scale above 0."""
+        slack = _slack(self, shift, scale)
+        return Uniform(shift + scale * self.low, shift + scale * self.high, self.event_ndims, slack)
+
     def _log_range(self) -> Float[Array, "..."]:
         # Halved, so that the range of a wide box does not overflow.
         half = 0.5 * self.high - 0.5 * self.low
-        return jnp.where(half > 0, jnp.log(jnp.where(half > 0, half, 1.0)) + math.log(2.0), 0.0)
+        return jnp.where(
+            half > (0.0 if self.slack is None else self.slack), jnp.log(jnp.where(half > 0, half, 1.0)) + math.log(2.0), 0.0
+        )
 
 
 @struct
@@ -85,6 +96,7 @@ class ClippedNormal:
         low: as loc; may be -inf.
         high: as loc, not below low; may be inf.
         event_ndims: how many of the last dimensions are one event.
+        slack: how near a bound counts as on it; None is not at all.
     """
 
     loc: Float[Array, "..."]
@@ -92,6 +104,7 @@ class ClippedNormal:
     low: Float[Array, "..."]
     high: Float[Array, "..."]
     event_ndims: int = static(default=0)
+    slack: Float[Array, "..."] | None = None
 
     def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
         """A sample, between the bounds."""
@@ -102,8 +115,9 @@ class ClippedNormal:
         """Σ log of the density between the bounds, of the probability on them; what lies beyond counts as on the bound."""
         inside = -0.5 * jnp.square((value - self.loc) / self._scale()) - self._log_norm()
         below, above = self._log_masses()
-        each = jnp.where(value <= self.low, below, jnp.where(value >= self.high, above, inside))
-        return sum_event(jnp.where(self.low == self.high, 0.0, each), self.event_ndims)
+        slack = 0.0 if self.slack is None else self.slack
+        each = jnp.where(value <= self.low + slack, below, jnp.where(value >= self.high - slack, above, inside))
+        return sum_event(jnp.where(self._certain(), 0.0, each), self.event_ndims)
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
         """A sample and its log-probability."""
@@ -115,7 +129,7 @@ class ClippedNormal:
         share, _, second = self._inside()
         on_bounds = sum(jnp.exp(mass) * jnp.where(mass > -jnp.inf, mass, 0.0) for mass in self._log_masses())
         each = share * self._log_norm() + 0.5 * second - on_bounds
-        return sum_event(jnp.where(self.low == self.high, 0.0, each), self.event_ndims)
+        return sum_event(jnp.where(self._certain(), 0.0, each), self.event_ndims)
 
     def mode(self) -> Float[Array, "..."]:
         """`loc`, clipped: the action without its noise."""
@@ -127,7 +141,7 @@ class ClippedNormal:
         below, above = (jnp.exp(mass) for mass in self._log_masses())
         low, high = self._finite_bounds()
         mean = below * low + above * high + share * self.loc + first * self._scale()
-        return jnp.where(self.low == self.high, self.low, mean)
+        return jnp.where(self._certain(), self.low, mean)
 
     def stddev(self) -> Float[Array, "..."]:
         """√Var[clip(u)]."""
@@ -148,12 +162,17 @@ class ClippedNormal:
         inside = share * (other._log_norm() - self._log_norm()) - 0.5 * second + 0.5 * squares / jnp.square(other._scale())
         masses = zip(self._log_masses(), other._log_masses(), strict=True)
         on_bounds = sum(jnp.exp(p) * jnp.where(p > -jnp.inf, p - q, 0.0) for p, q in masses)
-        return sum_event(jnp.where(self.low == self.high, 0.0, inside + on_bounds), self.event_ndims)
+        return sum_event(jnp.where(self._certain(), 0.0, inside + on_bounds), self.event_ndims)
 
     def affine(self, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> "ClippedNormal":
         """The distribution of shift + scale · value, scale above 0."""
         low, high = shift + scale * self.low, shift + scale * self.high
-        return ClippedNormal(shift + scale * self.loc, scale * self.scale, low, high, self.event_ndims)
+        slack = _slack(self, shift, scale)
+        return ClippedNormal(shift + scale * self.loc, scale * self.scale, low, high, self.event_ndims, slack)
+
+    def _certain(self) -> Bool[Array, "..."]:
+        """The bounds are equal, and so all are there."""
+        return (self.low == self.high) if self.slack is None else (self.high - self.low <= self.slack)
 
     def _scale(self) -> Float[Array, "..."]:
         return jnp.maximum(self.scale, SMALLEST_SCALE)
@@ -234,6 +253,13 @@ class Affine:
 
     def _log_scale(self) -> Float[Array, "*B"]:
         return sum_event(jnp.log(self.scale), self.event_ndims)
+
+
+def _slack(distribution: Uniform | ClippedNormal, shift: Array, scale: Array) -> Array:
+    """A few roundings of shift + scale · bound: compiled, two programs need not agree about its last bit."""
+    sizes = (jnp.where(jnp.isfinite(bound), jnp.abs(bound), 0.0) for bound in (distribution.low, distribution.high))
+    rounding = 4.0 * float(np.finfo(np.float32).eps) * (jnp.abs(shift) + scale * jnp.maximum(*sizes))
+    return rounding if distribution.slack is None else rounding + scale * distribution.slack
 
 
 def _density(z: Float[Array, "..."]) -> Float[Array, "..."]:

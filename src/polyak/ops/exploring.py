@@ -69,8 +69,9 @@ class EpsilonMixture:
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
         """The logarithm of P."""
-        is_value = jnp.exp(Deterministic(self.value).log_prob(value))
-        return jnp.log((1.0 - self.epsilon) * is_value + self.epsilon * jnp.exp(self.uniform.log_prob(value)))
+        # In logarithms, for ε / n of many parts underflows.
+        kept = jnp.where(Deterministic(self.value).log_prob(value) == 0.0, _log_of_rest(self.epsilon), -jnp.inf)
+        return _log_sum(kept, _log(self.epsilon) + self.uniform.log_prob(value))
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
         """An action and its log-probability."""
@@ -79,8 +80,8 @@ class EpsilonMixture:
 
     def entropy(self) -> Float[Array, "*B"]:
         """-P log P of the one action, and of the n - 1 others."""
-        mine, other, others = self._probabilities()
-        return -_xlogy(mine, mine) - others * _xlogy(other, other)
+        mine, other, others = self._log_probs()
+        return _expected(jnp.exp(mine), -mine) + _expected(others, -other)
 
     def mode(self) -> PyTree:
         """The one action."""
@@ -89,18 +90,23 @@ class EpsilonMixture:
     def kl_divergence(self, other: "EpsilonMixture") -> Float[Array, "*B"]:
         """Between two over the same n actions."""
         check_same_kind(self, other)
-        p, p_other, others = self._probabilities()
-        q, q_other, _ = other._probabilities()
-        same = _xlogy(p, p / q) + others * _xlogy(p_other, p_other / q_other)
-        swapped = _xlogy(p, p / q_other) + _xlogy(p_other, p_other / q)
-        differ = swapped + (others - 1.0) * _xlogy(p_other, p_other / q_other)
-        return jnp.where(jnp.isfinite(Deterministic(self.value).log_prob(other.value)), same, differ)
+        p, p_other, others = self._log_probs()
+        q, q_other, _ = other._log_probs()
+        same = _expected(jnp.exp(p), p - q) + _expected(others, p_other - q_other)
+        one = jnp.exp(p_other)
+        swapped = _expected(jnp.exp(p), p - q_other) + _expected(one, p_other - q)
+        differ = swapped + _expected(others - one, p_other - q_other)
+        return jnp.where(Deterministic(self.value).log_prob(other.value) == 0.0, same, differ)
 
-    def _probabilities(self) -> tuple[Array, Array, Array]:
-        """Of the one action, of each other one, and how many others there are."""
-        count = jnp.exp(self.uniform.entropy())
-        each = self.epsilon / count
-        return 1.0 - self.epsilon + each, each, jnp.round(count) - 1.0
+    def _log_probs(self) -> tuple[Array, Array, Array]:
+        """The logarithms of P of the one action and of each other one; and P of all others together, ε (n - 1) / n."""
+        log_n = self.uniform.entropy()
+        each = _log(self.epsilon) - log_n
+        return (
+            _log_sum(jnp.broadcast_to(_log_of_rest(self.epsilon), log_n.shape), each),
+            each,
+            -self.epsilon * jnp.expm1(-log_n),
+        )
 
 
 @struct
@@ -163,7 +169,7 @@ def moved(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..
             return Deterministic(shift + scale * distribution.value)
         case Normal():
             return Normal(shift + scale * distribution.loc, scale * distribution.scale, distribution.event_ndims)
-        case ClippedNormal():
+        case ClippedNormal() | Uniform():
             return distribution.affine(shift, scale)
         case Chosen():
             return Chosen(tuple(moved(part, shift, scale) for part in distribution.parts), distribution.choice)
@@ -171,6 +177,22 @@ def moved(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..
             return Affine(distribution, shift, scale, shift.ndim - 1)
 
 
-def _xlogy(x: Array, y: Array) -> Array:
-    """The product x · log y, 0 where x is."""
-    return jnp.where(x > 0, x * jnp.log(jnp.where(x > 0, y, 1.0)), 0.0)
+def _log(share: Array) -> Array:
+    """The logarithm of a number in [0, 1]: -inf of 0, without a gradient."""
+    return jnp.where(share > 0, jnp.log(jnp.where(share > 0, share, 1.0)), -jnp.inf)
+
+
+def _log_of_rest(share: Array) -> Array:
+    """The logarithm of 1 - a number in [0, 1]: -inf of 1, without a gradient."""
+    return jnp.where(share < 1, jnp.log1p(-jnp.where(share < 1, share, 0.0)), -jnp.inf)
+
+
+def _log_sum(x: Array, y: Array) -> Array:
+    """log(exp x + exp y), also where both are -inf: no NaN there in the gradient."""
+    none = jnp.maximum(x, y) == -jnp.inf
+    return jnp.where(none, -jnp.inf, jnp.logaddexp(jnp.where(none, 0.0, x), jnp.where(none, 0.0, y)))
+
+
+def _expected(probability: Array, amount: Array) -> Array:
+    """The product of both, 0 where the probability is."""
+    return jnp.where(probability > 0, probability * jnp.where(probability > 0, amount, 0.0), 0.0)
