@@ -1,5 +1,7 @@
 """Policies that look at nothing, and policies chosen for an episode."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,6 +200,35 @@ def test_mixtures_nest_and_may_say_who_acted():
     step = act(policy, time_step(500, first=True), policy.initial_state(500), KEY)
     assert np.array_equal(step.info["policy_id"], step.action) and np.allclose(step.info["log_prob"], 0, atol=1e-5)
     assert stats.chisquare(np.bincount(np.asarray(step.action)), [500 / 3] * 3).pvalue > 1e-4
+
+
+def test_a_script_may_end_where_another_policy_was_chosen():
+    short, long = Scripted(EIGHT, [(2, 1)]), Scripted(EIGHT, [(9, 2)])
+    policy = Mixture((Mixture((short, long), (1.0, 1.0)), long), (2.0, 1.0))
+
+    @jax.jit
+    def run(carry):
+        def step(carry, t):
+            now = dataclasses.replace(time_step(64), first=jnp.full(64, t == 0))
+            _, (_, followed) = policy.distribution(now, carry)
+            step = policy.action(now, carry, jax.random.fold_in(KEY, t))
+            return step.carry, (step.action, failed_rows(step.carry, 64), failed_rows(followed, 64))
+
+        return jax.lax.scan(step, carry, jnp.arange(4))
+
+    carry, (action, failed, followed) = run(policy.initial_state(64))
+    is_short = np.asarray(action[0]) == 1
+    assert 5 < is_short.sum() < 40
+    assert not failed[:2].any() and np.array_equal(failed[2:], [is_short] * 2)
+    assert np.array_equal(followed[1:], failed[1:])
+    with pytest.raises(RuntimeError, match="the script has ended after its 2 steps"):
+        check_carry(carry)
+    again = act(policy, time_step(64, first=True), carry, KEY).carry
+    assert np.array_equal(failed_rows(again, 64), is_short), "what went wrong is not forgotten"
+    alone = Mixture((long, short), weights=(1, 0))
+    for t in range(4):
+        carry = act(alone, time_step(2, first=t == 0), alone.initial_state(2) if t == 0 else carry, KEY).carry
+    check_carry(carry)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,10 @@ class Failing(Protocol):
         """What did, in words; for values on the host."""
         ...
 
+    def excused(self, rows: Bool[Array, " B"]) -> "Failing":
+        """The same, with nothing wrong in these environments."""
+        ...
+
 
 def failed_rows(carry: PyTree, batch_size: int) -> Bool[Array, " B"]:
     """The environments in which a policy could not go on; False everywhere where its carry holds nothing that fails."""
@@ -30,6 +34,16 @@ def failed_rows(carry: PyTree, batch_size: int) -> Bool[Array, " B"]:
     for part in _failing(carry):
         failed = failed | part.went_wrong()
     return failed
+
+
+def failing_only_in(rows: Bool[Array, " B"], before: PyTree, after: PyTree) -> PyTree:
+    """The carry `after` a step from `before`; what newly went wrong counts only in these environments."""
+    parts, tree = jax.tree.flatten(after, is_leaf=_is_failing)
+    earlier = jax.tree.leaves(before, is_leaf=_is_failing)
+    pairs = zip(parts, earlier, strict=True)
+    return jax.tree.unflatten(
+        tree, [part.excused(~rows & ~was.went_wrong()) if _is_failing(part) else part for part, was in pairs]
+    )
 
 
 def can_fail(carry: PyTree) -> bool:

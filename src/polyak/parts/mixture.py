@@ -1,5 +1,6 @@
 """A policy that is one of several, chosen for each episode."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32, PRNGKeyArray
 
+from polyak.core.carries import failing_only_in
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
@@ -20,9 +22,9 @@ from polyak.parts.wrapping import Lots, check_policy, decided
 class Mixture:
     """One of several policies, drawn by their weights for each environment when an episode begins, and kept to its end.
 
-    All of them see every time step, so that their memories are whole; the actions are the chosen one's. `distribution` gets
-    no key: at the beginning of an episode, unless `action` or a wrapper's `action` has drawn, it follows the heaviest, and so
-    does `predict(deterministic=True)`.
+    All of them see every time step, so that their memories are whole; the actions are the chosen one's, and only where it
+    was chosen can a script end too early. `distribution` gets no key: at the beginning of an episode, unless `action` or a
+    wrapper's `action` has drawn, it follows the heaviest, and so does `predict(deterministic=True)`.
 
     Attributes:
         policies: at least one, all of one spec; their `info` must have one tree.
@@ -62,7 +64,7 @@ class Mixture:
         lots, inner = carry
         choice, lots = self._choice(lots, time_step)
         pairs = [policy.distribution(time_step, its) for policy, its in zip(self.policies, inner, strict=True)]
-        return Chosen(tuple(each for each, _ in pairs), choice), (lots, tuple(its for _, its in pairs))
+        return Chosen(tuple(each for each, _ in pairs), choice), (lots, _after(choice, inner, [its for _, its in pairs]))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The chosen one's step, with the memory of all."""
@@ -73,8 +75,8 @@ class Mixture:
         trees: list[Any] = [jax.tree.structure(step.info) for step in steps]
         if any(tree != trees[0] for tree in trees):
             raise ValueError(f"Mixture: info of all policies must have one tree, got {trees}; give each the same with_info")
-        info = chosen(choice, [step.info for step in steps])
-        return PolicyStep(chosen(choice, [step.action for step in steps]), (lots, tuple(step.carry for step in steps)), info)
+        action, info = (chosen(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
+        return PolicyStep(action, (lots, _after(choice, inner, [step.carry for step in steps])), info)
 
     def _choice(self, lots: Lots, time_step: TimeStep) -> tuple[Int32[Array, " B"], Lots]:
         """Which policy each environment follows, and lots that say so until the episode ends."""
@@ -89,6 +91,12 @@ class Mixture:
 
     predict = predict
     as_python = as_python
+
+
+def _after(choice: Int32[Array, " B"], before: Sequence[PyTree], after: Sequence[PyTree]) -> tuple[PyTree, ...]:
+    """The memories after a step; that one could not go on is no matter where another was chosen."""
+    numbered = enumerate(zip(before, after, strict=True))
+    return tuple(failing_only_in(choice == number, its, then) for number, (its, then) in numbered)
 
 
 def _checked(weights: Any, count: int) -> Any:

@@ -1,5 +1,6 @@
 """Policies that look at nothing: uniform ones, and scripts."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -84,6 +85,10 @@ class ScriptPosition:
     def went_wrong(self) -> Bool[Array | np.ndarray, " B"]:
         """Where it failed."""
         return self.failed
+
+    def excused(self, rows: Bool[Array, " B"]) -> "ScriptPosition":
+        """As if it had not failed there."""
+        return dataclasses.replace(self, failed=jnp.asarray(self.failed) & ~rows)
 
     def diagnose(self) -> str:
         """What went wrong."""
