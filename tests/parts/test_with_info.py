@@ -15,6 +15,7 @@ from polyak.parts.mixture import Mixture
 from polyak.parts.noise import ActionSmoothing, GaussianNoise, OUNoise
 from polyak.parts.normalizer import ObsNormalizer
 from polyak.parts.policies import DiscountedReturn, Greedy
+from polyak.parts.python_policy import PythonPolicy
 from polyak.parts.scripted import Scripted, Uniform
 from polyak.parts.with_info import with_info
 from tests.agents.rollouts import same_bits
@@ -81,6 +82,48 @@ def test_a_value_is_asked_for_where_there_is_one():
         with_info(Uniform(SPEC), policy_id=-1)
 
 
+class Stubborn:
+    """Acts by the seed that it is given, and notes it."""
+
+    def __init__(self, actions):
+        self.actions, self.seeds = np.asarray(actions), []
+
+    def action(self, obs, seed):
+        self.seeds.append(int(seed))
+        return self.actions[[seed % len(self.actions)] * len(obs)]
+
+
+INDOORS = {
+    "alone": (SPEC, lambda p: p),
+    "told twice": (SPEC, lambda p: with_info(p, policy_id=1)),
+    "mixed": (SPEC, lambda p: Mixture((with_info(p), with_info(p)))),
+    "epsilon": (SPEC, lambda p: EpsilonGreedy(p, 0.5)),
+    "smoothed": (BOX, lambda p: ActionSmoothing(p, 0.3)),
+    "noise": (BOX, lambda p: GaussianNoise(p, 0.3)),
+}
+
+
+@pytest.mark.parametrize(("spec", "build"), INDOORS.values(), ids=INDOORS.keys())
+def test_P13_a_python_policy_within_is_called_once_a_step_with_its_own_seed(spec, build):
+    asked = Stubborn([0, 1, 2, 3] if spec is SPEC else [[0.1, 0.7], [-1.3, 5.9]])
+    python = PythonPolicy(asked.action, spec)
+    policy = with_info(build(python))
+    step = jax.jit(type(policy).action)(policy, FIRST, policy.initial_state(4), KEY)
+    jax.block_until_ready(step)
+    once = 2 if isinstance(policy.policy, Mixture) else 1
+    assert python.num_calls == once == len(asked.seeds)
+    draws = isinstance(policy.policy, EpsilonGreedy | GaussianNoise)
+    assert draws == (asked.seeds == [0]), "the mode has no key"
+    if not draws:
+        assert np.array_equal(step.info["log_prob"], np.zeros(4))
+    elif spec is SPEC:
+        np.testing.assert_allclose(
+            np.exp(step.info["log_prob"]), np.where(np.asarray(step.action) == 0, 0.625, 0.125), rtol=1e-5
+        )
+    else:
+        assert np.all(np.isfinite(step.info["log_prob"]))
+
+
 MANY = {
     "mlp": policy_for(SPEC),
     "masked": policy_for(MASKED),
@@ -134,8 +177,41 @@ def test_a_policy_with_a_memory_is_a_python_object():
 
 def test_a_python_policys_observation_must_fit(unchecked):
     for wrong in (np.zeros(4), np.zeros((2, 4)), np.zeros((2, 2, 3)), 1.0):
-        with pytest.raises(ValueError, match="as_python: obs must be one of Box"):
+        with pytest.raises(ValueError, match=r"as_python: obs has shape .*, wanted \(3,\) or a batch"):
             policy_for(SPEC).as_python()(wrong)
+    with pytest.raises(ValueError, match="as_python: obs must be finite, got"):
+        policy_for(SPEC).as_python()([0.0, np.nan, 0.0])
+    with pytest.raises(TypeError, match="as_python: obs must hold numbers, got <U1"):
+        policy_for(SPEC).as_python()(["a", "b", "c"])
+
+
+def test_a_python_policys_observation_may_be_a_list():
+    plain = policy_for(MASKED).as_python()
+    assert plain([0, 1, 2])["a"] == plain(np.array([0.0, 1.0, 2.0]))["a"]
+    mask = {"a": [False, True, False], "b": None}
+    assert plain([0, 1, 2], mask)["a"] == 1
+    assert np.array_equal(plain(OBS.tolist(), mask | {"a": [[False, False, True]] * 4})["a"], [2] * 4)
+
+
+@pytest.mark.parametrize("policy", [policy_for(SPEC), policy_for(BOX, network=REMEMBERS["gru"])], ids=["mlp", "remembers"])
+def test_a_policy_made_python_and_a_policy_again_acts_the_same(policy):
+    plain = policy.as_python()
+    again = PythonPolicy(plain, policy.spec, carry_spec=plain.carry_spec)
+    carry, compiled, direct = policy.initial_state(4), again.initial_state(4), plain.initial_state(4)
+    act, modes = (
+        again.in_numpy(),
+        jax.jit(lambda policy, *now: (lambda d, carry: (d.mode(), carry))(*policy.distribution(*now))),
+    )
+    for t in range(3):
+        now = time_step((t + 1) * OBS, first=np.array([t == 0, t == 0, t != 1, t == 0]))
+        action, carry = modes(policy, now, carry)
+        inside, compiled = modes(again, now, compiled)
+        step = act(now, direct, None)
+        direct = step.carry
+        bounded = np.clip(action, *policy.spec.action_bounds(BOX.action)) if action.dtype == np.float32 else action
+        for got, its in ((inside, compiled), (step.action, direct)):
+            assert np.array_equal(got, bounded) and same_bits(jax.tree.map(jnp.asarray, its), carry)
+    assert again.num_calls == 6
 
 
 def test_policies_follow_each_other():

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from polyak.core.carries import check_carry
-from polyak.core.spaces import Box, EnvSpec, Leaf, leaf_spaces, map_space
+from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
-from polyak.parts.predict import SpecifiedPolicy
+from polyak.parts.predict import SpecifiedPolicy, rows_of
 
 
 @jax.jit
@@ -62,36 +62,36 @@ class AsPython:
     def __call__(self, obs: PyTree, action_mask: PyTree = None, *, seed: int = 0) -> PyTree:
         """The action for one observation, or for a batch along a first axis.
 
+        Args:
+            obs: as the environment gives it, and as for `predict`: also lists of numbers.
+            action_mask: which actions are allowed, as the observation single or batched, and in the tree of the action space.
+
         Raises:
-            TypeError: the policy has a memory, which a function of the observation cannot keep.
-            ValueError: the observation does not fit the space.
+            TypeError: the policy has a memory, which a function of the observation cannot keep; the wrong kind of number.
+            ValueError: the observation does not fit the space, or holds what is not finite.
         """
         if jax.tree.leaves(self._policy.initial_state(1)):
             raise TypeError("as_python: the policy has a memory; call initial_state(batch_size) and action(time_step, carry)")
-        single, size = self._batch_of(obs)
-        rows = jax.tree.map(lambda x: np.asarray(x)[None] if single else np.asarray(x), (obs, action_mask))
+        rows, batch = self._rows_of(obs)
+        size = batch or 1
+
+        def mask_rows(space: Leaf, mask: Any) -> Any:
+            return None if mask is None else np.atleast_2d(np.asarray(mask, bool))
+
+        masks = None if action_mask is None else map_space(mask_rows, self.spec.action, action_mask)
         no = np.zeros(size, bool)
-        time_step = TimeStep(rows[0], np.zeros(size, np.float32), no, no, ~no, rows[1])
+        time_step = TimeStep(rows, np.zeros(size, np.float32), no, no, ~no, masks)
         action = self.action(time_step, self._policy.initial_state(size), seed).action
-        return jax.tree.map(lambda x: x[0], action) if single else action
+        return action if batch else jax.tree.map(lambda x: x[0], action)
 
     def _within(self, leaf: Leaf, action: Any) -> Any:
         return np.clip(action, *self.spec.action_bounds(leaf)) if isinstance(leaf, Box) else action
 
-    def _batch_of(self, obs: PyTree) -> tuple[bool, int]:
-        shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-
-        def leaf(space: Leaf, x: Any) -> None:
-            shapes.append((np.shape(x), space.shape))
-
-        map_space(leaf, self.spec.obs, obs)
-        if all(got == wanted for got, wanted in shapes):
-            return True, 1
-        sizes = {got[:1] for got, wanted in shapes if got[1:] == wanted and len(got) == len(wanted) + 1}
-        if len(sizes) != 1 or any(got == wanted or got[1:] != wanted for got, wanted in shapes):
-            named = [f"{path or 'obs'} {got}" for (path, _), (got, _) in zip(leaf_spaces(self.spec.obs), shapes, strict=True)]
-            raise ValueError(f"as_python: obs must be one of {self.spec.obs} or a batch of them, got {', '.join(named)}")
-        return False, sizes.pop()[0]
+    def _rows_of(self, obs: PyTree) -> tuple[PyTree, int | None]:
+        try:
+            return rows_of(self.spec.obs, obs)
+        except (TypeError, ValueError) as error:
+            raise type(error)(str(error).replace("predict:", "as_python:", 1)) from None
 
 
 def as_python(policy: SpecifiedPolicy, *, deterministic: bool = True) -> AsPython:

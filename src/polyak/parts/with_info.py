@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -9,11 +10,13 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions import Deterministic, Distribution
 from polyak.parts.as_python import as_python
 from polyak.parts.exploration import Boltzmann, EpsilonGreedy
 from polyak.parts.noise import ActionSmoothing, GaussianNoise, OUNoise
 from polyak.parts.policies import DiscountedReturn, Greedy
 from polyak.parts.predict import SpecifiedPolicy, predict
+from polyak.parts.python_policy import PythonPolicy
 from polyak.parts.wrapping import check_policy, decided
 
 
@@ -33,7 +36,8 @@ class WithInfo:
     Attributes:
         policy: whose actions, carry and distribution these are.
         log_prob: `"log_prob"` `[B]`, the logarithm of the probability (or density) of the action, given the carry; of a
-            `Mixture` that of the policy chosen.
+            `Mixture` that of the policy chosen. A policy in Python is asked once: unless it has a distribution of its own,
+            all probability is on what it answered.
         value: `"value"` `[B]`, V(s) by the policy within that has one.
         policy_id: `"policy_id"` `[B]` int32, always this number; None for no such entry.
 
@@ -71,12 +75,13 @@ class WithInfo:
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's step, saying more."""
         carry, key = decided(carry, time_step, key)
-        step = self.policy.action(time_step, carry, key)
+        policy = _calling_once(self.policy) if self.log_prob else self.policy
+        step = policy.action(time_step, carry, key)
         if not isinstance(step.info, dict) and step.info != ():
             raise TypeError(f"with_info: info of the inner policy must be a dict or (), got {type(step.info).__name__}")
         info = dict(step.info)
         if self.log_prob:
-            distribution, _ = self.policy.distribution(time_step, carry)
+            distribution, _ = policy.distribution(time_step, carry)
             info["log_prob"] = distribution.log_prob(step.action)
         if self.value:
             info["value"] = _value(self.policy, time_step, carry)
@@ -97,6 +102,43 @@ def with_info(
         value: None adds the value where a policy within has one.
     """
     return WithInfo(policy, log_prob, _valued(policy) is not None if value is None else value, policy_id)
+
+
+class _Asked:
+    """A Python policy within one step: it is called once, and its answer holds for the rest of the step."""
+
+    def __init__(self, policy: PythonPolicy) -> None:
+        self._policy = policy
+        self._said: tuple[Distribution, PyTree] | None = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The policy's."""
+        return self._policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The policy's."""
+        return self._policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """All probability on the action if it has acted; else the policy's, as it was said first."""
+        if self._said is None:
+            self._said = self._policy.distribution(time_step, carry)
+        return self._said
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The policy's step."""
+        step = self._policy.action(time_step, carry, key)
+        if not self._policy.side.has_distribution:
+            self._said = Deterministic(step.action), step.carry
+        return step
+
+
+def _calling_once(policy: SpecifiedPolicy) -> SpecifiedPolicy:
+    """The policy for one step: `action` and then `distribution` call what is Python within once."""
+    is_python = lambda node: isinstance(node, PythonPolicy)  # noqa: E731
+    asked: SpecifiedPolicy = jax.tree.map(lambda node: _Asked(node) if is_python(node) else node, policy, is_leaf=is_python)
+    return asked
 
 
 def _valued(policy: Any) -> ValuedPolicy | None:
