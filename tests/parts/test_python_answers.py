@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
-from polyak.parts.python_answers import Answers, first_values, wanted_actions, wanted_like
+from polyak.parts.python_answers import Answers, first_values, forbidden, wanted_actions, wanted_like
 
 OBS = Box([-1.0], [1.0])
 TORQUE = Box([-2.0, -1.0], [2.0, 1.0])
@@ -121,12 +121,12 @@ def test_without_checks_values_pass_but_shapes_do_not():
 def test_P14_single_answers_are_stacked_and_the_wrong_one_is_named():
     one = answers(TREE)
     row = {"gear": 2, "pair": (np.array([0.5]), [1, 3])}
-    stacked = one.stacked([row, row, row])
+    stacked = one.stacked([one.row(row, i) for i in range(3)])
     assert jax.tree.map(np.shape, stacked) == {"gear": (3,), "pair": ((3, 1), (3, 2))}
     with pytest.raises(ValueError, match=r"rule: action at 'gear' of environment 1 has shape \(2,\), wanted \(\)"):
-        one.stacked([row, row | {"gear": [0, 1]}])
+        one.row(row | {"gear": [0, 1]}, 1)
     with pytest.raises(ValueError, match=r"outside .* in environment 2"):
-        one.stacked([row, row, row | {"gear": 3}])
+        one.stacked([one.row(row | {"gear": 3 if i == 2 else 0}, i) for i in range(3)])
 
 
 def test_what_a_declared_carry_is_and_begins_with():
@@ -142,3 +142,42 @@ def test_what_a_declared_carry_is_and_begins_with():
         held.batch(carry | {"n": np.zeros(2)}, 2)
     with pytest.raises(ValueError, match="outside"):
         held.batch(carry | {"x": np.full((2, 2), 300)}, 2)
+
+
+def test_P4_answers_are_copies_of_what_the_policy_may_fill_again():
+    one = answers(Discrete(3))
+    mine = np.zeros(2, np.int32)
+    whole, rows = one.batch(mine, 2), [one.row(mine[0:1].reshape(()), 0)]
+    mine[:] = 2
+    assert whole.tolist() == [0, 0] and one.stacked(rows).tolist() == [0]
+
+
+def test_P6_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
+    held = Answers("rule", "carry", wanted_like({"x": np.zeros(3), "n": np.array(7)}))
+    carry = first_values({"x": np.zeros(3), "n": np.array(7)}, 2)
+    assert carry["x"].dtype == np.float32 and carry["n"].dtype == np.int32 and carry["n"].tolist() == [7, 7]
+    assert jax.tree.map(lambda x: x.dtype, held.batch(carry, 2)) == {"x": np.float32, "n": np.int32}
+    with pytest.raises(TypeError, match=r"arrays at 'n', e.g. np.int32\(0\), got 0"):
+        wanted_like({"n": 0})
+
+
+def test_P5_a_carry_that_float32_cannot_hold_is_refused_and_one_that_was_infinite_is_not():
+    held = Answers("rule", "carry", wanted_like(np.float32(0)))
+    assert held.batch(np.array([1.0, -np.inf]), 2).tolist() == [1.0, -np.inf]
+    with pytest.raises(ValueError, match="rule: carry holds what no float32 can in environment 1"):
+        held.batch(np.array([1.0, -1e300]), 2)
+
+
+def test_P5_what_a_mask_forbids_is_named_and_a_row_without_choice_is_not_looked_at():
+    spec = EnvSpec(OBS, TREE, has_action_mask=True)
+    action = {"gear": np.array([2, 0, 2]), "pair": (np.zeros((3, 1)), np.array([[1, 0], [0, 3], [1, 3]]))}
+    gear, lever = np.ones((3, 3), bool), np.ones((3, 6), bool)
+
+    def said():
+        return forbidden(spec, action, {"gear": gear, "pair": (None, lever)})
+
+    assert said() == ""
+    gear[2], lever[:, 0], lever[1, 5] = False, False, False
+    assert said() == "'pair/1': array([0, 3]) in environment 1"
+    gear[0, 2] = False
+    assert said() == "'gear': np.int64(2) in environment 0; 'pair/1': array([0, 3]) in environment 1"

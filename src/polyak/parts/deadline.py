@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -12,8 +13,8 @@ Request: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 class Deadline:
     """Calls functions in a thread of its own, and waits so long for each and no longer.
 
-    A call that is late is left to itself: nothing can end it, but nobody waits for it, neither the next call nor the end of the
-    process.
+    A call that is late, or whose wait was interrupted, is left to itself: nothing can end it, but nobody waits for it, neither
+    the next call nor the end of the process, and nobody takes its answer for another's.
 
     Args:
         seconds: for one call.
@@ -22,7 +23,9 @@ class Deadline:
 
     def __init__(self, seconds: float, who: str) -> None:
         self._seconds, self._who = seconds, who
-        self._worker: _Worker | None = None
+        # A worker belongs to one call at a time, also where several threads call.
+        self._idle: deque[_Worker] = deque()
+        weakref.finalize(self, _end, self._idle)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """`function(*args)`.
@@ -30,17 +33,19 @@ class Deadline:
         Raises:
             TimeoutError: it did not return in time.
         """
-        worker = self._worker
-        if worker is None:
-            worker = self._worker = _Worker()
-            weakref.finalize(self, worker.requests.put, None)
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker()
         worker.requests.put((function, args))
         try:
             result, error = worker.answers.get(timeout=self._seconds)
-        except Empty:
+        except BaseException as late:
             worker.requests.put(None)
-            self._worker = None
+            if not isinstance(late, Empty):
+                raise
             raise TimeoutError(f"{self._who} did not answer within timeout={self._seconds:g} seconds") from None
+        self._idle.append(worker)
         if error is not None:
             raise error
         return result
@@ -53,6 +58,11 @@ class _Worker:
         self.requests: SimpleQueue[Request | None] = SimpleQueue()
         self.answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         threading.Thread(target=_work, args=(self.requests, self.answers), name="polyak-deadline", daemon=True).start()
+
+
+def _end(workers: "deque[_Worker]") -> None:
+    for worker in workers:
+        worker.requests.put(None)
 
 
 def _work(requests: "SimpleQueue[Request | None]", answers: "SimpleQueue[tuple[Any, BaseException | None]]") -> None:

@@ -2,13 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, Tuple, map_space
+from polyak.core.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    Leaf,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Tuple,
+    leaf_spaces,
+    map_space,
+)
 from polyak.core.types import PyTree
 
 Numbers: TypeAlias = npt.NDArray[Any]
@@ -17,6 +29,21 @@ Numbers: TypeAlias = npt.NDArray[Any]
 # value fits, and truth values to integers.
 CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "b"}
 KINDS = {"f": "floats or integers", "i": "integers or bools", "u": "integers or bools", "b": "bools"}
+
+
+@runtime_checkable
+class Declared(Protocol):
+    """An array, or what describes one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one environment."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Of its numbers."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +95,7 @@ class Answers:
         return jax.tree.unflatten(self.structure, leaves)
 
     def batch(self, value: Any, batch_size: int) -> PyTree:
-        """A batched answer, in the declared dtypes.
+        """A batched answer, in the declared dtypes: copies, for the policy may fill the same arrays again.
 
         Raises:
             TypeError, ValueError: the policy, the part, what was got, what is wanted.
@@ -82,18 +109,24 @@ class Answers:
         ]
         return jax.tree.unflatten(self.structure, leaves)
 
-    def stacked(self, rows: Sequence[Any]) -> PyTree:
-        """Single answers, stacked.
+    def row(self, value: Any, i: int) -> list[Numbers]:
+        """The answer for environment i alone, as copies for `stacked`.
 
         Raises:
-            TypeError, ValueError: as `batch`, with the row.
+            TypeError, ValueError: structure, shape or kind are wrong.
         """
-        each: list[list[Numbers]] = [[] for _ in self._wanted]
-        for i, row in enumerate(rows):
-            where = f" of environment {i}"
-            for column, wanted, leaf in zip(each, self._wanted, self._leaves(row, where), strict=True):
-                column.append(self._array(wanted, leaf, wanted.shape, where))
-        leaves = [self._bounded(wanted, np.array(column)) for wanted, column in zip(self._wanted, each, strict=True)]
+        where = f" of environment {i}"
+        leaves = zip(self._wanted, self._leaves(value, where), strict=True)
+        return [self._array(wanted, leaf, wanted.shape, where).copy() for wanted, leaf in leaves]
+
+    def stacked(self, rows: Sequence[list[Numbers]]) -> PyTree:
+        """What `row` gave for each environment, as a batch.
+
+        Raises:
+            ValueError: as `batch`.
+        """
+        columns = zip(self._wanted, zip(*rows, strict=True), strict=True)
+        leaves = [self._bounded(wanted, np.array(column)) for wanted, column in columns]
         return jax.tree.unflatten(self.structure, leaves)
 
     def _leaves(self, value: Any, where: str) -> list[Any]:
@@ -129,15 +162,18 @@ class Answers:
             raise TypeError(f"{self._name(wanted, where)} is no array: {error}; got {_short(value)}") from error
 
     def _bounded(self, wanted: Wanted, array: Numbers) -> Numbers:
-        """Within bounds, or clipped; then cast."""
+        """Within bounds, or clipped; then cast, which copies."""
         dtype = wanted.dtype
         if dtype.kind == "f" and array.dtype != dtype:
             # What is beyond float32 becomes infinite, and is then out of bounds.
             with np.errstate(over="ignore"):
-                array = array.astype(dtype)
+                cast = array.astype(dtype)
+            if self._check and wanted.high is np.inf and (lost := np.isinf(cast) & ~np.isinf(array)).any():
+                raise ValueError(f"{self._name(wanted)} holds what no {dtype} can{_rows(lost)}: {_short(array)}")
+            array = cast
         if self._check and not wanted.unbounded and not _within(wanted, array):
             array = self._refused_or_clipped(wanted, array)
-        return array if array.dtype == dtype else array.astype(dtype)
+        return array.astype(dtype)
 
     def _refused_or_clipped(self, wanted: Wanted, array: Numbers) -> Numbers:
         low, high = wanted.low, wanted.high
@@ -184,19 +220,49 @@ def wanted_actions(spec: EnvSpec) -> PyTree:
     return _with_paths(of_leaf, spec.action)
 
 
+def forbidden(spec: EnvSpec, action: PyTree, mask: PyTree) -> str:
+    """Which actions of a batch, within bounds, their mask does not allow, in words; "" if all are allowed.
+
+    A row in which nothing is allowed, as after the end of an episode, is not looked at.
+    """
+    parts: list[tuple[Any, ...]] = []
+    map_space(lambda *part: parts.append(part), spec.action, action, mask)
+    named = zip(leaf_spaces(spec.action), parts, strict=True)
+    return "; ".join(text for (path, _), part in named if part[2] is not None and (text := _forbidden_in(path, *part)))
+
+
+def _forbidden_in(path: str, space: Leaf, action: Numbers, mask: Any) -> str:
+    if not isinstance(space, Discrete | MultiDiscrete):
+        return ""
+    sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
+    parts = np.split(np.asarray(mask), np.cumsum(sizes)[:-1], axis=1)
+    columns = zip(parts, action.reshape(len(action), -1).T, strict=True)
+    wrong = [~part[np.arange(len(part)), chosen] & part.any(axis=1) for part, chosen in columns]
+    rows = np.flatnonzero(np.logical_or.reduce(wrong))
+    return ", ".join(f"{f'{path!r}: ' if path else ''}{_short(action[i])} in environment {i}" for i in rows[:5])
+
+
 def wanted_obs(spec: EnvSpec) -> PyTree:
     """Of observations, whose bounds nobody keeps."""
     return _with_paths(lambda space, path: _any_number(path, space.shape, space.dtype), spec.obs)
 
 
 def wanted_like(tree: PyTree) -> PyTree:
-    """Of a declared carry or info: a tree of spaces, shapes or arrays, each for one environment; bounds are not looked at."""
+    """Of a declared carry or info: a tree of spaces, shapes or arrays, each for one environment; bounds are not looked at.
+
+    Raises:
+        TypeError: a leaf is none of these.
+    """
 
     def of_leaf(path: Any, leaf: Any) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if isinstance(leaf, Dict | Tuple):
             return map_space(lambda space: _any_number(name, space.shape, space.dtype), leaf)
-        return _any_number(name, tuple(leaf.shape), np.dtype(leaf.dtype))
+        if not isinstance(leaf, Declared):
+            at = f" at {name!r}" if name else ""
+            raise TypeError(f"must declare spaces, shapes with dtypes, or arrays{at}, e.g. np.int32(0), got {_short(leaf)}")
+        # What JAX makes of 64 bits, unless it is told to keep them.
+        return _any_number(name, tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
@@ -209,10 +275,11 @@ def first_values(tree: PyTree, batch_size: int) -> PyTree:
 
     def of_leaf(leaf: Any) -> PyTree:
         if isinstance(leaf, np.ndarray | np.generic | jax.Array):
-            return np.repeat(np.asarray(leaf)[None], batch_size, axis=0)
+            array = np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+            return np.repeat(array[None], batch_size, axis=0)
         if isinstance(leaf, Dict | Tuple):
             return map_space(lambda space: zeros(space.shape, space.dtype), leaf)
-        return zeros(leaf.shape, leaf.dtype)
+        return zeros(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     return jax.tree.map(of_leaf, tree)
 

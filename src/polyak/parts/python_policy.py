@@ -133,7 +133,8 @@ class PythonPolicy:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """Its answer for a batch; the seed is derived from the key."""
-        return self._step(time_step, carry, self.noise(key, _batch_size(time_step)))
+        # The key goes along also where there is no seed: mapped over keys, one call would answer for all.
+        return self._step(time_step, carry, self.noise(key, _batch_size(time_step)), jax.random.key_data(key))
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The object's own distribution, of the parameters that its `distribution(time_step, carry)` answers (see
@@ -148,16 +149,19 @@ class PythonPolicy:
         params, carry = ordered_call(side.calls, call, shapes, (self.variables, (time_step, carry)))
         return for_space(self.spec.action, params, time_step.action_mask), carry
 
-    def _step(self, time_step: TimeStep, carry: PyTree, seed: Array) -> PolicyStep:
+    def _step(self, time_step: TimeStep, carry: PyTree, seed: Array, *unused: Array) -> PolicyStep:
         side, size = self.side, _batch_size(time_step)
         seeds = (seed,) if side.takes_seed else ()
         if not side.sees_all:
-            call = self._asking(lambda target, given: side.action_of_obs(target, given[0], given[1] if seeds else None))
-            action = ordered_call(side.calls, call, side.actions.shapes(size), (self.variables, (time_step.obs, *seeds)))
+            call = self._asking(
+                lambda target, given: side.action_of_obs(target, given[0], given[1], given[2] if seeds else None)
+            )
+            seen = (time_step.obs, time_step.action_mask, *seeds)
+            action = ordered_call(side.calls, call, side.actions.shapes(size), (self.variables, seen), unused)
             return PolicyStep(action, carry)
         shapes = PolicyStep(side.actions.shapes(size), side.carries.shapes(size), side.infos.shapes(size))
         call = self._asking(lambda target, given: side.step(target, given[0], given[1], given[2] if seeds else None))
-        step: PolicyStep = ordered_call(side.calls, call, shapes, (self.variables, (time_step, carry, *seeds)))
+        step: PolicyStep = ordered_call(side.calls, call, shapes, (self.variables, (time_step, carry, *seeds)), unused)
         return step
 
     def _asking(self, function: Callable[[Any, Any], Any]) -> Callable[[tuple[Any, Any]], Any]:
@@ -192,7 +196,8 @@ class PythonPolicy:
             return lambda time_step, carry, seed: calls.call(side.step, target, time_step, carry, seed if takes_seed else None)
 
         def act(time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
-            return PolicyStep(calls.call(side.action_of_obs, target, time_step.obs, seed if takes_seed else None), carry)
+            given = time_step.obs, time_step.action_mask, seed if takes_seed else None
+            return PolicyStep(calls.call(side.action_of_obs, target, *given), carry)
 
         return act
 

@@ -1,7 +1,7 @@
 """The Python half of a PythonPolicy: how it is asked, what it is shown, and what its answers are held against."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -13,7 +13,10 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import parameter_shapes
 from polyak.parts.deadline import Deadline
-from polyak.parts.python_answers import Answers, Wanted, first_values, wanted_actions, wanted_like, wanted_obs
+from polyak.parts.python_answers import Answers, Wanted, first_values, forbidden, wanted_actions, wanted_like, wanted_obs
+
+# Under a microsecond.
+COPIED_BYTES = 4096
 
 
 @runtime_checkable
@@ -66,6 +69,8 @@ class PythonSide:
         deterministic: bool,
     ) -> None:
         who = f"PythonPolicy {name!r}"
+        if isinstance(target, type):
+            raise TypeError(f"{who}: give an instance, not the class {target.__name__}")
         self.spec, self.batched, self.target = spec, batched, target
         self.is_object = isinstance(target, ActingObject)
         self.has_distribution = isinstance(target, ObjectWithDistribution)
@@ -75,80 +80,93 @@ class PythonSide:
         unseeded = f"{who} takes no seed and is not declared deterministic"
         self.calls = PythonCalls(who, None if self.takes_seed or deterministic else unseeded)
         self.actions = Answers(who, "action", wanted_actions(spec), check=check, clip=on_error == "clip")
-        self.carries = Answers(who, "carry", wanted_like(carry_spec), check=check)
-        self.infos = Answers(who, "info", wanted_like(info_spec), check=check)
+        wanted_carry = _declared(who, "carry_spec", carry_spec)
+        self.carries = Answers(who, "carry", wanted_carry, check=check)
+        self.infos = Answers(who, "info", _declared(who, "info_spec", info_spec), check=check)
         self.parameters = Answers(who, "distribution", wanted_parameters(spec), check=check)
-        self._carries_given = Answers(who, "the carry that it is given", wanted_like(carry_spec), check=False)
-        self._carry_spec, self._fresh = carry_spec, dict[int, PyTree]()
-        self._obs = jax.tree.leaves(wanted_obs(spec)) if check else []
+        self._carries_given = Answers(who, "the carry that it is given", wanted_carry, check=False)
+        self._carry_spec, self._check = carry_spec, check
+        self._obs: list[Wanted]
+        self._obs_structure: Any
+        self._obs, self._obs_structure = jax.tree.flatten(wanted_obs(spec))
+        self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
         self._call = _called if timeout is None else Deadline(timeout, who).call
 
     def __repr__(self) -> str:
         return self.calls.name
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """A row for each environment: the object's own, else what `carry_spec` says.
+        """A row for each environment: the object's own, asked anew every time, else what `carry_spec` says.
 
         Raises:
             TypeError, ValueError: the object's does not fit its `carry_spec`.
         """
-        if batch_size not in self._fresh:
-            self._fresh[batch_size] = self._begun(batch_size)
-        return self._fresh[batch_size]
-
-    def _begun(self, batch_size: int) -> PyTree:
         if not self.is_object:
             return first_values(self._carry_spec, batch_size)
+        begin = self.target.initial_state
         if self.batched:
-            return self.carries.batch(self.target.initial_state(batch_size), batch_size)
-        return self.carries.stacked([self.target.initial_state() for _ in range(batch_size)])
+            return self.carries.batch(self._call(begin, batch_size), batch_size)
+        return self.carries.stacked([self.carries.row(self._call(begin), i) for i in range(batch_size)])
 
-    def action_of_obs(self, target: Any, obs: PyTree, seed: Any) -> PyTree:
+    def action_of_obs(self, target: Any, obs: PyTree, mask: PyTree, seed: Any) -> PyTree:
         """The action of a policy that sees the observation alone, for a batch in NumPy."""
-        shown = self._shown(obs)
-        answers = self._asked(target, (shown,), seed)
-        return self.actions.batch(answers, _length(obs)) if self.batched else self.actions.stacked(answers)
+        (action,) = self._asked(target, (self._shown(obs),), seed, _alone, (self.actions,))
+        self._refuse_forbidden(action, mask)
+        return action
 
     def step(self, target: Any, time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
         """The answer of one that sees everything, for a batch in NumPy."""
-        time_step, carry = self._all_shown(time_step, carry)
-        answers = self._asked(target.action if self.is_object else target, (time_step, carry), seed)
-        steps = [answers] if self.batched else answers
-        for answer in steps:
-            if not isinstance(answer, PolicyStep):
-                kind = type(answer).__name__
-                raise TypeError(f"{self.calls.name}: answered a {kind}, wanted a PolicyStep(action, carry, info)")
-        parts = zip(*((answer.action, answer.carry, answer.info) for answer in steps), strict=True)
-        return PolicyStep(*self._held((self.actions, self.carries, self.infos), parts, _length(time_step.obs)))
+        function, given = target.action if self.is_object else target, self._all_shown(time_step, carry)
+        step = PolicyStep(*self._asked(function, given, seed, self._parts_of_step, (self.actions, self.carries, self.infos)))
+        self._refuse_forbidden(step.action, time_step.action_mask)
+        return step
 
     def distribution(self, target: Any, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
         """The parameters of its own distribution for a batch in NumPy, and the next carry."""
-        time_step, carry = self._all_shown(time_step, carry)
-        answers = self._asked(target.distribution, (time_step, carry), None)
-        pairs = [answers] if self.batched else answers
-        for pair in pairs:
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise TypeError(f"{self.calls.name}: distribution answered {type(pair).__name__}, wanted (parameters, carry)")
-        params, carry = self._held((self.parameters, self.carries), zip(*pairs, strict=True), _length(time_step.obs))
+        given = self._all_shown(time_step, carry)
+        params, carry = self._asked(target.distribution, given, None, self._parts_of_pair, (self.parameters, self.carries))
         return params, carry
 
-    def _held(self, against: tuple[Answers, ...], parts: Iterable[Any], batch_size: int) -> list[PyTree]:
-        """The parts of an answer, each a sequence of one batch or of single rows, after the checks."""
-        pairs = zip(against, parts, strict=True)
-        if self.batched:
-            return [answers.batch(part[0], batch_size) for answers, part in pairs]
-        return [answers.stacked(part) for answers, part in pairs]
+    def _parts_of_step(self, answer: Any) -> tuple[Any, ...]:
+        if not isinstance(answer, PolicyStep):
+            raise TypeError(f"{self.calls.name}: answered a {type(answer).__name__}, wanted a PolicyStep(action, carry, info)")
+        return answer.action, answer.carry, answer.info
 
-    def _asked(self, function: Callable[..., Any], given: tuple[Any, ...], seed: Any) -> Any:
-        """One answer, or of an unbatched policy a list of one for each environment."""
+    def _parts_of_pair(self, answer: Any) -> tuple[Any, ...]:
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise TypeError(f"{self.calls.name}: distribution answered {type(answer).__name__}, wanted (parameters, carry)")
+        return answer
+
+    def _refuse_forbidden(self, action: PyTree, mask: PyTree) -> None:
+        if self._check and mask is not None and (where := forbidden(self.spec, action, mask)):
+            raise ValueError(f"{self.calls.name}: action is one that action_mask does not allow: {where}")
+
+    def _asked(
+        self,
+        function: Callable[..., Any],
+        given: tuple[Any, ...],
+        seed: Any,
+        parts_of: Callable[[Any], tuple[Any, ...]],
+        against: tuple[Answers, ...],
+    ) -> list[PyTree]:
+        """The parts of its answer for a batch, after the checks; of an unbatched policy stacked."""
         if seed is not None and self._seed_by_name:
             function = _by_name(function)
+        size = _length(given)
         if self.batched:
-            return self._call(function, *given, *(() if seed is None else (int(seed),)))
-        return [self._asked_for(i, function, given, seed) for i in range(_length(given))]
+            answer = self._call(function, *given, *(() if seed is None else (int(seed),)))
+            return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
 
-    def _asked_for(self, i: int, function: Callable[..., Any], given: tuple[Any, ...], seed: Any) -> Any:
-        row = _row(given, i) if seed is None else (*_row(given, i), int(seed[i]))
+        def rows_for(i: int) -> list[Any]:
+            row = _row(given, i) if seed is None else (*_row(given, i), int(seed[i]))
+            # Taken over at once, for the next call may fill the same arrays again.
+            parts = zip(against, parts_of(self._asked_for(i, function, row)), strict=True)
+            return [answers.row(part, i) for answers, part in parts]
+
+        columns = zip(*map(rows_for, range(size)), strict=True)
+        return [answers.stacked(rows) for answers, rows in zip(against, columns, strict=True)]
+
+    def _asked_for(self, i: int, function: Callable[..., Any], row: tuple[Any, ...]) -> Any:
         try:
             return self._call(function, *row)
         except BaseException as error:
@@ -157,20 +175,22 @@ class PythonSide:
 
     def _shown(self, obs: PyTree) -> PyTree:
         """The observation, which must fit the spec, as arrays that cannot be written to."""
-        if type(obs) is np.ndarray and len(self._obs) == 1:
-            self._check_obs(self._obs[0], obs)
+        if not self._check:
+            return jax.tree.map(_read_only, obs)
+        if type(obs) is np.ndarray and self._obs_is_leaf:
+            self._check_obs(self._obs[0], obs, len(obs))
             return _read_only(obs)
         leaves, structure = jax.tree.flatten(obs)
-        if self._obs and len(leaves) != len(self._obs):
-            raise ValueError(f"{self.calls.name}: obs has {len(leaves)} arrays, wanted {len(self._obs)}, as {self.spec.obs}")
-        for wanted, leaf in zip(self._obs, leaves, strict=False):
-            self._check_obs(wanted, leaf)
+        if structure != self._obs_structure:
+            raise ValueError(f"{self.calls.name}: obs has the tree {structure}, wanted that of {self.spec.obs}")
+        for wanted, leaf in zip(self._obs, leaves, strict=True):
+            self._check_obs(wanted, leaf, len(leaves[0]))
         return jax.tree.unflatten(structure, [_read_only(leaf) for leaf in leaves])
 
-    def _check_obs(self, wanted: Wanted, obs: Any) -> None:
-        if obs.shape[1:] != wanted.shape or obs.dtype != wanted.dtype:
+    def _check_obs(self, wanted: Wanted, obs: Any, batch_size: int) -> None:
+        if obs.shape != (batch_size, *wanted.shape) or obs.dtype != wanted.dtype:
             path = f" at {wanted.path!r}" if wanted.path else ""
-            rows = f"wanted {wanted.dtype} (N, {', '.join(map(str, wanted.shape))})"
+            rows = f"wanted {wanted.dtype} ({', '.join(map(str, (batch_size, *wanted.shape)))})"
             raise ValueError(f"{self.calls.name}: obs{path} is {obs.dtype} {obs.shape}, {rows}")
 
     def _all_shown(self, time_step: TimeStep, carry: PyTree) -> tuple[TimeStep, PyTree]:
@@ -178,10 +198,26 @@ class PythonSide:
         obs = self._shown(time_step.obs)
         rest: Any = {field: _read_only(getattr(time_step, field)) for field in ("reward", "terminated", "truncated", "first")}
         mask = jax.tree.map(_read_only, time_step.action_mask)
+        lengths = {_length(obs), *map(len, jax.tree.leaves((rest, mask)))}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"{self.calls.name}: the parts of the time step have {sorted(lengths)} rows, wanted as many in all"
+            )
         carry = self._carries_given.batch(carry, len(rest["first"]))
         if rest["first"].any():
             carry = _where_first(rest["first"], self.initial_state(len(rest["first"])), carry)
         return TimeStep(obs, **rest, action_mask=mask), jax.tree.map(_read_only, carry)
+
+
+def _declared(who: str, what: str, tree: PyTree) -> PyTree:
+    try:
+        return wanted_like(tree)
+    except TypeError as error:
+        raise TypeError(f"{who}: {what} {error}") from None
+
+
+def _alone(answer: Any) -> tuple[Any, ...]:
+    return (answer,)
 
 
 def wanted_parameters(spec: EnvSpec) -> PyTree:
@@ -216,12 +252,12 @@ def _length(tree: PyTree) -> int:
 
 
 def _read_only(x: Any) -> npt.NDArray[Any]:
-    """A view that cannot be written to; the array is its owner's."""
-    view = np.asarray(x)
-    if view.flags.writeable:
-        view = view.view()
-        view.flags.writeable = False
-    return view
+    """The array as one that cannot be written to: a copy where that costs next to nothing, else a view of its owner's."""
+    array = np.asarray(x)
+    if array.flags.writeable:
+        array = array.copy() if array.nbytes <= COPIED_BYTES else array.view()
+        array.flags.writeable = False
+    return array
 
 
 def _where_first(first: npt.NDArray[np.bool_], fresh: PyTree, carry: PyTree) -> PyTree:
@@ -245,7 +281,9 @@ def _signature(target: Any, is_object: bool, who: str) -> tuple[bool, bool, bool
     except (TypeError, ValueError):
         raise TypeError(f"{who}: its signature cannot be read; wrap it, e.g. as lambda obs: policy(obs)") from None
     by_name = any(p.name == "seed" for p in parameters)
-    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    # One with a default is somebody's own setting, unless it is called as one of ours.
+    count = sum(p.default is p.empty or p.name == "carry" for p in positional)
     # A third one is the seed, whatever it is called.
     count -= any(p.name == "seed" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     if count not in ((2, 3) if is_object else (1, 2, 3)) or (by_name and count == 3):
