@@ -19,7 +19,7 @@ from polyak.io.checkpoint import read_manifest
 from polyak.io.loggers import checkpointer
 from tests.train.foreign import following
 from tests.train.scripted import Scripted
-from tests.train.setting import ENV, KEY, LOOPS, NUM_ENVS
+from tests.train.setting import ENV, KEY, LOOPS, NUM_ENVS, hosted
 
 ENV_STEPS = 60
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -54,8 +54,10 @@ def test_P13_both_loops_ask_the_same_and_get_the_same():
     results = {loop: run(loop, agent) for loop, agent in agents.items()}
     compiled, host = (agents[loop].chosen.side.target.seen for loop in ("compiled", "host"))
     assert len(compiled) == len(host) == 8 * int(results["host"].state["updates"]) == agents["host"].chosen.num_calls
-    for one, other in zip(compiled, host, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, one, other)
+    for (obs, *given), (its_obs, *its_given) in zip(compiled, host, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, given, its_given)
+        # The environment is computed in two programs, which may round differently.
+        np.testing.assert_allclose(obs, its_obs, atol=1e-6)
     jax.tree.map(np.testing.assert_array_equal, results["compiled"].state, results["host"].state)
     jax.tree.map(np.testing.assert_array_equal, results["compiled"].loop_state.carry, results["host"].loop_state.carry)
     # The carry begins anew in every episode, and only there.
@@ -95,6 +97,46 @@ def test_P1_P2_evaluation_raises_what_the_policy_raised(env):
     with pytest.raises(StopIteration, match="mine") as caught:
         train.evaluate(policy, env, episodes=NUM_ENVS, key=KEY)
     assert "raised by PythonPolicy 'failing' at its step 3, counted from 0" in caught.value.__notes__
+
+
+def test_evaluation_calls_for_the_steps_that_count_and_no_more():
+    counts = []
+    for env in (ENV, hosted()):
+        policy = following(lambda obs: [0] * NUM_ENVS, ENV.spec).chosen
+        lengths = train.evaluate(policy, env, episodes=NUM_ENVS, key=KEY).lengths
+        assert policy.num_calls == lengths.max()
+        with pytest.raises(TimeoutError, match="5 steps"):
+            train.evaluate(policy, env, episodes=NUM_ENVS, key=KEY, max_steps=5)
+        counts.append(policy.num_calls - lengths.max())
+    assert counts == [5, 5]
+
+
+@pytest.mark.parametrize("env", [ENV, hosted()], ids=["compiled", "host"])
+def test_P1_P2_P13_collecting_asks_as_training_does_and_raises_what_the_policy_raised(env):
+    policy = planning().chosen
+    seen = policy.side.target.seen
+    rollout = train.collect(policy, env, 6, key=KEY)
+    assert policy.num_calls == 6 and [seed % 100 for *_, seed in seen] == rollout.info["seed"][:, 0].tolist()
+    np.testing.assert_array_equal(rollout.first[:6], [first for _, first, _, _ in seen])
+    policy.side.target.seen = None
+    for acting in (policy, Wrapped(policy)):
+        with pytest.raises(AttributeError, match="append") as caught:
+            train.collect(acting, env, 6, key=KEY)
+        assert caught.value.__notes__ == ["raised by PythonPolicy 'Planner' at its step 0, counted from 0"]
+        assert caught.traceback[-1].name == "action"
+
+
+def test_P2_ctrl_c_stops_collecting_at_the_next_call():
+    def interrupted(obs):
+        if policy.num_calls == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return [0] * NUM_ENVS
+
+    policy = following(interrupted, ENV.spec).chosen
+    with pytest.raises(KeyboardInterrupt):
+        train.collect(policy, ENV, 6, key=KEY)
+    assert policy.num_calls == 2
 
 
 @struct

@@ -24,10 +24,10 @@ class CallRaised(RuntimeError):
 
 
 class Tally:
-    """What happened under one watch: calls made, and the first exception."""
+    """What happened under one watch: calls made, those under way, and the first exception."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = self.under_way = 0
         self.raised: BaseException | None = None
         self.stopped = False
 
@@ -45,6 +45,7 @@ class PythonCalls:
         self.name, self.inexact = name, inexact
         self.count = 0
         self.tally = Tally()
+        self._ending: threading.Thread | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -55,12 +56,15 @@ class PythonCalls:
         Raises:
             CallRaised: the program shall end.
         """
+        if self._ending is not None and not self._ending.is_alive():
+            self.wait()
         tally = self.tally
         if tally.stopped:
-            raise CallRaised(f"{self.name}: stopped")
+            raise CallRaised(f"{self.name}: stopped, until the program that was interrupted has ended")
         step = tally.steps
         tally.steps = step + 1
         self.count += 1
+        tally.under_way += 1
         try:
             result = function(*args)
         except BaseException as error:
@@ -68,9 +72,26 @@ class PythonCalls:
                 error.add_note(f"raised by {self.name} at its step {step}, counted from 0")
                 tally.raised = error
             raise
+        finally:
+            tally.under_way -= 1
         if tally.stopped:
             raise CallRaised(f"{self.name}: stopped")
         return result
+
+    def stay_stopped(self, thread: threading.Thread) -> None:
+        """Until this thread, which runs a program that was left between two calls, has ended: its next call ends it."""
+        self._ending = thread
+
+    def wait(self) -> None:
+        """For such a program."""
+        if self._ending is not None:
+            self._ending.join()
+            self._ending, self.tally = None, Tally()
+
+    def switch(self, tally: Tally) -> None:
+        """To the tally of another watch, unless calls stay stopped."""
+        if self._ending is None:
+            self.tally = tally
 
     def call_compiled(self, function: Callable[..., T], *args: Any) -> T:
         """As `call`, from inside a compiled program: whatever is raised is the cause of a `CallRaised`."""
@@ -123,9 +144,11 @@ class Watch:
         return tuple(calls.inexact for calls, _ in self._tallies if calls.inexact is not None)
 
     def __enter__(self) -> "Watch":
+        for calls, _ in self._tallies:
+            calls.wait()
         self._before = [calls.tally for calls, _ in self._tallies]
         for calls, tally in self._tallies:
-            calls.tally = tally
+            calls.switch(tally)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
@@ -137,7 +160,7 @@ class Watch:
             error = late
         finally:
             for (calls, _), tally in zip(self._tallies, self._before, strict=True):
-                calls.tally = tally
+                calls.switch(tally)
         raised = self._raised()
         if raised is None or error is raised or not isinstance(error, jax.errors.JaxRuntimeError):
             if error is not None and kind is None:
@@ -178,21 +201,44 @@ class Watch:
                 done.set()
 
         thread = threading.Thread(target=body, name="polyak-program", daemon=True)
-        thread.start()
         try:
+            thread.start()
             done.wait()
         except BaseException:
             for _, tally in self._tallies:
                 tally.stopped = True
-            if not done.wait(GRACE_SECONDS):
-                _abandoned.append(thread)
+            if not done.wait(GRACE_SECONDS) and thread.is_alive():
+                self._abandon(thread)
             raise
         if errors:
             raise errors[0]
         return results[0]
 
+    def _abandon(self, thread: threading.Thread) -> None:
+        _abandoned.append(thread)
+        # A call that is under way ends the program when it returns, and may never; between calls, the next one must.
+        if not any(tally.under_way for _, tally in self._tallies):
+            for calls, _ in self._tallies:
+                calls.stay_stopped(thread)
+
     def _raised(self) -> BaseException | None:
         return next((tally.raised for _, tally in self._tallies if tally.raised is not None), None)
+
+
+def compiling(jitted: Any) -> Callable[..., Any]:
+    """`compiled(*arguments)`: the program of a jitted function for arguments like these, for `Watch.run`; each compiled once.
+
+    A function that is traced in the watch's thread would not see the settings of the caller's.
+    """
+    kept = dict[Any, Any]()
+
+    def compiled(*arguments: Any) -> Any:
+        shapes = jax.tree.structure(arguments), tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(arguments))
+        if shapes not in kept:
+            kept[shapes] = jitted.lower(*arguments).compile()
+        return kept[shapes]
+
+    return compiled
 
 
 _abandoned: list[threading.Thread] = []

@@ -1,7 +1,7 @@
 """A rollout of any policy, for learning from what it does: imitation, demonstrations, data sets."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -10,6 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.core.carries import check_carry
 from polyak.core.checks import check_integer
+from polyak.core.python_calls import Watch, compiling
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
@@ -39,20 +40,30 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
         TypeError: `num_steps` is no integer, or `env` no environment.
         ValueError: it is below 1, or the policy is one for other spaces.
         RuntimeError: the policy says that it could not go on (a script that has ended).
+        Exception: what a Python policy raises, as it was raised.
     """
     check_integer("collect", "num_steps", num_steps)
     watched = _Watched(policy, policy.spec if isinstance(policy, _Specified) else env.spec, num_steps)
     check_match(watched, env, 1)
+    watch = Watch(policy)
     if isinstance(env, HostEnv):
-        state = host_start(watched, env, key)
-        how = acting(watched, state, None, exact=isinstance(env, HostedEnv))
-        found = host_rollout(how, watched, state, env, jax.device_get(state.time_step))
-        assert found is not None, "nobody asked it to stop"
-        time_steps, actions, info, _ = found
-        rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
-        return rollout
-    rollout, carry = _program(env)(watched, compiled_start(watched, env, key))
+        with watch:
+            return _stepped(watched, env, key)
+    jitted, compiled = _programs(env)
+    state = compiled_start(watched, env, key)
+    program = compiled(watched, state) if watch.active else jitted
+    rollout, carry = watch.run(partial(program, watched, state))
     check_carry(carry)
+    return rollout
+
+
+def _stepped(watched: "_Watched", env: HostEnv, key: PRNGKeyArray) -> Rollout:
+    state = host_start(watched, env, key)
+    how = acting(watched, state, None, exact=isinstance(env, HostedEnv))
+    found = host_rollout(how, watched, state, env, jax.device_get(state.time_step))
+    assert found is not None, "nobody asked it to stop"
+    time_steps, actions, info, _ = found
+    rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
     return rollout
 
 
@@ -89,21 +100,22 @@ class _Watched:
         return None
 
 
-def _program(env: Any) -> Callable[..., Any]:
-    """Kept, so that collecting again does not compile again."""
+def _programs(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The jitted program, and what compiles it for a watch; kept, so that collecting again does not compile again."""
     try:
-        return _kept_program(env)
+        return _kept_programs(env)
     except TypeError:  # an environment that holds arrays has no hash
-        return _new_program(env)
+        return _new_programs(env)
 
 
-def _new_program(env: Env) -> Callable[..., Any]:
+def _new_programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def program(watched: _Watched, state: LoopState) -> tuple[Rollout, PyTree]:
         keys = iteration_keys(state.key, state.iteration, watched.num_steps)
         (_, _, carry), rollout = compiled_rollout(watched, env, state, keys)
         return rollout, carry
 
-    return jax.jit(program)
+    jitted = jax.jit(program)
+    return jitted, compiling(jitted)
 
 
-_kept_program = lru_cache(maxsize=8)(_new_program)
+_kept_programs = lru_cache(maxsize=8)(_new_programs)

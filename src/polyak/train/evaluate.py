@@ -14,7 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
-from polyak.core.python_calls import CallsPython, Watch
+from polyak.core.python_calls import CallsPython, Watch, compiling
 from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
 from polyak.train.loop import env_reset_key, env_step_key
 
@@ -110,7 +110,12 @@ class _Tally:
     @property
     def open(self) -> npt.NDArray[np.bool_]:
         """The environments that have not."""
-        return np.array([len(r) for r in self._returns]) < self._quota
+        return self.left > 0
+
+    @property
+    def left(self) -> npt.NDArray[np.int32]:
+        """How many episodes each has to do."""
+        return np.array([quota - len(r) for quota, r in zip(self._quota, self._returns, strict=True)], np.int32)
 
     def result(self) -> Evaluation:
         """All of them."""
@@ -169,17 +174,18 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     now = (env_state, time_step, policy.initial_state(env.num_envs))
     watch = Watch(policy)
     if watch.active:
-        chunk = compiled(policy, now, env_key, act_key, np.uint32(0))
+        chunk = compiled(policy, now, env_key, act_key, np.uint32(0), np.uint32(0), quota.astype(np.int32))
     tally, t = _Tally(quota), 0
     while not tally.full:
-        now, seen = watch.run(partial(chunk, policy, now, env_key, act_key, np.uint32(t)))
+        if t == max_steps:
+            raise _too_long(env, t)
+        limits = np.uint32(t), np.uint32(min(t + CHUNK, max_steps)), tally.left
+        now, done, seen = watch.run(partial(chunk, policy, now, env_key, act_key, *limits))
         counted, failed = jax.tree.map(np.asarray, seen)
-        for i in range(CHUNK):
-            if t == max_steps and not tally.full:
-                raise _too_long(env, t)
+        for i in range(int(done) - t):
             _check(now[2], failed[i], tally)
             tally.add(Score(counted.reward[i], counted.last[i], counted.first[i]))
-            t += 1
+        t = int(done)
     return tally.result()
 
 
@@ -192,26 +198,30 @@ def _programs(env: Any) -> tuple[Callable[..., Any], ...]:
 
 
 def _new_programs(env: Env) -> tuple[Callable[..., Any], ...]:
-    def chunk(policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array) -> tuple[PyTree, PyTree]:
-        def step(now: PyTree, t: Array) -> tuple[PyTree, PyTree]:
-            env_state, time_step, carry = now
+    def chunk(
+        policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, left: Array
+    ) -> tuple[PyTree, Array, PyTree]:
+        def step(at: PyTree) -> PyTree:
+            t, left, (env_state, time_step, carry), seen = at
             acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
             failed = failed_rows(acted.carry, env.num_envs)
             env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
-            return (env_state, time_step, acted.carry), (time_step.counted, failed)
+            put = partial(jax.lax.dynamic_update_index_in_dim, index=t - start, axis=0)
+            seen = jax.tree.map(put, seen, (time_step.counted, failed))
+            return t + jnp.uint32(1), left - time_step.counted.last.astype(jnp.int32), (env_state, time_step, acted.carry), seen
 
-        return jax.lax.scan(step, now, start + jnp.arange(CHUNK, dtype=jnp.uint32))
+        def more(at: PyTree) -> Array:
+            # A policy that calls Python is called for no step that nobody counts.
+            t, left, *_ = at
+            return (t < end) & jnp.any(left > 0)
 
-    jitted, kept = jax.jit(chunk), dict[Any, Any]()
+        each = now[1].counted, jnp.zeros(env.num_envs, bool)
+        seen = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), each)
+        t, _, now, seen = jax.lax.while_loop(more, step, (start, left, now, seen))
+        return now, t, seen
 
-    def compiled(*arguments: Any) -> Any:
-        # For a watch, which runs it in another thread: one that traced there would not see the settings of this one.
-        shapes = jax.tree.structure(arguments), tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(arguments))
-        if shapes not in kept:
-            kept[shapes] = jitted.lower(*arguments).compile()
-        return kept[shapes]
-
-    return jax.jit(env.init), jitted, compiled
+    jitted = jax.jit(chunk)
+    return jax.jit(env.init), jitted, compiling(jitted)
 
 
 _kept_programs = lru_cache(maxsize=8)(_new_programs)
