@@ -14,6 +14,7 @@ from polyak.core.struct import struct
 from polyak.core.types import Policy, PolicyStep, TimeStep
 from polyak.ops.distributions import Categorical, Deterministic
 from polyak.ops.updates import soft_update
+from polyak.parts.exploration import EpsilonGreedy
 from polyak.parts.policies import Greedy
 from polyak.parts.python_policy import PythonPolicy
 
@@ -388,5 +389,9 @@ def test_clipped_actions_are_counted():
 def test_predict_gives_the_environments_action_and_raises_what_it_raises():
     policy = PythonPolicy(rule, EnvSpec(SPEC.obs, Discrete(4, start=10)))
     assert policy.predict(np.array([2.0, 0.0]))[0] == 11
-    with pytest.raises(KeyError, match="mine"):
-        PythonPolicy(lambda obs: {}["mine"], SPEC).predict(np.zeros(2))
+    failing = PythonPolicy(lambda obs: {}["mine"], SPEC, name="odd")
+    # Greedy has a predict of its own; the other is that of every wrapper.
+    for wrapped in (failing, Greedy(failing), EpsilonGreedy(failing, 0.1)):
+        with pytest.raises(KeyError, match="mine") as caught:
+            wrapped.predict(np.zeros(2))
+        assert caught.value.__notes__[0].startswith("raised by PythonPolicy 'odd' at its step 0")

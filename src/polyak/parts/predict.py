@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import is_
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.carries import check_carry
+from polyak.core.python_calls import Watch, python_calls_in
 from polyak.core.spaces import (
     Box,
     Dict,
@@ -78,6 +80,8 @@ def predict(
     The greedy action of a small `mlp` is found in NumPy, where one observation costs less than handing the policy's arrays to
     JAX: the same bits at every call, and up to rounding what `policy.distribution(...)` says compiled.
 
+    What a Python policy raises, also one inside wrappers, comes out as it was raised.
+
     Args:
         obs: one observation, or a batch of them along a first axis.
         carry: what the call before returned; None at the start of an episode.
@@ -89,6 +93,23 @@ def predict(
         ValueError: the observation does not fit the space (leaf, shape got, shape wanted) or holds what is not finite; a
             mask that does not fit the action space or allows nothing; a carry of another batch; a sample without a key.
     """
+    form = _form_of(policy)
+    given = partial(_predicted, policy, form, obs, carry, deterministic, action_mask, key)
+    if not form.calls_python:
+        return given()
+    with Watch(policy):
+        return given()
+
+
+def _predicted(
+    policy: SpecifiedPolicy,
+    form: "_Form",
+    obs: Any,
+    carry: PyTree,
+    deterministic: bool,
+    action_mask: Any,
+    key: PRNGKeyArray | None,
+) -> tuple[Any, PyTree]:
     spec = policy.spec
     rows, batch = rows_of(spec.obs, obs)
     size = batch or 1
@@ -97,7 +118,7 @@ def predict(
             raise ValueError(f"predict: carry must have {size} rows as obs, got an array of shape {np.shape(leaf)}")
     if not deterministic and key is None:
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
-    in_numpy = _mode_in_numpy(policy, size) if deterministic and action_mask is None else None
+    in_numpy = form.mode if deterministic and action_mask is None and size <= form.most_rows else None
     if in_numpy is not None:
         # What overflows in the network is silent in JAX too.
         with np.errstate(all="ignore"):
@@ -122,18 +143,24 @@ class _Form(NamedTuple):
     arrays: list[Any]
     most_rows: int
     mode: Mode | None
+    calls_python: bool
 
 
 _forms: dict[int, _Form] = {}
 
 
-def _mode_in_numpy(policy: SpecifiedPolicy, size: int) -> Mode | None:
-    """The policy's mode in NumPy, where it is small enough for so many rows."""
+def watching(policy: SpecifiedPolicy) -> AbstractContextManager[Any]:
+    """A context in which what a policy raises that calls Python comes out as it was raised."""
+    return Watch(policy) if _form_of(policy).calls_python else nullcontext()
+
+
+def _form_of(policy: SpecifiedPolicy) -> _Form:
+    """What is known of it, looked up anew where it is another than before."""
     form, arrays = _forms.get(id(policy)), jax.tree.leaves(policy)
     # The arrays too: a policy is frozen, but the dicts in it are not.
     if form is None or form.policy() is not policy or not all(map(is_, form.arrays, arrays)):
         form = _new_form(policy, arrays)
-    return form.mode if size <= form.most_rows else None
+    return form
 
 
 def _new_form(policy: SpecifiedPolicy, arrays: list[Any]) -> _Form:
@@ -141,7 +168,7 @@ def _new_form(policy: SpecifiedPolicy, arrays: list[Any]) -> _Form:
     most = policy.most_rows_in_numpy() if isinstance(policy, ModeInNumPy) else 0
     # Copies, for a buffer that is donated is written over.
     mode = jax.tree.map(np.array, policy).mode_in_numpy() if most else None
-    form = _Form(known, arrays, most, mode)
+    form = _Form(known, arrays, most, mode, bool(python_calls_in(policy)))
     if all(isinstance(x, jax.Array) for x in arrays):  # others can be written to
         _forms[number] = form
     return form

@@ -201,18 +201,7 @@ class PythonPolicy:
 
         return act
 
-    def predict(
-        self,
-        obs: Any,
-        carry: PyTree = None,
-        *,
-        deterministic: bool = True,
-        action_mask: Any = None,
-        key: PRNGKeyArray | None = None,
-    ) -> tuple[Any, PyTree]:
-        """The environment's action for a NumPy observation, single or batched; see `polyak.parts.predict`."""
-        with self.raising():
-            return predict(self, obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
+    predict = predict
 
 
 def _batch_size(time_step: TimeStep) -> int:
