@@ -3,17 +3,18 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import jax
+import numpy as np
 import tyro
 from rich.console import Console
 
 from polyak.commands.flags import UsageError, fail, parse, usage
 from polyak.commands.imports import ImportFlag, check_import, named_object
-from polyak.commands.training import evaluation_of
+from polyak.commands.training import evaluation_env, evaluation_in
 from polyak.core.checks import check_integer
-from polyak.core.types import Policy
+from polyak.core.types import Env, HostEnv, Policy, PyTree
 from polyak.io.checkpoint import CheckpointError, restore
 from polyak.io.config import ConfigError
 from polyak.io.run import RunError, open_run
@@ -34,7 +35,8 @@ class EvaluateFlags:
     seed: int = 0
     """Decides the environment's starts."""
     policy: PolicyFlag = None
-    """A Python policy to stand beside the run's: a function of the observation, or an object with `action`."""
+    """A Python policy to stand beside the run's: a function of the observation, an object with `action`, or a
+    ready PythonPolicy."""
     imports: ImportFlag = None
     """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
 
@@ -45,12 +47,24 @@ def evaluate(arguments: list[str]) -> int:
         flags = "[--episodes N] [--seed S] [--policy MODULE:NAME] [--import MODULE]"
         return usage(f"polyak evaluate RUN {flags}\n\nRUN is a run directory.", arguments)
     try:
-        return _evaluate(Path(arguments[0]), arguments[1:])
+        found = _found(Path(arguments[0]), arguments[1:])
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
+    # From here on, what is raised is the policy's own, and no wrong use.
+    return _evaluate(found)
 
 
-def _evaluate(directory: Path, arguments: list[str]) -> int:
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What is to be evaluated: policies by name, each with an environment of its own."""
+
+    flags: EvaluateFlags
+    config: RunConfig
+    env_steps: int
+    policies: dict[str, tuple[Policy, Env | HostEnv]]
+
+
+def _found(directory: Path, arguments: list[str]) -> _Found:
     flags = parse(EvaluateFlags, arguments, prog=f"polyak evaluate {directory}", description="The policy's greedy return.")
     check_integer("polyak evaluate", "--episodes", flags.episodes)
     check_seed("polyak evaluate", "--seed", flags.seed)
@@ -61,17 +75,24 @@ def _evaluate(directory: Path, arguments: list[str]) -> int:
     policies = {f"{config.algorithm} at {restored.step:,} env_steps": config.agent.policy(restored.tree)}
     if flags.policy is not None:
         policies[flags.policy] = _python_policy(flags.policy, config)
+    envs = [evaluation_env(config, flags.episodes, import_modules=may_import) for _ in policies]
+    each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
+    return _Found(flags, config, restored.step, each)
+
+
+def _evaluate(found: _Found) -> int:
+    flags, config = found.flags, found.config
     with Console().status(f"evaluating {flags.episodes} episodes …"):
         evaluations = {
-            name: evaluation_of(config, policy, flags.episodes, flags.seed, import_modules=may_import)
-            for name, policy in policies.items()
+            name: evaluation_in(env, config, policy, flags.episodes, flags.seed)
+            for name, (policy, env) in found.policies.items()
         }
     if flags.policy is not None:
         print(_table(config, evaluations.items()))
         return 0
     (evaluation,) = evaluations.values()
     print(
-        f"{config.algorithm} {config.env} at {restored.step:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
+        f"{config.algorithm} {config.env} at {found.env_steps:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
         f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"
     )
     return 0
@@ -79,11 +100,26 @@ def _evaluate(directory: Path, arguments: list[str]) -> int:
 
 def _python_policy(name: str, config: RunConfig) -> Policy:
     """What a person named, in the run's environment."""
-    named = named_object(name, "--policy")
+    named, spec = named_object(name, "--policy"), config.agent.spec
     from polyak.parts.python_policy import PythonPolicy
 
-    policy: Policy = PythonPolicy(named, config.agent.spec, name=name)
-    return policy
+    if not isinstance(named, PythonPolicy):
+        policy: Policy = PythonPolicy(named, spec, name=name, carry_spec=_carry_spec(named))
+        return policy
+    for what, got, wanted in (("obs", named.spec.obs, spec.obs), ("action", named.spec.action, spec.action)):
+        if got != wanted:
+            raise UsageError(f"--policy {name}: {what} of the policy's spec is {got}, of the run's environment {wanted}")
+    return named
+
+
+def _carry_spec(target: Any) -> PyTree:
+    """What an object with a memory declares, else what it begins with."""
+    from polyak.parts.python_side import ActingObject
+
+    if isinstance(target, type) or not isinstance(target, ActingObject):
+        return ()
+    declared = getattr(target, "carry_spec", None)
+    return jax.tree.map(lambda x: np.asarray(x)[0], target.initial_state(1)) if declared is None else declared
 
 
 def _table(config: RunConfig, evaluations: Iterable[tuple[str, Evaluation]]) -> str:

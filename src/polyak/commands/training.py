@@ -168,11 +168,18 @@ def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) 
     )
 
 
-def evaluation_of(
-    config: RunConfig, policy: Policy, episodes: int, seed: int | None = None, *, import_modules: bool = False
-) -> Evaluation:
-    """A policy's episodes in environments of their own; the seed decides their starts."""
-    env = make_env(config, min(config.num_envs, episodes), import_modules=import_modules)
+def evaluation_of(config: RunConfig, policy: Policy, episodes: int) -> Evaluation:
+    """A policy's episodes in environments of their own; the run's seed decides their starts."""
+    return evaluation_in(evaluation_env(config, episodes), config, policy, episodes)
+
+
+def evaluation_env(config: RunConfig, episodes: int, *, import_modules: bool = False) -> Env | HostEnv:
+    """As many environments as the run has, and no more than episodes."""
+    return make_env(config, min(config.num_envs, episodes), import_modules=import_modules)
+
+
+def evaluation_in(env: Env | HostEnv, config: RunConfig, policy: Policy, episodes: int, seed: int | None = None) -> Evaluation:
+    """A policy's episodes in an environment, which is closed; the seed decides their starts."""
     key = jax.random.fold_in(run_key(config.seed if seed is None else seed), 0x65766C)
     try:
         return train.evaluate(policy, env, episodes=episodes, key=key, max_steps=MAX_EVALUATION_STEPS)
