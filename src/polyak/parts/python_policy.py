@@ -27,9 +27,10 @@ class PythonPolicy:
     same in the compiled and the host loop. An unbatched one sees one environment at a time, without a batch dimension (its
     `initial_state` takes no argument), and its answers are stacked.
 
-    A host loop calls it directly. In compiled code it goes through an ordered callback: once a step, in order, also where the
-    action is not used. What it raises comes out of the loops as it was raised; around a `jax.jit` of your own,
-    use `raising()`.
+    A host loop calls it directly where it stands by itself; inside a wrapper, and in compiled code, it goes through an ordered
+    callback: once a step, in order, also where the action is not used. What it raises comes out of the loops as it was raised;
+    around a `jax.jit` of your own, use `raising()`. Its answers are taken over at once, so it may fill the same arrays again.
+    An object's `initial_state` is asked anew at every step at which an episode begins, and used for the rows where one does.
 
     Actions are an agent's: counted from 0, and within [-1, 1] where the environment rescales. Casts are made from integers and
     floats of any width to a Box's float32, from integers of any width and bools to integers, and from lists of such numbers.
@@ -48,7 +49,7 @@ class PythonPolicy:
         name: for messages; the function's or the class's own if None.
         timeout: seconds for one call, which then runs in a thread of its own.
         on_error: `"clip"`: actions out of bounds are clipped, and counted in `clipped`; NaN is an error all the same.
-        check: False leaves out the search for NaN, bounds, and the observation's check.
+        check: False leaves out the search for NaN, bounds and actions that `action_mask` forbids, and the observation's check.
         deterministic: equal observations get equal actions; a policy that says neither this nor takes a seed is noted in
             checkpoints, which then are not bit-exact.
         variables: True if the target is a pytree whose arrays other policies may follow (`soft_update`); when it is called they
