@@ -395,3 +395,11 @@ def test_predict_gives_the_environments_action_and_raises_what_it_raises():
         with pytest.raises(KeyError, match="mine") as caught:
             wrapped.predict(np.zeros(2))
         assert caught.value.__notes__[0].startswith("raised by PythonPolicy 'odd' at its step 0")
+
+
+def test_P2_a_wrapper_as_plain_python_raises_what_the_policy_raised():
+    def failing(obs):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Greedy(PythonPolicy(failing, SPEC)).as_python()(np.zeros(SPEC.obs.shape, np.float32))

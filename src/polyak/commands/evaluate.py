@@ -15,10 +15,10 @@ from polyak.commands.imports import ImportFlag, check_import, named_object
 from polyak.commands.training import evaluation_env, evaluation_in
 from polyak.core.checks import check_integer
 from polyak.core.types import Env, HostEnv, Policy, PyTree
-from polyak.io.checkpoint import CheckpointError, restore
+from polyak.io.checkpoint import CheckpointError
 from polyak.io.config import ConfigError
 from polyak.io.run import RunError, open_run
-from polyak.runs import RunConfig, check_seed, read_config, run_key
+from polyak.runs import RunConfig, check_seed, read_config, restored_policy
 from polyak.train.evaluate import Evaluation
 
 PolicyFlag: TypeAlias = Annotated[
@@ -71,13 +71,13 @@ def _found(directory: Path, arguments: list[str]) -> _Found:
     run = open_run(directory)
     config = read_config(run)
     may_import = check_import(config.env, flags.imports)
-    restored = restore(run.checkpoints, jax.eval_shape(config.agent.init, run_key(0)), prefix=".agent")
-    policies = {f"{config.algorithm} at {restored.step:,} env_steps": config.agent.policy(restored.tree)}
+    policy, env_steps = restored_policy(run, config)
+    policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
     if flags.policy is not None:
         policies[flags.policy] = _python_policy(flags.policy, config)
     envs = [evaluation_env(config, flags.episodes, import_modules=may_import) for _ in policies]
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
-    return _Found(flags, config, restored.step, each)
+    return _Found(flags, config, env_steps, each)
 
 
 def _evaluate(found: _Found) -> int:

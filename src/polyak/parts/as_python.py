@@ -8,7 +8,7 @@ import numpy as np
 from polyak.core.carries import check_carry
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
-from polyak.parts.predict import SpecifiedPolicy, rows_of
+from polyak.parts.predict import SpecifiedPolicy, rows_of, watching
 
 
 @jax.jit
@@ -51,11 +51,12 @@ class AsPython:
 
     def action(self, time_step: TimeStep, carry: PyTree, seed: int = 0) -> PolicyStep:
         """One step of a batch; the seed, 32 bits, decides what is drawn."""
-        if self._deterministic:
-            action, carry = _mode(self._policy, time_step, carry)
-        else:
-            action, carry = _sample(self._policy, time_step, carry, np.uint32(seed))
-        action, carry = jax.tree.map(np.array, (action, carry))
+        with watching(self._policy):
+            if self._deterministic:
+                acted = _mode(self._policy, time_step, carry)
+            else:
+                acted = _sample(self._policy, time_step, carry, np.uint32(seed))
+            action, carry = jax.tree.map(np.array, acted)
         check_carry(carry)
         return PolicyStep(map_space(self._within, self.spec.action, action), carry)
 
