@@ -171,7 +171,7 @@ def put_line(page: Path, row: Sequence[str]) -> None:
     if same:
         lines[same[0]] = line
     else:
-        last = max(i for i, text in enumerate(lines) if text.startswith("| "))
+        last = max(i for i, text in enumerate(lines) if text.startswith("|"))
         lines.insert(last + 1, line)
     aside = page.with_suffix(".aside")
     aside.write_text("\n".join(lines) + "\n")

@@ -5,6 +5,7 @@ the bit is promised with the compiler as users have it; such tests are marked `t
 """
 
 import os
+import signal
 from importlib.metadata import version
 
 # Eight host devices, so that sharded code has somewhere to go; before JAX starts, as it must be.
@@ -36,6 +37,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # The same examples every time: a failure belongs to the change that it comes with.
 hypothesis.settings.register_profile("the same", derandomize=True, database=None)
 hypothesis.settings.load_profile("the same")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that take half a minute and more.
 LONGEST = (
