@@ -55,3 +55,17 @@ def test_calls_go_on_by_themselves_when_that_program_has_ended():
         calls.call(int)
     thread.join()
     assert calls.call(int) == 0
+
+
+def test_an_interrupted_program_that_stays_busy_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(python_calls, "BUSY_SECONDS", 0.05)
+    calls, ends = PythonCalls("PythonPolicy 'rule'"), threading.Event()
+    thread = threading.Thread(target=ends.wait, args=(9,), daemon=True)
+    thread.start()
+    calls.stay_stopped(thread)
+    with pytest.raises(TimeoutError, match=r"PythonPolicy 'rule': a program that was interrupted is still busy after 0.05 s"):
+        calls.wait()
+    ends.set()
+    thread.join(9)
+    calls.wait()
+    assert calls.call(lambda: 3) == 3

@@ -1,7 +1,6 @@
 """Calls of Python from compiled programs: they are counted, and what they raise comes out as it was raised."""
 
 import atexit
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,9 @@ T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
 """After Ctrl-C, how long a call that is under way is waited for."""
+
+BUSY_SECONDS = 60.0
+"""How long a new watch waits for an interrupted program to come to its next call, which ends it."""
 
 EXIT_SECONDS = 5.0
 """How long the interpreter's end waits for such a call: JAX aborts when one returns into what is being torn down."""
@@ -83,9 +85,15 @@ class PythonCalls:
         self._ending = thread
 
     def wait(self) -> None:
-        """For such a program."""
+        """For such a program.
+
+        Raises:
+            TimeoutError: it is still busy after a minute.
+        """
         if self._ending is not None:
-            self._ending.join()
+            self._ending.join(BUSY_SECONDS)
+            if self._ending.is_alive():
+                raise TimeoutError(f"{self.name}: a program that was interrupted is still busy after {BUSY_SECONDS:g} seconds")
             self._ending, self.tally = None, Tally()
 
     def switch(self, tally: Tally) -> None:
@@ -249,11 +257,3 @@ def _wait_for_abandoned() -> None:
     ends = time.monotonic() + EXIT_SECONDS
     for thread in _abandoned:
         thread.join(max(0.0, ends - time.monotonic()))
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """JAX logs what a callback raises, with a page of traceback; ours comes out by itself."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], CallRaised)
-
-
-logging.getLogger("jax._src.callback").addFilter(_is_news)

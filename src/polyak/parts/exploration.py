@@ -19,7 +19,7 @@ from polyak.ops.exploring import Chosen, EpsilonMixture, uniform_over
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.parts.as_python import as_python
 from polyak.parts.predict import SpecifiedPolicy, predict
-from polyak.parts.wrapping import as_count, check_wrapped, decided
+from polyak.parts.wrapping import as_count, check_wrapped, decided, sampled
 
 INFINITE = float("inf")
 # A temperature of 0, where a schedule ends, counts as this.
@@ -48,13 +48,7 @@ class EpsilonGreedy:
     env_steps: Any = 0
 
     def __post_init__(self) -> None:
-        check_wrapped(
-            "EpsilonGreedy",
-            self.policy,
-            (Discrete, MultiDiscrete, MultiBinary),
-            every=True,
-            instead="for a Box take GaussianNoise",
-        )
+        _check_choices("EpsilonGreedy", self.policy)
         check_schedule("EpsilonGreedy", "epsilon", self.epsilon, above=-INFINITE, at_least=0, at_most=1)
         object.__setattr__(self, "env_steps", as_count("EpsilonGreedy", self.env_steps))
 
@@ -106,13 +100,7 @@ class Boltzmann:
     env_steps: Any = 0
 
     def __post_init__(self) -> None:
-        check_wrapped(
-            "Boltzmann",
-            self.policy,
-            (Discrete, MultiDiscrete, MultiBinary),
-            every=True,
-            instead="for a Box take GaussianNoise",
-        )
+        _check_choices("Boltzmann", self.policy)
         check_schedule("Boltzmann", "temperature", self.temperature)
         object.__setattr__(self, "env_steps", as_count("Boltzmann", self.env_steps))
 
@@ -130,14 +118,13 @@ class Boltzmann:
         inner, carry = self.policy.distribution(time_step, carry)
         return _softened(inner, jnp.maximum(value_at(self.temperature, self.env_steps), SMALLEST_TEMPERATURE)), carry
 
-    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """A draw."""
-        carry, key = decided(carry, time_step, key)
-        distribution, carry = self.distribution(time_step, carry)
-        return PolicyStep(distribution.sample(seed=key), carry)
-
+    action = sampled
     predict = predict
     as_python = as_python
+
+
+def _check_choices(owner: str, policy: SpecifiedPolicy) -> None:
+    check_wrapped(owner, policy, (Discrete, MultiDiscrete, MultiBinary), every=True, instead="for a Box take GaussianNoise")
 
 
 def _softened(distribution: Any, temperature: Float[Array, ""]) -> Any:

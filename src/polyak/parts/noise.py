@@ -18,7 +18,7 @@ from polyak.ops.exploring import Chosen, moved
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.parts.as_python import as_python
 from polyak.parts.predict import SpecifiedPolicy, predict
-from polyak.parts.wrapping import as_count, check_wrapped, decided, is_box
+from polyak.parts.wrapping import as_count, check_wrapped, decided, is_box, sampled
 
 
 @struct
@@ -63,12 +63,7 @@ class GaussianNoise:
         shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
         return _noisy(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
 
-    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The mode with noise."""
-        carry, key = decided(carry, time_step, key)
-        distribution, carry = self.distribution(time_step, carry)
-        return PolicyStep(distribution.sample(seed=key), carry)
-
+    action = sampled
     predict = predict
     as_python = as_python
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.core.checks import check_number
 from polyak.core.spaces import Box, Leaf, leaf_spaces
 from polyak.core.struct import struct
-from polyak.core.types import Policy, PyTree, TimeStep
+from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 from polyak.parts.predict import SpecifiedPolicy
 
 
@@ -44,6 +44,13 @@ def decided(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray) -> tuple[PyTr
     of_lots = iter(keys)
     drawn = [_drawn(part, time_step, next(of_lots)) if _is_lots(part) else part for part in parts]
     return jax.tree.unflatten(tree, drawn), key
+
+
+def sampled(policy: SpecifiedPolicy, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+    """The `action` of a policy that draws from its own distribution."""
+    carry, key = decided(carry, time_step, key)
+    distribution, carry = policy.distribution(time_step, carry)
+    return PolicyStep(distribution.sample(seed=key), carry)
 
 
 def _drawn(lots: Lots, time_step: TimeStep, key: PRNGKeyArray) -> Lots:
