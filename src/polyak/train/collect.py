@@ -1,7 +1,7 @@
 """A rollout of any policy, for learning from what it does: imitation, demonstrations, data sets."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -20,7 +20,7 @@ from polyak.train.compiled import start as compiled_start
 from polyak.train.host import collected as host_rollout
 from polyak.train.host import start as host_start
 from polyak.train.hosted import HostedEnv
-from polyak.train.loop import LoopState, check_match, iteration_keys
+from polyak.train.loop import LoopState, check_match, iteration_keys, kept_by_env
 
 
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
@@ -100,15 +100,10 @@ class _Watched:
         return None
 
 
-def _programs(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The jitted program, and what compiles it for a watch; kept, so that collecting again does not compile again."""
-    try:
-        return _kept_programs(env)
-    except TypeError:  # an environment that holds arrays has no hash
-        return _new_programs(env)
+@kept_by_env
+def _programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The jitted program, and what compiles it for a watch."""
 
-
-def _new_programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def program(watched: _Watched, state: LoopState) -> tuple[Rollout, PyTree]:
         keys = iteration_keys(state.key, state.iteration, watched.num_steps)
         (_, _, carry), rollout = compiled_rollout(watched, env, state, keys)
@@ -116,6 +111,3 @@ def _new_programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     jitted = jax.jit(program)
     return jitted, compiling(jitted)
-
-
-_kept_programs = lru_cache(maxsize=8)(_new_programs)

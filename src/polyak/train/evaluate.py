@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +16,7 @@ from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
 from polyak.core.python_calls import CallsPython, Watch, compiling
 from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
-from polyak.train.loop import env_reset_key, env_step_key
+from polyak.train.loop import env_reset_key, env_step_key, kept_by_env
 
 # Steps between looks at whether all episodes are done.
 CHUNK = 256
@@ -189,15 +189,10 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     return tally.result()
 
 
-def _programs(env: Any) -> tuple[Callable[..., Any], ...]:
-    """The environment's start, some steps, these compiled for arguments; kept, so that evaluating again compiles nothing."""
-    try:
-        return _kept_programs(env)
-    except TypeError:  # an environment that holds arrays has no hash
-        return _new_programs(env)
+@kept_by_env
+def _programs(env: Env) -> tuple[Callable[..., Any], ...]:
+    """The environment's start, some steps, and these compiled for arguments."""
 
-
-def _new_programs(env: Env) -> tuple[Callable[..., Any], ...]:
     def chunk(
         policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, left: Array
     ) -> tuple[PyTree, Array, PyTree]:
@@ -222,9 +217,6 @@ def _new_programs(env: Env) -> tuple[Callable[..., Any], ...]:
 
     jitted = jax.jit(chunk)
     return jax.jit(env.init), jitted, compiling(jitted)
-
-
-_kept_programs = lru_cache(maxsize=8)(_new_programs)
 
 
 def _check(carry: PyTree, failed: Any, tally: _Tally) -> None:

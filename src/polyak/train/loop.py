@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from polyak.core.checks import check_integer
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Episodes, Finished, Window, measure
+
+T = TypeVar("T")
 
 # The mesh axis over which environments are split.
 ENVS = "envs"
@@ -286,3 +289,18 @@ class Reporter:
     def result(self, state: LoopState, stopped: str | None, diagnosis: str | None = None) -> TrainResult:
         """What the loop returns."""
         return TrainResult(state.agent, state, self.progress, self.metrics, stopped, diagnosis)
+
+
+def kept_by_env(make: Callable[[Any], T]) -> Callable[[Any], T]:
+    """What is made of the last few environments is kept, so that the same one compiles nothing again."""
+    kept = lru_cache(maxsize=8)(make)
+
+    @wraps(make)
+    def of(env: Any) -> T:
+        try:
+            hash(env)
+        except TypeError:  # it holds arrays
+            return make(env)
+        return kept(env)
+
+    return of
