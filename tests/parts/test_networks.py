@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+import scipy.stats
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import Network
@@ -144,8 +145,18 @@ def test_weights_are_orthogonal_with_the_gains_of_ppo():
             assert not layer["bias"].any()
     np.testing.assert_allclose(gains(params["policy"]["linear"]["kernel"]), 0.01, rtol=1e-5)
     np.testing.assert_allclose(gains(params["value"]["kernel"]), 1.0, rtol=1e-5)
-    plain, _, _ = outputs(mlp((8, 6), orthogonal=False), EnvSpec(VECTOR, Discrete(3)))
-    assert np.ptp(gains(plain.params["actor"]["dense"]["layers"][0]["kernel"])) > 1e-3
+
+
+def test_weights_that_are_not_orthogonal_are_those_of_pytorch():
+    variables, _, _ = outputs(mlp((400, 100), orthogonal=False), EnvSpec(VECTOR, Discrete(30)))
+    params = variables.params
+    dense = [layer for torso in ("actor", "critic") for layer in params[torso]["dense"]["layers"].values()]
+    for layer in (*dense, params["policy"]["linear"], params["value"]):
+        inputs = len(layer["kernel"])
+        for weights in (np.asarray(layer["kernel"]).ravel(), np.asarray(layer["bias"])):
+            assert np.abs(weights).max() <= inputs**-0.5
+            if len(weights) >= 100:
+                assert scipy.stats.kstest(weights, "uniform", (-(inputs**-0.5), 2 * inputs**-0.5)).pvalue > 1e-3
 
 
 def test_a_fresh_policy_is_nearly_uniform_and_box_actions_have_the_deviation_asked_for():
@@ -185,8 +196,10 @@ def test_a_deviation_of_the_state_has_the_shape_of_the_action():
 def test_a_squashed_mean_lies_inside_the_bounds_of_the_agents_actions(scaling, low, high):
     spec = EnvSpec(VECTOR, Box([-3.0, 0.0], [1.0, 10.0]), action_scaling=scaling)
     plain, squashed = mlp((4,), orthogonal=False), mlp((4,), orthogonal=False, squash_mean=True)
-    variables, _, (params, value) = outputs(squashed, spec, batch=50)
-    unbounded, _, (raw, same_value) = outputs(plain, spec, batch=50)
+    variables, obs, _ = outputs(squashed, spec, batch=50)
+    unbounded, _, _ = outputs(plain, spec, batch=50)
+    params, value = squashed.apply(jax.tree.map(lambda x: 8 * x, variables), obs)[0]
+    raw, same_value = plain.apply(jax.tree.map(lambda x: 8 * x, unbounded), obs)[0]
     assert same_bits(unbounded.params, variables.params) and same_bits(value, same_value)
     low, high = np.array(low), np.array(high)
     expected = (low + high) / 2 + (high - low) / 2 * np.tanh(np.asarray(raw["loc"], np.float64))

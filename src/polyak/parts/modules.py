@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
@@ -93,13 +93,27 @@ def channels_first(shape: tuple[int, ...]) -> bool:
     return shape[0] < shape[-1]
 
 
+class Layer(nnx.Linear):
+    """A linear layer, which starts orthogonal with a gain, or as PyTorch's."""
+
+    def __init__(self, inputs: int, outputs: int, settings: Layers, gain: float, rngs: nnx.Rngs) -> None:
+        most = inputs**-0.5
+
+        def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32, *_: Any) -> Array:
+            return jax.random.uniform(key, shape, dtype, -most, most)
+
+        kernel, bias = (
+            (nnx.initializers.orthogonal(gain), nnx.initializers.zeros) if settings.orthogonal else (uniform, uniform)
+        )
+        super().__init__(inputs, outputs, kernel_init=kernel, bias_init=bias, rngs=rngs)
+
+
 class Dense(nnx.Module):
     """Linear layers with an activation after each."""
 
     def __init__(self, inputs: int, settings: Layers, rngs: nnx.Rngs) -> None:
-        init = nnx.initializers.orthogonal(np.sqrt(2.0)) if settings.orthogonal else nnx.initializers.lecun_normal()
-        widths = (inputs, *settings.hidden)
-        self.layers = nnx.List([nnx.Linear(a, b, kernel_init=init, rngs=rngs) for a, b in itertools.pairwise(widths)])
+        pairs = itertools.pairwise((inputs, *settings.hidden))
+        self.layers = nnx.List([Layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
         self.activation = ACTIVATIONS[settings.activation]
 
     def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B features"]:
@@ -166,13 +180,6 @@ class Torso(nnx.Module):
         return self.dense(self.encoder(obs))
 
 
-class ValueHead(nnx.Linear):
-    """One linear layer to one number."""
-
-    def __init__(self, features: int, settings: Layers, rngs: nnx.Rngs) -> None:
-        super().__init__(features, 1, kernel_init=_head_init(settings, 1.0), rngs=rngs)
-
-
 class PolicyHead(nnx.Module):
     """One linear layer for all parts of the action, and the logarithm of the standard deviation for Box parts.
 
@@ -187,7 +194,7 @@ class PolicyHead(nnx.Module):
             if settings.squash_mean and not leaf.bounded:
                 raise ValueError(f"network: squash_mean needs finite bounds, got {leaf} at action {path!r}")
         outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
-        self.linear = nnx.Linear(features, outputs, kernel_init=_head_init(settings, 0.01), rngs=rngs)
+        self.linear = Layer(features, outputs, settings, 0.01, rngs)
         free = boxes if settings.std == "free" else []
         self.log_std = nnx.Dict({_name(path): nnx.Param(jnp.full(leaf.shape, settings.log_std)) for path, leaf in free})
         self.scales = nnx.Dict(
@@ -250,10 +257,6 @@ def _outputs(space: Leaf) -> int:
             return sum(space.nvec)
         case _:
             return int(np.prod(space.shape))
-
-
-def _head_init(settings: Layers, gain: float) -> nnx.Initializer:
-    return nnx.initializers.orthogonal(gain) if settings.orthogonal else nnx.initializers.lecun_normal()
 
 
 def _flat(space: Leaf, x: Array) -> Array:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.spaces import EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
 from polyak.parts.adapters import FlaxNNX
-from polyak.parts.modules import Activation, PolicyHead, Std, Torso, ValueHead, check_layers, is_image
+from polyak.parts.modules import Activation, Layer, PolicyHead, Std, Torso, check_layers, is_image
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class ActorCritic:
         activation: between layers.
         shared_torso: actor and critic share all but the last layer.
         log_std: initial logarithm of the standard deviation of Box actions.
-        orthogonal: orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the value's; else LeCun normal.
+        orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the value's, and
+            biases 0; else weights and biases uniform within ±1/√inputs, as PyTorch has them.
         std: `"free"`: that logarithm is a parameter, the same in every state; `"state"`: an output of the policy's last layer,
             which starts at `log_std`.
         squash_mean: the mean of Box actions is middle + half_range · tanh(x), inside the bounds of the action.
@@ -117,7 +118,7 @@ class _ActorCriticModule(nnx.Module):
         self.actor = Torso(settings, spec, rngs)
         # One object under two names is one set of parameters to NNX.
         self.critic = self.actor if settings.shared_torso else Torso(settings, spec, rngs)
-        self.value = ValueHead(self.actor.features, settings, rngs)
+        self.value = Layer(self.actor.features, 1, settings, 1.0, rngs)
         self.policy = PolicyHead(self.actor.features, settings, spec, rngs)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, Float[Array, " B"]]:

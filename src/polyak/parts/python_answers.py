@@ -30,6 +30,10 @@ Numbers: TypeAlias = npt.NDArray[Any]
 CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "b"}
 KINDS = {"f": "floats or integers", "i": "integers or bools", "u": "integers or bools", "b": "bools"}
 
+UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+# So many numbers are looked at faster in Python than in NumPy.
+FEW = 8
+
 
 @runtime_checkable
 class Declared(Protocol):
@@ -195,9 +199,16 @@ class Answers:
 
 def _within(wanted: Wanted, array: Numbers) -> bool:
     """False also where a value is NaN."""
-    if type(wanted.low) is not np.ndarray and type(wanted.high) is not np.ndarray:
-        return bool(np.minimum.reduce(array, axis=None) >= wanted.low and np.maximum.reduce(array, axis=None) <= wanted.high)
-    return bool(np.logical_and.reduce((array >= wanted.low) & (array <= wanted.high), axis=None))
+    low, high = wanted.low, wanted.high
+    if type(low) is np.ndarray or type(high) is np.ndarray:
+        return bool(np.logical_and.reduce((array >= low) & (array <= high), axis=None))
+    flat = array.reshape(-1)
+    if len(flat) <= FEW:
+        return all(low <= number <= high for number in flat.tolist())
+    if low == 0 and array.dtype in UNSIGNED:
+        # Without their sign, negative numbers are the greatest: one look instead of two.
+        return bool(np.maximum.reduce(flat.view(UNSIGNED[array.dtype])) <= high)
+    return bool(np.minimum.reduce(flat) >= low and np.maximum.reduce(flat) <= high)
 
 
 def wanted_actions(spec: EnvSpec) -> PyTree:

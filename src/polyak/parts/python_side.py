@@ -110,21 +110,24 @@ class PythonSide:
 
     def action_of_obs(self, target: Any, obs: PyTree, mask: PyTree, seed: Any) -> PyTree:
         """The action of a policy that sees the observation alone, for a batch in NumPy."""
-        (action,) = self._asked(target, (self._shown(obs),), seed, _alone, (self.actions,))
+        shown = self._shown(obs)
+        (action,) = self._asked(target, (shown,), _length(shown), seed, _alone, (self.actions,))
         self._refuse_forbidden(action, mask)
         return action
 
     def step(self, target: Any, time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
         """The answer of one that sees everything, for a batch in NumPy."""
         function, given = target.action if self.is_object else target, self._all_shown(time_step, carry)
-        step = PolicyStep(*self._asked(function, given, seed, self._parts_of_step, (self.actions, self.carries, self.infos)))
+        against, size = (self.actions, self.carries, self.infos), len(given[0].first)
+        step = PolicyStep(*self._asked(function, given, size, seed, self._parts_of_step, against))
         self._refuse_forbidden(step.action, time_step.action_mask)
         return step
 
     def distribution(self, target: Any, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
         """The parameters of its own distribution for a batch in NumPy, and the next carry."""
-        given = self._all_shown(time_step, carry)
-        params, carry = self._asked(target.distribution, given, None, self._parts_of_pair, (self.parameters, self.carries))
+        given, against = self._all_shown(time_step, carry), (self.parameters, self.carries)
+        size = len(given[0].first)
+        params, carry = self._asked(target.distribution, given, size, None, self._parts_of_pair, against)
         return params, carry
 
     def _parts_of_step(self, answer: Any) -> tuple[Any, ...]:
@@ -145,16 +148,16 @@ class PythonSide:
         self,
         function: Callable[..., Any],
         given: tuple[Any, ...],
+        size: int,
         seed: Any,
         parts_of: Callable[[Any], tuple[Any, ...]],
         against: tuple[Answers, ...],
     ) -> list[PyTree]:
-        """The parts of its answer for a batch, after the checks; of an unbatched policy stacked."""
+        """The parts of its answer for a batch of that size, after the checks; of an unbatched policy stacked."""
         if seed is not None and self._seed_by_name:
             function = _by_name(function)
-        size = _length(given)
         if self.batched:
-            answer = self._call(function, *given, *(() if seed is None else (int(seed),)))
+            answer = self._call(function, *given) if seed is None else self._call(function, *given, int(seed))
             return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
 
         def rows_for(i: int) -> list[Any]:

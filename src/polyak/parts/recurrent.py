@@ -12,7 +12,7 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.parts.adapters import FlaxNNX
-from polyak.parts.modules import Activation, PolicyHead, Std, Torso, ValueHead, check_layers
+from polyak.parts.modules import Activation, Layer, PolicyHead, Std, Torso, check_layers
 
 CellName: TypeAlias = Literal["lstm", "gru"]
 
@@ -163,7 +163,7 @@ class _RecurrentModule(nnx.Module):
         self.actor = _Memory(settings, spec, rngs)
         # One object under two names is one set of parameters to NNX.
         self.critic = self.actor if settings.shared_torso else _Memory(settings, spec, rngs)
-        self.value = ValueHead(settings.width, settings, rngs)
+        self.value = Layer(settings.width, 1, settings, 1.0, rngs)
         self.policy = PolicyHead(settings.width, settings, spec, rngs)
 
     def __call__(self, inputs: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
