@@ -20,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def test_P2_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
     monkeypatch.setattr(python_calls, "GRACE_SECONDS", 0.05)
-    policy, between = PythonPolicy(rule, SPEC), threading.Event()
+    policy, between, go_on = PythonPolicy(rule, SPEC), threading.Event(), threading.Event()
 
     def slow(obs):
         between.set()
-        time.sleep(0.4)
+        go_on.wait(9)
         return obs
 
     def step(obs, _):
@@ -40,6 +40,7 @@ def test_P2_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
     with pytest.raises(CallRaised, match="stopped, until the program that was interrupted has ended"):
         policy.in_numpy()(time_step(), (), None)
     # A new watch waits for its end.
+    threading.Timer(0.2, go_on.set).start()
     with policy.raising():
         assert policy.action(time_step(), (), KEY).action.tolist() == [0, 1, 1]
     time.sleep(0.5)

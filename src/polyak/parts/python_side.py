@@ -111,7 +111,10 @@ class PythonSide:
     def action_of_obs(self, target: Any, obs: PyTree, mask: PyTree, seed: Any) -> PyTree:
         """The action of a policy that sees the observation alone, for a batch in NumPy."""
         shown = self._shown(obs)
-        (action,) = self._asked(target, (shown,), _length(shown), seed, _alone, (self.actions,))
+        if self.batched:
+            action = self.actions.batch(self._answer(target, (shown,), seed), _length(shown))
+        else:
+            (action,) = self._stacked(target, (shown,), _length(shown), seed, _alone, (self.actions,))
         self._refuse_forbidden(action, mask)
         return action
 
@@ -153,28 +156,39 @@ class PythonSide:
         parts_of: Callable[[Any], tuple[Any, ...]],
         against: tuple[Answers, ...],
     ) -> list[PyTree]:
-        """The parts of its answer for a batch of that size, after the checks; of an unbatched policy stacked."""
-        if seed is not None and self._seed_by_name:
-            function = _by_name(function)
-        if self.batched:
-            answer = self._call(function, *given) if seed is None else self._call(function, *given, int(seed))
-            return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
+        """The parts of its answer for a batch of that size, after the checks."""
+        if not self.batched:
+            return self._stacked(function, given, size, seed, parts_of, against)
+        answer = self._answer(function, given, seed)
+        return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
+
+    def _stacked(
+        self,
+        function: Callable[..., Any],
+        given: tuple[Any, ...],
+        size: int,
+        seeds: Any,
+        parts_of: Callable[[Any], tuple[Any, ...]],
+        against: tuple[Answers, ...],
+    ) -> list[PyTree]:
+        """Likewise of an unbatched policy, asked once for each environment."""
 
         def rows_for(i: int) -> list[Any]:
-            row = _row(given, i) if seed is None else (*_row(given, i), int(seed[i]))
+            try:
+                answer = self._answer(function, _row(given, i), None if seeds is None else seeds[i])
+            except BaseException as error:
+                error.add_note(f"for environment {i}")
+                raise
             # Taken over at once, for the next call may fill the same arrays again.
-            parts = zip(against, parts_of(self._asked_for(i, function, row)), strict=True)
-            return [answers.row(part, i) for answers, part in parts]
+            return [answers.row(part, i) for answers, part in zip(against, parts_of(answer), strict=True)]
 
         columns = zip(*map(rows_for, range(size)), strict=True)
         return [answers.stacked(rows) for answers, rows in zip(against, columns, strict=True)]
 
-    def _asked_for(self, i: int, function: Callable[..., Any], row: tuple[Any, ...]) -> Any:
-        try:
-            return self._call(function, *row)
-        except BaseException as error:
-            error.add_note(f"for environment {i}")
-            raise
+    def _answer(self, function: Callable[..., Any], given: tuple[Any, ...], seed: Any) -> Any:
+        if seed is None:
+            return self._call(function, *given)
+        return self._call(_by_name(function) if self._seed_by_name else function, *given, int(seed))
 
     def _shown(self, obs: PyTree) -> PyTree:
         """The observation, which must fit the spec, as arrays that cannot be written to."""
