@@ -380,6 +380,17 @@ def test_declared_variables_are_followed_by_soft_updates():
     assert in_numpy(jax.tree.map(np.asarray, time_step(obs)), (), None).action.tolist() == [[0.25]] * B
 
 
+def test_policies_around_two_objects_follow_each_other_by_name():
+    online, target = (PythonPolicy(Linear(np.full((2, 1), w, np.float32)), BOX, variables=True) for w in (0.5, 0.0))
+    with pytest.raises(ValueError, match=r'static fields differ.*must match, or match="name" says that names are enough'):
+        soft_update(online, target, 0.25)
+    moved = soft_update(online, target, 0.25, match="name")
+    assert moved.action(time_step(jnp.ones((B, 2))), (), KEY).action.tolist() == [[0.25]] * B and moved.side is target.side
+    # Without variables there is nothing that could follow.
+    online, target = PythonPolicy(lambda obs: obs[:, :1], BOX), PythonPolicy(lambda obs: obs[:, 1:], BOX)
+    assert soft_update(online, target, 1.0, match="name").side is target.side
+
+
 def test_clipped_actions_are_counted():
     policy = PythonPolicy(lambda obs: obs[:, :1] * 9, BOX, on_error="clip")
     assert steps(policy, 2).action[:, :, 0].tolist() == [[0.0, 1.0, 1.0]] * 2

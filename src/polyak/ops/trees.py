@@ -28,7 +28,9 @@ def flatten(tree: PyTree) -> tuple[list[Any], Any]:
     return leaves, structure
 
 
-def check_same_tree(a: PyTree, b: PyTree, what: str, *, sides: tuple[str, str] = ("online", "target")) -> None:
+def check_same_tree(
+    a: PyTree, b: PyTree, what: str, *, sides: tuple[str, str] = ("online", "target"), otherwise: str = ""
+) -> None:
     """Two trees have the same containers and names, shapes, and kinds of leaves; floats may differ in width.
 
     It looks at shapes and dtypes only, so under `jit` it runs once, while tracing.
@@ -36,6 +38,7 @@ def check_same_tree(a: PyTree, b: PyTree, what: str, *, sides: tuple[str, str] =
     Args:
         what: who asks, for the message.
         sides: how the message calls the two.
+        otherwise: what the caller offers for trees whose leaves alone agree.
 
     Raises:
         ValueError: with every difference: the leaf's name, both sides, both shapes.
@@ -48,7 +51,7 @@ def check_same_tree(a: PyTree, b: PyTree, what: str, *, sides: tuple[str, str] =
     if structures[0] != structures[1]:
         raise ValueError(
             f"{what}: the names of all leaves agree, but containers or static fields differ: {sides[0]} is "
-            f"{_short(structures[0])}, {sides[1]} is {_short(structures[1])}; they must match. Nothing was changed."
+            f"{_short(structures[0])}, {sides[1]} is {_short(structures[1])}; they must match{otherwise}. Nothing was changed."
         )
     _refuse_leaves([(name, x, y) for (name, x), (_, y) in zip(left, right, strict=True)], what, sides)
 

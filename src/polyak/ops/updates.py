@@ -139,7 +139,7 @@ def soft_update(
     if match == "name":
         sources = pair_by_name(online, target, "soft_update")
     else:
-        check_same_tree(online, target, "soft_update")
+        check_same_tree(online, target, "soft_update", otherwise=', or match="name" says that names are enough')
         sources = flatten(online)[0]
     share = _stopped(share_at("soft_update", "tau", tau, step))
     stats_share = share if stats_tau is None else _stopped(share_at("soft_update", "stats_tau", stats_tau, step))
