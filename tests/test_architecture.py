@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "runs": EVERYTHING - {"commands", "cli"},
     "commands": EVERYTHING - {"cli"},
     "cli": EVERYTHING | {"polyak"},
+    "__main__": {"cli"},
 }
 # Of `parts`, only this one holds for the loops.
 TRAIN_MAY_IMPORT_OF_PARTS = {"polyak.parts.copies"}

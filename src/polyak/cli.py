@@ -74,7 +74,3 @@ def _command(name: str) -> Callable[[list[str]], int] | None:
 
             return listing
     return None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,7 +22,7 @@ def start(arguments, directory, jax_cache=None):
     """`polyak ARGUMENTS` in a new process."""
     cache = {"JAX_COMPILATION_CACHE_DIR": str(jax_cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return subprocess.Popen(
-        [sys.executable, "-m", "polyak.cli", *arguments.split()],
+        [sys.executable, "-m", "polyak", *arguments.split()],
         cwd=directory,
         env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", **(cache if jax_cache else {})},
         stdout=subprocess.PIPE,

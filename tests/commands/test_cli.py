@@ -66,6 +66,6 @@ def test_F8_ctrl_c_outside_of_training_is_130(monkeypatch, capsys):
 
 
 def test_the_installed_command_is_the_same_main():
-    done = subprocess.run([sys.executable, "-m", "polyak.cli", "nothing"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "polyak", "nothing"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "unknown command 'nothing'" in done.stderr
