@@ -82,8 +82,10 @@ HEADER = [
 
 
 def train(name: str, seed: int, env_steps: int, episodes: int, runs: Path) -> dict[str, Any]:
-    """One run's summary."""
+    """One run's summary; one that has ended already is not made again."""
     suite, run = SUITES[name], runs / f"{name}-{seed}"
+    if (run / "summary.json").exists():
+        return summary_of(run, env_steps)
     flags = {"--env-steps": env_steps, "--seed": seed, "--run-dir": run, "--eval-episodes": episodes}
     command: list[Any] = [Path(sys.executable).with_name("polyak"), "train", "ppo", suite.env]
     if suite.recipe != "preset":
@@ -93,8 +95,15 @@ def train(name: str, seed: int, env_steps: int, episodes: int, runs: Path) -> di
     if done.returncode:
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{said}")
-    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run, env_steps)
     print(f"{suite.env} seed {seed}: {summary['eval_mean_return']:.1f}", file=sys.stderr, flush=True)
+    return summary
+
+
+def summary_of(run: Path, env_steps: int) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    if summary["env_steps"] < env_steps:
+        raise SystemExit(f"{run} ended after {summary['env_steps']:,} of {env_steps:,} env steps")
     return summary
 
 
@@ -183,7 +192,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--suite", choices=list(SUITES), default="cartpole", help="the task")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0, 1, ...")
     parser.add_argument("--env-steps", type=int, help="another length than the suite's")
-    parser.add_argument("--runs", type=Path, metavar="DIR", help="keep the run directories here")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="keep the run directories here; those that have ended count")
     parser.add_argument("--at-once", type=int, default=2, help="how many seeds are trained at the same time")
     parser.add_argument("--results", type=Path, metavar="PAGE", help="put the line into this page's table")
     worker = parser.add_argument_group("one run by a recipe (what it starts itself with)")
