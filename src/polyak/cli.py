@@ -18,12 +18,25 @@ commands:
 The name of an environment says where it lives: CartPole-v1, HalfCheetah-v5 are Gymnasium's and step on the host;
 jax/CartPole-v1 is polyak's own and gymnax/... are gymnax's: they run compiled, with the agent, as one program.
 
-exit codes: 0 done, 1 something went wrong while running, 2 wrong use, 130 Ctrl-C, 143 SIGTERM
+exit codes: 0 done, 1 something went wrong while running, 2 wrong use, 130 Ctrl-C, 143 SIGTERM, 129 the terminal was closed
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        from polyak.commands.interrupts import silence
+
+        # Nobody reads on, as after `| head`. What shells say of a program that SIGPIPE ends.
+        silence(sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")

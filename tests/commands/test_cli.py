@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -69,3 +70,11 @@ def test_the_installed_command_is_the_same_main():
     done = subprocess.run([sys.executable, "-m", "polyak", "nothing"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "unknown command 'nothing'" in done.stderr
+
+
+def test_output_that_nobody_reads_on_is_no_error():
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([sys.executable, "-m", "polyak", "--help"], stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, "")

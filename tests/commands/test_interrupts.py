@@ -45,11 +45,35 @@ def ended(process, within):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_T5_the_first_signal_asks_for_an_end_in_order(number, code):
     process = ready(LOOP)
     process.send_signal(number)
     assert ended(process, within=3) == (code, "ended in order\n", "")
+
+
+def test_T5_a_terminal_that_closes_takes_nothing_with_it():
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(work=LOOP, grace=4.5, catching="")], stdout=theirs)
+    os.close(theirs)
+    assert os.read(ours, 100).startswith(b"ready")
+    os.close(ours)
+    # What is written to it now is an error, but for what silences it.
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=10) == 129
+
+
+def test_T5_nohup_is_respected():
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = ready(LOOP)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, within=3)[0] == 143
 
 
 def test_T5_a_signal_that_comes_in_two_ways_is_one():

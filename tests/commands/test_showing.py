@@ -2,9 +2,9 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
-from polyak.commands.showing import once_a_round, showing
+from polyak.commands import showing as module
+from polyak.commands.showing import Screen, once_a_round, showing
 from polyak.core.types import Progress
 
 
@@ -14,11 +14,26 @@ def progress(env_steps, target=1000, fps=100.0):
 
 def shown(steps, *, terminal, target=1000, done=0, metrics=None, width=120):
     text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=width, legacy_windows=False)
+    console = Screen(file=text, force_terminal=terminal, width=width, legacy_windows=False)
     with showing(console, "ppo CartPole-v1", target, done) as callback:
         for step in steps:
             callback(progress(step, target), metrics or {}, None)
     return text.getvalue()
+
+
+def test_a_reader_who_goes_away_ends_what_is_shown_and_nothing_else(monkeypatch):
+    class Pipe(io.StringIO):
+        def write(self, text):
+            if "[b]" in self.getvalue():
+                raise BrokenPipeError
+            return super().write(text)
+
+    silenced = []
+    monkeypatch.setattr(module, "silence", silenced.append)
+    screen = Screen(file=Pipe())
+    for _ in range(3):
+        screen.say("a [b] c")
+    assert screen.file.getvalue() == "a [b] c\n" and len(silenced) == 1
 
 
 def test_no_terminal_gets_plain_lines():

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks training to end in order, the second ends the process at once."""
+"""Ctrl-C, SIGTERM and a terminal that closes: the first asks training to end in order, the second ends the process at once."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ GRACE_SECONDS = 4.5
 # A signal that comes again so soon is the same one: `timeout` sends its own to the process and to its group.
 ECHO_SECONDS = 0.1
 
-NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 LOST = "what was done since the newest checkpoint is lost, and polyak resume does it again"
 
@@ -40,7 +40,7 @@ class Interrupts:
 
 @contextmanager
 def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupts]:
-    """Catch SIGINT and SIGTERM while the block runs.
+    """Catch SIGINT, SIGTERM and SIGHUP while the block runs; SIGHUP not where it is ignored, as under `nohup`.
 
     After the first one the block has 4.5 seconds to end; then, or on a second one (0.1 seconds later or more), the process
     leaves at once with the same exit code, without a last checkpoint, and says so. Python handles a signal only between two
@@ -58,8 +58,12 @@ def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupt
     os.set_blocking(write_end, False)
     done = threading.Event()
 
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
     def remember(number: int, frame: FrameType | None) -> None:
         interrupts.received = interrupts.received or number
+        if number == signal.SIGHUP:
+            silence(*terminals)
 
     def watch() -> None:
         first = _next_signal(read_end)
@@ -76,7 +80,8 @@ def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupt
             _leave(first, "it was asked twice", lost)
         leave_at_once.cancel()
 
-    before = {number: signal.signal(number, remember) for number in NAMES}
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    before = {number: signal.signal(number, remember) for number in NAMES if number != signal.SIGHUP or not nohup}
     wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     watcher = threading.Thread(target=watch, name="polyak-interrupts", daemon=True)
     watcher.start()
@@ -92,8 +97,16 @@ def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupt
         os.close(read_end)
 
 
+def silence(*descriptors: int) -> None:
+    """What is written there from now on is lost: nobody can read it, and writing would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def _next_signal(read_end: int) -> int | None:
-    """The next of the two signals (the pipe tells of every signal that has a handler), or None once the pipe is closed."""
+    """The next of these signals (the pipe tells of every signal that has a handler), or None once the pipe is closed."""
     while byte := os.read(read_end, 1):
         if byte[0] in NAMES:
             return byte[0]

@@ -1,5 +1,6 @@
 """What a person sees while training: a progress bar in a terminal, plain lines elsewhere."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -8,13 +9,27 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from polyak.commands.interrupts import silence
 from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10
 
 
+class Screen(Console):
+    """A console whose reader may go away, as of `| head`: nothing more is shown then, and training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Instead of ending the process, as Rich does."""
+        self.quiet = True
+        silence(sys.stdout.fileno())
+
+    def say(self, line: str) -> None:
+        """As it is, in one line however long."""
+        self.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 @contextmanager
-def showing(console: Console, title: str, env_steps: int, done: int = 0) -> Iterator[Callback]:
+def showing(console: Screen, title: str, env_steps: int, done: int = 0) -> Iterator[Callback]:
     """A callback that shows how far training is, how fast, how well, and how long it will take.
 
     Args:
@@ -25,7 +40,7 @@ def showing(console: Console, title: str, env_steps: int, done: int = 0) -> Iter
     if not console.is_terminal:
         yield _lines(console, title, env_steps, done)
         return
-    console.print(title, highlight=False)
+    console.say(title)
     # The bar takes what the numbers leave, so that eighty columns hold both.
     columns = (
         SpinnerColumn(),
@@ -40,7 +55,7 @@ def showing(console: Console, title: str, env_steps: int, done: int = 0) -> Iter
             nonlocal said
             if not said:
                 said = True
-                console.print(f"compiled in {progress.compile_seconds:.1f} s", highlight=False)
+                console.say(f"compiled in {progress.compile_seconds:.1f} s")
             completed = min(progress.env_steps, env_steps)
             bar.update(task, completed=completed, status=_status(progress, metrics, env_steps))
 
@@ -60,19 +75,19 @@ def once_a_round(shown: Callback) -> Callback:
     return show
 
 
-def _lines(console: Console, title: str, env_steps: int, done: int) -> Callback:
-    console.print(f"{title}: compiling …", highlight=False, soft_wrap=True)
+def _lines(console: Screen, title: str, env_steps: int, done: int) -> Callback:
+    console.say(f"{title}: compiling …")
     due: int | None = None
 
     def line(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
         nonlocal due
         if due is None:
             due = done
-            console.print(f"{title}: compiled in {progress.compile_seconds:.1f} s", highlight=False, soft_wrap=True)
+            console.say(f"{title}: compiled in {progress.compile_seconds:.1f} s")
         if progress.env_steps < min(due, env_steps):
             return
         due = progress.env_steps + env_steps // PLAIN_LINES
-        console.print(f"{title}: {_status(progress, metrics, env_steps)}", highlight=False, soft_wrap=True)
+        console.say(f"{title}: {_status(progress, metrics, env_steps)}")
 
     return line
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
 from polyak import envs, train
 from polyak.commands.flags import fail
 from polyak.commands.interrupts import NAMES, Interrupts, catching
-from polyak.commands.showing import once_a_round, showing
+from polyak.commands.showing import Screen, once_a_round, showing
 from polyak.core.types import Callback, Env, HostEnv, Policy, Progress
 from polyak.io.checkpoint import CheckpointError, restore, steps
 from polyak.io.layout import find
@@ -48,7 +47,7 @@ class Start:
 
 def train_in(run: Run, config: RunConfig, env: Env | HostEnv, eval_episodes: int, start: Start | None = None) -> int:
     """Train as the configuration says, evaluate, and leave everything in the run directory; returns the exit code."""
-    console = Console()
+    console = Screen()
     began = time.monotonic()
     title = f"{config.algorithm} {config.env}"
     done = start.env_steps if start else 0
@@ -99,7 +98,7 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
 
 
 def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, eval_episodes: int) -> int:
-    console = Console()
+    console = Screen()
     began = time.monotonic()
     first = configs[0]
     keys = jax.vmap(jax.random.key)(np.array([config.seed for config in configs], np.uint32))
@@ -254,7 +253,7 @@ def _finish(
     interrupts: Interrupts,
     began: float,
     eval_episodes: int,
-    console: Console,
+    console: Screen,
 ) -> int:
     """Evaluate what was trained, or say how to go on where it was stopped, or why it cannot; returns the exit code."""
     if result.diagnosis is not None:
@@ -264,14 +263,14 @@ def _finish(
         name = result.stopped if interrupts.received is None else NAMES[interrupts.received]
         _summarise(run, config, began, result.progress, None, stopped=name)
         steps_done = f"{result.progress.env_steps:,} env_steps"
-        print(f"stopped by {name} at {steps_done}; go on with: polyak resume {run.directory}")
+        console.say(f"stopped by {name} at {steps_done}; go on with: polyak resume {run.directory}")
         return interrupts.exit_code
     _summarise(run, config, began, result.progress, None, stopped=None)
     with console.status(f"evaluating {eval_episodes} episodes …"):
         evaluation = evaluation_of(config, config.agent.policy(result.state), eval_episodes)
     _summarise(run, config, began, result.progress, evaluation, stopped=None)
-    console.print(summary_line(config, result.progress, evaluation), highlight=False, soft_wrap=True)
-    console.print(f"run: {run.directory}", highlight=False, soft_wrap=True)
+    console.say(summary_line(config, result.progress, evaluation))
+    console.say(f"run: {run.directory}")
     return 0
 
 
