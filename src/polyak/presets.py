@@ -37,6 +37,8 @@ def _cartpole(env_steps: int) -> Mapping[str, Any]:
         "gae_lambda": 0.8,
         "learning_rate": Linear(1e-3, env_steps=env_steps),
         "clip_range": Linear(0.2, env_steps=env_steps),
+        # Without it the value of one seed in 26 saturated, and the policy stayed at 121.
+        "normalize_reward": "return",
     }
 
 
@@ -115,23 +117,6 @@ def _half_cheetah(env_steps: int) -> Mapping[str, Any]:
     }
 
 
-def _hopper(env_steps: int) -> Mapping[str, Any]:
-    return {
-        "network": mlp((256, 256), "relu", log_std=-2.0, orthogonal=False),
-        "num_steps": 512,
-        "num_epochs": 5,
-        "num_minibatches": 16,
-        "gamma": 0.999,
-        "gae_lambda": 0.99,
-        "learning_rate": 9.8e-5,
-        "ent_coef": 2.3e-3,
-        "vf_coef": 0.84,
-        "max_grad_norm": 0.7,
-        "normalize_obs": True,
-        "normalize_reward": "return",
-    }
-
-
 def _walker(env_steps: int) -> Mapping[str, Any]:
     return {
         "num_steps": 512,
@@ -205,9 +190,10 @@ def _atari(env_steps: int) -> Mapping[str, Any]:
 
 
 PUBLISHED = "Huang et al. 2022, The 37 implementation details of PPO"
+EIGHT = f"{PUBLISHED}; 8 environments of 256 steps for one of 2,048"
 
 PRESETS: dict[tuple[str, str], Preset] = {
-    ("ppo", "CartPole-v1"): Preset(100_000, 8, _cartpole, ZOO),
+    ("ppo", "CartPole-v1"): Preset(100_000, 8, _cartpole, f"{ZOO}, with rewards normalised"),
     ("ppo", "Pendulum-v1"): Preset(300_000, 4, _pendulum, f"{ZOO}, without gSDE"),
     ("ppo", "Acrobot-v1"): Preset(1_000_000, 16, _acrobot, ZOO),
     ("ppo", "MountainCar-v0"): Preset(1_000_000, 16, _mountain_car, ZOO),
@@ -215,13 +201,16 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "LunarLanderContinuous-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
     ("ppo", "BipedalWalker-v3"): Preset(5_000_000, 32, _bipedal_walker, ZOO),
     ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 1, _half_cheetah, ZOO),
-    ("ppo", "Hopper-v5"): Preset(1_000_000, 1, _hopper, ZOO),
+    # The Zoo's settings (a deviation of 0.14 from the start) learned to stand: 167 was left after a million steps.
+    ("ppo", "Hopper-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _walker, ZOO),
     ("ppo", "Ant-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Humanoid-v5"): Preset(2_000_000, 1, mujoco, PUBLISHED),
+    ("ppo", "HumanoidStandup-v5"): Preset(2_000_000, 1, mujoco, PUBLISHED),
+    ("ppo", "Pusher-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Swimmer-v5"): Preset(1_000_000, 4, _swimmer, ZOO),
-    ("ppo", "InvertedPendulum-v5"): Preset(1_000_000, 8, _inverted_pendulum, PUBLISHED),
-    ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 8, _inverted_pendulum, PUBLISHED),
+    ("ppo", "InvertedPendulum-v5"): Preset(1_000_000, 8, _inverted_pendulum, EIGHT),
+    ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 8, _inverted_pendulum, EIGHT),
     ("ppo", "Reacher-v5"): Preset(1_000_000, 1, _reacher, ZOO),
     ("ppo", "ALE/..."): Preset(10_000_000, 8, _atari, ZOO),
 }

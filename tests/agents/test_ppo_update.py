@@ -371,6 +371,9 @@ def test_target_kl_stops_within_an_update():
     agent = make(target_kl=1e-9, learning_rate=0.05)
     state, metrics = update(agent, fresh(agent), data, KEY)
     assert state.optimizer.count == 1 and metrics["train/skipped_steps"] == 0
+    # The last epoch is the last with a step, which was the first here.
+    for name in ("loss", "ratio", "grad_norm"):
+        assert metrics[f"train/last_epoch/{name}"] == metrics[f"train/{name}"] != 0
     state, _ = update(make(learning_rate=0.05), fresh(agent), data, KEY)
     assert state.optimizer.count == 4
 

@@ -23,7 +23,7 @@ from polyak.parts import rows as rows_of
 from polyak.parts.histograms import update_histograms
 from polyak.parts.minibatches import check_divides
 from polyak.parts.networks import ActorCritic, check_actor_critic, network_for
-from polyak.parts.normalizer import ObsNormalizer, RewardScaler
+from polyak.parts.normalizer import ObsNormalizer, RewardScaler, can_normalize
 from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.parts.recurrent import RecurrentActorCritic
@@ -115,7 +115,7 @@ class PPO:
         max_grad_norm: global norm that gradients are clipped to; None leaves them.
         normalize_advantage: advantages get mean 0 and deviation 1 over the valid entries of a `"minibatch"`, of the `"batch"`
             (the rollout), or not (None).
-        normalize_obs: float observations are normalised by their running mean and deviation.
+        normalize_obs: observations that are Boxes, but not of bytes, are normalised by their running mean and deviation.
         clip_obs: normalised observations are kept within ± this; None leaves them.
         normalize_reward: rewards are divided by the running deviation of the discounted `"return"`, of the `"reward"`, or not.
         clip_reward: normalised rewards are kept within ± this; None leaves them.
@@ -174,7 +174,7 @@ class PPO:
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> "PPO":
         """With the defaults of TF-Agents' `PPOClipAgent`, but for its ratio clipping of 0, which clips nothing: 0.2."""
-        return cls(spec, **{**TF_AGENTS, **changes})
+        return cls(spec, **{**TF_AGENTS, "normalize_obs": can_normalize(spec.obs), **changes})
 
     @classmethod
     def tf_agents_kl(cls, spec: EnvSpec, **changes: Any) -> "PPO":
@@ -194,9 +194,8 @@ class PPO:
         check_needed(self, "kl_cutoff_coef", "kl_target")
         check_needed(self, "kl_cutoff_factor", "kl_cutoff_coef")
         check_needed(self, "kl_target", "kl_beta", "kl_cutoff_coef")
-        boxes = [leaf for _, leaf in leaf_spaces(self.spec.obs) if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
-        if self.normalize_obs and not boxes:
-            raise ValueError(f"PPO: normalize_obs must be False where no observation is a Box of floats, got {self.spec.obs}")
+        if self.normalize_obs and not can_normalize(self.spec.obs):
+            raise ValueError(f"PPO: normalize_obs must be False where no Box holds more than bytes, got {self.spec.obs}")
         if self.squash and self.spec.action_scaling != "rescale":
             raise ValueError("PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
         if self.squash and isinstance(self.network, ActorCritic | RecurrentActorCritic) and self.network.squash_mean:
@@ -360,10 +359,11 @@ class PPO:
         )
 
     def _metrics(self, state: PPOState, rows: Rows, taken: epochs.Taken, axis_name: str | None) -> Terms:
-        """Terms averaged over the gradient steps that were taken, and what describes the update as a whole."""
+        """Terms averaged over the gradient steps taken, of all epochs and of the last, and what describes the update."""
         kept = taken.kept.astype(jnp.float32)
         metrics = {f"train/{name}": losses.masked_mean(term, kept) for name, term in taken.terms.items()}
-        last = {f"train/last_epoch/{name}": losses.masked_mean(term[-1], kept[-1]) for name, term in taken.terms.items()}
+        end = jnp.max(jnp.where(taken.kept.any(1), jnp.arange(self.num_epochs), 0))
+        last = {f"train/last_epoch/{name}": losses.masked_mean(term[end], kept[end]) for name, term in taken.terms.items()}
         metrics["train/explained_variance"] = losses.explained_variance(rows.value, rows.value_target, rows.weight, axis_name)
         metrics |= {"train/n_updates": state.updates, "train/skipped_steps": state.guard.skipped}
         metrics |= {"train/skipped_in_a_row": state.guard.in_a_row, "train/first_bad": state.guard.first_bad}
@@ -395,4 +395,4 @@ class PPO:
     @property
     def _l2(self) -> dict[str, Scalar]:
         named = (("policy", self.l2_policy), ("value", self.l2_value), ("shared", self.l2_shared))
-        return {role: coefficient for role, coefficient in named if coefficient is not None}
+        return {role: c for role, c in named if c is not None and (not isinstance(c, int | float) or c)}

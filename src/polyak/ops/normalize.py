@@ -13,6 +13,9 @@ from polyak.ops.devices import sum_over_devices
 Numbers: TypeAlias = Shaped[Array, "..."] | Shaped[np.ndarray, "..."]
 Weights: TypeAlias = Float[Array, "*batch"] | Bool[Array, "*batch"] | Float[np.ndarray, "*batch"] | Bool[np.ndarray, "*batch"]
 
+# The variance of equal numbers may come out as this share of their square: a few units in the last place of float32.
+ROUNDING = 1e-13
+
 
 @struct
 class RunningStats:
@@ -88,8 +91,7 @@ class RunningStats:
     def normalize(self, x: Numbers, *, clip: Scalar = 10.0, epsilon: Scalar = 1e-8) -> Float32[Array, "..."]:
         """(x - mean) / √(variance + ε), clipped to ±`clip`; float32 whatever x is.
 
-        Numbers that have never varied become 0: ε keeps the divisor at 10⁻⁴ or more. Before the first entry the mean counts
-        as 0 and the variance as 1.
+        Numbers that have never varied become 0. Before the first entry the mean counts as 0.
 
         Args:
             x: `[..., *S]`.
@@ -98,8 +100,11 @@ class RunningStats:
         return jnp.clip(self._centred(x) / deviation, -clip, clip)
 
     def stddev(self, epsilon: Scalar = 1e-8) -> Float32[Array, "*S"]:
-        """√(variance + ε); 1 before the first entry. Dividing by it alone scales rewards and leaves their sign."""
-        return jnp.sqrt(jnp.where(self.count > 0, self.variance, 1.0) + epsilon)
+        """√(variance + ε), of entries that vary by no more than float32 rounds; else, as before the first entry, the
+        variance counts as 1: a reward that is always the same stays what it is. Dividing by it alone leaves signs.
+        """
+        varies = self.variance > ROUNDING * jnp.square(self.mean)
+        return jnp.sqrt(jnp.where(varies, self.variance, 1.0) + epsilon)
 
     def _centred(self, x: Numbers) -> Float32[Array, "..."]:
         mean, rest = (_as_rows(part, x.ndim) for part in (self.mean, self.mean_rest))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
+from polyak.ops.distributions import for_space
 from polyak.parts.adapters import FlaxNNX
 from polyak.parts.modules import Activation, Layer, PolicyHead, Std, Torso, check_layers, is_image
 
@@ -96,11 +97,11 @@ def network_for(spec: EnvSpec) -> ActorCritic:
 
 
 def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) -> None:
-    """Refuse a network that does not answer `(action_params, value)` with one value for each row; nothing is computed.
+    """Refuse a network that does not answer `(action_params, value)` a value for each row, in float32; nothing is computed.
 
     Raises:
-        TypeError: it answers something else.
-        ValueError: the value has another shape than `[B]`.
+        TypeError: it answers something else, or in another precision.
+        ValueError: the value has another shape than `[B]`, or the action parameters do not fit the action space.
     """
     rows = 2
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
@@ -109,6 +110,16 @@ def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) ->
         raise TypeError(f"network: must answer (action_params, value), got {jax.tree.map(jnp.shape, out)}")
     if jnp.shape(out[1]) != (rows,):
         raise ValueError(f"network: the value of {rows} observations must have shape ({rows},), got {jnp.shape(out[1])}")
+    for path, leaf in jax.tree_util.tree_leaves_with_path({"action_params": out[0], "value": out[1]}):
+        if leaf.dtype != jnp.float32:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise TypeError(
+                f"network: {name} must be float32 (a network that computes in another precision casts it), got {leaf.dtype}"
+            )
+    try:
+        jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"network: its action_params do not fit {spec.action}: {error}") from error
 
 
 class _ActorCriticModule(nnx.Module):

@@ -4,18 +4,29 @@ import math
 from typing import Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from polyak.core.spaces import Box, Leaf, Space, map_space
+from polyak.core.spaces import Box, Leaf, Space, leaf_spaces, map_space
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.ops.normalize import Numbers, RunningStats, Weights
 from polyak.ops.returns import discounted_so_far
 
 
+def is_normalized(space: Leaf) -> bool:
+    """A Box of floats or of integers, but not of bytes."""
+    return isinstance(space, Box) and space.dtype.kind in "fiu" and space.dtype != np.uint8
+
+
+def can_normalize(space: Space) -> bool:
+    """Some part of the space is such a Box."""
+    return any(is_normalized(leaf) for _, leaf in leaf_spaces(space))
+
+
 @struct
 class ObsNormalizer:
-    """Running statistics of the float parts of an observation; images, integers and bits pass unchanged.
+    """Running statistics of an observation's Boxes; bytes (which networks scale), Discrete parts and bits pass unchanged.
 
     Attributes:
         stats: `RunningStats` in the tree of the space, None where a part is not normalised.
@@ -30,12 +41,7 @@ class ObsNormalizer:
     @classmethod
     def fresh(cls, space: Space, clip: float | None = 10.0) -> "ObsNormalizer":
         """No observation seen: the first ones pass as they are, but for clipping."""
-
-        def leaf_stats(leaf: Leaf) -> RunningStats | None:
-            is_float = isinstance(leaf, Box) and leaf.dtype.kind == "f"
-            return RunningStats.init(leaf.shape) if is_float else None
-
-        return cls(map_space(leaf_stats, space), space, clip)
+        return cls(map_space(lambda leaf: RunningStats.init(leaf.shape) if is_normalized(leaf) else None, space), space, clip)
 
     def normalize(self, obs: PyTree) -> PyTree:
         """(x - mean) / deviation, clipped, for leaves with any leading dimensions."""

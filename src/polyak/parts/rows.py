@@ -152,13 +152,15 @@ def collected(
                 f"update: values_when='collect' needs rollouts of collect_policy(state), got info {rollout.info!r}"
             )
         params, value = rollout.info["params"], jnp.concatenate([rollout.info["value"], value[-1:]])
+    # After the end of an episode nothing may be allowed.
+    mask = jax.tree.map(lambda allowed: allowed | ~rollout.valid[..., None], rollout.action_mask)
     rows = Rows(
         # Flat rows may go on to the last time step, which no row's number reaches: as they are, they need no copy.
         obs=jax.tree.map(lambda x: x[:-1], obs) if model.remembers else obs,
         action=rollout.actions,
-        action_mask=rollout.action_mask,
+        action_mask=mask,
         old_params=params,
-        log_prob=model.distribution(params, rollout.action_mask).log_prob(rollout.actions),
+        log_prob=model.distribution(params, mask).log_prob(rollout.actions),
         value=value[:-1],
         advantage=jnp.zeros_like(weight),
         value_target=jnp.zeros_like(weight),
@@ -178,6 +180,7 @@ def row_weights(valid: Bool[Array, "T B"], weights: Float[Array, "T B"] | Float[
     """
     if weights is None:
         return valid.astype(jnp.float32)
+    weights = jnp.asarray(weights, jnp.float32)
     if weights.shape not in (valid.shape, valid.shape[1:]):
         raise ValueError(f"update: weights must have the shape {valid.shape} or {valid.shape[1:]}, got {weights.shape}")
     rows = jnp.broadcast_to(weights if weights.ndim == 2 else weights[None], valid.shape)
@@ -198,8 +201,8 @@ def not_finite(rows: Rows, value: Float[Array, "times B"], rollout: Rollout, axi
 
 
 def counted(rows: Rows, rollout: Rollout) -> Bool[Array, "T B"]:
-    """The `[T, B]` rows that can reach a loss: in a sequence also one without weight is remembered."""
-    return rollout.valid if rows.sequences else rows.weight > 0
+    """The `[T, B]` rows that can reach a loss: in a sequence also one without weight is remembered, if another has some."""
+    return rollout.valid & (rows.weight > 0).any(0)[None] if rows.sequences else rows.weight > 0
 
 
 def hidden(rows: Rows, rollout: Rollout, *, at_once: bool) -> Rows:

@@ -1,0 +1,102 @@
+"""What nothing may come of: data without weight, rewards and observations that never vary, networks that do not fit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from polyak.agents.ppo import PPO
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.parts.adapters import FlaxNNX
+from polyak.parts.networks import mlp
+from polyak.parts.recurrent import gru
+from tests.agents.rollouts import on_device, rollout, same_bits
+
+OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
+SPEC = EnvSpec(OBS, Discrete(3))
+SIZES = {"num_steps": 6, "num_envs": 4}
+KEY = jax.random.key(3)
+
+update = jax.jit(lambda agent, state, data, key, weights: agent.update(state, data, key, weights=weights))
+
+
+def small(spec=SPEC, **settings):
+    return PPO(spec, **{"network": mlp((4,)), "num_steps": 6, "num_epochs": 2, "num_minibatches": 2, **settings})
+
+
+@pytest.mark.parametrize("junk", [1e9, np.nan])
+def test_A2_an_environment_without_weight_changes_no_bit_of_what_a_memory_learns(junk):
+    agent = small(network=gru(4, (4,)))
+    state = agent.init(KEY)
+    data = rollout(SPEC, 0, **SIZES, carry=agent.collect_policy(state).initial_state(4))
+    data.time_steps.obs[:, 1] = 0.5
+    expected, _ = update(agent, state, on_device(data), KEY, jnp.array([1.0, 0.0, 1.0, 1.0]))
+    data.time_steps.obs[:, 1] = junk
+    got, metrics = update(agent, state, on_device(data), KEY, jnp.array([1.0, 0.0, 1.0, 1.0]))
+    assert same_bits(got, expected) and metrics["train/skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("preset", [PPO.tf_agents, PPO.tf_agents_kl])
+def test_a_reward_that_is_always_one_stays_one(preset):
+    agent = preset(SPEC, network=mlp((4,)), num_steps=6, num_epochs=1)
+    state, losses = agent.init(KEY), []
+    data = rollout(SPEC, 0, **SIZES, carry=())
+    data.time_steps.reward[:] = 1
+    for _ in range(3):
+        state, metrics = update(agent, state, on_device(data), KEY, None)
+        losses.append(float(metrics["train/value_loss"]))
+    assert 0 < max(losses) < 2 * losses[0]
+
+
+def test_integers_are_normalised_and_bytes_are_not():
+    whole = Box([0] * 3, [9] * 3, np.int32)
+    agent = small(EnvSpec(whole, Discrete(3)), normalize_obs=True)
+    state = agent.init(KEY)
+    data = rollout(agent.spec, 0, **SIZES, carry=())
+    after, _ = update(agent, state, on_device(data), KEY, None)
+    seen = data.time_steps.obs[:-1][np.asarray(data.valid)]
+    got = after.normalizer.normalize(jnp.asarray(seen))
+    np.testing.assert_allclose(got, (seen - seen.mean(0)) / seen.std(0), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="PPO: normalize_obs must be False where no Box holds more than bytes"):
+        small(EnvSpec(Box([0] * 3, [9] * 3, np.uint8), Discrete(3)), normalize_obs=True)
+    assert not PPO.tf_agents(EnvSpec(Discrete(4), Discrete(3))).normalize_obs
+
+
+def test_after_the_end_of_an_episode_nothing_need_be_allowed():
+    agent = small(EnvSpec(OBS, Discrete(3), has_action_mask=True))
+    data = on_device(rollout(agent.spec, 0, **SIZES, carry=()))
+    assert not data.valid.all()
+    masks = jnp.repeat(~data.time_steps.last[..., None], 3, axis=-1)
+    data = dataclasses.replace(data, time_steps=dataclasses.replace(data.time_steps, action_mask=masks))
+    rows, _ = agent._rows(agent.init(KEY), data, *agent._seen(agent.init(KEY), data), None, None)
+    assert np.isfinite(rows.log_prob).all()
+
+
+def test_a_coefficient_of_zero_is_none_also_of_kernels_that_are_not_there():
+    assert small(l2_shared=0.0, l2_value=0)._l2 == {}
+    with pytest.raises(ValueError, match="l2_shared must be None for a network without shared kernels"):
+        small(l2_shared=1e-3)
+
+
+class Halves(nnx.Module):
+    def __init__(self, outputs, dtype, rngs):
+        self.action, self.value = (nnx.Linear(3, n, dtype=dtype, rngs=rngs) for n in (outputs, 1))
+
+    def __call__(self, obs):
+        return self.action(obs), self.value(obs)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "dtype", "said"),
+    [
+        (3, jnp.bfloat16, "network: action_params must be float32 .*, got bfloat16"),
+        (4, jnp.float32, r"network: its action_params do not fit Discrete\(n=3.*must end in shape \(3,\)"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused_before_anything_runs(outputs, dtype, said):
+    agent = small(network=FlaxNNX(lambda spec, rngs: Halves(outputs, dtype, rngs)))
+    with pytest.raises((TypeError, ValueError), match=said):
+        agent.init(KEY)
