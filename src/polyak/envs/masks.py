@@ -19,9 +19,7 @@ def check_maskable(has_mask: bool, space: Any, name: str) -> None:
         TypeError: there is a mask and the action space has none of these.
     """
     if has_mask and not mask_widths(space):
-        raise TypeError(
-            f"{name}: info['action_mask'] needs a Discrete or MultiDiscrete (part of the) action space, got {space}"
-        )
+        raise TypeError(f"{name}: info['action_mask'] is supported for Discrete and MultiDiscrete actions, got {space}")
 
 
 def mask_widths(space: Any) -> list[int]:
@@ -35,7 +33,7 @@ def mask_widths(space: Any) -> list[int]:
 def read_masks(space: Any, mask: Any, where: str, *, over: bool = False, path: str = "") -> list[Flags]:
     """One environment's mask, as what `space.sample(mask)` of Gymnasium takes, in flags as `mask_widths` has them.
 
-    A MultiDiscrete's is a tuple of one array for each entry, or one flat array of all. A part of a tree that is None allows all.
+    A MultiDiscrete's is a tuple of one array for each entry, or one flat array of all. In a tree, None allows all.
 
     Args:
         where: environment and step, for errors.
