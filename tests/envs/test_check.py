@@ -13,7 +13,8 @@ from tests.envs import toys
 
 
 @pytest.mark.parametrize(
-    "make_env", ["CartPole-v1", "jax/CartPole-v1", "jax/Pendulum-v1", "Taxi-v4", toys.Scripted, toys.Masked, toys.Tree]
+    "make_env",
+    ["CartPole-v1", "jax/CartPole-v1", "jax/Pendulum-v1", "Taxi-v4", toys.Scripted, toys.Masked, toys.Choosy, toys.Tree],
 )
 def test_good_environments_pass(make_env):
     if make_env is toys.Tree:

@@ -251,7 +251,7 @@ def test_an_action_mask_for_a_box_is_refused():
         def reset(self, **options):
             return super().reset(**options)[0], {"action_mask": np.ones(2)}
 
-    with pytest.raises(TypeError, match=r"info\['action_mask'\] is supported for a Discrete action space, got Box"):
+    with pytest.raises(TypeError, match=r"info\['action_mask'\] is supported for Discrete and MultiDiscrete actions, got Box"):
         envs.make(Odd)
 
 

@@ -36,11 +36,14 @@ class Scripted(gym.Env):
 
     def step(self, action: Any):
         assert self.action_space.contains(action), action
+        return self.advance(int(action))
+
+    def advance(self, action: int):
         self.t += 1
         end = self.t >= self.lengths[self.episode % len(self.lengths)]
         terminated = bool(end and self.episode % 3 != 1)
         truncated = bool(end and self.episode % 3 != 0)
-        obs = self.obs(int(action))
+        obs = self.obs(action)
         return obs, float(obs[3]) + self.t / 8, terminated, truncated, {}
 
 
@@ -66,6 +69,69 @@ class Masked(Scripted):
         # As many environments do, none where the episode is over.
         over = answer[2] or answer[3]
         return (*answer, {} if over else {"action_mask": self.mask()})
+
+
+CHOICES = {
+    "multi": gym.spaces.MultiDiscrete([2, 3], start=[1, -2]),
+    "dict": gym.spaces.Dict(
+        {
+            "way": gym.spaces.Discrete(4, start=5),
+            "knobs": gym.spaces.MultiDiscrete([2, 3], start=[0, 7]),
+            "keys": gym.spaces.MultiBinary(2),
+            "force": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+        }
+    ),
+    "tuple": gym.spaces.Tuple(
+        (gym.spaces.Box(-1.0, 1.0), gym.spaces.Dict({"b": gym.spaces.MultiDiscrete([3]), "a": gym.spaces.Discrete(3)}))
+    ),
+}
+
+
+class Choosy(Scripted):
+    """Forbids, in every choice among n of its action, the one with index `t % n`, and fails where it is taken.
+
+    Args:
+        kind: of `CHOICES`.
+        masks: handed out from step 1 on, if not None.
+        final: the mask where the episode is over; without it there is none.
+    """
+
+    def __init__(self, kind: str = "dict", masks: Any = None, final: Any = None, flat: bool = False, **options: Any):
+        super().__init__(**options)
+        self.action_space = CHOICES[kind]
+        self.masks, self.final, self.flat = masks, final, flat
+
+    def mask(self, space: Any) -> Any:
+        """As `space.sample(mask)` takes it."""
+        if isinstance(space, gym.spaces.Dict):
+            return {key: self.mask(part) for key, part in space.spaces.items()}
+        if isinstance(space, gym.spaces.Tuple):
+            return tuple(self.mask(part) for part in space.spaces)
+        if isinstance(space, gym.spaces.MultiDiscrete):
+            masks = tuple((np.arange(n) != self.t % n).astype(np.int8) for n in space.nvec)
+            return np.concatenate(masks) if self.flat else masks
+        return (np.arange(space.n) != self.t % space.n).astype(np.int8) if isinstance(space, gym.spaces.Discrete) else None
+
+    def refuse(self, space: Any, action: Any) -> None:
+        if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+            for key in space.spaces if isinstance(space, gym.spaces.Dict) else range(len(space.spaces)):
+                self.refuse(space.spaces[key], action[key])
+        elif isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            sizes = space.nvec if isinstance(space, gym.spaces.MultiDiscrete) else space.n
+            assert np.all(action - space.start != self.t % sizes), f"{action} is forbidden in step {self.t} of the episode"
+
+    def reset(self, **options: Any):
+        obs, _ = super().reset(**options)
+        return obs, {"action_mask": self.mask(self.action_space)}
+
+    def step(self, action: Any):
+        assert self.action_space.contains(action), action
+        self.refuse(self.action_space, action)
+        *answer, _ = self.advance(0)
+        mask = self.mask(self.action_space) if self.masks is None else self.masks
+        if answer[2] or answer[3]:
+            mask = self.final
+        return (*answer, {} if mask is None else {"action_mask": mask})
 
 
 class Faulty(gym.Env):

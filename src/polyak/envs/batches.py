@@ -2,16 +2,15 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium.spaces as gym
 import numpy as np
 import numpy.typing as npt
 
 from polyak.envs.leaves import ObsLeaf, obs_leaves
+from polyak.envs.masks import Flags
 from polyak.envs.single import Row, SingleEnv
-
-Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 class RawStep(NamedTuple):
@@ -19,6 +18,7 @@ class RawStep(NamedTuple):
 
     Attributes:
         obs: the leaves of the observation.
+        masks: the action's masks as `mask_widths` has them, or None.
         score: the fields of a `polyak.core.types.Score`, for environments that keep one.
     """
 
@@ -26,7 +26,7 @@ class RawStep(NamedTuple):
     reward: npt.NDArray[Any]
     terminated: Flags
     truncated: Flags
-    mask: Flags | None = None
+    masks: list[Flags] | None = None
     score: tuple[npt.NDArray[np.float32], Flags, Flags] | None = None
 
 
@@ -198,5 +198,5 @@ def stack(leaves: list[ObsLeaf], rows: Sequence[Row]) -> RawStep:
             array[i] = row[0][j]
         obs.append(array)
     _, rewards, terminated, truncated, masks = zip(*rows, strict=True)
-    mask = None if masks[0] is None else np.stack(masks)
-    return RawStep(obs, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), mask)
+    stacked = None if masks[0] is None else [np.stack(parts) for parts in zip(*masks, strict=True)]
+    return RawStep(obs, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), stacked)

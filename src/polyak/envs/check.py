@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, map_space
 from polyak.core.types import Env, HostEnv, PyTree, TimeStep
@@ -40,18 +39,20 @@ def _played(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
     return steps
 
 
-def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask: npt.NDArray[np.bool_] | None) -> PyTree:
-    def draw(leaf: Leaf) -> Any:
+def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask: PyTree) -> PyTree:
+    def draw(leaf: Leaf, flags: Any) -> Any:
         shape = (num_envs, *leaf.shape)
-        if isinstance(leaf, Discrete) and mask is not None:
-            return np.array([rng.choice(np.flatnonzero(row)) for row in mask], np.int32)
+        if flags is not None:
+            choices = np.split(flags, np.cumsum(leaf.nvec)[:-1], axis=1) if isinstance(leaf, MultiDiscrete) else [flags]
+            drawn = [[rng.choice(np.flatnonzero(row)) for row in choice] for choice in choices]
+            return np.array(drawn, np.int32).T.reshape(shape)
         if isinstance(leaf, Discrete):
             return rng.integers(0, leaf.n, shape, np.int32)
         if isinstance(leaf, MultiDiscrete):
             return rng.integers(0, leaf.nvec, shape, np.int32)
         return rng.uniform(-1, 1, shape).astype(np.float32) if isinstance(leaf, Box) else rng.integers(0, 2, shape, np.int8)
 
-    return map_space(draw, spec.action)
+    return map_space(draw, spec.action, map_space(lambda leaf: None, spec.action) if mask is None else mask)
 
 
 def _check_equal(name: str, step: int, first: TimeStep, second: TimeStep) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
-from polyak.core.spaces import EnvSpec, from_gymnasium, leaf_spaces, map_space
+from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space
 from polyak.core.types import PyTree, Score, TimeStep
 from polyak.envs.batches import Batch, RawStep
 from polyak.envs.leaves import obs_leaves
+from polyak.envs.masks import Flags
 from polyak.envs.values import ObsCheck, action_checks, check_action, check_reward
 
 
@@ -132,7 +133,7 @@ class GymnasiumEnv:
         return f"{self.spec.id}: env {env}, step {self._steps} ({seed})"
 
     def _time_step(self, raw: RawStep, first: npt.NDArray[np.bool_]) -> TimeStep:
-        leaves, reward, terminated, truncated, mask, score = raw
+        leaves, reward, terminated, truncated, masks, score = raw
         if self._single_leaf:
             obs: PyTree = self._check_obs[0](leaves[0], self._where)
         else:
@@ -140,4 +141,13 @@ class GymnasiumEnv:
             obs = map_space(lambda _: next(arrays), self.spec.obs)
         reward = check_reward(reward, self._nonfinite, self._where)
         self._last = terminated | truncated
+        mask = None if masks is None else self._mask_tree(masks)
         return TimeStep(obs, reward, terminated, truncated, first, mask, None if score is None else Score(*score))
+
+    def _mask_tree(self, masks: list[Flags]) -> PyTree:
+        arrays = iter(masks)
+
+        def of_leaf(leaf: Leaf) -> Flags | None:
+            return next(arrays) if isinstance(leaf, Discrete | MultiDiscrete) else None
+
+        return map_space(of_leaf, self.spec.action)

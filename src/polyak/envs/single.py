@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 
 from polyak.envs import snapshots
 from polyak.envs.leaves import ObsLeaf, obs_leaves, read_obs
+from polyak.envs.masks import Flags, check_maskable, read_masks
 
-Row: TypeAlias = tuple[list[Any], float, bool, bool, npt.NDArray[np.bool_] | None]
-"""Observation leaves, reward, terminated, truncated, action mask."""
+Row: TypeAlias = tuple[list[Any], float, bool, bool, list[Flags] | None]
+"""Observation leaves, reward, terminated, truncated, action masks."""
 
 
 class SingleEnv:
@@ -38,7 +38,6 @@ class SingleEnv:
         self.env = env
         self.name = name
         self.index = index
-        self.num_actions = int(env.action_space.n) if isinstance(env.action_space, gymnasium.spaces.Discrete) else 0
         self.has_mask = False
         self.steps = 0
         self.seed: int | None = None
@@ -135,41 +134,13 @@ class SingleEnv:
             raise TypeError(f"{self.where()}: {name} must be a bool, got {type(flag).__name__} {flag!r:.80}")
         return bool(flag)
 
-    def _mask(self, info: dict[str, Any], over: bool) -> npt.NDArray[np.bool_] | None:
+    def _mask(self, info: dict[str, Any], over: bool) -> list[Flags] | None:
         if not self.has_mask:
             if "action_mask" in info:
                 raise ValueError(f"{self.where()}: info has an action_mask, but that of the first reset had none")
             return None
         mask = info.get("action_mask")
         # No action is chosen where the episode is over.
-        if over and (mask is None or not np.any(mask)):
-            return np.ones(self.num_actions, bool)
-        if mask is None:
+        if mask is None and not over:
             raise ValueError(f"{self.where()}: info has no action_mask, but that of the first reset had one")
-        return read_mask(mask, self.num_actions, self.where())
-
-
-def check_maskable(has_mask: bool, space: Any, name: str) -> None:
-    """Masks are over the actions of one Discrete space.
-
-    Raises:
-        TypeError: there is a mask and the action space is another one.
-    """
-    if has_mask and not isinstance(space, gymnasium.spaces.Discrete):
-        raise TypeError(f"{name}: info['action_mask'] is supported for a Discrete action space, got {space}")
-
-
-def read_mask(mask: Any, num_actions: int, where: str) -> npt.NDArray[np.bool_]:
-    """One mask over a Discrete space's actions, as bools.
-
-    Raises:
-        ValueError: wrong shape, other values than 0 and 1, or no action is allowed.
-    """
-    array = np.asarray(mask)
-    if array.shape != (num_actions,):
-        raise ValueError(f"{where}: the action_mask must have shape {(num_actions,)}, got {array.shape}")
-    if array.dtype != bool and (array.dtype.kind not in "iu" or not np.all((array == 0) | (array == 1))):
-        raise ValueError(f"{where}: the action_mask must hold bools (or 0 and 1), got {array.tolist()}")
-    if not array.any():
-        raise ValueError(f"{where}: the action_mask forbids every action")
-    return array.astype(bool)
+        return read_masks(self.env.action_space, mask, self.where(), over=over)

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from polyak.envs import snapshots
 from polyak.envs.batches import RawStep
 from polyak.envs.leaves import ObsLeaf, obs_leaves, read_obs
-from polyak.envs.single import check_maskable, read_mask
+from polyak.envs.masks import Flags, check_maskable, mask_of_row, mask_widths, read_masks
 
 
 class VectorBatch:
@@ -42,7 +42,6 @@ class VectorBatch:
             got = env.metadata.get("autoreset_mode")
             raise ValueError(f"{name}: metadata['autoreset_mode'] must be one of {modes}, got {got!r}") from None
         self.has_mask = False
-        self.num_actions = 0
         self.plain = False
         self.steps = 0
         self.seed = 0
@@ -62,7 +61,6 @@ class VectorBatch:
         self.has_mask = "action_mask" in self._call("reset", seed=0)[1]
         check_maskable(self.has_mask, self.action_space, self.name)
         self.plain = self.mode is AutoresetMode.NEXT_STEP and not self.has_mask
-        self.num_actions = int(self.action_space.n) if self.has_mask else 0
         return self.has_mask
 
     def seeds(self, seed: int) -> list[int]:
@@ -111,7 +109,7 @@ class VectorBatch:
 
     def _complete(
         self, arrays: list[Any], ended: npt.NDArray[np.bool_], info: dict[str, Any], due: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.bool_] | None:
+    ) -> list[Flags] | None:
         """The action masks; and in the modes that reset otherwise, the observations that belong in the arrays."""
         converts = self.mode is not AutoresetMode.NEXT_STEP
         masks = self._masks(info, ended | due if converts else ended)
@@ -155,20 +153,21 @@ class VectorBatch:
             raise TypeError(f"{self.where()}: {name} must be {self.num_envs} bools, got {array.dtype} of shape {array.shape}")
         return array
 
-    def _masks(self, info: dict[str, Any], needless: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
+    def _masks(self, info: dict[str, Any], needless: Flags) -> list[Flags] | None:
         """The action masks, all ones for the rows that need none."""
         if not self.has_mask:
             if "action_mask" in info:
                 raise ValueError(f"{self.where()}: info has an action_mask, but that of the first reset had none")
             return None
-        num_actions = self.num_actions
-        masks = np.ones((self.num_envs, num_actions), bool)
+        masks = [np.ones((self.num_envs, width), bool) for width in mask_widths(self.action_space)]
         given = info.get("_action_mask", np.full(self.num_envs, "action_mask" in info))
-        for i in np.flatnonzero(~needless):
+        for i in np.flatnonzero(~needless).tolist():
             where = f"{self.name}: env {i}, step {self.steps}"
-            if not given[i]:
+            row = mask_of_row(self.action_space, info["action_mask"], i, self.num_envs, where) if given[i] else None
+            if row is None:
                 raise ValueError(f"{where}: info has no action_mask, but that of the first reset had one")
-            masks[i] = read_mask(info["action_mask"][i], num_actions, where)
+            for mask, flags in zip(masks, read_masks(self.action_space, row, where), strict=True):
+                mask[i] = flags
         return masks
 
     def _reset_rows(self, rows: npt.NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
@@ -176,7 +175,7 @@ class VectorBatch:
         answer = self._call("reset", options={"reset_mask": rows.copy()})
         return answer
 
-    def _replace_due(self, arrays: list[Any], masks: Any, due: npt.NDArray[np.bool_]) -> None:
+    def _replace_due(self, arrays: list[Any], masks: list[Flags] | None, due: npt.NDArray[np.bool_]) -> None:
         """Reset the rows that were due and put their first observations where their unseen step's stood."""
         obs, info = self._reset_rows(due)
         for array, fresh in zip(arrays, self._read(obs), strict=True):
@@ -187,7 +186,8 @@ class VectorBatch:
                 )
             array[due] = fresh[due]
         if masks is not None:
-            masks[due] = self._masks(info, ~due)[due]  # type: ignore[index]
+            for mask, its in zip(masks, self._masks(info, ~due) or [], strict=True):
+                mask[due] = its[due]
 
     def _replace_ended(self, arrays: list[Any], info: dict[str, Any], ended: npt.NDArray[np.bool_]) -> None:
         """Put the final observations where those of the episodes after them stood."""
