@@ -23,6 +23,9 @@ os.environ.setdefault(
     ),
 )
 
+# Where an operation was written in Python is in no test, and takes an eighth of the time of lowering a program.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
 import hypothesis
 import jax
 import jaxtyping
