@@ -23,7 +23,7 @@ os.environ.setdefault(
     ),
 )
 
-# Where an operation was written in Python is in no test, and takes an eighth of the time of lowering a program.
+# Where in Python an operation was written is in no test, and takes some of the time of tracing and lowering.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import hypothesis
