@@ -23,6 +23,9 @@ os.environ.setdefault(
     ),
 )
 
+# Where in Python an operation was written is in no test, and takes some of the time of tracing and lowering.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
 import hypothesis
 import jax
 import jaxtyping
@@ -41,16 +44,18 @@ hypothesis.settings.load_profile("the same")
 # A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files that take half a minute and more.
+# Files that take twenty seconds and more.
 LONGEST = (
     "test_killed.py",
-    "test_loops.py",
-    "test_to_the_bit.py",
-    "test_train.py",
-    "test_resume.py",
     "test_ppo_options.py",
-    "test_readme.py",
     "test_ppo_memory.py",
+    "test_to_the_bit.py",
+    "test_loops.py",
+    "test_train.py",
+    "test_networks.py",
+    "test_readme.py",
+    "test_flags.py",
+    "test_examples.py",
 )
 
 

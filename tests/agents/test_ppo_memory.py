@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from jax.flatten_util import ravel_pytree
 
 from polyak import train
@@ -58,14 +59,15 @@ def noise(agent, seed=0, ends=0.2):
 
 def step_by_step(agent, variables, data):
     """`(logits, value)` of all observations, the network called once for each step."""
-    steps, carry, outs = data.time_steps, data.carry, []
     initial = agent.network.initial_carry(NUM_ENVS)
-    for t in range(NUM_STEPS + 1):
-        first = jnp.asarray(steps.first[t])[:, None]
-        carry = jax.tree.map(lambda new, old, first=first: jnp.where(first, new, old), initial, carry)
-        out, carry, _ = agent.network.apply(variables, jnp.asarray(steps.obs[t]), carry)
-        outs.append(out)
-    return jax.tree.map(lambda *x: jnp.stack(x), *outs)
+
+    def step(carry, now):
+        first, obs = now
+        carry = jax.tree.map(lambda new, old: jnp.where(first[:, None], new, old), initial, carry)
+        out, carry, _ = agent.network.apply(variables, obs, carry)
+        return carry, out
+
+    return jax.lax.scan(step, data.carry, (data.time_steps.first, data.time_steps.obs))[1]
 
 
 @EACH_NETWORK
@@ -75,13 +77,15 @@ def test_minibatches_are_whole_sequences_with_the_memory_rebuilt_step_by_step(ne
     state, data = fresh(agent), noise(agent)
     steps, counts = data.time_steps, ~data.time_steps.last[:-1]
     assert steps.first[1:-1].any() and not steps.first[0].all()
-    logits, value = step_by_step(agent, state.variables, data)
+    logits, value = jax.jit(lambda variables: step_by_step(agent, variables, data))(state.variables)
     advantage = advantages(steps.reward[1:], np.asarray(value), steps.terminated[1:], steps.truncated[1:], 0.9, 0.8)
     goal = advantage + np.asarray(value[:-1])
-    old = for_space(SPEC.action, logits[:-1]).log_prob(data.actions)
+    old = scipy.special.log_softmax(logits[:-1], axis=-1)
+    old = np.take_along_axis(old, data.actions[..., None], -1)[..., 0]
 
     @jax.jit
-    def loss(params, envs):
+    @jax.grad
+    def gradient(params, envs):
         now, values = step_by_step(agent, dataclasses.replace(state.variables, params=params), data)
         its = jnp.asarray(counts, jnp.float32)[:, envs]
         chosen = jnp.asarray(advantage, jnp.float32)[:, envs]
@@ -95,9 +99,9 @@ def test_minibatches_are_whole_sequences_with_the_memory_rebuilt_step_by_step(ne
     first, second = np.asarray(shuffled_minibatches(key, 1, NUM_ENVS, 2))
     assert sorted([*first, *second]) == list(range(NUM_ENVS))
     one, unravel = ravel_pytree(state.variables.params)
-    g1 = ravel_pytree(jax.grad(loss)(unravel(one), jnp.asarray(first)))[0]
+    g1 = ravel_pytree(gradient(unravel(one), first))[0]
     two = one - share * g1
-    g2 = ravel_pytree(jax.grad(loss)(unravel(two), jnp.asarray(second)))[0]
+    g2 = ravel_pytree(gradient(unravel(two), second))[0]
     # Adam's mean of two gradients, g1 and g2.
     wanted = two - share * (0.09 * g1 + 0.1 * g2) / 0.19
     after, metrics = update(agent, state, on_device(data))

@@ -59,23 +59,33 @@ def make(spec=SPEC, **settings):
     return PPO(spec, **(defaults | GRADIENT_STEP | settings))
 
 
+@jax.jit
+def beside_variables(agent):
+    """A fresh state's other fields: what makes the variables is not even compiled."""
+    state = agent.init(KEY)
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "variables"}
+
+
 def fresh(agent, seed=0):
     """A state whose policy is far from uniform."""
-    state = agent.init(jax.random.key(0))
-    return dataclasses.replace(state, variables=random_variables(state.variables, seed))
+    state = jax.eval_shape(agent.init, KEY)
+    return dataclasses.replace(state, variables=random_variables(state.variables, seed), **beside_variables(agent))
 
 
 def random_variables(variables, seed, *, far=0.2):
-    """Random weights; those of another seed are a little way off, so that ratios are far from 1 and yet finite."""
+    """Random weights; those of another seed are a little way off: ratios are far from 1 and yet finite. Shapes will do."""
     both = [np.random.default_rng(0), np.random.default_rng(seed)]
     share = far if seed else 0.0
     draw = lambda x: sum(c * rng.normal(size=x.shape) for c, rng in zip((0.7, share), both, strict=True))  # noqa: E731
     return dataclasses.replace(variables, params=jax.tree.map(lambda x: jnp.asarray(draw(x), x.dtype), variables.params))
 
 
+answers = jax.jit(lambda network, variables, obs: network.apply(variables, obs)[0], static_argnums=0)
+
+
 def kept_by(network, variables, obs):
     """What a policy with these variables would have kept."""
-    (params, value), _, _ = network.apply(variables, jnp.asarray(obs).reshape(-1, 3))
+    params, value = answers(network, variables, obs.reshape(-1, 3))
     return jax.tree.map(lambda x: np.array(x).reshape(len(obs), -1, *x.shape[1:]), {"value": value, "params": params})
 
 
@@ -93,7 +103,8 @@ def noise(agent, seed=0, ends=0.2, other=1):
         allowed = {name: x | (rng.random(x.shape) < 0.5) for name, x in taken.items()}
         mask = {name: np.concatenate([x, np.ones_like(x[:1])]) for name, x in allowed.items()} | {"steer": None}
         steps = dataclasses.replace(steps, action_mask=mask)
-    info = kept_by(agent.network, random_variables(agent.network.init(KEY, spec), other), steps.obs[:-1])
+    shapes = jax.eval_shape(lambda key: agent.network.init(key, spec), KEY)
+    info = kept_by(agent.network, random_variables(shapes, other), steps.obs[:-1])
     if spec.has_action_mask:
         # What a narrow distribution hardly ever does would make a ratio beyond those that are told apart.
         of = info["params"]["steer"]
@@ -119,15 +130,14 @@ def formula(agent, state, data, weight=None):
     if agent.normalize_advantage:
         mean = np.average(advantage, weights=weight)
         advantage = (advantage - mean) / (np.sqrt(np.average((advantage - mean) ** 2, weights=weight)) + 1e-8)
-    flat = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)).reshape(-1, *x.shape[2:]), tree)  # noqa: E731
-    mask, old = flat((data.action_mask, data.info))
-    action, obs = flat((data.actions, data.obs))
-    advantage, goal, weight = (jnp.asarray(x, jnp.float32).reshape(-1) for x in (advantage, goal, weight))
+    flat = lambda tree: jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)).reshape(-1, *x.shape[2:]), tree)  # noqa: E731
+    advantage, goal, weight = (np.asarray(x, np.float32).reshape(-1) for x in (advantage, goal, weight))
 
     def mean(x):
         return jnp.sum(jnp.where(weight > 0, x, 0.0) * weight) / weight.sum()
 
     def loss(params):
+        mask, old, action, obs = jax.tree.map(jnp.asarray, flat((data.action_mask, data.info, data.actions, data.obs)))
         (out, value), _, _ = agent.network.apply(dataclasses.replace(state.variables, params=params), obs)
         new, before = (for_space(agent.spec.action, p, mask, squash=agent.squash) for p in (out, old["params"]))
         log_prob = new.log_prob(action)
@@ -179,7 +189,7 @@ def gradient_taken(before, after):
 
 
 def check_is_the_formula(agent, state, data, after, metrics, weight=None):
-    gradient, terms = jax.grad(formula(agent, state, data, weight), has_aux=True)(state.variables.params)
+    gradient, terms = jax.jit(jax.grad(formula(agent, state, data, weight), has_aux=True))(state.variables.params)
     gradient = np.asarray(ravel_pytree(gradient)[0])
     for name, term in terms.items():
         np.testing.assert_allclose(metrics[f"train/{name}"], term, rtol=3e-6, atol=1e-6, err_msg=name)
@@ -266,8 +276,8 @@ def on_devices(devices, agent, state, data, weights):
 def divergence(agent, state, after, data):
     """The exact E[KL(π_old ‖ π)] over what counts."""
     new = kept_by(agent.network, after.variables, data.time_steps.obs[:-1])["params"]
-    before, now = (for_space(agent.spec.action, jnp.asarray(p), None) for p in (data.info["params"], new))
-    return float(np.mean(np.asarray(before.kl_divergence(now))[~data.time_steps.last[:-1]]))
+    of = lambda old, new: for_space(agent.spec.action, old, None).kl_divergence(for_space(agent.spec.action, new, None))  # noqa: E731
+    return float(np.mean(np.asarray(jax.jit(of)(data.info["params"], new))[~data.time_steps.last[:-1]]))
 
 
 def test_beta_follows_the_divergence_after_the_update():
@@ -372,7 +382,7 @@ def looped():
             values_when=when,
         )
         body = jax.jit(lambda agent, state: iteration(agent, env, update_on(None), state))
-        state = start(agent, env, KEY)
+        state = jax.jit(lambda agent: start(agent, env, KEY))(agent)
         for _ in range(3):
             state, _, _, metrics = body(agent, state)
         ended[when] = state.agent, metrics
@@ -434,7 +444,7 @@ def test_without_a_clip_range_the_first_step_is_the_plain_policy_gradient():
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), data.actions[counts][:, None], axis=1)[:, 0]
         return -jnp.mean(chosen * jnp.asarray(advantage[counts], jnp.float32))
 
-    gradient = ravel_pytree(jax.grad(plain)(state.variables.params))[0]
+    gradient = ravel_pytree(jax.jit(jax.grad(plain))(state.variables.params))[0]
     np.testing.assert_allclose(gradient_taken(state, after), gradient, rtol=1e-5, atol=1e-6)
     assert "train/clip_fraction" not in metrics and "train/clip_range" not in metrics
 
@@ -563,7 +573,7 @@ def test_A15_pixels_are_scaled_to_between_zero_and_one():
     image = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
     network = nature_cnn(())
     variables = network.init(KEY, EnvSpec(image, Discrete(2)))
-    (_, value), _, _ = network.apply(variables, jnp.full((1, 36, 36, 1), 51, jnp.uint8))
+    _, value = answers(network, variables, np.full((1, 36, 36, 1), 51, np.uint8))
     x = jnp.full((1, 36, 36, 1), 0.2)
     layers = variables.params["actor"]["encoder"]["images"]["all"]["layers"]
     for i, stride in enumerate((4, 2, 1)):

@@ -124,7 +124,7 @@ def test_a_shared_torso_learns_from_the_value_and_a_separate_one_does_not(shared
     def value(params):
         return network.apply(dataclasses.replace(variables, params=params), obs)[0][1].sum()
 
-    gradient = jax.grad(value)(variables.params)
+    gradient = jax.jit(jax.grad(value))(variables.params)
     moved = any(float(jnp.abs(x).max()) > 0 for x in jax.tree.leaves(gradient["actor"]))
     assert moved == shared and ("critic" in variables.params) == (not shared)
     assert float(jnp.abs(gradient["value"]["kernel"]).max()) > 0
@@ -177,7 +177,7 @@ def test_a_deviation_may_depend_on_the_state_and_starts_alike_in_all(shared):
         (action, _), _, _ = network.apply(dataclasses.replace(variables, params=params), obs)
         return action["a"][0]["log_scale"].sum()
 
-    slope = jax.grad(total)(variables.params)
+    slope = jax.jit(jax.grad(total))(variables.params)
     (name,) = variables.params["policy"]["scales"]
     assert float(jnp.abs(slope["policy"]["scales"][name]["kernel"]).min()) > 0
     moved = jax.tree.map(lambda x, g: x + 0.1 * g, variables.params, slope)

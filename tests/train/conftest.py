@@ -1,4 +1,4 @@
-"""The loops compile anew at every call: within one session, equal programs are compiled once."""
+"""The loops keep their last programs only: within one session, equal programs are compiled once."""
 
 import jax
 import pytest

@@ -32,21 +32,26 @@ def time_step(rng, obs=OBS):
     return TimeStep(3 * rng.normal(size=(NUM_ENVS, *obs.shape)).astype(np.float32), reward, *flags)
 
 
+seen_by = jax.jit(lambda normalizer, obs: normalizer.update(obs, jnp.ones(50)))
+
+
 def started(agent, rng):
     """A loop's state with weights and statistics that are not those of the beginning."""
     state = initial(agent, NUM_ENVS, jax.random.key(3), (), jax.tree.map(jnp.asarray, time_step(rng)))
     fresh = state.agent
-    grown = dataclasses.replace(fresh.variables, params=jax.tree.map(lambda x: 3 * x + 0.1, fresh.variables.params))
+    larger = jax.tree.map(lambda x: jnp.asarray(3 * np.asarray(x) + np.float32(0.1)), fresh.variables.params)
+    grown = dataclasses.replace(fresh.variables, params=larger)
     normalizer = fresh.normalizer
     if normalizer is not None:
-        normalizer = normalizer.update(jnp.asarray(2 + 5 * rng.normal(size=(50, 3)), jnp.float32), jnp.ones(50))
+        normalizer = seen_by(normalizer, jnp.asarray(2 + 5 * rng.normal(size=(50, 3)), jnp.float32))
     return dataclasses.replace(state, agent=dataclasses.replace(fresh, variables=grown, normalizer=normalizer))
 
 
+@jax.jit
 def policy_step(agent, state, t, now, carry):
     """What the policy itself answers at step t."""
     words = iteration_keys(state.key, state.iteration, agent.num_steps).act[t]
-    return agent.collect_policy(state.agent).action(jax.tree.map(jnp.asarray, now), carry, philox_key(words))
+    return agent.collect_policy(state.agent).action(now, carry, philox_key(words))
 
 
 def agent_for(action, **settings):
@@ -112,7 +117,8 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
     ids=["activation", "large", "linear", "mask", "integers", "image"],
 )
 def test_what_numpy_has_no_form_of_or_is_slow_at_is_jitted(agent, num_envs):
-    assert not agent.collect_policy(agent.init(jax.random.key(0))).suits_numpy(num_envs)
+    policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))
+    assert not policy.suits_numpy(num_envs)
 
 
 def test_a_nan_observation_still_gives_an_action_of_the_space():

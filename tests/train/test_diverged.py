@@ -18,12 +18,15 @@ from tests.train.sick import Sick, SickOutside
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 STRICT = dataclasses.replace(AGENT, max_bad_steps=3)
+KEYS = jax.random.split(KEY, 3)
+# One object each: a loop keeps its program.
+SICK, SICK_SEEDS = Sick(ENV, KEY), Sick(ENV, KEYS[0], KEYS[2])
 
 
 def sick(loop):
     """An environment for the loop, and an agent for it."""
     if loop == "compiled":
-        return Sick(ENV, KEY), STRICT
+        return SICK, STRICT
     env = envs.make(SickOutside, num_envs=NUM_ENVS, nonfinite="pass")
     # With a normaliser too: what it saw must not be in the agent's part either.
     agent = PPO(env.spec, network=AGENT.network, num_steps=8, num_minibatches=2, normalize_obs=True, max_bad_steps=3)
@@ -92,16 +95,13 @@ def test_A8_T3_resumed_from_a_checkpoint_with_nan_is_uninterrupted(loop, tmp_pat
 
 
 def test_A8_of_several_seeds_those_that_diverge_end_and_the_others_finish():
-    keys = jax.random.split(KEY, 3)
     ill = {0, 2}
     reported = [[], [], []]
     callbacks = [[lambda progress, *_, mine=mine: mine.append(progress.env_steps)] for mine in reported]
     with pytest.warns(UserWarning, match=r"keys\[\d\] has diverged: PPO: 3 updates in a row .* 'reward'") as warned:
-        results = train.compiled_seeds(
-            STRICT, Sick(ENV, *(keys[i] for i in ill)), env_steps=300, keys=keys, callbacks=callbacks, report_every=40
-        )
+        results = train.compiled_seeds(STRICT, SICK_SEEDS, env_steps=300, keys=KEYS, callbacks=callbacks, report_every=40)
     assert len(warned) == 2
-    for i, (key, result) in enumerate(zip(keys, results, strict=True)):
+    for i, (key, result) in enumerate(zip(KEYS, results, strict=True)):
         assert reported[i][-1] == result.progress.env_steps
         if i in ill:
             assert (result.stopped, result.progress.iteration, result.metrics["train/skipped_in_a_row"]) == ("diverged", 3, 3)
@@ -117,7 +117,6 @@ def test_A8_of_several_seeds_those_that_diverge_end_and_the_others_finish():
 
 
 def test_A8_when_all_seeds_have_diverged_training_ends():
-    keys = jax.random.split(KEY, 3)
     with pytest.warns(UserWarning, match="has diverged"):
-        results = train.compiled_seeds(STRICT, Sick(ENV, *keys), env_steps=10**9, keys=keys)
+        results = train.compiled_seeds(STRICT, SICK_SEEDS, env_steps=10**9, keys=KEYS[np.array([0, 2, 0])])
     assert [result.stopped for result in results] == ["diverged"] * 3

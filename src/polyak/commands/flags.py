@@ -32,7 +32,9 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     twice = sorted({flag for flag in flags if flags.count(flag) > 1})
     if twice:
         raise UsageError(f"{', '.join(twice)} is given more than once")
-    return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    # Every flag has its docstring; comments would be looked for in whole files, which takes a third of the time.
+    how = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
+    return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=how)
 
 
 def _canonical(argument: str) -> str:

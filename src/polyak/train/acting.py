@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from polyak.core.python_calls import CallsPython
 from polyak.core.types import Agent, NumPyPolicy, Policy, PolicyStep, PyTree, TimeStep
-from polyak.train.loop import LoopState, iteration_keys
+from polyak.train.loop import LoopState, iteration_keys, kept, shape_of
 from polyak.train.packing import packing
 from polyak.train.philox import philox_key
 
@@ -37,7 +37,22 @@ def acting(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) ->
     # What calls Python calls it the same way from a compiled program, and gets the same answers.
     exact = exact and not isinstance(policy, CallsPython)
     if not exact and isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs):
-        return InNumPy(num_envs)
+        return _in_numpy(num_envs, shape_of((agent, state)))
+    return _jitted(mesh, shape_of((agent, state)))
+
+
+# One for each shape of the arguments, so that only the last few programs are kept.
+
+
+@kept
+def _in_numpy(num_envs: int, shape: tuple[Any, ...]) -> Acting:
+    return InNumPy(num_envs)
+
+
+@kept
+def _jitted(mesh: Mesh | None, shape: tuple[Any, ...]) -> Acting:
+    structure, *leaves = shape
+    agent, state = jax.tree.unflatten(structure, leaves)
     return Jitted(agent, state, mesh)
 
 
@@ -62,12 +77,15 @@ class InNumPy:
 class Jitted:
     """One call a step, with as few arrays as possible: the policy in one vector, keys already on the device, and of the time
     step only what the policy reads. Each array handed over costs 1 to 3 µs.
+
+    Args:
+        agent, state: shapes will do.
+        mesh: of the update.
     """
 
     def __init__(self, agent: Agent, state: LoopState, mesh: Mesh | None) -> None:
-        pack, unpack = packing(jax.eval_shape(agent.collect_policy, state.agent))
-        # Of its own, for the state is donated.
-        time_step = jax.tree.map(jnp.zeros_like, state.time_step)
+        pack, unpack = packing(jax.eval_shape(lambda agent, state: agent.collect_policy(state.agent), agent, state))
+        time_step = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.time_step)
 
         def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, list[Array]]:
             keys = iteration_keys(state.key, state.iteration, agent.num_steps)

@@ -20,7 +20,7 @@ from polyak.train.compiled import start as compiled_start
 from polyak.train.host import collected as host_rollout
 from polyak.train.host import start as host_start
 from polyak.train.hosted import HostedEnv
-from polyak.train.loop import LoopState, check_match, iteration_keys, kept_by_env
+from polyak.train.loop import LoopState, check_match, iteration_keys, kept
 
 
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
@@ -100,7 +100,7 @@ class _Watched:
         return None
 
 
-@kept_by_env
+@kept
 def _programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The jitted program, and what compiles it for a watch."""
 

@@ -30,9 +30,12 @@ from polyak.train.loop import (
     env_reset_key,
     initial,
     iteration_keys,
+    jitted_init,
+    kept,
     learn,
     mesh_over,
     run_env_key,
+    shape_of,
     update_on,
 )
 from polyak.train.philox import philox_key
@@ -86,7 +89,7 @@ def compiled(
     watch = Watch(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, watch.inexact)
     with reporter.compiling():
-        chunk = jax.jit(partial(_chunk, env, mesh, _alone), donate_argnums=1).lower(agent, state, 1, 1).compile()
+        chunk = _program(env, mesh, _alone, shape_of((agent, state))).lower(agent, state, 1, 1).compile()
 
     most, stopped = 1, None
     due = target.next_report(reporter.env_steps)
@@ -149,7 +152,7 @@ def compiled_seeds(
     diverged: dict[int, TrainResult] = {}
     with _all(reporter.compiling() for reporter in learning.values()):
         limits = np.zeros(count, np.uint32)
-        chunk = jax.jit(partial(_chunk, env, None, jax.vmap), donate_argnums=1).lower(agent, state, 1, limits).compile()
+        chunk = _program(env, None, jax.vmap, shape_of((agent, state))).lower(agent, state, 1, limits).compile()
 
     most, stopped = 1, None
     due = target.next_report(0)
@@ -219,7 +222,7 @@ def _all(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
 
 def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
     """The loop's state before the first iteration."""
-    env_state, time_step = jax.jit(env.init)(env_reset_key(run_env_key(key)))
+    env_state, time_step = jitted_init(env)(env_reset_key(run_env_key(key)))
     return initial(agent, env.num_envs, key, env_state, time_step)
 
 
@@ -249,6 +252,12 @@ def collected(agent: Agent, env: Env, state: LoopState, keys: IterationKeys) -> 
     after, (time_steps, actions, info) = jax.lax.scan(step, now, (keys.act, keys.env))
     time_steps = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), state.time_step, time_steps)
     return after, Rollout(time_steps, actions, info, state.carry)
+
+
+@kept
+def _program(env: Env, mesh: Mesh | None, over_seeds: Callable[..., Any], shape: tuple[Any, ...]) -> Any:
+    """`_chunk`, jitted; one function for each shape of its arguments, so that only the last few programs are kept."""
+    return jax.jit(partial(_chunk, env, mesh, over_seeds), donate_argnums=1)
 
 
 def _chunk(

@@ -16,7 +16,7 @@ from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
 from polyak.core.python_calls import CallsPython, Watch, compiling
 from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
-from polyak.train.loop import env_reset_key, env_step_key, kept_by_env
+from polyak.train.loop import env_reset_key, env_step_key, jitted_init, kept
 
 # Steps between looks at whether all episodes are done.
 CHUNK = 256
@@ -169,8 +169,8 @@ def _on_host(
 
 
 def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int) -> Evaluation:
-    init, chunk, compiled = _programs(env)
-    env_state, time_step = init(env_reset_key(env_key))
+    chunk, compiled = _programs(env)
+    env_state, time_step = jitted_init(env)(env_reset_key(env_key))
     now = (env_state, time_step, policy.initial_state(env.num_envs))
     watch = Watch(policy)
     if watch.active:
@@ -189,9 +189,9 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     return tally.result()
 
 
-@kept_by_env
+@kept
 def _programs(env: Env) -> tuple[Callable[..., Any], ...]:
-    """The environment's start, some steps, and these compiled for arguments."""
+    """Some steps, and these compiled for arguments."""
 
     def chunk(
         policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, left: Array
@@ -216,7 +216,7 @@ def _programs(env: Env) -> tuple[Callable[..., Any], ...]:
         return now, t, seen
 
     jitted = jax.jit(chunk)
-    return jax.jit(env.init), jitted, compiling(jitted)
+    return jitted, compiling(jitted)
 
 
 def _check(carry: PyTree, failed: Any, tally: _Tally) -> None:

@@ -25,9 +25,11 @@ from polyak.train.loop import (
     check_match,
     initial,
     iteration_keys,
+    kept,
     learn,
     mesh_over,
     run_env_key,
+    shape_of,
     update_on,
 )
 
@@ -152,8 +154,6 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | No
     Args:
         how: acts once, which warms it too; None: shapes must do, for a policy that calls Python is not called for nothing.
     """
-    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    jitted = jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
     time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
     if how is None:
         acted = jax.eval_shape(_act, agent, state)
@@ -162,7 +162,15 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | No
         acted = jax.tree.map(np.asarray, how.rollout(agent, state)(0, time_step, carry))
     actions, info = (_stacked([tree] * agent.num_steps) for tree in (acted.action, acted.info))
     time_steps = _stacked([time_step] * (agent.num_steps + 1))
-    return jitted.lower(agent, state, time_steps, actions, info, acted.carry).compile()
+    arguments = (agent, state, time_steps, actions, info, acted.carry)
+    return _program(mesh, shape_of(arguments)).lower(*arguments).compile()
+
+
+@kept
+def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
+    """`_learn`, jitted; one function for each shape of its arguments, so that only the last few programs are kept."""
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
 
 
 def _act(agent: Agent, state: LoopState) -> PolicyStep:

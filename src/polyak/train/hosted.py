@@ -1,5 +1,6 @@
 """A JAX environment stepped from the host, with the same keys as in the compiled loop."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Env, PyTree, TimeStep
-from polyak.train.loop import env_reset_key, env_step_key
+from polyak.train.loop import env_reset_key, env_step_key, jitted_init, kept
 
 
 class HostedEnv:
@@ -19,12 +20,7 @@ class HostedEnv:
 
     def __init__(self, env: Env, env_key: PRNGKeyArray) -> None:
         self._env, self._given_key, self._key = env, env_key, env_key
-        self._init = jax.jit(env.init)
-
-        def step(state: PyTree, action: PyTree, env_key: PRNGKeyArray, number: UInt32[Array, ""]) -> tuple[PyTree, TimeStep]:
-            return env.step(state, action, env_step_key(env_key, number))
-
-        self._step = jax.jit(step)
+        self._init, self._step = jitted_init(env), _jitted_step(env)
         self._state: PyTree = None
         self._number = np.uint32(0)
 
@@ -73,3 +69,11 @@ class HostedEnv:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+@kept
+def _jitted_step(env: Env) -> Callable[..., tuple[PyTree, TimeStep]]:
+    def step(state: PyTree, action: PyTree, env_key: PRNGKeyArray, number: UInt32[Array, ""]) -> tuple[PyTree, TimeStep]:
+        return env.step(state, action, env_step_key(env_key, number))
+
+    return jax.jit(step)

@@ -291,16 +291,28 @@ class Reporter:
         return TrainResult(state.agent, state, self.progress, self.metrics, stopped, diagnosis)
 
 
-def kept_by_env(make: Callable[[Any], T]) -> Callable[[Any], T]:
-    """What is made of the last few environments is kept, so that the same one compiles nothing again."""
-    kept = lru_cache(maxsize=8)(make)
+def kept(make: Callable[..., T]) -> Callable[..., T]:
+    """What is made of the last few arguments (an environment, say) is kept, so that equal ones compile nothing again."""
+    remembered = lru_cache(maxsize=8)(make)
 
     @wraps(make)
-    def of(env: Any) -> T:
+    def of(*arguments: Any) -> T:
         try:
-            hash(env)
-        except TypeError:  # it holds arrays
-            return make(env)
-        return kept(env)
+            hash(arguments)
+        except TypeError:  # an environment that holds arrays
+            return make(*arguments)
+        return remembered(*arguments)
 
     return of
+
+
+def shape_of(tree: Any) -> tuple[Any, ...]:
+    """What a program compiled for this tree depends on: structure, settings, shapes and dtypes. To be told apart by `kept`."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, *(jax.typeof(leaf) for leaf in leaves)
+
+
+@kept
+def jitted_init(env: Env) -> Callable[[PRNGKeyArray], tuple[PyTree, TimeStep]]:
+    """The start of a JAX environment."""
+    return jax.jit(env.init)
