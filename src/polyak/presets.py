@@ -190,7 +190,7 @@ def _atari(env_steps: int) -> Mapping[str, Any]:
 
 
 PUBLISHED = "Huang et al. 2022, The 37 implementation details of PPO"
-EIGHT = f"{PUBLISHED}; 8 environments of 256 steps for one of 2,048"
+EIGHT = "Huang et al. 2022, with 8 environments of 256 steps"
 
 PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "CartPole-v1"): Preset(100_000, 8, _cartpole, f"{ZOO}, with rewards normalised"),

@@ -135,14 +135,15 @@ def test_kernels_alone_are_punished_each_by_its_role(network, spec):
     variables = network.init(KEY, spec)
     squares = l2_coefficients(network, variables, spec, COEFFICIENTS)
     params, unravel = ravel_pytree(variables.params)
-    assert squares.shape == params.shape
-    leaves = jax.tree_util.tree_leaves_with_path(unravel(squares))
+    assert squares.keys() == COEFFICIENTS.keys()
     found, kernels = named(network, spec), set()
-    for path, given in leaves:
-        name = jax.tree_util.keystr(path)
-        is_kernel = "kernel" in name or "weight" in name
-        kernels |= {found[name]} if is_kernel else set()
-        np.testing.assert_array_equal(given, np.float32(COEFFICIENTS.get(found[name], 0.0) if is_kernel else 0.0))
+    for role, coefficients in squares.items():
+        assert coefficients.shape == params.shape
+        for path, given in jax.tree_util.tree_leaves_with_path(unravel(coefficients)):
+            name = jax.tree_util.keystr(path)
+            is_its_kernel = found[name] == role and ("kernel" in name or "weight" in name)
+            kernels |= {role} if is_its_kernel else set()
+            np.testing.assert_array_equal(given, np.float32(COEFFICIENTS[role] if is_its_kernel else 0.0))
     assert kernels >= {"policy", "value"}
 
 
@@ -154,7 +155,7 @@ def test_without_a_coefficient_nothing_is_looked_for():
 def test_a_role_without_coefficient_is_free():
     variables = mlp((4,)).init(KEY, SPEC)
     squares = jax.tree.leaves(
-        ravel_pytree(variables.params)[1](l2_coefficients(mlp((4,)), variables, SPEC, {"value": 0.5}))["actor"]
+        ravel_pytree(variables.params)[1](l2_coefficients(mlp((4,)), variables, SPEC, {"value": 0.5})["value"])["actor"]
     )
     assert not any(x.any() for x in squares)
 

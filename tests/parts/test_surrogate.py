@@ -85,8 +85,13 @@ def test_every_term_by_hand():
 
 
 def test_the_penalties_by_hand():
-    squares = jnp.array([0.0, 2.0, 0.0, 3.0])
-    penalised, params = make(kl_beta=0.5, kl_cutoff_coef=100.0, kl_cutoff_factor=2.0, squares=squares)
+    squares, of_policy = jnp.array([0.0, 2.0, 0.0, 3.0]), np.array([True, True, True, False])
+    penalised, params = make(
+        kl_beta=0.5,
+        kl_cutoff_coef=100.0,
+        kl_cutoff_factor=2.0,
+        squares={"policy": jnp.where(of_policy, squares, 0.0), "value": jnp.where(of_policy, 0.0, squares)},
+    )
     plain, _ = make()
     gradient, terms = loss_of(penalised, params)
     gradient_of_plain, terms_of_plain = loss_of(plain, params)
@@ -96,7 +101,7 @@ def test_the_penalties_by_hand():
         "l2_loss": 2 * np.log(NEW[1]) ** 2 + 3 * VALUE**2,
     }
     assert pytest.approx(0.09151624, abs=5e-8) == KL
-    for name, number in wanted.items():
+    for name, number in (wanted | {"l2_policy_loss": 2 * np.log(NEW[1]) ** 2, "l2_value_loss": 3 * VALUE**2}).items():
         assert float(terms[name]) == pytest.approx(number, rel=1e-5), name
     assert float(terms["loss"]) == pytest.approx(float(terms_of_plain["loss"]) + sum(wanted.values()), rel=1e-5)
     # The divergence's gradient by the logits is π - π_old.

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.train.loop import Target, env_reset_key, env_step_key, iteration_keys, mesh_over, run_env_key
+from polyak.core.types import Env
+from polyak.envs.autoreset import AutoReset
+from polyak.train.loop import Target, env_reset_key, env_step_key, iteration_keys, kept, mesh_over, run_env_key
 from tests.train.setting import AGENT, ENV, KEY, run
 
 
@@ -69,3 +71,17 @@ def test_a_training_that_is_done_already_only_says_so():
     again = run("compiled", env_steps=60, resume_from=result.loop_state, env_steps_done=result.progress.env_steps)
     assert again.stopped is None and again.progress.env_steps == result.progress.env_steps and again.progress.fps == 0
     assert AGENT.policy(again.state).predict(np.zeros(4))[0] in (0, 1) and ENV.num_envs == 4
+
+
+class Ordinary:
+    """Equal to itself, whatever is written to it."""
+
+    spec, num_envs = ENV.spec, 2
+    init = step = reset = observe = print
+
+
+def test_what_is_made_of_an_environment_is_kept_unless_it_may_have_changed():
+    made = kept(lambda env: [])
+    assert isinstance(Ordinary(), Env)
+    for env, keeps in ((ENV, True), (Ordinary(), False), (AutoReset(Ordinary()), False)):
+        assert (made(env) is made(env)) == keeps

@@ -27,7 +27,7 @@ from polyak.parts.normalizer import ObsNormalizer, RewardScaler, can_normalize
 from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.parts.recurrent import RecurrentActorCritic
-from polyak.parts.regularization import check_kernels, l2_coefficients
+from polyak.parts.regularization import Role, check_kernels, l2_coefficients
 from polyak.parts.rows import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
 from polyak.parts.surrogate import Surrogate
 
@@ -393,6 +393,6 @@ class PPO:
         return self.network
 
     @property
-    def _l2(self) -> dict[str, Scalar]:
-        named = (("policy", self.l2_policy), ("value", self.l2_value), ("shared", self.l2_shared))
-        return {role: c for role, c in named if c is not None and (not isinstance(c, int | float) or c)}
+    def _l2(self) -> dict[Role, Scalar]:
+        named: dict[Role, Scalar | None] = {"policy": self.l2_policy, "value": self.l2_value, "shared": self.l2_shared}
+        return {role: c for role, c in named.items() if c is not None and (not isinstance(c, int | float) or c)}

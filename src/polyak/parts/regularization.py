@@ -41,9 +41,9 @@ def roles(network: Network, variables: Variables, spec: EnvSpec) -> PyTree:
 
 
 def l2_coefficients(
-    network: Network, variables: Variables, spec: EnvSpec, coefficients: Mapping[str, Scalar]
-) -> Float[Array, " n"] | None:
-    """For each entry of the raveled parameters, the coefficient of its square: its role's for kernels, 0 for all else.
+    network: Network, variables: Variables, spec: EnvSpec, coefficients: Mapping[Role, Scalar]
+) -> dict[Role, Float[Array, " n"]] | None:
+    """By role, for each entry of the raveled parameters, the coefficient of its square: 0 for all but the role's kernels.
 
     Kernels are what has two axes or more, but for what is called a bias or the logarithm of a deviation. None without
     coefficients.
@@ -51,14 +51,18 @@ def l2_coefficients(
     if not coefficients:
         return None
 
-    def leaf(path: Any, x: Array, role: Role) -> Array:
-        return jnp.full(x.shape, coefficients.get(role, 0.0) if _is_kernel(path, x) else 0.0, jnp.float32)
+    its_role = roles(network, variables, spec)
 
-    tree = jax.tree_util.tree_map_with_path(leaf, variables.params, roles(network, variables, spec))
-    return ravel_pytree(tree)[0]
+    def of(wanted: Role, coefficient: Scalar) -> Array:
+        def leaf(path: Any, x: Array, role: Role) -> Array:
+            return jnp.full(x.shape, coefficient if role == wanted and _is_kernel(path, x) else 0.0, jnp.float32)
+
+        return ravel_pytree(jax.tree_util.tree_map_with_path(leaf, variables.params, its_role))[0]
+
+    return {role: of(role, coefficient) for role, coefficient in coefficients.items()}
 
 
-def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Mapping[str, Scalar]) -> None:
+def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Mapping[Role, Scalar]) -> None:
     """Refuse a coefficient of kernels that the network does not have; nothing is computed.
 
     Raises:

@@ -1,7 +1,7 @@
 """The loss of PPO: a surrogate of the policy's improvement, the value's error, an entropy bonus, and penalties."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -14,6 +14,7 @@ from polyak.ops.devices import sum_over_devices
 from polyak.ops.distributions import Distribution
 from polyak.ops.kl_penalty import kl_cutoff, kl_cutoff_slope
 from polyak.parts.minibatches import accumulate
+from polyak.parts.regularization import Role
 from polyak.parts.rows import ActorCriticModel, Rows
 
 
@@ -78,7 +79,7 @@ class Surrogate:
         rows_at: what an epoch learns from that begins with these variables.
         clip_range: ε, or None.
         kl_beta: β, or None.
-        squares: c_i for each parameter, or None.
+        squares: by role, c_i for each parameter; or None.
         axis_name: the mesh axis that rows are spread over.
     """
 
@@ -89,7 +90,7 @@ class Surrogate:
     rows_at: Callable[[Variables], Rows]
     clip_range: Float[Array, ""] | None
     kl_beta: Float[Array, ""] | None
-    squares: Float[Array, " n"] | None
+    squares: Mapping[Role, Float[Array, " n"]] | None
     axis_name: str | None
 
     def variables(self, params: Float[Array, " n"]) -> Variables:
@@ -149,9 +150,10 @@ class Surrogate:
         if known is not None:
             terms = terms | {"kl_cutoff_loss": known["value"], "loss": terms["loss"] + known["value"]}
         if self.squares is not None:
-            punished = jnp.sum(self.squares * jnp.square(params))
-            gradient = gradient + 2.0 * self.squares * params
-            terms = terms | {"l2_loss": punished, "loss": terms["loss"] + punished}
+            each = {f"l2_{role}_loss": jnp.sum(c * jnp.square(params)) for role, c in self.squares.items()}
+            punished = sum(each.values(), jnp.float32(0.0))
+            gradient = gradient + 2.0 * sum(self.squares.values(), jnp.float32(0.0)) * params
+            terms = terms | each | {"l2_loss": punished, "loss": terms["loss"] + punished}
         return gradient, terms
 
     def stops(self, terms: Terms) -> Bool[Array, ""]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
@@ -292,11 +292,17 @@ class Reporter:
 
 
 def kept(make: Callable[..., T]) -> Callable[..., T]:
-    """What is made of the last few arguments (an environment, say) is kept, so that equal ones compile nothing again."""
+    """What is made of the last few arguments (an environment, say) is kept, so that equal ones compile nothing again.
+
+    Not of an environment that may have changed since: frozen dataclasses are told apart by what they hold, other objects are
+    equal to themselves whatever was written to them.
+    """
     remembered = lru_cache(maxsize=8)(make)
 
     @wraps(make)
     def of(*arguments: Any) -> T:
+        if any(isinstance(x, Env) and _may_change(x) for x in arguments):
+            return make(*arguments)
         try:
             hash(arguments)
         except TypeError:  # an environment that holds arrays
@@ -304,6 +310,12 @@ def kept(make: Callable[..., T]) -> Callable[..., T]:
         return remembered(*arguments)
 
     return of
+
+
+def _may_change(x: Any) -> bool:
+    inner = [getattr(x, field.name) for field in fields(x)] if is_dataclass(x) else []
+    by_identity: Any = object.__hash__
+    return type(x).__hash__ is by_identity or any(map(_may_change, inner))
 
 
 def shape_of(tree: Any) -> tuple[Any, ...]:
