@@ -388,7 +388,7 @@ def test_policies_around_two_objects_follow_each_other_by_name():
     assert moved.action(time_step(jnp.ones((B, 2))), (), KEY).action.tolist() == [[0.25]] * B and moved.side is target.side
     # Without variables there is nothing that could follow.
     online, target = PythonPolicy(lambda obs: obs[:, :1], BOX), PythonPolicy(lambda obs: obs[:, 1:], BOX)
-    assert soft_update(online, target, 1.0, match="name").side is target.side
+    assert soft_update(online, target, 1.0).side is target.side
 
 
 def test_clipped_actions_are_counted():

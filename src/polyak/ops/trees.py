@@ -48,7 +48,8 @@ def check_same_tree(
     if [name for name, _ in left] != [name for name, _ in right]:
         _refuse_names(left, right, what, sides)
     structures = flatten(a)[1], flatten(b)[1]
-    if structures[0] != structures[1]:
+    # Of trees without leaves (two Python policies, say) nothing can fail to fit.
+    if left and structures[0] != structures[1]:
         raise ValueError(
             f"{what}: the names of all leaves agree, but containers or static fields differ: {sides[0]} is "
             f"{_short(structures[0])}, {sides[1]} is {_short(structures[1])}; they must match{otherwise}. Nothing was changed."
