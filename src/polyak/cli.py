@@ -18,7 +18,8 @@ commands:
 The name of an environment says where it lives: CartPole-v1, HalfCheetah-v5 are Gymnasium's and step on the host;
 jax/CartPole-v1 is polyak's own and gymnax/... are gymnax's: they run compiled, with the agent, as one program.
 
-exit codes: 0 done, 1 something went wrong while running, 2 wrong use, 130 Ctrl-C, 143 SIGTERM, 129 the terminal was closed
+exit codes: 0 done, 1 something went wrong while running, 2 wrong use, 130 Ctrl-C, 143 SIGTERM, 129 the terminal was closed,
+141 nobody reads the output on
 """
 
 
@@ -26,11 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
         code = _run(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is after `>&-`
+            sys.stdout.flush()
     except BrokenPipeError:
-        from polyak.commands.interrupts import silence
+        from polyak.commands.interrupts import nobody_reads, silence
 
-        # Nobody reads on, as after `| head`. What shells say of a program that SIGPIPE ends.
+        if not nobody_reads(sys.stdout.fileno()):
+            raise
         silence(sys.stdout.fileno())
         return 141
     return code

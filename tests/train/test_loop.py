@@ -1,5 +1,6 @@
 """What all loops share: keys, targets, meshes."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -9,7 +10,8 @@ import pytest
 
 from polyak.core.types import Env
 from polyak.envs.autoreset import AutoReset
-from polyak.train.loop import Target, env_reset_key, env_step_key, iteration_keys, kept, mesh_over, run_env_key
+from polyak.parts.adapters import FlaxNNX
+from polyak.train.loop import Target, env_reset_key, env_step_key, iteration_keys, kept, mesh_over, run_env_key, shape_of
 from tests.train.setting import AGENT, ENV, KEY, run
 
 
@@ -85,3 +87,14 @@ def test_what_is_made_of_an_environment_is_kept_unless_it_may_have_changed():
     assert isinstance(Ordinary(), Env)
     for env, keeps in ((ENV, True), (Ordinary(), False), (AutoReset(Ordinary()), False)):
         assert (made(env) is made(env)) == keeps
+
+
+def test_what_is_made_of_an_agent_is_kept_unless_a_setting_may_have_changed():
+    class Network:
+        init = apply = print
+
+    made, state = kept(lambda shape: []), jnp.zeros(2)
+    for network, keeps in ((AGENT.network, True), (FlaxNNX(print), True), (Network(), False)):
+        agent = dataclasses.replace(AGENT, network=network)
+        assert (made(shape_of(agent, state)) is made(shape_of(agent, state))) == keeps
+        assert made(shape_of(agent, state)) is not made(shape_of(agent, state[:1]))

@@ -395,4 +395,4 @@ class PPO:
     @property
     def _l2(self) -> dict[Role, Scalar]:
         named: dict[Role, Scalar | None] = {"policy": self.l2_policy, "value": self.l2_value, "shared": self.l2_shared}
-        return {role: c for role, c in named.items() if c is not None and (not isinstance(c, int | float) or c)}
+        return {role: coefficient for role, coefficient in named.items() if coefficient is not None}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
@@ -95,6 +96,13 @@ def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupt
         os.close(write_end)
         watcher.join(timeout=1.0)
         os.close(read_end)
+
+
+def nobody_reads(descriptor: int) -> bool:
+    """It is a pipe whose other end is closed, as after `| head`."""
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    return any(events & select.POLLERR for _, events in poller.poll(0))
 
 
 def silence(*descriptors: int) -> None:

@@ -51,6 +51,13 @@ class GymnaxDynamics:
         self.obs_dtype = obs_space.dtype
         self.spec = EnvSpec(obs_space, _action_space(env.action_space(params), id), id)
 
+    def __eq__(self, other: object) -> bool:
+        # Loops keep the programs of equal environments; gymnax's own objects hold nothing that changes.
+        return isinstance(other, GymnaxDynamics) and (self.env, self.params) == (other.env, other.params)
+
+    def __hash__(self) -> int:
+        return hash((self.env, self.spec.id))
+
     def reset(self, key: PRNGKeyArray, num_envs: int) -> GymnaxState:
         """States in which episodes begin."""
         keys = jax.random.split(key, num_envs)

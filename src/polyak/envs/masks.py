@@ -72,10 +72,13 @@ def mask_of_row(space: Any, masks: Any, row: int, num_envs: int, where: str) -> 
         given = {key: masks.get(f"_{key}") for key in masks if key in space.spaces or f"_{key}" in masks}
         parts = {key: space.spaces.get(key) for key, who in given.items() if who is None or who[row]}
         return {key: mask_of_row(part, masks[key], row, num_envs, where) for key, part in parts.items()}
+    if masks is None:
+        return None
     # A tuple may as well be one array [B, n] for each part, which must not be taken for rows.
     rows = not isinstance(masks, dict) and (isinstance(space, gym.Discrete) or not isinstance(masks, tuple))
-    if not rows or len(masks) != num_envs:
-        got = f"{type(masks).__name__} of length {len(masks)}"
+    length = len(masks) if isinstance(masks, dict | tuple | list) or np.ndim(masks) > 0 else None
+    if not rows or length != num_envs:
+        got = type(masks).__name__ + ("" if length is None else f" of length {length}")
         raise ValueError(f"{where}: the action_mask of a vector environment must be an array of {num_envs} rows, got {got}")
     return masks[row]
 
@@ -103,7 +106,8 @@ def _check_tree(space: Any, mask: Any, what: str) -> None:
 
 def _entries(mask: Any, sizes: list[int], what: str) -> list[Any]:
     """The masks of a MultiDiscrete's entries."""
-    if isinstance(mask, tuple | list) or np.ndim(mask) == 2:
+    is_flat = isinstance(mask, tuple | list) and all(np.ndim(entry) == 0 for entry in mask)
+    if not is_flat and (isinstance(mask, tuple | list) or np.ndim(mask) == 2):
         entries = list(mask)
         if len(entries) == len(sizes):
             return entries
@@ -122,10 +126,10 @@ def _flags(mask: Any, n: int, what: str, over: bool) -> Flags:
         array = np.asarray(mask)
     except ValueError as error:
         raise ValueError(f"{what} is no array: {error}") from None
-    if over and not array.any():
-        return np.ones(n, bool)
     if array.shape != (n,):
         raise ValueError(f"{what} must have shape {(n,)}, got {array.shape}")
+    if over and not array.any():
+        return np.ones(n, bool)
     if array.dtype != bool and (array.dtype.kind not in "iu" or not np.all((array == 0) | (array == 1))):
         raise ValueError(f"{what} must hold bools (or 0 and 1), got {array.tolist()}")
     if not array.any():

@@ -13,8 +13,8 @@ from polyak.ops.devices import sum_over_devices
 Numbers: TypeAlias = Shaped[Array, "..."] | Shaped[np.ndarray, "..."]
 Weights: TypeAlias = Float[Array, "*batch"] | Bool[Array, "*batch"] | Float[np.ndarray, "*batch"] | Bool[np.ndarray, "*batch"]
 
-# The variance of equal numbers may come out as this share of their square: a few units in the last place of float32.
-ROUNDING = 1e-13
+# The variance of equal numbers may come out as this share of their square: float32 rounds to 2⁻²⁴.
+ROUNDING = 2.0**-48
 
 
 @struct

@@ -52,7 +52,7 @@ class Layers(Protocol):
 
     @property
     def orthogonal(self) -> bool:
-        """Orthogonal dense weights with gain √2, 0.01 in the policy's head, 1 in the value's; else LeCun normal."""
+        """Orthogonal dense weights with gain √2, 0.01 in the policy's head, 1 in the value's; else as PyTorch's."""
         ...
 
     @property

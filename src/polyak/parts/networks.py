@@ -117,9 +117,14 @@ def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) ->
                 f"network: {name} must be float32 (a network that computes in another precision casts it), got {leaf.dtype}"
             )
     try:
-        jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
+        mode = jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"network: its action_params do not fit {spec.action}: {error}") from error
+    got, wanted = (jax.tree.map(jnp.shape, tree) for tree in (mode, zeros(spec.action, (rows,))))
+    if got != wanted:
+        raise ValueError(
+            f"network: actions for {rows} observations must have the shapes {wanted}, its action_params give {got}"
+        )
 
 
 class _ActorCriticModule(nnx.Module):

@@ -30,7 +30,8 @@ Numbers: TypeAlias = npt.NDArray[Any]
 CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "b"}
 KINDS = {"f": "floats or integers", "i": "integers or bools", "u": "integers or bools", "b": "bools"}
 
-UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+# Of a signed integer: the unsigned one of its width, and its own greatest number.
+UNSIGNED = {np.dtype(f"i{size}"): (np.dtype(f"u{size}"), np.iinfo(f"i{size}").max) for size in (1, 2, 4, 8)}
 # So many numbers are looked at faster in Python than in NumPy.
 FEW = 8
 
@@ -206,8 +207,9 @@ def _within(wanted: Wanted, array: Numbers) -> bool:
     if len(flat) <= FEW:
         return all(low <= number <= high for number in flat.tolist())
     if low == 0 and array.dtype in UNSIGNED:
-        # Without their sign, negative numbers are the greatest: one look instead of two.
-        return bool(np.maximum.reduce(flat.view(UNSIGNED[array.dtype])) <= high)
+        unsigned, greatest = UNSIGNED[array.dtype]
+        # Read without their sign, negative numbers are greater than all others: one look instead of two.
+        return bool(np.maximum.reduce(flat.view(unsigned)) <= min(high, greatest))
     return bool(np.minimum.reduce(flat) >= low and np.maximum.reduce(flat) <= high)
 
 

@@ -78,8 +78,8 @@ def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Map
         )
         if _is_kernel(path, leaf)
     }
-    for role in coefficients:
-        if role not in found:
+    for role, coefficient in coefficients.items():
+        if role not in found and not (isinstance(coefficient, int | float) and coefficient == 0):
             there = ", ".join(sorted(found)) or "none"
             raise ValueError(f"{owner}: l2_{role} must be None for a network without {role} kernels; it has {there}")
 

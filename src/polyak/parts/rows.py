@@ -201,8 +201,17 @@ def not_finite(rows: Rows, value: Float[Array, "times B"], rollout: Rollout, axi
 
 
 def counted(rows: Rows, rollout: Rollout) -> Bool[Array, "T B"]:
-    """The `[T, B]` rows that can reach a loss: in a sequence also one without weight is remembered, if another has some."""
-    return rollout.valid & (rows.weight > 0).any(0)[None] if rows.sequences else rows.weight > 0
+    """The `[T, B]` rows that can reach a loss: those with weight, and in a sequence those that one of them remembers."""
+    weighs = rows.weight > 0
+    if not rows.sequences:
+        return weighs
+
+    def back(later: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        weighs, first = row
+        return (weighs | later) & ~first, weighs | later
+
+    _, remembered = jax.lax.scan(back, jnp.zeros_like(weighs[0]), (weighs, rollout.first), reverse=True)
+    return rollout.valid & remembered
 
 
 def hidden(rows: Rows, rollout: Rollout, *, at_once: bool) -> Rows:

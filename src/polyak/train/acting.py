@@ -37,8 +37,8 @@ def acting(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) ->
     # What calls Python calls it the same way from a compiled program, and gets the same answers.
     exact = exact and not isinstance(policy, CallsPython)
     if not exact and isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs):
-        return _in_numpy(num_envs, shape_of((agent, state)))
-    return _jitted(mesh, shape_of((agent, state)))
+        return _in_numpy(num_envs, shape_of(agent, state))
+    return _jitted(mesh, shape_of(agent, state))
 
 
 # One for each shape of the arguments, so that only the last few programs are kept.
@@ -51,7 +51,7 @@ def _in_numpy(num_envs: int, shape: tuple[Any, ...]) -> Acting:
 
 @kept
 def _jitted(mesh: Mesh | None, shape: tuple[Any, ...]) -> Acting:
-    structure, *leaves = shape
+    structure, leaves, _ = shape
     agent, state = jax.tree.unflatten(structure, leaves)
     return Jitted(agent, state, mesh)
 

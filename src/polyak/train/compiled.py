@@ -89,7 +89,7 @@ def compiled(
     watch = Watch(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, watch.inexact)
     with reporter.compiling():
-        chunk = _program(env, mesh, _alone, shape_of((agent, state))).lower(agent, state, 1, 1).compile()
+        chunk = _program(env, mesh, _alone, shape_of(agent, state)).lower(agent, state, 1, 1).compile()
 
     most, stopped = 1, None
     due = target.next_report(reporter.env_steps)
@@ -152,7 +152,7 @@ def compiled_seeds(
     diverged: dict[int, TrainResult] = {}
     with _all(reporter.compiling() for reporter in learning.values()):
         limits = np.zeros(count, np.uint32)
-        chunk = _program(env, None, jax.vmap, shape_of((agent, state))).lower(agent, state, 1, limits).compile()
+        chunk = _program(env, None, jax.vmap, shape_of(agent, state)).lower(agent, state, 1, limits).compile()
 
     most, stopped = 1, None
     due = target.next_report(0)

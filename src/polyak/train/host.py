@@ -163,7 +163,7 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | No
     actions, info = (_stacked([tree] * agent.num_steps) for tree in (acted.action, acted.info))
     time_steps = _stacked([time_step] * (agent.num_steps + 1))
     arguments = (agent, state, time_steps, actions, info, acted.carry)
-    return _program(mesh, shape_of(arguments)).lower(*arguments).compile()
+    return _program(mesh, shape_of(*arguments)).lower(*arguments).compile()
 
 
 @kept

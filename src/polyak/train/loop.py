@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, wraps
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeVar
 
 import jax
@@ -301,27 +302,37 @@ def kept(make: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(make)
     def of(*arguments: Any) -> T:
-        if any(isinstance(x, Env) and _may_change(x) for x in arguments):
+        if any(isinstance(x, Env) and may_change(x) for x in arguments):
             return make(*arguments)
         try:
             hash(arguments)
-        except TypeError:  # an environment that holds arrays
+        except TypeError:  # an environment that holds arrays, or an agent that may change
             return make(*arguments)
         return remembered(*arguments)
 
     return of
 
 
-def _may_change(x: Any) -> bool:
-    inner = [getattr(x, field.name) for field in fields(x)] if is_dataclass(x) else []
+def may_change(x: Any) -> bool:
+    """An ordinary object is equal to itself whatever has been written to it, also where a dataclass or a tuple holds it."""
+    if x is None or isinstance(x, type | FunctionType | BuiltinFunctionType):
+        return False
+    inner = list(x) if isinstance(x, tuple | frozenset) else []
+    if is_dataclass(x):
+        inner = [getattr(x, field.name) for field in fields(x)]
+        if not all(field.compare for field in fields(x)):
+            return True
     by_identity: Any = object.__hash__
-    return type(x).__hash__ is by_identity or any(map(_may_change, inner))
+    return type(x).__hash__ is by_identity or any(map(may_change, inner))
 
 
-def shape_of(tree: Any) -> tuple[Any, ...]:
-    """What a program compiled for this tree depends on: structure, settings, shapes and dtypes. To be told apart by `kept`."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, *(jax.typeof(leaf) for leaf in leaves)
+def shape_of(agent: Agent, *others: Any) -> tuple[Any, ...]:
+    """What a program of an agent and what it is given depends on, for `kept`: structure, settings, shapes and dtypes.
+
+    It cannot be hashed, so that nothing is kept, where a setting (a network of one's own) may change.
+    """
+    leaves, structure = jax.tree.flatten((agent, *others))
+    return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if may_change(agent) else None
 
 
 @kept
