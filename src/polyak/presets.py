@@ -201,7 +201,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "LunarLanderContinuous-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
     ("ppo", "BipedalWalker-v3"): Preset(5_000_000, 32, _bipedal_walker, ZOO),
     ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 1, _half_cheetah, ZOO),
-    # The Zoo's settings (a deviation of 0.14 from the start) learned to stand: 167 was left after a million steps.
+    # One seed of the Zoo's settings (a deviation of 0.14 from the start) learned to stand: 167 after a million steps.
     ("ppo", "Hopper-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _walker, ZOO),
     ("ppo", "Ant-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
