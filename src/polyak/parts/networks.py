@@ -97,11 +97,11 @@ def network_for(spec: EnvSpec) -> ActorCritic:
 
 
 def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) -> None:
-    """Refuse a network that does not answer `(action_params, value)` a value for each row, in float32; nothing is computed.
+    """Refuse a network that does not answer `(action_params, value)` in float32, of as many rows; nothing is computed.
 
     Raises:
         TypeError: it answers something else, or in another precision.
-        ValueError: the value has another shape than `[B]`, or the action parameters do not fit the action space.
+        ValueError: the value has another shape than `[B]`, or the action parameters are not those of B actions.
     """
     rows = 2
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))

@@ -114,7 +114,7 @@ class PythonSide:
         if self.batched:
             action = self.actions.batch(self._answer(target, (shown,), seed), _length(shown))
         else:
-            (action,) = self._stacked(target, (shown,), _length(shown), seed, _alone, (self.actions,))
+            (action,) = self._asked(target, (shown,), _length(shown), seed, _alone, (self.actions,))
         self._refuse_forbidden(action, mask)
         return action
 
@@ -156,26 +156,14 @@ class PythonSide:
         parts_of: Callable[[Any], tuple[Any, ...]],
         against: tuple[Answers, ...],
     ) -> list[PyTree]:
-        """The parts of its answer for a batch of that size, after the checks."""
-        if not self.batched:
-            return self._stacked(function, given, size, seed, parts_of, against)
-        answer = self._answer(function, given, seed)
-        return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
-
-    def _stacked(
-        self,
-        function: Callable[..., Any],
-        given: tuple[Any, ...],
-        size: int,
-        seeds: Any,
-        parts_of: Callable[[Any], tuple[Any, ...]],
-        against: tuple[Answers, ...],
-    ) -> list[PyTree]:
-        """Likewise of an unbatched policy, asked once for each environment."""
+        """The parts of its answer for a batch of that size, after the checks; of an unbatched policy stacked."""
+        if self.batched:
+            answer = self._answer(function, given, seed)
+            return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
 
         def rows_for(i: int) -> list[Any]:
             try:
-                answer = self._answer(function, _row(given, i), None if seeds is None else seeds[i])
+                answer = self._answer(function, _row(given, i), None if seed is None else seed[i])
             except BaseException as error:
                 error.add_note(f"for environment {i}")
                 raise

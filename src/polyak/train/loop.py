@@ -302,7 +302,7 @@ def kept(make: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(make)
     def of(*arguments: Any) -> T:
-        if any(isinstance(x, Env) and may_change(x) for x in arguments):
+        if any(isinstance(x, Env) and _may_change(x) for x in arguments):
             return make(*arguments)
         try:
             hash(arguments)
@@ -313,7 +313,7 @@ def kept(make: Callable[..., T]) -> Callable[..., T]:
     return of
 
 
-def may_change(x: Any) -> bool:
+def _may_change(x: Any) -> bool:
     """An ordinary object is equal to itself whatever has been written to it, also where a dataclass or a tuple holds it."""
     if x is None or isinstance(x, type | FunctionType | BuiltinFunctionType):
         return False
@@ -323,7 +323,7 @@ def may_change(x: Any) -> bool:
         if not all(field.compare for field in fields(x)):
             return True
     by_identity: Any = object.__hash__
-    return type(x).__hash__ is by_identity or any(map(may_change, inner))
+    return type(x).__hash__ is by_identity or any(map(_may_change, inner))
 
 
 def shape_of(agent: Agent, *others: Any) -> tuple[Any, ...]:
@@ -332,7 +332,7 @@ def shape_of(agent: Agent, *others: Any) -> tuple[Any, ...]:
     It cannot be hashed, so that nothing is kept, where a setting (a network of one's own) may change.
     """
     leaves, structure = jax.tree.flatten((agent, *others))
-    return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if may_change(agent) else None
+    return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if _may_change(agent) else None
 
 
 @kept
