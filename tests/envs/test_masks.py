@@ -2,6 +2,7 @@
 
 import functools
 
+import gymnasium.spaces as gym
 import jax
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from polyak import envs, train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete, MultiDiscrete, map_space
+from polyak.envs.masks import mask_of_row, read_masks
 from polyak.parts.networks import mlp
 from tests.envs import toys
 
@@ -199,3 +201,15 @@ def test_ppo_trains_and_never_takes_what_is_forbidden():
     agent = PPO(env.spec, network=mlp((4,)), num_steps=16, num_epochs=1, num_minibatches=1, learning_rate=0.1)
     result = train.host(agent, env, env_steps=96, key=jax.random.key(0))
     assert result.progress.iteration >= 3 and np.isfinite(result.metrics["train/loss"])
+
+
+def test_a_flat_list_is_a_mask_and_none_in_a_vector_environments_tree_is_none():
+    entries = gym.MultiDiscrete([2, 3])
+    np.testing.assert_array_equal(read_masks(entries, [1, 0, 1, 1, 1], "here"), [[True, False, True, True, True]])
+    both = gym.Dict({"a": gym.Discrete(2), "b": gym.Discrete(3)})
+    row = mask_of_row(both, {"a": np.array([[1, 0], [0, 1]]), "b": None}, 1, 2, "here")
+    assert row["a"].tolist() == [0, 1] and row["b"] is None
+    with pytest.raises(ValueError, match="here: the action_mask of a vector environment must be an array of 2 rows, got int"):
+        mask_of_row(gym.Discrete(2), 1, 0, 2, "here")
+    with pytest.raises(ValueError, match=r"must have shape \(3,\), got \(7,\)"):
+        read_masks(gym.Discrete(3), np.zeros(7), "here", over=True)
