@@ -18,13 +18,18 @@ from polyak.runs import read_config, run_key
 SETTINGS = "--hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
 
 
+def environment(jax_cache=None):
+    """Of a process with one device, and of one memory of compiled programs with others."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax_cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, "JAX_NUM_CPU_DEVICES": "1", **(cache if jax_cache else {})}
+
+
 def start(arguments, directory, jax_cache=None):
     """`polyak ARGUMENTS` in a new process."""
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax_cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return subprocess.Popen(
         [sys.executable, "-m", "polyak", *arguments.split()],
         cwd=directory,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", **(cache if jax_cache else {})},
+        env=environment(jax_cache),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

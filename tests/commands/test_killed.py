@@ -7,7 +7,8 @@ import time
 import pytest
 
 from polyak.io.run import open_run
-from tests.commands.processes import SETTINGS, finish, last_checkpoint, rows, start, wait_until
+from tests.commands.fork_server import ForkServer
+from tests.commands.processes import SETTINGS, environment, finish, last_checkpoint, rows, start, wait_until
 
 # These take seconds: much of them goes into a report and a checkpoint every hundred env steps.
 ENV_STEPS = {"jax/CartPole-v1": 20_000, "CartPole-v1": 5_000}
@@ -15,8 +16,16 @@ TRAIN = f"--report-every 100 --checkpoint-every 100 {SETTINGS}"
 
 
 @pytest.fixture(scope="module")
+def forks(jax_cache):
+    """Where commands are forked, nearly two seconds sooner each."""
+    server = ForkServer(environment(jax_cache))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, jax_cache):
-    """A run of each environment that nobody disturbed."""
+    """A run of each environment that nobody disturbed, in a process of another hash seed than the forks'."""
     directory = tmp_path_factory.mktemp("uninterrupted")
 
     def run(env):
@@ -32,10 +41,10 @@ def uninterrupted(tmp_path_factory, jax_cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("env", "kills"), [("jax/CartPole-v1", 10), ("CartPole-v1", 2)])
-def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(env, kills, tmp_path, jax_cache, uninterrupted):
+def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(env, kills, tmp_path, forks, uninterrupted):
     moments = random.Random(kills)
     run = tmp_path / "run"
-    process = start(f"train ppo {env} --run-dir run --env-steps {ENV_STEPS[env]} {TRAIN}", tmp_path, jax_cache)
+    process = forks.start(f"train ppo {env} --run-dir run --env-steps {ENV_STEPS[env]} {TRAIN}", tmp_path)
     seen = []
     for kill in range(kills):
         if kill == 1:
@@ -48,7 +57,7 @@ def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(en
         assert process.wait() == -signal.SIGKILL
         process.stdout.close()
         seen.append(rows(run))
-        process = start("resume run --eval-episodes 2", tmp_path, jax_cache)
+        process = forks.start("resume run --eval-episodes 2", tmp_path)
     code, out = finish(process)
     assert code == 0, out
     assert len(set(seen)) >= kills // 2, "the kills fell on the same spot"
@@ -62,10 +71,10 @@ def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(en
     [("jax/CartPole-v1", signal.SIGTERM, 143, "SIGTERM"), ("CartPole-v1", signal.SIGINT, 130, "Ctrl-C")],
 )
 def test_T5_a_signal_saves_a_last_checkpoint_and_leaves_within_five_seconds(
-    env, number, code, name, tmp_path, jax_cache, uninterrupted
+    env, number, code, name, tmp_path, forks, uninterrupted
 ):
     run = tmp_path / "run"
-    process = start(f"train ppo {env} --run-dir run --env-steps {ENV_STEPS[env]} {TRAIN}", tmp_path, jax_cache)
+    process = forks.start(f"train ppo {env} --run-dir run --env-steps {ENV_STEPS[env]} {TRAIN}", tmp_path)
     wait_until(lambda: rows(run) > 5, process)
     began = time.monotonic()
     process.send_signal(number)
@@ -78,12 +87,12 @@ def test_T5_a_signal_saves_a_last_checkpoint_and_leaves_within_five_seconds(
     assert last_checkpoint(run)[0] == f"{summary['env_steps']:012d}"
     assert out.splitlines()[-1].endswith(f"go on with: polyak resume {run}")
 
-    got, out = finish(start("resume run --eval-episodes 2", tmp_path, jax_cache))
+    got, out = finish(forks.start("resume run --eval-episodes 2", tmp_path))
     assert got == 0, out
     assert last_checkpoint(run) == last_checkpoint(uninterrupted(env))
 
 
-def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, jax_cache):
+def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, forks):
     process = start(f"train ppo jax/CartPole-v1 --run-dir run --env-steps 64 {SETTINGS}", tmp_path)
     assert "compiling" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
@@ -93,7 +102,7 @@ def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, 
     code, out = finish(process)
     assert (code, time.monotonic() - began < 2) == (143, True), out
     assert "left at once, as it was asked twice" in out
-    code, out = finish(start("resume run --eval-episodes 2", tmp_path, jax_cache))
+    code, out = finish(forks.start("resume run --eval-episodes 2", tmp_path))
     assert code == 0, out
     assert "starts again from the beginning" in out
 
