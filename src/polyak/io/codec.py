@@ -137,11 +137,18 @@ def is_finite(array: npt.NDArray[Any]) -> bool:
 def as_wanted(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
     """Stored numbers as a leaf of the caller's tree: a JAX array or keys; a NumPy array where `like` is one."""
     if leaf.kind == "key":
-        return jax.random.wrap_key_data(jnp.array(data), impl=leaf.impl)
+        return jax.random.wrap_key_data(_copied(data), impl=leaf.impl)
     if isinstance(like, np.ndarray):
         return data
-    # A copy: a NumPy buffer that JAX aliases must not be donated.
-    return data[()] if isinstance(like, np.generic) else jnp.array(data)
+    return data[()] if isinstance(like, np.generic) else _copied(data)
+
+
+def _copied(data: npt.NDArray[Any]) -> jax.Array:
+    """In a buffer of its own: one of NumPy's that JAX aliases must not be donated.
+
+    `device_put` does not copy from NumPy, whatever it is told; `jnp.array` compiles a program for every shape.
+    """
+    return jax.device_put(jax.device_put(data), may_alias=False)
 
 
 def differences(saved: Iterable[Leaf], wanted: Iterable[tuple[Leaf, Any]]) -> list[str]:

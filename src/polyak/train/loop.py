@@ -128,7 +128,8 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
         key=key,
         iteration=jnp.zeros((), jnp.uint32),
     )
-    return jax.tree.map(jnp.copy, start)
+    # Onto the device first, since NumPy's buffers are not copied; `jnp.copy` would be a program to compile for every shape.
+    return jax.device_put(jax.device_put(start), may_alias=False)
 
 
 def learn(
