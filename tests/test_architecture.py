@@ -40,6 +40,11 @@ def tree_of(file):
     return ast.parse(file.read_text())
 
 
+@functools.cache
+def nodes_of(file):
+    return tuple(ast.walk(tree_of(file)))
+
+
 def name_of(file):
     """`polyak.core.types`; a package by its own name."""
     parts = file.relative_to(ROOT).with_suffix("").parts
@@ -55,7 +60,7 @@ MODULES = {name_of(file): file for file in FILES}
 
 def imported(file):
     """The modules of ours that a file imports, wherever in it; `from polyak import envs` is `polyak.envs`."""
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "polyak")
         if isinstance(node, ast.ImportFrom):
@@ -115,7 +120,7 @@ def test_a_module_opens_with_a_sentence_that_says_what_it_is_for(file):
 @each_file
 def test_files_and_functions_stay_small(file):
     assert len(file.read_text().splitlines()) <= MOST_LINES
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
             assert lines <= MOST_LINES_OF_A_FUNCTION, f"{file}:{node.lineno}: {node.name} has {lines} lines"
@@ -130,7 +135,7 @@ def test_nothing_is_left_to_do_and_nothing_shouts(file):
 
 @each_file
 def test_no_attribute_is_looked_for(file):
-    names = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.Name) and node.id == "hasattr"]
+    names = [node for node in nodes_of(file) if isinstance(node, ast.Name) and node.id == "hasattr"]
     assert not names, f"{file}:{names[0].lineno}: hasattr"
 
 
@@ -138,7 +143,7 @@ def test_no_attribute_is_looked_for(file):
 def test_no_keyword_arguments_are_passed_through(file):
     if name_of(file) == "polyak.core.struct":
         return  # It decorates: it hands on what a constructor was given.
-    for function in ast.walk(tree_of(file)):
+    for function in nodes_of(file):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or function.args.kwarg is None:
             continue
         taken = function.args.kwarg.arg
@@ -151,7 +156,7 @@ def test_no_keyword_arguments_are_passed_through(file):
 @each_file
 def test_no_room_for_leftovers(file):
     assert file.stem not in {"utils", "util", "helpers", "misc", "common", "base", "registry", "manager", "factory"}
-    classes = [node.name for node in ast.walk(tree_of(file)) if isinstance(node, ast.ClassDef)]
+    classes = [node.name for node in nodes_of(file) if isinstance(node, ast.ClassDef)]
     assert not [
         name for name in classes if re.search(r"(Mixin|Factory|Manager|Builder|Runner|Driver|Trainer|Collector)$", name)
     ]

@@ -12,11 +12,11 @@ import polyak
 SOURCE = Path(polyak.__file__)
 
 
-def modules_after(program):
-    """The modules that a fresh interpreter has imported after the program."""
-    text = f"{program}\nimport sys; print(*sys.modules)"
+def modules_after(*programs):
+    """The modules that a fresh interpreter has imported after each of the programs, which it runs one after another."""
+    text = "".join(f"{program}\nimport sys; print(*sys.modules)\n" for program in programs)
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
 def test_there_are_at_most_forty_names():
@@ -50,18 +50,19 @@ def test_a_star_import_works():
     assert set(polyak.__all__) <= set(names)
 
 
-def test_importing_polyak_imports_next_to_nothing():
-    modules = modules_after("import polyak")
-    assert not modules & {"jax", "numpy", "flax", "gymnasium", "rich", "tyro", "polyak.core"}
+def test_importing_polyak_or_environments_imports_next_to_nothing():
+    polyak_alone, environments = modules_after("import polyak", "import polyak.envs")
+    assert not polyak_alone & {"jax", "numpy", "flax", "gymnasium", "rich", "tyro", "polyak.core"}
+    assert not environments & {"jax", "gymnasium", "mujoco"}
 
 
-def test_importing_environments_imports_no_environment():
-    assert not modules_after("import polyak.envs") & {"jax", "gymnasium", "mujoco"}
-
-
-def test_the_training_stack_does_not_import_gymnasium_for_a_jax_environment():
-    program = "import polyak; polyak.envs.make('jax/CartPole-v1', num_envs=2); polyak.PPO; polyak.train.run"
-    assert "gymnasium" not in modules_after(program)
+def test_policies_need_neither_agents_nor_loops_and_the_training_stack_no_gymnasium_for_a_jax_environment():
+    policies, training = modules_after(
+        "import polyak; polyak.policies.EpsilonGreedy",
+        "polyak.envs.make('jax/CartPole-v1', num_envs=2); polyak.PPO; polyak.train.run",
+    )
+    assert not policies & {"polyak.agents", "polyak.train", "polyak.envs"}
+    assert "polyak.train" in training and "gymnasium" not in training
 
 
 @pytest.mark.parametrize("module", ["policies", "schedules"])
@@ -69,7 +70,3 @@ def test_everything_under_one_name_is_there(module):
     names = getattr(polyak, module).__all__
     assert names == sorted(set(names)) and all(getattr(getattr(polyak, module), name) is not None for name in names)
     assert polyak.schedules.Linear is polyak.Linear
-
-
-def test_policies_need_neither_agents_nor_loops():
-    assert not modules_after("import polyak; polyak.policies.EpsilonGreedy") & {"polyak.agents", "polyak.train", "polyak.envs"}

@@ -116,19 +116,14 @@ def test_a_run_is_put_into_runs_by_default(command, workdir):
     assert out.splitlines()[-1] == f"run: {directory}"
 
 
-def test_the_name_of_the_environment_decides_the_loop(train, workdir):
-    train("jax/CartPole-v1", "compiled", "--env-steps 32")
-    train("jax/CartPole-v1", "host", "--env-steps 32 --loop host")
-    loops = [json.loads((workdir / name / "config.json").read_text())["loop"] for name in ("compiled", "host")]
-    assert loops == ["compiled", "host"]
-
-
-def test_both_loops_make_the_same_parameters_in_a_jax_environment(train, workdir):
+def test_the_loops_are_chosen_by_name_and_make_the_same_parameters_in_a_jax_environment(train, workdir):
     train("jax/CartPole-v1", "compiled", "--env-steps 400")
     train("jax/CartPole-v1", "host", "--env-steps 400 --loop host")
     agents = []
     for name in ("compiled", "host"):
         config = read_config(open_run(name))
+        # Without --loop it is the environment's name that decides.
+        assert config.loop == name
         like = jax.eval_shape(config.agent.init, run_key(0))
         agents.append(restore(workdir / name / "checkpoints", like, prefix=".agent").tree.variables)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *agents)
