@@ -102,3 +102,11 @@ def test_only_floats_can_be_non_finite(name):
     if name in ("bfloat16", "float16", "float32", "float64", "complex64", "float8_e5m2"):
         assert not is_finite(np.array([0, np.nan]).astype(DTYPES[name]))
         assert not is_finite(np.array([0, -np.inf]).astype(DTYPES[name]))
+
+
+def test_a_leaf_from_a_file_has_a_buffer_of_its_own():
+    raw = np.zeros(80, np.float32)
+    # Aligned to 64 bytes, so that JAX would alias it.
+    data = raw[-raw.ctypes.data // 4 % 16 :][:64]
+    leaf = as_wanted(Leaf("", "array", dtype="float32", shape=(64,)), data, jnp.zeros(64))
+    assert leaf.unsafe_buffer_pointer() != data.ctypes.data
