@@ -1,5 +1,8 @@
 """Random rollouts that keep the contract of next-step autoreset, for tests of updates."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +50,34 @@ def rollout(spec: EnvSpec, seed=0, *, num_steps=8, num_envs=4, ends=0.15, carry=
     obs = sample(spec.obs, rng, (num_steps + 1, num_envs))
     actions = sample(spec.action, rng, (num_steps, num_envs))
     return Rollout(TimeStep(obs, reward, terminated, truncated, first), actions, (), carry)
+
+
+@jax.jit
+def _without_weights(agent):
+    """A fresh state whose parameters are zeros: what would draw them is not even compiled."""
+    state = agent.init(jax.random.key(0))
+    zeros = jax.tree.map(jnp.zeros_like, state.variables.params)
+    return dataclasses.replace(state, variables=dataclasses.replace(state.variables, params=zeros))
+
+
+def fresh(agent, seed=0):
+    """A state whose every weight matters, and whose policy is far from uniform."""
+    state = _without_weights(agent)
+    return dataclasses.replace(state, variables=random_variables(state.variables, seed))
+
+
+@functools.cache
+def shapes_of(network, spec):
+    """Those of the network's variables."""
+    return jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+
+
+def random_variables(variables, seed, *, far=0.2):
+    """Random weights; those of another seed are a little way off: ratios are far from 1 and yet finite. Shapes will do."""
+    both = [np.random.default_rng(0), np.random.default_rng(seed)]
+    share = far if seed else 0.0
+    draw = lambda x: sum(c * rng.normal(size=x.shape) for c, rng in zip((0.7, share), both, strict=True))  # noqa: E731
+    return dataclasses.replace(variables, params=jax.tree.map(lambda x: jnp.asarray(draw(x), x.dtype), variables.params))
 
 
 def on_device(tree):

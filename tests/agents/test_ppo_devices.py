@@ -10,7 +10,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.parts.networks import mlp
 from polyak.train.loop import mesh_over, update_on
-from tests.agents.rollouts import on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(3), np.ones(3)), Discrete(3))
 NUM_ENVS = 8
@@ -49,7 +49,7 @@ def close(a, b):
 
 
 def test_an_update_on_many_devices_is_the_one_on_one(split, whole):
-    one = many = AGENT.init(KEY)
+    one = many = fresh(AGENT)
     for i in range(3):
         key = jax.random.fold_in(KEY, i)
         one, metrics = whole(AGENT, one, on_device(data(i)), key)
@@ -60,7 +60,7 @@ def test_an_update_on_many_devices_is_the_one_on_one(split, whole):
 
 
 def test_a_bad_number_on_one_device_is_refused_on_all(split):
-    state = AGENT.init(KEY)
+    state = fresh(AGENT)
     bad = data()
     t, env = np.argwhere(~bad.time_steps.last[:-1] & ~bad.time_steps.last[1:])[0]
     bad.time_steps.reward[t + 1, env] = np.nan

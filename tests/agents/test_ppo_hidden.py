@@ -13,7 +13,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.parts.adapters import FlaxNNX
 from polyak.parts.networks import mlp
 from polyak.parts.recurrent import gru
-from tests.agents.rollouts import on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
 SPEC = EnvSpec(OBS, Discrete(3))
@@ -21,6 +21,7 @@ SIZES = {"num_steps": 6, "num_envs": 4}
 KEY = jax.random.key(3)
 
 update = jax.jit(lambda agent, state, data, key, weights: agent.update(state, data, key, weights=weights))
+init = jax.jit(lambda agent, key: agent.init(key))
 
 
 def small(spec=SPEC, **settings):
@@ -30,7 +31,7 @@ def small(spec=SPEC, **settings):
 @pytest.mark.parametrize("junk", [1e9, np.nan])
 def test_A2_an_environment_without_weight_changes_no_bit_of_what_a_memory_learns(junk):
     agent = small(network=gru(4, (4,)))
-    state = agent.init(KEY)
+    state = fresh(agent)
     data = rollout(SPEC, 0, **SIZES, carry=agent.collect_policy(state).initial_state(4))
     data.time_steps.obs[:, 1] = 0.5
     expected, _ = update(agent, state, on_device(data), KEY, jnp.array([1.0, 0.0, 1.0, 1.0]))
@@ -42,7 +43,7 @@ def test_A2_an_environment_without_weight_changes_no_bit_of_what_a_memory_learns
 @pytest.mark.parametrize("preset", [PPO.tf_agents, PPO.tf_agents_kl])
 def test_a_reward_that_is_always_one_stays_one(preset):
     agent = preset(SPEC, network=mlp((4,)), num_steps=6, num_epochs=1)
-    state, losses = agent.init(KEY), []
+    state, losses = init(agent, KEY), []
     data = rollout(SPEC, 0, **SIZES, carry=())
     data.time_steps.reward[:] = 1
     for _ in range(3):
@@ -54,7 +55,7 @@ def test_a_reward_that_is_always_one_stays_one(preset):
 def test_integers_are_normalised_and_bytes_are_not():
     whole = Box([0] * 3, [9] * 3, np.int32)
     agent = small(EnvSpec(whole, Discrete(3)), normalize_obs=True)
-    state = agent.init(KEY)
+    state = fresh(agent)
     data = rollout(agent.spec, 0, **SIZES, carry=())
     after, _ = update(agent, state, on_device(data), KEY, None)
     seen = data.time_steps.obs[:-1][np.asarray(data.valid)]
@@ -69,9 +70,10 @@ def test_after_the_end_of_an_episode_nothing_need_be_allowed():
     agent = small(EnvSpec(OBS, Discrete(3), has_action_mask=True))
     data = on_device(rollout(agent.spec, 0, **SIZES, carry=()))
     assert not data.valid.all()
-    masks = jnp.repeat(~data.time_steps.last[..., None], 3, axis=-1)
+    masks = jnp.asarray(np.repeat(~np.asarray(data.time_steps.last)[..., None], 3, axis=-1))
     data = dataclasses.replace(data, time_steps=dataclasses.replace(data.time_steps, action_mask=masks))
-    rows, _ = agent._rows(agent.init(KEY), data, *agent._seen(agent.init(KEY), data), None, None)
+    rows_of = jax.jit(lambda state, data: agent._rows(state, data, *agent._seen(state, data), None, None)[0])
+    rows = rows_of(fresh(agent), data)
     assert np.isfinite(rows.log_prob).all()
 
 

@@ -23,7 +23,7 @@ from polyak.parts.recurrent import gru, lstm
 from polyak.train.hosted import HostedEnv
 from polyak.train.loop import mesh_over, run_env_key, update_on
 from tests.agents.oracle import advantages
-from tests.agents.rollouts import on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -40,14 +40,6 @@ update = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))
 def make(network, **settings):
     defaults = {"num_steps": NUM_STEPS, "num_epochs": 2, "num_minibatches": 2, "gamma": 0.9, "gae_lambda": 0.8}
     return PPO(SPEC, network=network, **(defaults | {"learning_rate": 1e-2} | settings))
-
-
-def fresh(agent, seed=0):
-    """A state whose every weight matters."""
-    state = agent.init(jax.random.key(0))
-    rng = np.random.default_rng(seed)
-    params = jax.tree.map(lambda x: jnp.asarray(0.7 * rng.normal(size=x.shape), x.dtype), state.variables.params)
-    return dataclasses.replace(state, variables=dataclasses.replace(state.variables, params=params))
 
 
 def noise(agent, seed=0, ends=0.2):

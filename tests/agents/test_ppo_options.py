@@ -24,7 +24,7 @@ from polyak.parts.networks import mlp, nature_cnn
 from polyak.train.compiled import iteration, start
 from polyak.train.loop import update_on
 from tests.agents.oracle import advantages
-from tests.agents.rollouts import on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, random_variables, rollout, same_bits, shapes_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -59,27 +59,6 @@ def make(spec=SPEC, **settings):
     return PPO(spec, **(defaults | GRADIENT_STEP | settings))
 
 
-@jax.jit
-def beside_variables(agent):
-    """A fresh state's other fields: what makes the variables is not even compiled."""
-    state = agent.init(KEY)
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "variables"}
-
-
-def fresh(agent, seed=0):
-    """A state whose policy is far from uniform."""
-    state = jax.eval_shape(agent.init, KEY)
-    return dataclasses.replace(state, variables=random_variables(state.variables, seed), **beside_variables(agent))
-
-
-def random_variables(variables, seed, *, far=0.2):
-    """Random weights; those of another seed are a little way off: ratios are far from 1 and yet finite. Shapes will do."""
-    both = [np.random.default_rng(0), np.random.default_rng(seed)]
-    share = far if seed else 0.0
-    draw = lambda x: sum(c * rng.normal(size=x.shape) for c, rng in zip((0.7, share), both, strict=True))  # noqa: E731
-    return dataclasses.replace(variables, params=jax.tree.map(lambda x: jnp.asarray(draw(x), x.dtype), variables.params))
-
-
 answers = jax.jit(lambda network, variables, obs: network.apply(variables, obs)[0], static_argnums=0)
 
 
@@ -103,8 +82,7 @@ def noise(agent, seed=0, ends=0.2, other=1):
         allowed = {name: x | (rng.random(x.shape) < 0.5) for name, x in taken.items()}
         mask = {name: np.concatenate([x, np.ones_like(x[:1])]) for name, x in allowed.items()} | {"steer": None}
         steps = dataclasses.replace(steps, action_mask=mask)
-    shapes = jax.eval_shape(lambda key: agent.network.init(key, spec), KEY)
-    info = kept_by(agent.network, random_variables(shapes, other), steps.obs[:-1])
+    info = kept_by(agent.network, random_variables(shapes_of(agent.network, spec), other), steps.obs[:-1])
     if spec.has_action_mask:
         # What a narrow distribution hardly ever does would make a ratio beyond those that are told apart.
         of = info["params"]["steer"]
@@ -572,14 +550,17 @@ def test_A15_the_defaults_are_those_of_the_37_details():
 def test_A15_pixels_are_scaled_to_between_zero_and_one():
     image = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
     network = nature_cnn(())
-    variables = network.init(KEY, EnvSpec(image, Discrete(2)))
+    variables = jax.jit(lambda key: network.init(key, EnvSpec(image, Discrete(2))))(KEY)
     _, value = answers(network, variables, np.full((1, 36, 36, 1), 51, np.uint8))
-    x = jnp.full((1, 36, 36, 1), 0.2)
-    layers = variables.params["actor"]["encoder"]["images"]["all"]["layers"]
-    for i, stride in enumerate((4, 2, 1)):
-        axes = ("NHWC", "HWIO", "NHWC")
-        x = jax.nn.relu(jax.lax.conv_general_dilated(x, layers[i]["kernel"], (stride, stride), "VALID", dimension_numbers=axes))
-    np.testing.assert_allclose(value, (x.reshape(1, -1) @ variables.params["value"]["kernel"])[:, 0], rtol=1e-5)
+
+    @jax.jit
+    def by_hand(params, x):
+        layers, axes = params["actor"]["encoder"]["images"]["all"]["layers"], ("NHWC", "HWIO", "NHWC")
+        for i, by in enumerate((4, 2, 1)):
+            x = jax.nn.relu(jax.lax.conv_general_dilated(x, layers[i]["kernel"], (by, by), "VALID", dimension_numbers=axes))
+        return (x.reshape(1, -1) @ params["value"]["kernel"])[:, 0]
+
+    np.testing.assert_allclose(value, by_hand(variables.params, jnp.full((1, 36, 36, 1), 0.2)), rtol=1e-5)
     assert abs(float(value[0])) > 1e-4
 
 

@@ -7,6 +7,7 @@ advantages, with its divisor. Its GAE bootstraps from the wrong value; ours is c
 """
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -139,18 +140,31 @@ class Problem:
         return Surrogate(self.agent, self.agent._model, variables, unravel, self.rows, clip_range, beta, squares, None)
 
 
+@functools.cache
+def step_of(case):
+    """Gradient, terms and the terms over all entries, for all steps of the case one program."""
+    problem = Problem(case)
+    tree = problem.weights(1)
+    coefficients = {"policy": problem.hyper["policy_l2"], "value": problem.hyper["value_l2"]}
+    squares = l2_coefficients(problem.agent.network, Variables(tree, {}), problem.spec, coefficients)
+    surrogate = problem.surrogate(ravel_pytree(tree)[1], squares)
+
+    @jax.jit
+    def both(params, rows, everywhere):
+        entries = float(rows.weight.size)
+        known = surrogate.known(params, rows, jnp.arange(rows.weight.size), entries)
+        (_, terms), gradient = jax.value_and_grad(surrogate.share, has_aux=True)(params, rows, entries, known)
+        return *surrogate.whole(params, gradient, terms, known), surrogate.share(params, everywhere, entries, None)[1]
+
+    return both
+
+
 @EVERY_STEP
 def test_every_loss_term_and_gradient_is_tf_agents(case, step):
     problem = Problem(case)
     h, tree = problem.hyper, problem.weights(step)
     params, unravel = ravel_pytree(tree)
-    coefficients = {"policy": h["policy_l2"], "value": h["value_l2"]}
-    squares = l2_coefficients(problem.agent.network, Variables(tree, {}), problem.spec, coefficients)
-    surrogate, rows = problem.surrogate(unravel, squares), problem.rows(step)
-    entries = float(rows.weight.size)
-    known = surrogate.known(params, rows, jnp.arange(rows.weight.size), entries)
-    (_, terms), gradient = jax.value_and_grad(surrogate.share, has_aux=True)(params, rows, entries, known)
-    gradient, terms = surrogate.whole(params, gradient, terms, known)
+    gradient, terms, everywhere = step_of(case)(params, problem.rows(step), problem.rows(step, weight=1.0))
     norm = jnp.linalg.norm(gradient)
     got = {
         "policy_gradient_loss": terms["policy_gradient_loss"],
@@ -162,9 +176,8 @@ def test_every_loss_term_and_gradient_is_tf_agents(case, step):
     }
     for name, value in got.items():
         np.testing.assert_allclose(value, problem[f"step/{step}/{name}"], err_msg=name, **NEAR)
-    if surrogate.clip_range is not None:
+    if h["clip"]:
         # This one it takes over the padding too.
-        _, everywhere = surrogate.share(params, problem.rows(step, weight=1.0), entries, None)
         np.testing.assert_allclose(everywhere["clip_fraction"], problem[f"step/{step}/clip_fraction"], **NEAR)
     clipped = gradient if h["grad_clip"] is None else gradient * Adam(h["grad_clip"]).clipped_norm(norm) / norm
     for path, leaf in jax.tree_util.tree_leaves_with_path(unravel(clipped)):

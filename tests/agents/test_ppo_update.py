@@ -14,7 +14,7 @@ from polyak.ops.schedules import Linear
 from polyak.parts.minibatches import shuffled_minibatches
 from polyak.parts.networks import mlp
 from tests.agents.oracle import OraclePPO
-from tests.agents.rollouts import on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
 SPEC = EnvSpec(OBS, Discrete(3))
@@ -44,14 +44,6 @@ def make(spec=SPEC, **settings):
         "normalize_reward": "return",
     }
     return PPO(spec, **(defaults | settings))
-
-
-def fresh(agent, seed=0):
-    """A state whose policy is far from uniform."""
-    state = agent.init(jax.random.key(0))
-    rng = np.random.default_rng(seed)
-    params = jax.tree.map(lambda x: jnp.asarray(0.7 * rng.normal(size=x.shape), x.dtype), state.variables.params)
-    return dataclasses.replace(state, variables=dataclasses.replace(state.variables, params=params))
 
 
 def carry(value=0.0):

@@ -28,6 +28,17 @@ LOC, SCALE, LOW, HIGH = (jnp.asarray(column) for column in CASES.T)
 CLIPPED = ClippedNormal(LOC, SCALE, LOW, HIGH)
 
 
+log_prob = jax.jit(lambda distribution, value: distribution.log_prob(value))
+divergence_of = jax.jit(lambda p, q: p.kl_divergence(q))
+samples = jax.jit(lambda distribution, keys: jax.vmap(lambda key: distribution.sample(seed=key))(keys))
+
+
+@jax.jit
+def moments(distribution):
+    """Mean, deviation, entropy and mode."""
+    return distribution.mean(), distribution.stddev(), distribution.entropy(), distribution.mode()
+
+
 def integral(case, f, points=200_001):
     """∫ f(x, log p(x)) p(x) dx + Σ on the bounds, in double precision."""
     loc, scale, low, high = map(float, case)
@@ -51,7 +62,7 @@ def test_they_keep_the_contract():
 
 def test_a_clipped_normal_has_the_density_between_its_bounds_and_the_rest_on_them():
     for values, inside in (([0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.4], True), (LOW, False), (HIGH, False)):
-        got = np.asarray(CLIPPED.log_prob(jnp.asarray(values, jnp.float32)))
+        got = np.asarray(log_prob(CLIPPED, jnp.asarray(values, jnp.float32)))
         for row, (loc, scale, low, high) in enumerate(CASES.astype(float)):
             normal = stats.norm(loc, scale)
             if low == high:
@@ -65,10 +76,11 @@ def test_a_clipped_normal_has_the_density_between_its_bounds_and_the_rest_on_the
 
 def test_the_moments_entropy_and_divergence_of_a_clipped_normal_are_the_integrals():
     mean = [integral(case, lambda x, _: x) for case in CASES]
-    np.testing.assert_allclose(CLIPPED.mean(), mean, atol=2e-5)
+    its_mean, its_spread, its_entropy, _ = moments(CLIPPED)
+    np.testing.assert_allclose(its_mean, mean, atol=2e-5)
     spread = [np.sqrt(integral(case, lambda x, _, m=m: (x - m) ** 2)) for case, m in zip(CASES, mean, strict=True)]
-    np.testing.assert_allclose(CLIPPED.stddev(), spread, atol=5e-4)
-    np.testing.assert_allclose(CLIPPED.entropy(), [integral(case, lambda x, log_p: -log_p) for case in CASES], atol=2e-5)
+    np.testing.assert_allclose(its_spread, spread, atol=5e-4)
+    np.testing.assert_allclose(its_entropy, [integral(case, lambda x, log_p: -log_p) for case in CASES], atol=2e-5)
     other = ClippedNormal(LOC + 0.3, 1.5 * SCALE, LOW, HIGH)
 
     def divergence(case):
@@ -87,60 +99,66 @@ def test_the_moments_entropy_and_divergence_of_a_clipped_normal_are_the_integral
         ends = ((low, p.cdf(low), p.logcdf(low)), (high, p.sf(high), p.logsf(high)))
         return total + sum(mass * (log_p - log_q(bound)) for bound, mass, log_p in ends if np.isfinite(bound))
 
-    np.testing.assert_allclose(CLIPPED.kl_divergence(other), [divergence(case) for case in CASES], atol=5e-5)
-    np.testing.assert_allclose(CLIPPED.kl_divergence(CLIPPED), np.zeros(len(CASES)), atol=1e-5)
+    np.testing.assert_allclose(divergence_of(CLIPPED, other), [divergence(case) for case in CASES], atol=5e-5)
+    np.testing.assert_allclose(divergence_of(CLIPPED, CLIPPED), np.zeros(len(CASES)), atol=1e-5)
 
 
 def test_samples_of_a_clipped_normal_stay_within_and_are_spread_as_it_says():
-    drawn = np.asarray(jax.vmap(lambda key: CLIPPED.sample(seed=key))(jax.random.split(KEY, 20_000)))
+    drawn = np.asarray(samples(CLIPPED, jax.random.split(KEY, 20_000)))
+    mean, _, _, mode = moments(CLIPPED)
     assert np.all((drawn >= np.asarray(LOW)) & (drawn <= np.asarray(HIGH)))
-    np.testing.assert_allclose(drawn.mean(0), CLIPPED.mean(), atol=0.06)
-    on_high = np.exp(CLIPPED.log_prob(HIGH))[2]
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.06)
+    on_high = np.exp(log_prob(CLIPPED, HIGH))[2]
     assert abs(np.mean(drawn[:, 2] == HIGH[2]) - on_high) < 4 * np.sqrt(on_high / 20_000)
-    np.testing.assert_array_equal(CLIPPED.mode(), np.clip(LOC, LOW, HIGH))
+    np.testing.assert_array_equal(mode, np.clip(LOC, LOW, HIGH))
 
 
 def test_without_a_deviation_there_is_only_the_mode():
     still = ClippedNormal(LOC[:4], jnp.zeros(4), LOW[:4], HIGH[:4])
-    np.testing.assert_array_equal(still.sample(seed=KEY), still.mode())
-    assert np.all(np.isfinite(still.log_prob(still.mode()))) and np.all(still.log_prob(still.mode()) >= 0)
+    drawn, mode = samples(still, KEY[None])[0], moments(still)[3]
+    density = log_prob(still, mode)
+    np.testing.assert_array_equal(drawn, mode)
+    assert np.all(np.isfinite(density)) and np.all(density >= 0)
 
 
 def test_an_event_is_a_sum():
-    wide = ClippedNormal(*(jnp.stack([x[:2], x[2:4]]) for x in (LOC, SCALE, LOW, HIGH)), 1)
-    alone = CLIPPED.log_prob(jnp.zeros(7))[:4].reshape(2, 2)
-    np.testing.assert_allclose(wide.log_prob(jnp.zeros((2, 2))), alone.sum(1), rtol=1e-6)
+    wide = ClippedNormal(*(jnp.asarray(column[:4].reshape(2, 2)) for column in CASES.T), 1)
+    alone = np.asarray(log_prob(CLIPPED, jnp.zeros(7)))[:4].reshape(2, 2)
+    np.testing.assert_allclose(log_prob(wide, jnp.zeros((2, 2))), alone.sum(1), rtol=1e-6)
 
 
 def test_a_uniform_distribution_is_numpys():
     low, high = jnp.array([[-1.0, 2.0], [0.0, 3.0]]), jnp.array([[1.0, 2.5], [0.0, 3e38]])
     each = Uniform(low, high, 1)
-    np.testing.assert_allclose(each.entropy(), [np.log(2 * 0.5), np.log(3e38)], rtol=1e-6)
-    np.testing.assert_allclose(each.log_prob(each.mode()), -each.entropy(), rtol=1e-6)
-    assert np.array_equal(each.log_prob(jnp.array([[0.0, 2.6], [0.1, 5.0]])), [-INF, -INF])
-    drawn = np.asarray(jax.vmap(lambda key: each.sample(seed=key))(jax.random.split(KEY, 4000)))
+    _, deviation, entropy, mode = moments(each)
+    np.testing.assert_allclose(entropy, [np.log(2 * 0.5), np.log(3e38)], rtol=1e-6)
+    np.testing.assert_allclose(log_prob(each, mode), -entropy, rtol=1e-6)
+    assert np.array_equal(log_prob(each, jnp.array([[0.0, 2.6], [0.1, 5.0]])), [-INF, -INF])
+    drawn = np.asarray(samples(each, jax.random.split(KEY, 4000)))
     assert np.all((drawn >= np.asarray(low)) & (drawn <= np.asarray(high))) and np.all(np.isfinite(drawn))
     assert stats.kstest(drawn[:, 0, 0], stats.uniform(-1, 2).cdf).pvalue > 1e-3
-    np.testing.assert_allclose(drawn[:, 0].std(0), each.stddev()[0], rtol=0.03)
+    np.testing.assert_allclose(drawn[:, 0].std(0), deviation[0], rtol=0.03)
     wider = Uniform(low - 1.0, high + 1.0, 1)
-    np.testing.assert_allclose(each.kl_divergence(wider)[0], np.log(4 / 2) + np.log(2.5 / 0.5), rtol=1e-6)
-    assert wider.kl_divergence(each)[0] == INF
+    np.testing.assert_allclose(divergence_of(each, wider)[0], np.log(4 / 2) + np.log(2.5 / 0.5), rtol=1e-6)
+    assert divergence_of(wider, each)[0] == INF
 
 
 def test_a_moved_distribution_is_the_change_of_variables():
     inner = TanhNormal(jnp.array([[0.3, -0.4]]), jnp.array([[0.5, 0.8]]), 1)
     shift, scale = jnp.array([[1.0, -2.0]]), jnp.array([[0.5, 3.0]])
     each = Affine(inner, shift, scale, 1)
-    value, log_prob = each.sample_and_log_prob(seed=KEY)
-    np.testing.assert_allclose(value, shift + scale * inner.sample(seed=KEY), rtol=1e-6)
-    np.testing.assert_allclose(log_prob, inner.log_prob((value - shift) / scale) - np.log(0.5 * 3.0), rtol=1e-4)
-    np.testing.assert_allclose(each.log_prob(value), log_prob, rtol=1e-4)
-    np.testing.assert_allclose(each.entropy(), inner.entropy() + np.log(1.5), rtol=1e-5)
-    np.testing.assert_allclose(each.mode(), shift + scale * inner.mode(), rtol=1e-6)
-    np.testing.assert_allclose(each.mean(), shift + scale * inner.mean(), rtol=1e-6)
-    np.testing.assert_allclose(each.stddev(), scale * inner.stddev(), rtol=1e-6)
+    value, its_log_prob = jax.jit(lambda each: each.sample_and_log_prob(seed=KEY))(each)
+    inside = jax.jit(lambda inner: inner.sample(seed=KEY))(inner)
+    np.testing.assert_allclose(value, shift + scale * inside, rtol=1e-6)
+    np.testing.assert_allclose(its_log_prob, log_prob(inner, (value - shift) / scale) - np.log(0.5 * 3.0), rtol=1e-4)
+    np.testing.assert_allclose(log_prob(each, value), its_log_prob, rtol=1e-4)
+    (mean, deviation, entropy, mode), moved = moments(inner), moments(each)
+    np.testing.assert_allclose(moved[2], entropy + np.log(1.5), rtol=1e-5)
+    np.testing.assert_allclose(moved[3], shift + scale * mode, rtol=1e-6)
+    np.testing.assert_allclose(moved[0], shift + scale * mean, rtol=1e-6)
+    np.testing.assert_allclose(moved[1], scale * deviation, rtol=1e-6)
     other = Affine(TanhNormal(jnp.zeros((1, 2)), jnp.ones((1, 2)), 1), shift, scale, 1)
-    np.testing.assert_allclose(each.kl_divergence(other), inner.kl_divergence(other.inner), rtol=1e-6)
+    np.testing.assert_allclose(divergence_of(each, other), divergence_of(inner, other.inner), rtol=1e-6)
 
 
 @pytest.mark.parametrize("pair", [(CLIPPED, Uniform(-SCALE, SCALE)), (Uniform(-SCALE, SCALE), CLIPPED)])
@@ -163,6 +181,6 @@ def test_a_moved_bound_is_met_within_a_few_roundings():
 
     clipped, box = ClippedNormal(jnp.ones((1, 3)), jnp.ones((1, 3)), low, high), Uniform(low, high)
     for at in (low, high):
-        np.testing.assert_allclose(got(clipped, at), jnp.stack([clipped.log_prob(at)] * 2), rtol=1e-4)
-        wanted = box.log_prob(at) - jnp.where(low < high, 2 * np.log(0.3), 0.0)
-        np.testing.assert_allclose(got(box, at), jnp.stack([wanted] * 2), rtol=1e-4)
+        np.testing.assert_allclose(got(clipped, at), np.stack([log_prob(clipped, at)] * 2), rtol=1e-4)
+        wanted = log_prob(box, at) - np.where(np.asarray(low < high), np.float32(2 * np.log(0.3)), np.float32(0))
+        np.testing.assert_allclose(got(box, at), np.stack([wanted] * 2), rtol=1e-4)

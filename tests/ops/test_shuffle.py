@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -5,21 +7,28 @@ from scipy import stats
 
 from polyak.ops.shuffle import shuffled_indices
 
+shuffled = jax.jit(shuffled_indices, static_argnums=1)
+
+
+@partial(jax.jit, static_argnums=1)
+def many(keys, n):
+    return jax.vmap(lambda key: shuffled_indices(key, n))(keys)
+
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 1000, 4096, 20_000])
 def test_every_index_comes_once(n):
-    order = np.asarray(shuffled_indices(jax.random.key(n), n))
+    order = np.asarray(shuffled(jax.random.key(n), n))
     assert np.array_equal(np.sort(order), np.arange(n))
 
 
 def test_positions_are_uniform():
-    orders = np.asarray(jax.vmap(lambda k: shuffled_indices(k, 48))(jax.random.split(jax.random.key(0), 20_000)))
+    orders = np.asarray(many(jax.random.split(jax.random.key(0), 20_000), 48))
     for column in orders.T:
         assert stats.chisquare(np.bincount(column, minlength=48)).pvalue > 1e-5
 
 
 def test_neighbours_do_not_stay_together():
-    orders = np.asarray(jax.vmap(lambda k: shuffled_indices(k, 64))(jax.random.split(jax.random.key(1), 5000)))
+    orders = np.asarray(many(jax.random.split(jax.random.key(1), 5000), 64))
     positions = np.argsort(orders, axis=1)
     distance = np.abs(positions[:, 10] - positions[:, 11])
     # For a random order |i - j| = d has probability 2 (n - d) / (n (n - 1)).
@@ -29,7 +38,7 @@ def test_neighbours_do_not_stay_together():
 
 
 def test_keys_decide_the_order():
-    a, b, c = (np.asarray(shuffled_indices(jax.random.key(s), 256)) for s in (0, 0, 1))
+    a, b, c = (np.asarray(shuffled(jax.random.key(s), 256)) for s in (0, 0, 1))
     assert np.array_equal(a, b) and not np.array_equal(a, c)
 
 

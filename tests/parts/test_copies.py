@@ -175,6 +175,7 @@ def test_N2_copies_whose_trees_differ_are_an_error_and_nothing_is_copied():
 
 
 def test_N4_N5_a_checkpoint_holds_all_copies_of_one_version_and_resumes_to_the_bit(tmp_path):
+    @jax.jit
     def train(copies):
         return copies.train_and_sync(squared, INPUTS, GOALS)[0].follow(updates=1).accumulate(gradient(0.5))
 
@@ -264,7 +265,7 @@ def test_following_that_is_not_due_copies_no_weights_when_the_copies_are_donated
 
 def test_N6_vmap_over_copies_gives_each_its_own():
     gradients = {"w": jnp.array([[1.0, 1.0], [2.0, 2.0]]), "b": jnp.zeros(2)}
-    stepped = jax.vmap(lambda g: made().apply_gradients(gradients=g).online.params["w"])(gradients)
+    stepped = jax.jit(jax.vmap(lambda g: made().apply_gradients(gradients=g).online.params["w"]))(gradients)
     np.testing.assert_allclose(stepped, [[0.9, 0.9], [0.8, 0.8]], rtol=1e-6)
 
 

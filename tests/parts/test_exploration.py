@@ -29,6 +29,13 @@ def drawn(policy, now, carry, keys):
     return steps.action, steps.info
 
 
+@jax.jit
+def of_distribution(policy, now, carry, actions):
+    """Log-probabilities of actions `[N, B]`, entropy, mode, and the memory afterwards."""
+    distribution, after = policy.distribution(now, carry)
+    return jax.vmap(distribution.log_prob)(actions), distribution.entropy(), distribution.mode(), after
+
+
 def inner(logits=LOGITS, spec=DISCRETE):
     return Inner(jax.tree.map(jnp.asarray, logits), spec)
 
@@ -52,26 +59,28 @@ def test_epsilon_greedy_draws_by_its_probabilities_and_says_them():
     probs = epsilon * MASK / MASK.sum(1, keepdims=True)
     probs[np.arange(3), MODES] += 1 - epsilon
     now, carry = time_step(3, mask=MASK), policy.initial_state(3)
-    distribution, after = policy.distribution(now, carry)
-    every = jax.vmap(distribution.log_prob)(jnp.tile(jnp.arange(4)[:, None], (1, 3)))
+    every, entropies, mode, after = of_distribution(policy, now, carry, np.tile(np.arange(4, dtype=np.int32)[:, None], (1, 3)))
     np.testing.assert_allclose(np.exp(every).T, probs, rtol=1e-5)
     entropy = -np.sum(probs * np.log(np.where(probs > 0, probs, 1)), axis=1)
-    np.testing.assert_allclose(distribution.entropy(), entropy, atol=1e-5)
-    assert np.array_equal(distribution.mode(), MODES) and np.array_equal(after, [1, 1, 1])
+    np.testing.assert_allclose(entropies, entropy, atol=1e-5)
+    assert np.array_equal(mode, MODES) and np.array_equal(after, [1, 1, 1])
     actions, info = drawn(policy, now, carry, jax.random.split(KEY, DRAWS))
     assert_drawn_by(actions, probs)
     np.testing.assert_allclose(np.exp(info["log_prob"]), probs[np.arange(3)[None], actions], rtol=1e-5)
 
 
 def test_the_divergence_of_two_mixtures_is_the_sum():
-    def mixture(logits, epsilon):
-        return EpsilonGreedy(inner(logits), epsilon).distribution(time_step(3, mask=MASK), jnp.zeros(3, jnp.int32))[0]
+    @jax.jit
+    def two(a, b):
+        p, q = (each.distribution(time_step(3, mask=MASK), jnp.zeros(3, jnp.int32))[0] for each in (a, b))
+        log_probs = [jnp.stack([d.log_prob(jnp.full(3, action)) for action in range(4)]) for d in (p, q)]
+        return log_probs, p.kl_divergence(q), q.mode()
 
-    p, q = mixture(LOGITS, 0.3), mixture(-LOGITS, 0.6)
-    each = [np.exp([d.log_prob(jnp.full(3, a)) for a in range(4)]).T for d in (p, q)]
+    log_probs, divergence, mode = two(EpsilonGreedy(inner(LOGITS), 0.3), EpsilonGreedy(inner(-LOGITS), 0.6))
+    each = [np.exp(x).T for x in log_probs]
     terms = np.where(each[0] > 0, each[0] * np.log(np.where(each[0] > 0, each[0] / np.where(MASK, each[1], 1), 1)), 0)
-    np.testing.assert_allclose(p.kl_divergence(q), terms.sum(1), atol=1e-5)
-    assert np.array_equal(np.asarray(q.mode()) == MODES, [False, False, True])
+    np.testing.assert_allclose(divergence, terms.sum(1), atol=1e-5)
+    assert np.array_equal(np.asarray(mode) == MODES, [False, False, True])
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
@@ -81,7 +90,7 @@ def test_epsilon_greedy_reaches_its_ends(epsilon):
     actions, info = drawn(policy, now, policy.initial_state(3), jax.random.split(KEY, DRAWS))
     modes = np.eye(4)[MODES]
     assert_drawn_by(actions, modes if epsilon == 0 else MASK / MASK.sum(1, keepdims=True))
-    entropy = policy.distribution(now, policy.initial_state(3))[0].entropy()
+    _, entropy, _, _ = of_distribution(policy, now, policy.initial_state(3), np.zeros((4, 3), np.int32))
     np.testing.assert_allclose(entropy, np.zeros(3) if epsilon == 0 else np.log([3.0, 4.0, 1.0]), atol=1e-6)
     assert np.all(np.isfinite(info["log_prob"]))
 
@@ -92,16 +101,15 @@ def test_actions_of_several_parts_are_drawn_as_a_whole():
     mask = {"a": np.array([[True, False, True]]), "b": np.array([[True, True, False, True, True]]), "c": None}
     policy = EpsilonGreedy(inner(jax.tree.map(jnp.asarray, params), CHOICES), 0.4)
     now, carry = time_step(1, mask=mask), policy.initial_state(1)
-    distribution, _ = jax.jit(policy.distribution)(now, carry)
-    mode = jax.tree.map(np.asarray, distribution.mode())
     every = np.array(list(itertools.product(range(3), range(2), range(3), range(2), range(2))))
     actions = {"a": every[:, :1], "b": every[:, None, 1:3], "c": every[:, None, 3:].astype(np.int8)}
-    probs = np.exp(jax.jit(jax.vmap(distribution.log_prob))(jax.tree.map(jnp.asarray, actions)))[:, 0]
+    log_probs, entropy, mode, _ = of_distribution(policy, now, carry, jax.tree.map(jnp.asarray, actions))
+    probs, mode = np.exp(log_probs)[:, 0], jax.tree.map(np.asarray, mode)
     allowed = (every[:, 0] != 1) & (every[:, 2] != 0)
     is_mode = np.all(every == np.concatenate([mode["a"], mode["b"][0], mode["c"][0]]), axis=1)
     np.testing.assert_allclose(probs, allowed * 0.4 / 32 + is_mode * 0.6, rtol=1e-5)
     assert probs.sum() == pytest.approx(1.0, rel=1e-5) and allowed.sum() == 32
-    np.testing.assert_allclose(distribution.entropy(), [-np.sum(probs[allowed] * np.log(probs[allowed]))], rtol=1e-4)
+    np.testing.assert_allclose(entropy, [-np.sum(probs[allowed] * np.log(probs[allowed]))], rtol=1e-4)
     actions, _ = drawn(policy, now, carry, jax.random.split(KEY, DRAWS))
     actions = jax.tree.map(np.asarray, actions)
     same = (actions["a"] == mode["a"]) & np.all(actions["b"] == mode["b"], -1) & np.all(actions["c"] == mode["c"], -1)
@@ -150,14 +158,20 @@ def test_epsilon_follows_a_schedule_of_the_count_that_it_is_given():
     assert [float(epsilon(jnp.uint32(s))) for s in (0, 50, 100, 150)] == [1.0, 1.0, 0.5, 0.0]
 
 
+@jax.jit
+def softmax(policy, now, carry):
+    distribution, after = policy.distribution(now, carry)
+    return distribution.probs(), after
+
+
 def test_boltzmann_is_the_softmax_of_logits_over_temperature():
     for temperature in (0.5, 1.0, 3.0):
         policy = Boltzmann(inner(), temperature)
         weights = np.where(MASK, np.exp((LOGITS - LOGITS.max(1, keepdims=True)) / temperature), 0)
         probs = weights / weights.sum(1, keepdims=True)
         now, carry = time_step(3, mask=MASK), policy.initial_state(3)
-        distribution, after = policy.distribution(now, carry)
-        np.testing.assert_allclose(distribution.probs(), probs, atol=1e-6)
+        got, after = softmax(policy, now, carry)
+        np.testing.assert_allclose(got, probs, atol=1e-6)
         assert np.array_equal(after, [1, 1, 1])
     actions, _ = drawn(policy, now, carry, jax.random.split(KEY, DRAWS))
     assert_drawn_by(actions, probs)

@@ -6,8 +6,8 @@ import pytest
 
 from polyak.core.types import Histogram
 from polyak.train.compiled import compiled
-from tests.agents.rollouts import on_device
-from tests.agents.test_ppo_options import KEY, ZOO, flat_params, fresh, gradient_taken, make, noise
+from tests.agents.rollouts import fresh, on_device
+from tests.agents.test_ppo_options import KEY, ZOO, flat_params, gradient_taken, make, noise
 from tests.train.setting import AGENT, ENV
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -37,6 +37,15 @@ def draws(policy, now, carry, keys):
     return jax.vmap(lambda key: policy.action(now, carry, key).action)(keys)
 
 
+@jax.jit
+def distribution_of(policy, now, carry):
+    return policy.distribution(now, carry)
+
+
+log_prob = jax.jit(lambda distribution, action: distribution.log_prob(action))
+moments = jax.jit(lambda distribution: (distribution.mean(), distribution.stddev(), distribution.mode()))
+
+
 def test_gaussian_noise_is_around_the_clipped_mode_and_within_bounds():
     policy = GaussianNoise(inner(), 0.3)
     assert isinstance(policy, Policy)
@@ -46,9 +55,10 @@ def test_gaussian_noise_is_around_the_clipped_mode_and_within_bounds():
     by_numpy = np.clip(np.clip(LOC, LOW, HIGH) + 0.3 * np.random.default_rng(0).normal(size=(40_000, 3, 2)), LOW, HIGH)
     np.testing.assert_allclose(drawn.mean(0), by_numpy.mean(0), atol=0.02)
     np.testing.assert_allclose(drawn.std(0), by_numpy.std(0), atol=0.02)
-    distribution, after = policy.distribution(now, carry)
-    np.testing.assert_allclose(distribution.mean(), by_numpy.mean(0), atol=0.01)
-    assert np.array_equal(distribution.mode(), np.clip(LOC, LOW, HIGH)) and np.array_equal(after, [1, 1, 1])
+    distribution, after = distribution_of(policy, now, carry)
+    mean, _, mode = moments(distribution)
+    np.testing.assert_allclose(mean, by_numpy.mean(0), atol=0.01)
+    assert np.array_equal(mode, np.clip(LOC, LOW, HIGH)) and np.array_equal(after, [1, 1, 1])
     same = (drawn == LOW).mean(0)[2, 0]
     assert same == pytest.approx(0.5, abs=0.04), "half of what is drawn around a bound lies on it"
 
@@ -63,10 +73,10 @@ def test_only_boxes_get_noise():
     policy = GaussianNoise(inner(TREE), Linear(1.0, 0.0, 10), 5)
     step = act(policy, time_step(3), policy.initial_state(3), KEY)
     assert np.array_equal(step.action["gear"], [1, 1, 1]) and not np.any(step.action["go"][0] == LOC[0])
-    distribution, _ = policy.distribution(time_step(3), policy.initial_state(3))
+    distribution, _ = distribution_of(policy, time_step(3), policy.initial_state(3))
     assert np.array_equal(distribution.parts["go"].scale, np.full((3, 2), 0.5, np.float32))
-    assert np.all(np.isfinite(distribution.log_prob(step.action)))
-    assert np.array_equal(distribution.log_prob(step.action | {"gear": jnp.array([0, 0, 0])}), [-np.inf] * 3)
+    assert np.all(np.isfinite(log_prob(distribution, step.action)))
+    assert np.array_equal(log_prob(distribution, step.action | {"gear": jnp.array([0, 0, 0])}), [-np.inf] * 3)
 
 
 def test_OU_noise_is_its_recursion_for_each_environment():
@@ -77,16 +87,16 @@ def test_OU_noise_is_its_recursion_for_each_environment():
     for t in range(6):
         first = np.array([t == 0, t in (0, 3), t == 0])
         now = time_step(3, first=first)
-        distribution, moved = policy.distribution(now, carry)
+        distribution, moved = distribution_of(policy, now, carry)
         faded = (1 - theta) * np.where(first[:, None], 0, slow)
         step = act(policy, now, carry, jax.random.fold_in(KEY, t))
         drawn = np.asarray(jax.random.normal(jax.random.split(jax.random.fold_in(KEY, t), 1)[0], (3, 2)))
         slow = faded + scale * drawn
         np.testing.assert_allclose(step.carry[1], slow, atol=1e-6)
         np.testing.assert_allclose(step.action, np.clip(np.clip(LOC, LOW, HIGH) + slow, LOW, HIGH), atol=1e-6)
-        np.testing.assert_allclose(distribution.mode(), np.clip(np.clip(LOC, LOW, HIGH) + faded, LOW, HIGH), atol=1e-6)
+        np.testing.assert_allclose(moments(distribution)[2], np.clip(np.clip(LOC, LOW, HIGH) + faded, LOW, HIGH), atol=1e-6)
         np.testing.assert_allclose(moved[1], faded, atol=1e-6)
-        assert np.array_equal(step.carry[0], moved[0]) and np.all(np.isfinite(distribution.log_prob(step.action)))
+        assert np.array_equal(step.carry[0], moved[0]) and np.all(np.isfinite(log_prob(distribution, step.action)))
         carry = step.carry
         unbroken.append(step.carry[0][0])
     assert unbroken == [1, 2, 3, 4, 5, 6] and int(carry[0][1]) == 3
@@ -120,7 +130,7 @@ def test_smoothed_actions_are_their_recursion(spec):
         first = np.array([t == 0, t in (0, 2), t == 0])
         key = jax.random.fold_in(KEY, t)
         now = time_step(3, first=first)
-        raw = policy.policy.action(now, carry[0], key)
+        raw = act(policy.policy, now, carry[0], key)
         step = act(policy, now, carry, key)
         boxed, got = (x["go"] if spec is TREE else x for x in (raw.action, step.action))
         slow = boxed if slow is None else np.where(first[:, None], boxed, slow + share * (boxed - slow))
@@ -136,16 +146,17 @@ def test_the_distribution_of_a_smoothed_action_is_that_of_what_is_drawn(squash):
     policy = ActionSmoothing(inner(spec, squash=squash), 0.5)
     last = jnp.array([[0.2, -0.4], [0.0, 0.0], [1.0, -1.0]])
     now, carry = time_step(3, first=[False, True, False]), (jnp.zeros(3, jnp.int32), last)
-    distribution, (_, mode) = policy.distribution(now, carry)
+    distribution, (_, mode) = distribution_of(policy, now, carry)
+    mean, deviation, its_mode = moments(distribution)
     drawn = np.asarray(draws(policy, now, carry, jax.random.split(KEY, DRAWS)))
-    np.testing.assert_allclose(drawn.mean(0), distribution.mean(), atol=0.06)
-    np.testing.assert_allclose(drawn.std(0), distribution.stddev(), atol=0.06)
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.06)
+    np.testing.assert_allclose(drawn.std(0), deviation, atol=0.06)
     share = np.array([[0.5], [1.0], [0.5]], np.float32)
-    inside, _ = policy.policy.distribution(now, carry[0])
-    raw = (drawn[0] - (1 - share) * last) / share
-    wanted = inside.log_prob(jnp.asarray(raw)) - 2 * np.log(share[:, 0])
-    np.testing.assert_allclose(distribution.log_prob(jnp.asarray(drawn[0])), wanted, rtol=2e-3)
-    assert np.array_equal(mode, distribution.mode())
+    inside, _ = distribution_of(policy.policy, now, carry[0])
+    raw = (drawn[0] - (1 - share) * np.asarray(last)) / share
+    wanted = log_prob(inside, jnp.asarray(raw)) - 2 * np.log(share[:, 0])
+    np.testing.assert_allclose(log_prob(distribution, jnp.asarray(drawn[0])), wanted, rtol=2e-3)
+    assert np.array_equal(mode, its_mode)
 
 
 def test_noise_is_smoothed_and_a_greedy_policy_too():
@@ -174,8 +185,8 @@ def test_what_smoothing_leaves_on_a_bound_has_the_probability_of_the_bound():
         raw = np.where(below, low, np.where(above, high, raw)).astype(np.float32)
         # Only what lies between the bounds has a density, which the smaller share makes larger.
         dense = ~(below | above) if policy is noisy else np.ones((512, 2), bool)
-        inside, _ = policy.distribution(now, carry)
-        wanted = inside.log_prob(jnp.asarray(raw)) - dense.sum(1) * np.log(0.3)
+        inside, _ = distribution_of(policy, now, carry)
+        wanted = np.asarray(log_prob(inside, jnp.asarray(raw))) - dense.sum(1) * np.log(0.3)
         np.testing.assert_allclose(step.info["log_prob"], wanted, atol=1e-3)
         assert np.mean(dense) < 0.7 or policy is not noisy
 

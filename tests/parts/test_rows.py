@@ -1,6 +1,7 @@
 """The rows of a rollout: what counts, what is hidden, and by what advantages are normalised."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,9 @@ from tests.agents.rollouts import on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(2), np.ones(2)), Discrete(2), has_action_mask=True)
 NUM_STEPS, NUM_ENVS = 5, 4
+
+scaling = jax.jit(advantage_scaling, static_argnums=(2, 3))
+bad_quantities = jax.jit(lambda table, value, data: not_finite(table, value, data, None))
 
 
 def rows(advantage, weight, *, sequences=False):
@@ -40,8 +44,9 @@ def numbered(sequences=False):
     return Rows(wide, action, mask, wide, number, number, number, number, weight, first, carry, sequences), data
 
 
-def everything(flat):
-    return flat.at(jnp.arange(NUM_STEPS * NUM_ENVS))
+@partial(jax.jit, static_argnums=2)
+def shown_rows(table, data, at_once):
+    return hidden(table, data, at_once=at_once).at(jnp.arange(NUM_STEPS * NUM_ENVS))
 
 
 def no_ends(time_steps):
@@ -76,7 +81,7 @@ def test_as_many_steps_as_environments_leave_no_doubt():
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_is_hidden_is_zero_and_flat_and_its_mask_allows_all(at_once):
     table, data = numbered()
-    out = everything(hidden(table, data, at_once=at_once))
+    out = shown_rows(table, data, at_once)
     shown = np.asarray(data.valid).reshape(-1)
     assert 0 < shown.sum() < shown.size
     number = np.where(shown, np.arange(1, 1 + shown.size), 0)
@@ -91,7 +96,7 @@ def test_what_is_hidden_is_zero_and_flat_and_its_mask_allows_all(at_once):
 def test_a_row_of_weight_zero_is_hidden_unless_it_is_remembered(at_once):
     table, data = numbered()
     table = dataclasses.replace(table, weight=jnp.zeros_like(table.weight))
-    assert not everything(hidden(table, data, at_once=at_once)).log_prob.any()
+    assert not shown_rows(table, data, at_once).log_prob.any()
     table, data = numbered(sequences=True)
     # Nothing of the last environment counts, and of the others only the last step.
     table = dataclasses.replace(table, weight=jnp.zeros_like(table.weight).at[-1, :-1].set(1.0))
@@ -151,7 +156,7 @@ def places(data):
 def test_A8_what_is_not_finite_is_found_where_it_counts_and_only_there(what, bad):
     table, value, data = with_value()
     here, reset, end = places(data)
-    assert not not_finite(table, value, data, None).any()
+    assert not bad_quantities(table, value, data).any()
 
     def found(place):
         t, env = place
@@ -164,7 +169,7 @@ def test_A8_what_is_not_finite_is_found_where_it_counts_and_only_there(what, bad
             values = value.at[t, env].set(bad)
         else:
             rows = dataclasses.replace(table, log_prob=table.log_prob.at[t, env].set(bad))
-        return not_finite(rows, values, dataclasses.replace(data, time_steps=steps), None)
+        return bad_quantities(rows, values, dataclasses.replace(data, time_steps=steps))
 
     np.testing.assert_array_equal(found(here), [name == what for name in QUANTITIES])
     if what in ("reward", "log_prob"):
@@ -192,7 +197,7 @@ def test_advantages_are_normalised_over_minibatch_batch_or_not(over, sequences):
     if sequences:
         # Two steps; environment i holds rows i and i + 4.
         advantage, weight, index = advantage.reshape(2, 4), weight.reshape(2, 4), jnp.array([[0, 2], [1, 3]])
-    centre, scale, total = advantage_scaling(rows(advantage, weight, sequences=sequences), index, over, None)
+    centre, scale, total = scaling(rows(advantage, weight, sequences=sequences), index, over, None)
     for k in range(2):
         chosen = np.asarray(INDEX[k])
         wanted = {
@@ -206,19 +211,19 @@ def test_advantages_are_normalised_over_minibatch_batch_or_not(over, sequences):
 
 def test_numbers_of_a_normalised_minibatch_by_hand():
     part = rows([1.0, 3.0], [1.0, 1.0])
-    centre, scale, _ = advantage_scaling(part, jnp.array([[0, 1]]), "minibatch", None)
+    centre, scale, _ = scaling(part, jnp.array([[0, 1]]), "minibatch", None)
     np.testing.assert_allclose(part.scaled(centre[0], scale[0]).advantage, [-1.0, 1.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("weight", [[1.0, 0.0], [0.0, 0.0]])
 def test_A3_one_entry_or_none_keeps_its_advantage(weight):
-    centre, scale, _ = advantage_scaling(rows([5.0, 7.0], weight), jnp.array([[0, 1]]), "minibatch", None)
+    centre, scale, _ = scaling(rows([5.0, 7.0], weight), jnp.array([[0, 1]]), "minibatch", None)
     assert (centre[0], scale[0]) == (0.0, 1.0)
 
 
 def test_A4_equal_advantages_become_zero_and_stay_finite():
     part = rows([2.5] * 4, [1.0] * 4)
-    centre, scale, _ = advantage_scaling(part, jnp.array([[0, 1, 2, 3]]), "batch", None)
+    centre, scale, _ = scaling(part, jnp.array([[0, 1, 2, 3]]), "batch", None)
     np.testing.assert_array_equal(part.scaled(centre[0], scale[0]).advantage, np.zeros(4))
 
 
@@ -230,7 +235,7 @@ def test_over_devices_they_are_normalised_by_all_of_them(over):
         return advantage_scaling(rows(advantage, weight), jnp.array([[0, 2], [1, 3]]), over, "envs")
 
     got = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=P("envs"), out_specs=P(), check_vma=False))(ADVANTAGE, WEIGHT)
-    whole = advantage_scaling(rows(ADVANTAGE, WEIGHT), INDEX, over, None)
+    whole = scaling(rows(ADVANTAGE, WEIGHT), INDEX, over, None)
     for x, y in zip(got, whole, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6)
 

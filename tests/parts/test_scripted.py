@@ -34,12 +34,13 @@ def test_uniform_draws_every_allowed_action_alike():
     mask = {name: None if row is None else np.tile(row, (6000, 1)) for name, row in allowed.items()}
     now = time_step(6000, mask=mask)
     action = act(policy, now, (), KEY).action
+    action = jax.tree.map(np.asarray, action)
     parts = [action["a"] // 2, action["b"][:, 0], action["b"][:, 1] - 1, *action["c"].T]
     numbers = sum(part.astype(int) * weight for part, weight in zip(parts, (16, 8, 4, 2, 1), strict=True))
     counts = np.bincount(numbers, minlength=32)
     assert len(counts) == 32 and stats.chisquare(counts).pvalue > 1e-4
-    distribution, _ = jax.jit(policy.distribution)(now)
-    np.testing.assert_allclose(distribution.log_prob(jax.tree.map(jnp.asarray, action)), np.full(6000, -np.log(32)), rtol=1e-5)
+    log_prob = jax.jit(lambda now, action: policy.distribution(now)[0].log_prob(action))(now, action)
+    np.testing.assert_allclose(log_prob, np.full(6000, -np.log(32)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("spec", [BOX, RESCALED], ids=["clip", "rescale"])

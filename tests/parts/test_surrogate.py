@@ -55,10 +55,15 @@ def make(clip_range=0.2, kl_beta=None, squares=None, **settings):
 
 def loss_of(surrogate, params, index=range(4)):
     """Loss and terms of a minibatch, in one share."""
-    index, total = jnp.array(list(index)), jnp.float32(WEIGHT[list(index)].sum())
-    known = surrogate.known(params, rows(), index, total)
-    gradient, terms = jax.grad(surrogate.share, has_aux=True)(params, rows().at(index), total, known)
-    return surrogate.whole(params, gradient, terms, known)
+    total = jnp.float32(WEIGHT[list(index)].sum())
+
+    @jax.jit
+    def whole(params, rows, index):
+        known = surrogate.known(params, rows, index, total)
+        gradient, terms = jax.grad(surrogate.share, has_aux=True)(params, rows.at(index), total, known)
+        return surrogate.whole(params, gradient, terms, known)
+
+    return whole(params, rows(), jnp.array(list(index)))
 
 
 def mean(x):
@@ -137,21 +142,27 @@ def test_a_clipped_value_by_hand():
 
 def test_shares_add_up_to_the_whole():
     surrogate, params = make(kl_beta=0.5, kl_cutoff_coef=100.0, kl_cutoff_factor=2.0, ent_coef=0.1)
-    total, index = jnp.float32(WEIGHT.sum()), jnp.arange(4)
-    known = surrogate.known(params, rows(), index, total)
-    shares = [
-        jax.grad(surrogate.share, has_aux=True)(params, rows().at(jnp.array(part)), total, known) for part in ([0, 1], [2, 3])
-    ]
-    gradient, terms = jax.tree.map(jnp.add, *shares)
+    total = jnp.float32(WEIGHT.sum())
+
+    @jax.jit
+    def added(params, rows):
+        known = surrogate.known(params, rows, jnp.arange(4), total)
+        share = jax.grad(surrogate.share, has_aux=True)
+        gradient, terms = jax.tree.map(
+            jnp.add, *(share(params, rows.at(jnp.array(part)), total, known) for part in ([0, 1], [2, 3]))
+        )
+        return gradient, surrogate.whole(params, gradient, terms, known)[1]
+
+    gradient, terms = added(params, rows())
     whole_gradient, whole = loss_of(surrogate, params)
     np.testing.assert_allclose(gradient, whole_gradient, rtol=1e-5, atol=1e-7)
-    for name, term in surrogate.whole(params, gradient, terms, known)[1].items():
+    for name, term in terms.items():
         np.testing.assert_allclose(term, whole[name], rtol=1e-5, err_msg=name)
 
 
 def test_the_divergence_of_all_rows_is_exact():
     surrogate, params = make()
-    assert float(surrogate.kl_of_all(params, rows())) == pytest.approx(KL, rel=1e-5)
+    assert float(jax.jit(surrogate.kl_of_all)(params, rows())) == pytest.approx(KL, rel=1e-5)
 
 
 @pytest.mark.parametrize(("most", "kl", "stops"), [(None, 1e9, False), (0.02, 0.029, False), (0.02, 0.031, True)])

@@ -64,6 +64,7 @@ def test_one_synchronous_worker_equals_the_single_process_bit_for_bit(shared_opt
     single = made(Follow(0.3, period=2), optimizer=ADAM)
     (worker,), shared = workers_of(1, target=Follow(0.3, period=2), optimizer=ADAM, shared_optimizer=shared_optimizer)
 
+    @jax.jit
     def slope(copies):
         return jax.grad(lambda p: jnp.mean((jnp.sum(INPUTS * p["w"][None], axis=1) + p["b"] - GOALS) ** 2))(
             copies.online.params
@@ -77,10 +78,11 @@ def test_one_synchronous_worker_equals_the_single_process_bit_for_bit(shared_opt
 
 
 def test_W14_many_workers_equal_one_batch_that_many_times_the_size():
-    def slope(copies, rows):
+    @jax.jit
+    def slope(copies, inputs, goals):
         def loss(params):
-            out, _, _ = copies.network.apply(dataclasses.replace(copies.online, params=params), INPUTS[rows], train=True)
-            parts, _ = squared(out, GOALS[rows])
+            out, _, _ = copies.network.apply(dataclasses.replace(copies.online, params=params), inputs, train=True)
+            parts, _ = squared(out, goals)
             return jnp.mean(parts["squared"])
 
         return jax.grad(loss)(copies.online.params)
@@ -88,8 +90,8 @@ def test_W14_many_workers_equal_one_batch_that_many_times_the_size():
     single = made(optimizer=ADAM)
     workers, shared = workers_of(4, optimizer=ADAM)
     for _ in range(5):
-        single = single.apply_and_sync(slope(single, slice(None)))
-        gradients = [slope(worker, slice(n, n + 1)) for n, worker in enumerate(workers)]
+        single = single.apply_and_sync(slope(single, INPUTS, GOALS))
+        gradients = [slope(worker, INPUTS[n : n + 1], GOALS[n : n + 1]) for n, worker in enumerate(workers)]
         workers, shared = synchronous_round(workers, shared, gradients)
     for leaf, other in zip(jax.tree.leaves(shared.variables), jax.tree.leaves(single.online), strict=True):
         np.testing.assert_allclose(leaf, other, atol=1e-6)
@@ -184,9 +186,24 @@ def lenient():
         yield
 
 
-def trained_part(worker, rows):
+@jax.jit
+def trained_part(worker, inputs, goals):
     with lenient():
-        return loss_gradients(worker.network, worker.online, squared, INPUTS[rows], GOALS[rows])[1:]
+        return loss_gradients(worker.network, worker.online, squared, inputs, goals)[1:]
+
+
+@jax.jit
+def trained(single, inputs, goals):
+    with lenient():
+        return single.train_and_sync(squared, inputs, goals)[0]
+
+
+@jax.jit
+def trained_round(workers, shared, inputs, goals):
+    """A round in which each worker has its own part of the rows."""
+    parts = jnp.split(inputs, len(workers)), jnp.split(goals, len(workers))
+    found = [trained_part(*each) for each in zip(workers, *parts, strict=True)]
+    return synchronous_round(workers, shared, [g for g, _ in found], stats=[s for _, s in found])
 
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])
@@ -195,19 +212,16 @@ def test_one_synchronous_worker_with_batch_normalisation_equals_the_single_proce
     workers = normalized_workers(1, optimizer=ADAM, shared_optimizer=shared_optimizer)
     shared = workers[0].shared
     for _ in range(3):
-        with lenient():
-            single, _ = single.train_and_sync(squared, INPUTS, GOALS)
-        gradients, stats = trained_part(workers[0], slice(None))
-        workers, shared = synchronous_round(workers, shared, [gradients], stats=[stats])
+        single = trained(single, INPUTS, GOALS)
+        workers, shared = trained_round(workers, shared, INPUTS, GOALS)
     assert same(workers[0].online, single.online) and same(shared.variables, single.online)
 
 
 def test_W14_workers_with_batch_normalisation_equal_the_large_batch_in_the_means_and_lack_variance_between_their_own():
     workers = normalized_workers(2)
     shared, before = workers[0].shared, workers[0].online.stats["norm"]
-    _, large = trained_part(workers[0], slice(None))
-    parts = [trained_part(worker, slice(2 * n, 2 * n + 2)) for n, worker in enumerate(workers)]
-    _, shared = synchronous_round(workers, shared, [g for g, _ in parts], stats=[s for _, s in parts])
+    _, large = trained_part(workers[0], INPUTS, GOALS)
+    _, shared = trained_round(workers, shared, INPUTS, GOALS)
     norm, halves = shared.variables.stats["norm"], INPUTS.reshape(2, 2, 2)
     np.testing.assert_allclose(norm["mean"], large["norm"]["mean"], atol=1e-6)
     np.testing.assert_allclose(norm["var"], 0.5 * before["var"] + 0.5 * halves.var(1).mean(0), rtol=1e-5)
@@ -220,14 +234,9 @@ def test_W14_workers_with_batch_normalisation_whose_batches_have_the_same_rows_e
     single = made(network=FlaxNNX(normalized), optimizer=ADAM)
     workers = normalized_workers(2, optimizer=ADAM)
     shared = workers[0].shared
-    with lenient():
-        for _ in range(5):
-            single, _ = single.train_and_sync(squared, rows, goals)
-            found = [
-                loss_gradients(x.network, x.online, squared, rows[4 * n : 4 * n + 4], goals[4 * n : 4 * n + 4])
-                for n, x in enumerate(workers)
-            ]
-            workers, shared = synchronous_round(workers, shared, [f[1] for f in found], stats=[f[2] for f in found])
+    for _ in range(5):
+        single = trained(single, rows, goals)
+        workers, shared = trained_round(workers, shared, rows, goals)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), shared.variables, single.online)
 
 
