@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Key
 
-from polyak.core.struct import struct
+from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, Scalar, Terms
 from polyak.parts.minibatches import accumulate, shuffled_minibatches
 from polyak.parts.optimizer import Adam, global_norm
@@ -51,16 +51,23 @@ class Taken:
     """What the epochs were, `[E, K]`.
 
     Attributes:
-        terms: of each minibatch's loss.
+        values: of the terms of each minibatch's loss, in one array: an array each costs a kernel each.
+        names: what the terms are called.
         bad: which of the `QUANTITIES` were not finite, `[E, K, 2]`.
         kept: the step was taken.
         refused: it was not, because of numbers that were not finite: the update was not over, and something in it had weight.
     """
 
-    terms: Terms
+    values: Float[Array, "E K terms"]
+    names: tuple[str, ...] = static()
     bad: Bool[Array, "E K 2"]
     kept: Bool[Array, "E K"]
     refused: Bool[Array, "E K"]
+
+    @property
+    def terms(self) -> Terms:
+        """By name, `[E, K]`."""
+        return dict(zip(self.names, jnp.moveaxis(self.values, -1, 0), strict=True))
 
 
 def gradient_of(
@@ -122,7 +129,7 @@ def gradient_epochs(
         keep = ~jnp.any(bad) & ~stopped & usable & (total > 0)
         params, optimizer = adam.step(params, optimizer, gradient, learning_rate, keep)
         refused = ~keep & ~stopped & (total > 0)
-        return (params, optimizer, stopped), Taken(terms, bad, keep, refused)
+        return (params, optimizer, stopped), Taken(jnp.stack(list(terms.values())), tuple(terms), bad, keep, refused)
 
     def epoch(carry: PyTree, key: Array) -> tuple[PyTree, Taken]:
         rows = objective.rows(carry[0])

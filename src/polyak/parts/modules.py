@@ -14,6 +14,7 @@ from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
 from polyak.core.types import PyTree
 from polyak.parts.convolution import convolve
+from polyak.parts.products import dot_general
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -105,7 +106,7 @@ class Layer(nnx.Linear):
         kernel, bias = (
             (nnx.initializers.orthogonal(gain), nnx.initializers.zeros) if settings.orthogonal else (uniform, uniform)
         )
-        super().__init__(inputs, outputs, kernel_init=kernel, bias_init=bias, rngs=rngs)
+        super().__init__(inputs, outputs, kernel_init=kernel, bias_init=bias, dot_general=dot_general, rngs=rngs)
 
 
 class Dense(nnx.Module):

@@ -65,7 +65,13 @@ class Adam:
 
 
 def global_norm(gradient: Float[Array, " n"]) -> Float[Array, ""]:
-    """√Σ gᵢ², without the overflow of squaring 1e30: the largest entry is taken out first. NaN where an entry is not finite."""
-    largest = jnp.max(jnp.abs(gradient))
-    scale = jnp.where(largest > 0, largest, 1.0)
-    return scale * jnp.sqrt(jnp.sum(jnp.square(gradient / scale)))
+    """√Σ gᵢ², without the overflow of squaring 1e30 or the underflow of squaring 1e-25. NaN where an entry is.
+
+    By two sums of squares, one of a scaled down gradient, for norms from 1e7 on: the largest entry, which one could
+    divide by, takes XLA three times as long as a sum.
+
+    Source: Blue 1978, "A portable Fortran program to find the Euclidean norm of a vector", with two accumulators.
+    """
+    usual = jnp.sum(jnp.square(gradient * 2.0**40))
+    large = jnp.sum(jnp.square(gradient * 2.0**-66))
+    return jnp.where(usual < jnp.inf, jnp.sqrt(usual) * 2.0**-40, jnp.sqrt(large) * 2.0**66)

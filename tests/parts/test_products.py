@@ -1,0 +1,74 @@
+"""Matrix products: those of XLA, with gradients that sum over rows in a quick order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.parts.products import dot_general, product
+
+USUAL = (((1,), (0,)), ((), ()))
+
+
+def operands(rows, inputs, outputs, lead=()):
+    rng = np.random.default_rng(0)
+    shapes = ((rows, inputs), (inputs, outputs), (rows, outputs))
+    return [jnp.asarray(rng.normal(size=(*lead, *shape)), jnp.float32) for shape in shapes]
+
+
+def loss(multiply, x, kernel, weights):
+    return (multiply(x, kernel) * weights).sum()
+
+
+# Few inputs, few outputs, one of each, as many.
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(5, 2, 7), (5, 7, 2), (4, 3, 1), (1, 1, 3), (6, 4, 4)])
+def test_values_and_gradients_are_those_of_the_product(rows, inputs, outputs):
+    x, kernel, weights = operands(rows, inputs, outputs)
+    np.testing.assert_array_equal(product(x, kernel), x @ kernel)
+    got = jax.jit(jax.grad(lambda *a: loss(product, *a), (0, 1)))(x, kernel, weights)
+    exact = [np.asarray(a, np.float64) for a in (x, kernel, weights)]
+    np.testing.assert_allclose(got[0], exact[2] @ exact[1].T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got[1], exact[0].T @ exact[2], rtol=1e-5, atol=1e-5)
+
+
+def test_forward_derivatives_and_second_ones_are_those_of_the_product():
+    def curved(multiply):
+        return lambda x, kernel: jnp.sum(jnp.tanh(multiply(x, kernel)) ** 2)
+
+    x, kernel, _ = operands(3, 2, 4)
+    for derivative in (jax.jacfwd, lambda f, of: jax.jacfwd(jax.grad(f, of), of)):
+        got, wanted = (jax.jit(derivative(curved(multiply), (0, 1)))(x, kernel) for multiply in (product, jnp.matmul))
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_several_seeds_at_once_have_their_own_gradients():
+    stacked = operands(3, 4, 2, lead=(2,))
+    gradient = jax.grad(lambda *a: loss(product, *a), (0, 1))
+    together = jax.jit(jax.vmap(gradient))(*stacked)
+    for i in range(2):
+        for a, b in zip(together, jax.jit(gradient)(*(x[i] for x in stacked)), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(17, 64), (64, 6)])
+def test_no_gradient_on_a_cpu_sums_over_the_rows_of_both(inputs, outputs):
+    x, kernel, weights = operands(64, inputs, outputs)
+
+    def slow(multiply):
+        program = jax.jit(jax.grad(lambda *a: loss(multiply, *a), 1)).lower(x, kernel, weights).compile().as_text()
+        return "lhs_contracting_dims={0}, rhs_contracting_dims={0}" in program
+
+    # The plain one shows that the words are looked for in the right place.
+    assert [slow(multiply) for multiply in (product, jnp.matmul)] == [False, True]
+
+
+def test_other_products_are_left_to_jax():
+    x, kernel, _ = operands(3, 4, 2)
+    wanted = x @ kernel
+    np.testing.assert_array_equal(dot_general(x, kernel, USUAL), wanted)
+    np.testing.assert_array_equal(dot_general(x, kernel, USUAL, precision=None), wanted)
+    np.testing.assert_allclose(dot_general(x, kernel, USUAL, precision=jax.lax.Precision.HIGHEST), wanted, rtol=1e-5)
+    np.testing.assert_allclose(dot_general(x[0], kernel, (((0,), (0,)), ((), ()))), wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(dot_general(x[None], kernel, (((2,), (0,)), ((), ())))[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(dot_general(x, kernel.T, (((1,), (1,)), ((), ()))), wanted, rtol=1e-5)
