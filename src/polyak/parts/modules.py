@@ -14,7 +14,7 @@ from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
 from polyak.core.types import PyTree
 from polyak.parts.convolution import convolve
-from polyak.parts.products import dot_general
+from polyak.parts.products import product
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -94,19 +94,25 @@ def channels_first(shape: tuple[int, ...]) -> bool:
     return shape[0] < shape[-1]
 
 
-class Layer(nnx.Linear):
+class Layer(nnx.Module):
     """A linear layer, which starts orthogonal with a gain, or as PyTorch's."""
 
     def __init__(self, inputs: int, outputs: int, settings: Layers, gain: float, rngs: nnx.Rngs) -> None:
         most = inputs**-0.5
 
-        def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32, *_: Any) -> Array:
+        def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
             return jax.random.uniform(key, shape, dtype, -most, most)
 
         kernel, bias = (
             (nnx.initializers.orthogonal(gain), nnx.initializers.zeros) if settings.orthogonal else (uniform, uniform)
         )
-        super().__init__(inputs, outputs, kernel_init=kernel, bias_init=bias, dot_general=dot_general, rngs=rngs)
+        self.kernel = nnx.Param(kernel(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(bias(rngs.params(), (outputs,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+        """What is made of each row, x · W + b."""
+        y = product(x, self.kernel[...])
+        return y + self.bias.reshape(*(1,) * (y.ndim - 1), -1)
 
 
 class Dense(nnx.Module):
