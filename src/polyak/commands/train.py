@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from polyak import envs
 from polyak.agents import AGENTS
+from polyak.commands.cores import make_devices, start_devices
 from polyak.commands.flags import (
     NetworkFlags,
     UsageError,
@@ -18,7 +19,7 @@ from polyak.commands.flags import (
     usage,
     with_horizon,
 )
-from polyak.commands.training import train_in, train_seeds, use_devices
+from polyak.commands.training import train_in, train_seeds
 from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import unknown_name
@@ -104,12 +105,14 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
     at_once = options.seeds > 1 and loop == "compiled"
     if at_once and options.devices not in (None, 1):
         raise UsageError(f"--devices {options.devices}: several seeds are trained at once on one device")
-    devices = 1 if at_once else use_devices(options.devices, loop, options.num_envs)
-    mesh_over(devices, options.num_envs)
+    devices = 1 if at_once else make_devices(options.devices, loop, options.num_envs)
     env_kwargs = {} if options.env_kwargs is None else numbers_by_name("--env-kwargs", options.env_kwargs)
     env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling, env_kwargs=env_kwargs)
     try:
         agent = _agent(AGENTS[algorithm], env.spec, found, flags)
+        if not at_once:
+            devices = start_devices(options.devices, devices, agent, options.num_envs)
+        mesh_over(devices, options.num_envs)
         if options.devices is None and not _fits(agent, options.num_envs // devices):
             devices = 1
         agent.check(options.num_envs // devices)

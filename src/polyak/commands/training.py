@@ -129,24 +129,6 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
         return _failed(runs, configs, began, error)
 
 
-def use_devices(wanted: int | None, loop: str, num_envs: int) -> int:
-    """How many devices to use; on a CPU it makes that many of its cores, which must happen before JAX starts.
-
-    By itself it takes two in the compiled loop with at least 64 environments: from there on the second core pays. For the
-    host loop it makes the CPU compute where it is called from: handing a step of 50 µs to another thread costs as much again.
-    """
-    cores = len(os.sched_getaffinity(0))
-    pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
-    devices = wanted or (2 if pays else 1)
-    if loop == "host" and wanted in (None, 1):
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if devices > 1:
-        # Where JAX has started already, its devices are those that it has; the loop says so if they are too few.
-        with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", devices)
-    return min(devices, jax.local_device_count()) if wanted is None else devices
-
-
 def writers(run: Run, config: RunConfig, start: Start | None) -> Sequence[Callback]:
     """The callbacks that write into the run directory."""
     return (
