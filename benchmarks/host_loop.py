@@ -6,6 +6,7 @@
 counts valid transitions only: a step that resets an environment is none. Compilation and the first iterations are not counted.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,8 +21,9 @@ TARGET = 4.0
 def polyak_worker(count: int) -> None:
     import jax
 
-    # As the command line does for this loop: waking another thread costs more than 20 µs of work.
+    # As the command line does for this loop: waking another thread costs more than 20 µs of work, or a product of 256 rows.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    os.environ["PJRT_NPROC"] = "1"
     import polyak
 
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__)

@@ -14,10 +14,12 @@ TF-Agents          `PPOClipAgent.train` in a `tf.function`: once for 10 full-bat
 PPOLearner         TF-Agents' trainer on minibatches; it reads a `tf.data.Dataset` of the one rollout, here without Reverb
 Stable-Baselines3  `train()`, without values, log-probabilities and advantages, which it computes while it collects
 
+polyak's update of minibatches, and that on two devices, has one thread a device (`PJRT_NPROC`), as `polyak train` starts JAX.
 Ratios are of turns; alone is without another process on the machine. Compilation and memory are of polyak's update. The
 peak is what XLA plans: arguments, results that do not take an argument's place, and temporaries.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -83,6 +85,9 @@ def polyak_worker(contestant: str, minibatches: int, updates: int) -> None:
     import numpy as np
 
     devices = 2 if contestant == "polyak-2" else 1
+    if devices > 1 or minibatches > 1:
+        # As the command line does: waking another thread costs more than a product of 64 rows.
+        os.environ["PJRT_NPROC"] = str(devices)
     jax.config.update("jax_num_cpu_devices", devices)
     import polyak
 
