@@ -28,6 +28,7 @@ from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.parts.recurrent import RecurrentActorCritic
 from polyak.parts.regularization import Role, check_kernels, l2_coefficients
+from polyak.parts.rollouts import check_rollout
 from polyak.parts.rows import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
 from polyak.parts.surrogate import Surrogate
 
@@ -257,9 +258,9 @@ class PPO:
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
-            ValueError: the rows cannot be split into `num_minibatches`, or weights have another shape (while tracing).
+            ValueError: rows cannot be split into `num_minibatches`, or rollout or weights have other shapes (while tracing).
         """
-        num_steps, num_envs = rollout.valid.shape
+        num_steps, num_envs = check_rollout(rollout, self.spec)
         check_divides(num_steps, num_envs, self.num_minibatches, sequences=self._model.remembers)
         obs, carry = self._seen(state, rollout)
         rows, data_bad = self._rows(state, rollout, obs, carry, weights, axis_name)

@@ -1,0 +1,53 @@
+"""A rollout with other shapes than the agent's environment has is refused by the name of what is wrong."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
+from polyak.core.types import Rollout, TimeStep
+from polyak.parts.rollouts import check_rollout
+
+SPEC = EnvSpec(Dict({"far": Box(np.zeros(3), np.ones(3)), "near": Discrete(4)}), Box(np.zeros(2), np.ones(2)))
+
+
+def good():
+    flags, lead = np.zeros((6, 2), bool), (6, 2)
+    obs = {"far": np.zeros((*lead, 3), np.float32), "near": np.zeros(lead, np.int32)}
+    steps = TimeStep(obs, np.zeros(lead, np.float32), flags, flags, flags)
+    return Rollout(steps, np.zeros((5, 2, 2), np.float32))
+
+
+def with_steps(**changes):
+    rollout = good()
+    return dataclasses.replace(rollout, time_steps=dataclasses.replace(rollout.time_steps, **changes))
+
+
+def test_a_rollout_of_the_environment_passes_also_while_tracing():
+    assert check_rollout(good(), SPEC) == (5, 2)
+    assert jax.jit(lambda r: jnp.array(check_rollout(r, SPEC)))(good()).tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (with_steps(reward=np.zeros(6)), r"reward must be \[T\+1, B\].*got \(6,\)"),
+        (with_steps(reward=np.zeros((1, 2))), r"reward must be .* got \(1, 2\)"),
+        (
+            with_steps(terminated=np.zeros((5, 2), bool)),
+            r"terminated must be \[T\+1, B\] = \(6, 2\) as reward is, got \(5, 2\)",
+        ),
+        (with_steps(first=np.zeros(2, bool)), r"first must be .* got \(2,\)"),
+        (with_steps(obs={**good().obs, "far": np.zeros((6, 2, 4))}), r"'far': rollout.time_steps.obs is float32\[6,2,4\]"),
+        (with_steps(obs=good().obs), r"rollout.time_steps.obs is float32\[5,2,3\], the spec's is float32\[6,2,3\]"),
+        (with_steps(obs={"far": np.zeros((6, 2, 3))}), "only in the spec's: 'near'"),
+        (dataclasses.replace(good(), actions=np.zeros((6, 2, 2))), r"rollout.actions is float32\[6,2,2\].*float32\[5,2,2\]"),
+        (dataclasses.replace(good(), actions=np.zeros((5, 2))), r"rollout.actions is float32\[5,2\]"),
+    ],
+)
+def test_other_shapes_are_refused_by_name(rollout, said):
+    with pytest.raises(ValueError, match=f"update: .*{said}"):
+        check_rollout(rollout, SPEC)
