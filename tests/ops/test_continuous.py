@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,10 @@ from hypothesis import strategies as st
 from polyak.ops.continuous import Normal, TanhNormal
 
 jit_all = jax.jit(lambda d, other, x: (d.log_prob(x), d.entropy(), d.kl_divergence(other)))
+jit_moments = jax.jit(lambda d: (d.entropy(), d.mean(), d.stddev()))
+jit_log_prob = jax.jit(lambda d, x: d.log_prob(x))
+jit_sample = jax.jit(lambda d, key: d.sample(seed=key))
+jit_sample_and_log_prob = jax.jit(lambda d, key: d.sample_and_log_prob(seed=key))
 
 
 def random_normal(seed, kind=Normal, shape=(4, 3)):
@@ -63,13 +69,14 @@ def test_event_dimensions_are_summed_and_the_batch_is_kept():
 @pytest.mark.parametrize("kind", [Normal, TanhNormal])
 def test_samples_have_the_right_distribution_and_carry_gradients(kind):
     d = kind(jnp.full((20_000,), 0.3), jnp.full((20_000,), 0.7))
-    sample = np.asarray(d.sample(seed=jax.random.key(0)), np.float64)
+    sample = np.asarray(jit_sample(d, jax.random.key(0)), np.float64)
     u = np.arctanh(sample) if kind is TanhNormal else sample
     assert scipy.stats.kstest(u, scipy.stats.norm(0.3, 0.7).cdf).pvalue > 0.01
-    np.testing.assert_allclose(sample.mean(), d.mean()[0], atol=0.02)
-    np.testing.assert_allclose(sample.std(), d.stddev()[0], atol=0.02)
-    slope = jax.grad(lambda loc: kind(loc, jnp.float32(0.7)).sample(seed=jax.random.key(1)))(jnp.float32(0.3))
-    drawn = kind(jnp.float32(0.3), jnp.float32(0.7)).sample(seed=jax.random.key(1))
+    _, mean, stddev = jit_moments(d)
+    np.testing.assert_allclose(sample.mean(), mean[0], atol=0.02)
+    np.testing.assert_allclose(sample.std(), stddev[0], atol=0.02)
+    draw = jax.jit(jax.value_and_grad(lambda loc: kind(loc, jnp.float32(0.7)).sample(seed=jax.random.key(1))))
+    drawn, slope = draw(jnp.float32(0.3))
     np.testing.assert_allclose(slope, 1 - drawn**2 if kind is TanhNormal else 1, rtol=1e-5)
 
 
@@ -95,21 +102,24 @@ def test_tanh_normal_density_against_the_change_of_variables(seed):
         log_prob, (exact(d).logpdf(u) - np.log(1 - a.astype(np.float64) ** 2)).sum(-1), rtol=1e-4, atol=1e-4
     )
     normals = [Normal(x.loc, x.scale, 1) for x in (d, other)]
-    np.testing.assert_allclose(kl, normals[0].kl_divergence(normals[1]), rtol=1e-6)
+    np.testing.assert_allclose(kl, jit_all(*normals, jnp.asarray(a))[2], rtol=1e-6)
 
 
 def test_tanh_normal_density_integrates_to_one():
     d = TanhNormal(jnp.full((20_001,), 0.4), jnp.full((20_001,), 0.6))
     a = jnp.linspace(-1, 1, 20_001)
-    np.testing.assert_allclose(np.trapezoid(np.exp(np.asarray(d.log_prob(a), np.float64)), a), 1, rtol=1e-4)
+    np.testing.assert_allclose(np.trapezoid(np.exp(np.asarray(jit_log_prob(d, a), np.float64)), a), 1, rtol=1e-4)
+
+
+@jax.jit
+@functools.partial(jax.value_and_grad, argnums=(0, 1))
+def density_and_gradients(loc, scale, action):
+    return TanhNormal(loc, scale).log_prob(action)
 
 
 @pytest.mark.parametrize("action", [1.0, -1.0, 1.5])
 def test_an_action_on_the_boundary_has_a_finite_density_and_gradient(action):
-    def log_prob(loc, scale):
-        return TanhNormal(loc, scale).log_prob(jnp.float32(action))
-
-    value, gradients = jax.value_and_grad(log_prob, argnums=(0, 1))(jnp.float32(0.5), jnp.float32(0.5))
+    value, gradients = density_and_gradients(np.float32(0.5), np.float32(0.5), np.float32(action))
     assert jnp.isfinite(value) and all(jnp.isfinite(g) for g in gradients)
     assert np.sign(gradients[0]) == np.sign(action)
 
@@ -117,13 +127,13 @@ def test_an_action_on_the_boundary_has_a_finite_density_and_gradient(action):
 @pytest.mark.parametrize("loc", [0.0, 3.0, 30.0, -1e4])
 def test_a_saturated_sample_knows_its_density(loc):
     d = TanhNormal(jnp.full((1000,), loc), jnp.full((1000,), 0.5))
-    sample, log_prob = d.sample_and_log_prob(seed=jax.random.key(0))
-    np.testing.assert_array_equal(sample, d.sample(seed=jax.random.key(0)))
-    u = np.asarray(Normal(d.loc, d.scale).sample(seed=jax.random.key(0)), np.float64)
+    sample, log_prob = jit_sample_and_log_prob(d, jax.random.key(0))
+    np.testing.assert_array_equal(sample, jit_sample(d, jax.random.key(0)))
+    u = np.asarray(jit_sample(Normal(d.loc, d.scale), jax.random.key(0)), np.float64)
     np.testing.assert_allclose(log_prob, scipy.stats.norm(loc, 0.5).logpdf(u) - log_slope(u), rtol=1e-4, atol=1e-4)
     assert np.abs(sample).max() <= 1
     if loc == 0:
-        np.testing.assert_allclose(d.log_prob(sample), log_prob, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(jit_log_prob(d, sample), log_prob, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("scale", "error"), [(0.01, 1e-5), (0.3, 1e-5), (1.0, 1e-5), (2.0, 1e-4), (5.0, 0.02)])
@@ -131,18 +141,19 @@ def test_entropy_mean_and_deviation_by_quadrature(scale, error):
     loc = jnp.linspace(-4, 4, 9)
     d = TanhNormal(loc, jnp.full(9, scale))
     wanted = scipy.stats.norm(0, scale).entropy() + expectation(log_slope, loc, d.scale)
-    np.testing.assert_allclose(d.entropy(), wanted, atol=error + 1e-6 * abs(wanted).max())
+    entropy, got_mean, stddev = jit_moments(d)
+    np.testing.assert_allclose(entropy, wanted, atol=error + 1e-6 * abs(wanted).max())
     mean = expectation(np.tanh, loc, d.scale)
-    np.testing.assert_allclose(d.mean(), mean, atol=error)
+    np.testing.assert_allclose(got_mean, mean, atol=error)
     variance = expectation(lambda u: np.tanh(u) ** 2, loc, d.scale) - mean**2
-    np.testing.assert_allclose(d.stddev(), np.sqrt(variance), atol=2 * error, rtol=1e-3)
+    np.testing.assert_allclose(stddev, np.sqrt(variance), atol=2 * error, rtol=1e-3)
 
 
 def test_the_entropy_of_a_tanh_normal_has_the_right_gradient():
     def entropy(loc, scale):
         return TanhNormal(loc, scale).entropy()
 
-    by_loc, by_scale = jax.grad(entropy, argnums=(0, 1))(jnp.float32(0.7), jnp.float32(0.8))
+    by_loc, by_scale = jax.jit(jax.grad(entropy, argnums=(0, 1)))(jnp.float32(0.7), jnp.float32(0.8))
     h = 1e-4
 
     def exact_entropy(loc, scale):

@@ -16,6 +16,7 @@ NAN = float("nan")
 ONLINE, TARGET = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
 
 
+@jax.jit
 def values_after(follow, counts):
     """The target's value and whether it fired, after each call."""
 
@@ -128,7 +129,8 @@ def test_settings_are_leaves_so_another_tau_compiles_nothing_and_vmap_runs_over_
     for tau in (0.25, 0.5):
         assert step(Follow(tau), Follow().init())[0]["w"].tolist() == [tau, tau]
     assert step._cache_size() == 1
-    many = jax.vmap(lambda follow: follow.step(follow.init(), ONLINE, TARGET)[0])(Follow(jnp.array([0.0, 0.5, 1.0])))
+    stepped = jax.jit(jax.vmap(lambda follow: follow.step(follow.init(), ONLINE, TARGET)[0]))
+    many = stepped(Follow(jnp.array([0.0, 0.5, 1.0])))
     assert many["w"][:, 0].tolist() == [0.0, 0.5, 1.0]
 
 

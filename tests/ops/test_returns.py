@@ -20,6 +20,8 @@ from polyak.ops.returns import (
 
 jit_gae, jit_lambda, jit_discounted = (jax.jit(f) for f in (gae, lambda_returns, discounted_returns))
 jit_n_step = jax.jit(n_step_returns, static_argnames="n_step")
+jit_both = jax.jit(advantages_and_targets, static_argnames=("advantages", "value_targets"))
+jit_so_far, jit_on = jax.jit(discounted_so_far), jax.jit(discounted_on)
 
 
 def slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
@@ -59,10 +61,6 @@ def rows(seed, num_steps, ends=0.3, scale=1.0):
     return *numbers, *flags
 
 
-def scalar(x):
-    return jnp.asarray(x, jnp.float32)
-
-
 def assert_close(got, wanted, scale):
     """Within 1e-6 of the sum of the absolute values of the terms, which is what float32 can promise."""
     np.testing.assert_array_less(np.abs(np.asarray(got, np.float64) - wanted), 1e-6 * scale + 1e-30)
@@ -79,9 +77,13 @@ seeds = st.integers(0, 2**31)
 def test_A7_gae_is_the_sum_of_its_definition(seed, num_steps, ends, gamma, gae_lambda):
     reward, value, next_value, terminated, truncated = rows(seed, num_steps, ends)
     got = jit_gae(
-        *map(jnp.asarray, (reward, value, next_value, terminated, truncated)),
-        gamma=scalar(gamma),
-        gae_lambda=scalar(gae_lambda),
+        reward,
+        value,
+        next_value,
+        terminated,
+        truncated,
+        gamma=np.float32(gamma),
+        gae_lambda=np.float32(gae_lambda),
     )
     gamma, gae_lambda = np.float64(np.float32(gamma)), np.float64(np.float32(gae_lambda))
     wanted = slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda)
@@ -95,9 +97,7 @@ def test_A7_lambda_returns_are_gae_plus_value(seed, num_steps, ends, gamma, gae_
     reward, value, next_value, terminated, truncated = rows(seed, num_steps, ends)
     # The two are the same where the next value is the value of the next row.
     next_value[:-1] = np.where(terminated | truncated, next_value, np.roll(value, -1, axis=0))[:-1]
-    got = jit_lambda(
-        *map(jnp.asarray, (reward, next_value, terminated, truncated)), gamma=scalar(gamma), gae_lambda=scalar(gae_lambda)
-    )
+    got = jit_lambda(reward, next_value, terminated, truncated, gamma=np.float32(gamma), gae_lambda=np.float32(gae_lambda))
     gamma, gae_lambda = np.float64(np.float32(gamma)), np.float64(np.float32(gae_lambda))
     wanted = slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda) + value
     scale = slow_gae(abs(reward), -abs(value), abs(next_value), terminated, truncated, gamma, gae_lambda) + abs(value)
@@ -108,8 +108,7 @@ def test_A7_lambda_returns_are_gae_plus_value(seed, num_steps, ends, gamma, gae_
 @given(seeds, length, density, discount, st.sampled_from([1, 2, 3, 20]))
 def test_n_step_returns_are_n_rewards_and_a_value(seed, num_steps, ends, gamma, n_step):
     reward, _, next_value, terminated, truncated = rows(seed, num_steps, ends)
-    arrays = [jnp.asarray(x) for x in (reward, next_value, terminated, truncated)]
-    got = jit_n_step(*arrays, gamma=scalar(gamma), n_step=n_step)
+    got = jit_n_step(reward, next_value, terminated, truncated, gamma=np.float32(gamma), n_step=n_step)
     wanted = slow_n_step(reward, next_value, terminated, truncated, np.float64(np.float32(gamma)), n_step)
     scale = slow_n_step(abs(reward), abs(next_value), terminated, truncated, gamma, n_step)
     assert_close(got, wanted, scale)
@@ -119,7 +118,7 @@ def test_n_step_returns_are_n_rewards_and_a_value(seed, num_steps, ends, gamma, 
 @given(seeds, length, density, discount)
 def test_discounted_returns_are_n_step_returns_without_end(seed, num_steps, ends, gamma):
     reward, _, next_value, terminated, truncated = rows(seed, num_steps, ends)
-    got = jit_discounted(*map(jnp.asarray, (reward, next_value, terminated, truncated)), gamma=scalar(gamma))
+    got = jit_discounted(reward, next_value, terminated, truncated, gamma=np.float32(gamma))
     wanted = slow_n_step(reward, next_value, terminated, truncated, np.float64(np.float32(gamma)), max(num_steps, 1))
     scale = slow_n_step(abs(reward), abs(next_value), terminated, truncated, gamma, max(num_steps, 1))
     assert_close(got, wanted, scale)
@@ -148,8 +147,8 @@ def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 def test_A6_where_every_step_ends_an_episode_each_stands_alone(flag):
-    reward, value, next_value, *_ = (jnp.asarray(x) for x in rows(0, 5))
-    flags = {"terminated": jnp.zeros((5, 3), bool), "truncated": jnp.zeros((5, 3), bool)} | {flag: jnp.ones((5, 3), bool)}
+    reward, value, next_value, *_ = rows(0, 5)
+    flags = {"terminated": np.zeros((5, 3), bool), "truncated": np.zeros((5, 3), bool)} | {flag: np.ones((5, 3), bool)}
     got = jit_gae(reward, value, next_value, **flags, gamma=0.9, gae_lambda=0.9)
     bootstrap = 0.9 * next_value if flag == "truncated" else 0.0
     np.testing.assert_allclose(got, reward + bootstrap - value, rtol=1e-6, atol=1e-6)
@@ -185,22 +184,24 @@ def test_A2_what_stands_in_a_row_that_only_reset_reaches_no_other(junk):
 
 
 def test_gradients_stay_clear_of_hidden_rows():
-    last, hidden = jnp.array([False, True, False, False]), jnp.array([False, False, True, False])
+    last, hidden = jnp.array([False, True, False, False]), np.array([False, False, True, False])
     no = jnp.zeros(4, bool)
-    value = jnp.where(hidden, jnp.nan, jnp.arange(4.0))
+    value = jnp.asarray(np.where(hidden, np.float32(np.nan), np.arange(4, dtype=np.float32)))
 
     def total(reward):
         return jnp.sum(jnp.where(hidden, 0.0, gae(reward, value, value + 1, last, no, gamma=0.5, gae_lambda=1.0)))
 
-    np.testing.assert_array_equal(jax.grad(total)(jnp.where(hidden, jnp.nan, jnp.ones(4))), [1.0, 1.5, 0.0, 1.0])
+    np.testing.assert_array_equal(
+        jax.jit(jax.grad(total))(np.where(hidden, np.float32(np.nan), np.float32(1))), [1.0, 1.5, 0.0, 1.0]
+    )
 
 
 def test_one_compiled_function_serves_every_gamma_and_vmap_maps_over_it():
     reward, value, next_value, terminated, truncated = (jnp.asarray(x) for x in rows(1, 4))
     gammas = jnp.array([0.0, 0.5, 1.0])
-    f = functools.partial(gae, reward, value, next_value, terminated, truncated)
+    f = functools.partial(jit_gae, reward, value, next_value, terminated, truncated)
     together = jax.vmap(lambda gamma: f(gamma=gamma, gae_lambda=0.9))(gammas)
-    for gamma, got in zip(gammas, together, strict=True):
+    for gamma, got in zip(np.asarray(gammas), together, strict=True):
         np.testing.assert_allclose(got, f(gamma=gamma, gae_lambda=0.9), rtol=1e-6, atol=1e-6)
 
 
@@ -229,7 +230,7 @@ def test_advantages_and_value_targets_by_hand(end, advantages, value_targets):
     flags = {"terminated": no, "truncated": no} | {end: yes}
     reward, value, next_value = (jnp.array(x) for x in ([1.0, 2.0, 4.0], [0.5, 1.0, 2.0], [1.0, 3.0, 8.0]))
     settings = {"gamma": 0.5, "gae_lambda": 0.5, "advantages": advantages, "value_targets": value_targets}
-    got, goal = advantages_and_targets(reward, value, next_value, **flags, **settings)
+    got, goal = jit_both(reward, value, next_value, **flags, **settings)
     wanted = LEARNED_FROM[end]
     np.testing.assert_allclose(got, wanted["gae"] if advantages == "gae" else np.array(wanted["monte_carlo"]) - value)
     np.testing.assert_allclose(goal, wanted[value_targets])
@@ -239,14 +240,14 @@ def test_advantages_and_value_targets_by_hand(end, advantages, value_targets):
 def test_the_discounted_return_so_far_by_hand_and_a_bad_reward_is_none(junk):
     reward = jnp.array([[1.0, 1.0], [2.0, 2.0], [9.0, junk], [3.0, 3.0]])
     first = jnp.array([[False, True], [False, False], [True, False], [False, False]])
-    got = discounted_so_far(reward, first, jnp.array([10.0, 10.0]), gamma=0.5)
+    got = jit_so_far(reward, first, jnp.array([10.0, 10.0]), gamma=0.5)
     np.testing.assert_array_equal(got, [[6.0, 0.0], [5.0, 2.0], [0.0, 1.0], [3.0, 3.5]])
 
 
 def test_one_time_step_after_another_is_all_of_them():
-    reward, _, _, first, _ = (jnp.asarray(x) for x in rows(4, 6))
+    reward, _, _, first, _ = rows(4, 6)
     carry, steps = jnp.arange(3.0), []
     for t in range(6):
-        carry = discounted_on(reward[t], first[t], carry, gamma=0.9)
+        carry = jit_on(reward[t], first[t], carry, gamma=0.9)
         steps.append(carry)
-    np.testing.assert_allclose(discounted_so_far(reward, first, jnp.arange(3.0), gamma=0.9), jnp.stack(steps), rtol=1e-6)
+    np.testing.assert_allclose(jit_so_far(reward, first, jnp.arange(3.0), gamma=0.9), np.stack(steps), rtol=1e-6)

@@ -108,10 +108,13 @@ def quadratic(params, index):
     return loss, {"loss": loss, "sum": jnp.sum(x)}
 
 
+slope = jax.jit(jax.grad(quadratic, has_aux=True))
+
+
 @pytest.mark.parametrize(("rows_in_cache", "parts"), [(24, 1), (12, 2), (7, 4), (5, 6), (1, 24)])
 def test_a_gradient_in_parts_is_the_gradient(monkeypatch, rows_in_cache, parts):
-    params, index = jnp.array([0.3, -0.7]), jnp.arange(24, dtype=jnp.int32)[::-1]
-    gradient, terms = jax.grad(quadratic, has_aux=True)(params, index)
+    params, index = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32)[::-1]
+    gradient, terms = slope(params, index)
     monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
     calls = []
 
@@ -119,7 +122,8 @@ def test_a_gradient_in_parts_is_the_gradient(monkeypatch, rows_in_cache, parts):
         calls.append(part.shape[0])
         return quadratic(params, part)
 
-    got, got_terms = accumulate(lambda part: jax.grad(counted, has_aux=True)(params, part), index)
+    in_parts = jax.jit(lambda index: accumulate(lambda part: jax.grad(counted, has_aux=True)(params, part), index))
+    got, got_terms = in_parts(index)
     assert set(calls) == {24 // parts}
     np.testing.assert_allclose(got, gradient, rtol=1e-6)
     np.testing.assert_allclose(got_terms["loss"], terms["loss"], rtol=1e-6)
@@ -128,7 +132,7 @@ def test_a_gradient_in_parts_is_the_gradient(monkeypatch, rows_in_cache, parts):
 
 def test_on_several_devices_parts_fit_the_cache_of_a_core(monkeypatch):
     monkeypatch.setattr(minibatches, "ROWS_IN_CACHE_OF_A_CORE", 4)
-    params, index = jnp.array([0.3, -0.7]), jnp.arange(24, dtype=jnp.int32)
+    params, index = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32)
     seen = []
 
     def share(part):
@@ -142,22 +146,21 @@ def test_on_several_devices_parts_fit_the_cache_of_a_core(monkeypatch):
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    np.testing.assert_allclose(jax.jit(split)(index), jax.grad(lambda p: quadratic(p, index)[0])(params), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(split)(index), slope(params, index)[0], rtol=1e-5)
     assert set(seen) == {4}
 
 
 def test_rows_without_a_fitting_divisor_stay_whole(monkeypatch):
     monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", 4)
-    params, index = jnp.array([0.3, -0.7]), jnp.arange(23, dtype=jnp.int32)
-    gradient = accumulate(lambda part: jax.grad(lambda p: quadratic(p, part)[0])(params), index)
-    expected = jax.grad(lambda p: quadratic(p, jnp.arange(23, dtype=jnp.int32))[0])(jnp.array([0.3, -0.7]))
-    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+    params, index = jnp.array([0.3, -0.7]), np.arange(23, dtype=np.int32)
+    gradient = jax.jit(lambda index: accumulate(lambda part: slope(params, part)[0], index))(index)
+    np.testing.assert_allclose(gradient, slope(params, index)[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("rows_in_cache", [1, 6, 9, 12, 1000])
 def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache):
     monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
-    tree = {"a": jnp.arange(7 * 3 * 2, dtype=jnp.float32).reshape(7, 3, 2), "b": jnp.arange(21, dtype=jnp.int32).reshape(7, 3)}
+    tree = {"a": np.arange(7 * 3 * 2, dtype=np.float32).reshape(7, 3, 2), "b": np.arange(21, dtype=np.int32).reshape(7, 3)}
     seen = []
 
     def function(part):
@@ -165,7 +168,7 @@ def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache):
         assert part["a"].shape == (part["b"].shape[0], 2)
         return part["a"].sum(-1) * 2.0, part["b"] + 1
 
-    doubled, plus_one = map_rows(function, tree)
+    doubled, plus_one = jax.jit(lambda tree: map_rows(function, tree))(tree)
     assert np.array_equal(doubled, tree["a"].sum(-1) * 2) and np.array_equal(plus_one, tree["b"] + 1)
     # Up to twice as many pass in one call.
     assert max(seen) < 2 * max(3, rows_in_cache)

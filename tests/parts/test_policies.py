@@ -28,14 +28,14 @@ BOX = EnvSpec(VECTOR, Box([-2.0, 0.0], [2.0, 6.0]))
 
 @functools.cache
 def fresh(network, spec):
-    return network.init(KEY, spec)
+    return jax.eval_shape(lambda key: network.init(key, spec), KEY)
 
 
 def policy_for(spec, scale=1.0, network=mlp((5,)), **settings):  # noqa: B008
     """A policy with random parameters, so that different observations have different actions."""
     variables = fresh(network, spec)
     rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: jnp.asarray(scale * rng.normal(size=x.shape), x.dtype), variables.params)
+    params = jax.tree.map(lambda x: jnp.asarray((scale * rng.normal(size=x.shape)).astype(x.dtype)), variables.params)
     return NetworkPolicy(dataclasses.replace(variables, params=params), None, network, spec, **settings)
 
 
@@ -49,6 +49,29 @@ def greedy(spec):
     return Greedy(policy_for(spec))
 
 
+# Compiled, as they are used; and one compilation is quicker than one for each operation.
+
+
+@jax.jit
+def act(policy, now, carry):
+    return policy.action(now, carry, KEY)
+
+
+@jax.jit
+def said(policy, obs, carry):
+    return policy.network.apply(policy.variables, obs, carry)
+
+
+@jax.jit
+def modes(policy, now, carry):
+    return policy.distribution(now, carry)[0].mode()
+
+
+@jax.jit
+def normalizer_of(obs):
+    return ObsNormalizer.fresh(VECTOR).update(obs, jnp.ones(len(obs)))
+
+
 def test_policies_keep_the_contract():
     policy = policy_for(SPEC)
     for one in (policy, Greedy(policy), DiscountedReturn(policy, 0.9)):
@@ -60,9 +83,9 @@ def test_policies_keep_the_contract():
 def test_the_greedy_action_is_the_most_probable_one():
     policy = policy_for(SPEC)
     obs = jnp.asarray(np.random.default_rng(1).normal(size=(20, 3)), jnp.float32)
-    (logits, _), _, _ = policy.network.apply(policy.variables, obs)
+    (logits, _), _, _ = said(policy, obs, ())
     assert np.array_equal(Greedy(policy).predict(np.asarray(obs))[0], np.argmax(logits, -1) + 2)
-    step = Greedy(policy).action(time_step(obs), (), KEY)
+    step = act(Greedy(policy), time_step(obs), ())
     distribution, _ = Greedy(policy).distribution(time_step(obs))
     assert np.array_equal(step.action, np.argmax(logits, -1)) and np.array_equal(distribution.sample(seed=KEY), step.action)
 
@@ -70,8 +93,7 @@ def test_the_greedy_action_is_the_most_probable_one():
 def test_observations_are_normalised_as_in_training():
     policy = policy_for(SPEC)
     obs = np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)
-    normalizer = ObsNormalizer.fresh(SPEC.obs).update(jnp.asarray(obs), jnp.ones(100))
-    normalised = dataclasses.replace(policy, normalizer=normalizer)
+    normalised = dataclasses.replace(policy, normalizer=normalizer_of(obs))
     by_hand = ((obs - obs.mean(0)) / obs.std(0)).astype(np.float32)
     assert np.array_equal(Greedy(normalised).predict(obs)[0], Greedy(policy).predict(by_hand)[0])
 
@@ -92,9 +114,9 @@ def test_the_discounted_return_is_kept_per_environment_and_begins_with_an_episod
     carry = ((), before)
     for t in range(3):
         one = jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), steps)
-        acted = policy.action(one, carry, KEY)
+        acted = act(policy, one, carry)
         carry = acted.carry
-        assert np.array_equal(acted.action, policy.policy.action(one, (), KEY).action)
+        assert np.array_equal(acted.action, act(policy.policy, one, ()).action)
         np.testing.assert_allclose(carry[1], slow[t], atol=1e-6)
 
 
@@ -138,9 +160,9 @@ def test_wrappers_carry_the_memory_along(network):
     plain, greedy_carry, pair = policy.initial_state(2), wrapped.initial_state(2), nested.initial_state(2)
     for t in range(3):
         now = time_step(obs[t], first=np.full(2, t == 0))
-        expected = policy.action(now, plain, KEY)
-        best, step = wrapped.action(now, greedy_carry, KEY), nested.action(now, pair, KEY)
-        mode = policy.distribution(now, plain)[0].mode()
+        expected = act(policy, now, plain)
+        best, step = act(wrapped, now, greedy_carry), act(nested, now, pair)
+        mode = modes(policy, now, plain)
         plain, greedy_carry, pair = expected.carry, best.carry, step.carry
         assert np.array_equal(step.action, expected.action) and np.array_equal(best.action, mode)
         assert same_bits(pair[0], plain) and same_bits(greedy_carry, plain) and pair[1].shape == (2,)
@@ -152,12 +174,12 @@ def test_what_the_network_said_is_kept_where_it_is_asked_for(network):
     policy = policy_for(BOX, network=network, keeps=True)
     obs = jnp.ones((4, 3))
     now, carry = time_step(obs, first=np.ones(4, bool)), policy.initial_state(4)
-    step = policy.action(now, carry, KEY)
-    (params, value), _, _ = network.apply(policy.variables, obs, carry)
+    step = act(policy, now, carry)
+    (params, value), _, _ = said(policy, obs, carry)
     assert same_bits(step.info, {"value": value, "params": params}) and value.shape == (4,)
-    outer = DiscountedReturn(policy, 0.9).action(now, (carry, jnp.zeros(4)), KEY)
+    outer = act(DiscountedReturn(policy, 0.9), now, (carry, jnp.zeros(4)))
     assert same_bits(outer.info, step.info) and same_bits(outer.action, step.action)
-    without = dataclasses.replace(policy, keeps=False).action(now, carry, KEY)
+    without = act(dataclasses.replace(policy, keeps=False), now, carry)
     assert without.info == () and same_bits(without.action, step.action)
 
 
@@ -165,10 +187,11 @@ def test_squashed_actions_lie_between_minus_one_and_one_and_reach_the_bounds():
     spec = EnvSpec(VECTOR, BOX.action, action_scaling="rescale")
     policy = policy_for(spec, squash=True)
     obs = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
-    distribution, _ = policy.distribution(time_step(jnp.asarray(obs)), ())
+    now = time_step(jnp.asarray(obs))
+    distribution, sample = jax.jit(lambda policy, now: (d := policy.distribution(now, ())[0], d.sample(seed=KEY)))(policy, now)
     assert isinstance(distribution, TanhNormal)
-    drawn = policy.action(time_step(jnp.asarray(obs)), (), KEY).action
-    assert same_bits(drawn, distribution.sample(seed=KEY)) and np.abs(drawn).max() <= 1.0
+    drawn = act(policy, now, ()).action
+    assert same_bits(drawn, sample) and np.abs(drawn).max() <= 1.0
     native, _ = policy.predict(obs, deterministic=False, key=KEY)
     np.testing.assert_allclose(native, np.asarray(drawn) * [2, 3] + [0, 3], atol=1e-5)
 

@@ -12,10 +12,9 @@ import pytest
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.parts import predict
 from polyak.parts.networks import mlp
-from polyak.parts.normalizer import ObsNormalizer
 from polyak.parts.policies import Greedy, NetworkPolicy
 from polyak.parts.recurrent import lstm
-from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, VECTOR, greedy, policy_for, time_step
+from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, VECTOR, act, greedy, normalizer_of, policy_for, time_step
 
 MASKED = EnvSpec(VECTOR, Dict({"a": Discrete(3), "b": MultiDiscrete((2, 3), (1, 0))}), has_action_mask=True)
 
@@ -34,7 +33,7 @@ def test_predict_counts_discrete_actions_from_their_start():
     policy = policy_for(SPEC)
     obs = np.ones((50, 3), np.float32)
     drawn, _ = policy.predict(obs, deterministic=False, key=KEY)
-    inner = policy.action(time_step(jnp.asarray(obs)), (), KEY).action
+    inner = act(policy, time_step(jnp.asarray(obs)), ()).action
     assert np.array_equal(drawn, np.asarray(inner) + 2)
     assert drawn.min() >= 2 and drawn.max() <= 5 and len(np.unique(drawn)) > 1
 
@@ -162,8 +161,7 @@ def test_predict_goes_on_from_the_carry_it_returned():
 
 def test_predict_refuses_a_carry_of_another_batch():
     spec = EnvSpec(VECTOR, Discrete(2))
-    network = lstm(4, (4,))
-    policy = NetworkPolicy(network.init(KEY, spec), None, network, spec)
+    policy = policy_for(spec, network=lstm(4, (4,)))
     _, carry = policy.predict(np.zeros((3, 3), np.float32))
     with pytest.raises(ValueError, match=r"predict: carry must have 2 rows as obs, got an array of shape \(3, 4\)"):
         policy.predict(np.zeros((2, 3), np.float32), carry)
@@ -177,8 +175,7 @@ def test_a_small_mlp_answers_in_numpy_what_is_compiled_up_to_rounding(spec, acti
     squash = spec.action_scaling == "rescale"
     policy = policy_for(spec, network=mlp((5, 4), activation), squash=squash)
     obs = np.random.default_rng(0).normal(1.0, 3.0, (1000, 3)).astype(np.float32)
-    normalizer = ObsNormalizer.fresh(spec.obs).update(jnp.asarray(obs[:100]), jnp.ones(100))
-    policy = dataclasses.replace(policy, normalizer=normalizer)
+    policy = dataclasses.replace(policy, normalizer=normalizer_of(obs[:100]))
     compiled = spec.native_action(np.asarray(jax.jit(lambda p, x: p.distribution(time_step(x))[0].mode())(policy, obs)))
     with monkeypatch.context() as without_jax:
         without_jax.setattr(predict, "_mode", None)

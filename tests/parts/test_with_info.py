@@ -13,18 +13,20 @@ from polyak.ops.updates import soft_update
 from polyak.parts.exploration import EpsilonGreedy
 from polyak.parts.mixture import Mixture
 from polyak.parts.noise import ActionSmoothing, GaussianNoise, OUNoise
-from polyak.parts.normalizer import ObsNormalizer
 from polyak.parts.policies import DiscountedReturn, Greedy
 from polyak.parts.python_policy import PythonPolicy
 from polyak.parts.scripted import Scripted, Uniform
 from polyak.parts.with_info import with_info
 from tests.agents.rollouts import same_bits
 from tests.parts.inner import DISCRETE, Inner
-from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, policy_for, time_step
+from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, act, normalizer_of, policy_for, said, time_step
 from tests.parts.test_predict import MASKED
 
 OBS = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 FIRST = time_step(OBS, first=np.ones(4, bool))
+
+
+followed = jax.jit(soft_update, static_argnums=2)
 
 
 @jax.jit
@@ -55,7 +57,7 @@ def test_log_prob_value_and_id_are_added_through_wrappers_with_a_memory(build):
     assert jax.tree.structure(two.carry) == jax.tree.structure(policy.initial_state(4)), "the carry keeps its tree"
     remembered = inner.initial_state(4)
     for now, step, before in ((FIRST, one, policy.initial_state(4)), (time_step(2 * OBS), two, one.carry)):
-        (_, value), remembered, _ = inner.network.apply(inner.variables, now.obs, remembered)
+        (_, value), remembered, _ = said(inner, now.obs, remembered)
         np.testing.assert_allclose(step.info["value"], value, rtol=1e-5)
         # A mode computed again outside of the program may differ in a bit.
         certain = isinstance(policy.policy, Greedy)
@@ -67,15 +69,15 @@ def test_log_prob_value_and_id_are_added_through_wrappers_with_a_memory(build):
 def test_info_within_is_kept_and_the_outer_word_counts():
     policy = with_info(ActionSmoothing(with_info(policy_for(BOX, keeps=True), policy_id=1), 0.5), value=False, policy_id=2)
     carry = (policy.policy.policy.initial_state(4), jnp.ones((4, 2)))
-    step = policy.action(time_step(OBS), carry, KEY)
+    step = act(policy, time_step(OBS), carry)
     assert set(step.info) == {"value", "params", "log_prob", "policy_id"} and int(step.info["policy_id"][0]) == 2
-    wanted = policy.distribution(time_step(OBS), carry)[0].log_prob(step.action)
+    wanted = log_prob(policy, time_step(OBS), carry, step.action)
     np.testing.assert_allclose(step.info["log_prob"], wanted, rtol=1e-5)
 
 
 def test_a_value_is_asked_for_where_there_is_one():
     without = with_info(Uniform(SPEC))
-    assert set(without.action(FIRST, (), KEY).info) == {"log_prob"}
+    assert set(act(without, FIRST, ()).info) == {"log_prob"}
     with pytest.raises(ValueError, match="with_info: value must be False where no policy within has one, got Uniform"):
         with_info(Uniform(SPEC), value=True)
     with pytest.raises(ValueError, match="with_info: policy_id must be an integer >= 0, got -1"):
@@ -216,7 +218,7 @@ def test_a_policy_made_python_and_a_policy_again_acts_the_same(policy):
 
 def test_policies_follow_each_other():
     data = np.random.default_rng(1).normal(3.0, 2.0, (50, 3)).astype(np.float32)
-    stats = [ObsNormalizer.fresh(SPEC.obs).update(jnp.asarray(data + shift), jnp.ones(50)) for shift in (0.0, 4.0)]
+    stats = [normalizer_of(data + np.float32(shift)) for shift in (0, 4)]
     a = dataclasses.replace(policy_for(SPEC), normalizer=stats[0])
     b = dataclasses.replace(policy_for(SPEC, scale=-0.5), normalizer=stats[1])
     for online, target in (
@@ -224,25 +226,25 @@ def test_policies_follow_each_other():
         (EpsilonGreedy(a, 0.5, 100), EpsilonGreedy(b, 0.1)),
         (Mixture((a, a)), Mixture((b, b), (1, 3))),
     ):
-        leaves = zip(*(jax.tree.leaves(tree) for tree in (online, target, soft_update(online, target, 0.25))), strict=True)
+        leaves = zip(*(jax.tree.leaves(tree) for tree in (online, target, followed(online, target, 0.25))), strict=True)
         for x, y, moved in leaves:
             whole = jnp.issubdtype(jnp.asarray(y).dtype, jnp.integer)
             np.testing.assert_allclose(moved, y if whole else y + 0.25 * (x - y), rtol=1e-5, atol=1e-6)
-        copied = soft_update(online, target, 1.0)
+        copied = followed(online, target, 1.0)
         assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), copied, online)) and type(copied) is type(online)
-    moved = soft_update(a, b, 0.25).normalizer.stats
+    moved = followed(a, b, 0.25).normalizer.stats
     np.testing.assert_allclose(moved.mean, 0.25 * stats[0].stats.mean + 0.75 * stats[1].stats.mean, rtol=1e-6)
-    assert soft_update(a, b, 0.25).predict(np.zeros(3))[0] in range(2, 6)
+    assert followed(a, b, 0.25).predict(np.zeros(3))[0] in range(2, 6)
 
 
 def test_policies_of_other_kinds_cannot_follow():
     a = policy_for(SPEC)
-    for other, said in (
+    for other, message in (
         (policy_for(BOX), "only in target: 'variables/params/policy/log_std/all'"),
         (Greedy(a), "only in target: 'policy/normalizer', 'policy/variables"),
         (Scripted(SPEC, [(1, 0)]), "only in online"),
     ):
-        with pytest.raises(ValueError, match=f"soft_update: .*{said}"):
+        with pytest.raises(ValueError, match=f"soft_update: .*{message}"):
             soft_update(a, other, 0.5)
     # Without arrays there is nothing to follow.
     assert soft_update(Uniform(SPEC), Uniform(BOX), 0.5).spec is BOX

@@ -20,7 +20,8 @@ from tests.train.scripted import Scripted as ScriptedEnv
 from tests.train.setting import AGENT, ENV, KEY, NUM_ENVS, NUM_STEPS, hosted, run
 
 # A nest with a memory: a learned policy that explores or a uniform one, chosen for each episode, and who acted.
-LEARNED = AGENT.policy(AGENT.init(KEY)).policy
+begun = jax.jit(lambda agent, key: agent.init(key))
+LEARNED = AGENT.policy(begun(AGENT, KEY)).policy
 
 
 SHORT = Scripted(ENV.spec, [(5, 1)])
@@ -54,7 +55,7 @@ def test_collecting_again_does_not_compile_again():
 def test_an_agent_learns_from_the_rollout_of_another_policy():
     agent = PPO(ENV.spec, network=mlp((4,)), num_steps=NUM_STEPS, num_epochs=1, num_minibatches=1)
     rollout = collect(Scripted(ENV.spec, [(NUM_STEPS, 1)]), ENV, NUM_STEPS, key=KEY)
-    state = agent.init(KEY)
+    state = begun(agent, KEY)
     learned, metrics = jax.jit(PPO.update)(agent, state, rollout, KEY)
     assert not same_bits(learned.variables, state.variables) and int(metrics["train/skipped_steps"]) == 0
     assert int(learned.env_steps) == int(rollout.valid.sum()) > 0
