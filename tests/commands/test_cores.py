@@ -24,7 +24,9 @@ IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=n
         (2, 1, SPEC, None, True),
         (1, 8, SPEC, polyak.mlp((256, 256)), True),
         (1, 8, SPEC, polyak.mlp((257,)), False),
+        (1, 8, SPEC, polyak.mlp((4,), value_hidden=(257,)), False),
         (1, 8, SPEC, polyak.mlp(()), True),
+        (1, 8, SPEC, polyak.lstm(), True),
         (1, 8, IMAGES, None, False),
     ],
 )

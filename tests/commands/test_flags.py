@@ -72,7 +72,10 @@ OUT_OF_RANGE = {
     "activation": ("sigmoid",),
     "shared-torso": ("yes",),
     "log-std": ("nan", "inf"),
+    "value-hidden": ("0", "64 0"),
+    "value-activation": ("sigmoid",),
 }
+WIDTHS = ("hidden", "value-hidden")
 NO_NUMBER = ("abc", "1,5", "0x10", "1e", "true")
 NO_INTEGER = (*NO_NUMBER, "1.5", "1e3", "nan", "inf")
 
@@ -90,9 +93,9 @@ FLAGS = flags_of(TrainFlags) | flags_of(agent_flags(PPO, {})) | flags_of(Network
 
 
 def wrong_types(flag):
-    if FLAGS[flag] is int or FLAGS[flag] == int | None or flag == "hidden":
+    if FLAGS[flag] is int or FLAGS[flag] == int | None or flag in WIDTHS:
         return NO_INTEGER
-    return NO_NUMBER if flag not in ("run-dir", "loop", "action-scaling", "activation") else ()
+    return NO_NUMBER if flag not in ("run-dir", "loop", "action-scaling", "activation", "value-activation") else ()
 
 
 def test_F2_every_flag_has_its_wrong_values_here():
@@ -103,7 +106,7 @@ def test_F2_every_flag_has_its_wrong_values_here():
 def test_F2_a_wrong_value_is_refused_before_anything_is_made(flag, command, workdir):
     for value in (*wrong_types(flag), *OUT_OF_RANGE[flag], None):
         switch = FLAGS[flag] in (bool, bool | None) and flag != "shared-torso"
-        if value is None and (flag == "hidden" or switch):
+        if value is None and (flag in WIDTHS or switch):
             continue  # No width is a linear network; a switch has no value.
         words = f"--{flag}" if value is None else f"--{flag} {value}"
         code, out, err = command("train ppo CartPole-v1", words)

@@ -237,6 +237,23 @@ def test_the_activation_is_the_one_asked_for(activation, at_minus_one):
     np.testing.assert_allclose(value, [at_minus_one], rtol=1e-6)
 
 
+def test_the_critic_may_have_layers_of_its_own():
+    network, spec = mlp((2,), "tanh", value_hidden=(3, 1), value_activation="relu"), EnvSpec(VECTOR, Discrete(2))
+    variables = network.init(jax.random.key(0), spec)
+    shapes = {
+        role: [layer["kernel"].shape[1] for layer in variables.params[role]["dense"]["layers"].values()]
+        for role in ("actor", "critic")
+    }
+    assert shapes == {"actor": [2], "critic": [3, 1]}
+    ones = jax.tree.map(jnp.ones_like, variables.params)
+    inputs = VECTOR.shape[0]
+    obs = jnp.full((1, inputs), -1.0)
+    # relu(1 - inputs) is 0, then 3 · 0 + 1 and 1 + 1; the actor's tanh(1 - inputs) is not cut off.
+    (logits, value), _, _ = network.apply(dataclasses.replace(variables, params=ones), obs)
+    np.testing.assert_allclose(value, [2.0], rtol=1e-6)
+    np.testing.assert_allclose(logits, np.full((1, 2), 2 * np.tanh(1 - inputs) + 1), rtol=1e-5)
+
+
 def test_settings_are_values():
     assert mlp((4,)) == ActorCritic((4,)) and hash(mlp((4,))) == hash(mlp((4,))) and mlp((4,)) != mlp((5,))
     assert isinstance(mlp(), Network)
@@ -258,6 +275,12 @@ def test_settings_are_values():
         ({"std": "learned"}, "network: std must be one of 'free', 'state', got 'learned'"),
         ({"squash_mean": None}, "network: squash_mean must be one of True, False, got None"),
         ({"orthogonal": 1}, "network: orthogonal must be one of True, False, got 1"),
+        ({"value_hidden": (4, 0)}, "network: value_hidden must be an integer >= 1, got 0"),
+        ({"value_activation": "rule"}, "network: value_activation must be one of None, 'tanh', .*got 'rule'"),
+        (
+            {"value_hidden": (4,), "shared_torso": True},
+            r"network: value_hidden must be None where shared_torso is True, got \(4,\)",
+        ),
         ({"hidden": 64}, r"network: hidden must be widths such as \(64, 64\), got 64"),
         ({"hidden": "64"}, r"network: hidden must be widths such as \(64, 64\), got '64'"),
     ],

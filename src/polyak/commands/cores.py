@@ -9,6 +9,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import leaf_spaces
 from polyak.core.types import Agent
 from polyak.parts.modules import Layers, is_image
+from polyak.parts.networks import ActorCritic
 
 # XLA's threads, read when JAX starts: as many as there are cores unless this says otherwise.
 THREADS = "PJRT_NPROC"
@@ -51,7 +52,9 @@ def start_devices(wanted: int | None, devices: int, agent: Agent, num_envs: int)
 
 def has_small_products(agent: PPO, devices: int, num_envs: int) -> bool:
     """Whether other threads than the devices' own only hold an update up. Several devices take small parts of a minibatch."""
-    images = any(is_image(leaf) for _, leaf in leaf_spaces(agent.spec.obs))
+    if not isinstance(agent.network, Layers) or any(is_image(leaf) for _, leaf in leaf_spaces(agent.spec.obs)):
+        return False
+    critic = agent.network.of_critic.hidden if isinstance(agent.network, ActorCritic) else ()
+    narrow = max((*agent.network.hidden, *critic), default=0) <= MOST_WIDTH
     rows = agent.num_steps * num_envs // agent.num_minibatches
-    few = devices > 1 or rows <= MOST_ROWS
-    return few and not images and isinstance(agent.network, Layers) and max(agent.network.hidden, default=0) <= MOST_WIDTH
+    return narrow and (devices > 1 or rows <= MOST_ROWS)

@@ -62,6 +62,10 @@ class NetworkFlags:
     """Actor and critic share all but the last layer."""
     log_std: Annotated[float | None, by_default(PRESET, "FLOAT")] = None
     """Initial logarithm of the standard deviation of Box actions."""
+    value_hidden: Annotated[tuple[int, ...] | None, by_default(PRESET, "INT [INT ...]")] = None
+    """Widths of the critic's dense layers, where they are others than the actor's."""
+    value_activation: Annotated[Activation | None, by_default(PRESET, "{tanh,relu,elu,gelu,silu}")] = None
+    """Between the critic's layers, where it is another than between the actor's."""
 
     def given(self) -> dict[str, Any]:
         """Those that were given."""

@@ -69,16 +69,26 @@ class Layers(Protocol):
 
 def check_layers(settings: Layers) -> None:
     """Refuse settings that no network can be built from, by name; widths become a tuple."""
-    if not isinstance(settings.hidden, Iterable) or isinstance(settings.hidden, str):
-        raise TypeError(f"network: hidden must be widths such as (64, 64), got {settings.hidden!r}")
-    object.__setattr__(settings, "hidden", tuple(settings.hidden))
-    for width in settings.hidden:
-        check_integer("network", "hidden", width)
+    object.__setattr__(settings, "hidden", widths("hidden", settings.hidden))
     check_choice("network", "activation", settings.activation, tuple(ACTIVATIONS))
     check_number("network", "log_std", settings.log_std)
     check_choice("network", "std", settings.std, ("free", "state"))
     for name in ("shared_torso", "orthogonal", "squash_mean"):
         check_choice("network", name, getattr(settings, name), (True, False))
+
+
+def widths(name: str, value: Any) -> tuple[int, ...]:
+    """Widths of layers as a tuple.
+
+    Raises:
+        TypeError, ValueError: they are none, by the setting's name.
+    """
+    if not isinstance(value, Iterable) or isinstance(value, str):
+        raise TypeError(f"network: {name} must be widths such as (64, 64), got {value!r}")
+    found = tuple(value)
+    for width in found:
+        check_integer("network", name, width)
+    return found
 
 
 def is_image(space: Space) -> bool:

@@ -4,18 +4,19 @@ A network for an actor-critic agent answers `(action_params, value)`: the parame
 the tree of `ops.distributions.parameter_shapes`, and one value per row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.core.checks import check_choice
 from polyak.core.spaces import EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
 from polyak.ops.distributions import for_space
 from polyak.parts.adapters import FlaxNNX
-from polyak.parts.modules import Activation, Layer, PolicyHead, Std, Torso, check_layers, is_image
+from polyak.parts.modules import ACTIVATIONS, Activation, Layer, PolicyHead, Std, Torso, check_layers, is_image, widths
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,11 @@ class ActorCritic:
         std: `"free"`: that logarithm is a parameter, the same in every state; `"state"`: an output of the policy's last layer,
             which starts at `log_std`.
         squash_mean: the mean of Box actions is middle + half_range · tanh(x), inside the bounds of the action.
+        value_hidden: widths of the critic's dense layers; None: those of the actor.
+        value_activation: between the critic's layers; None: as between the actor's.
 
     Raises:
+        TypeError, ValueError: a setting out of its range, by name; one of the critic's with a shared torso.
         ValueError: from `init`, for a mean to be squashed into bounds that are not finite.
     """
 
@@ -47,9 +51,24 @@ class ActorCritic:
     orthogonal: bool = True
     std: Std = "free"
     squash_mean: bool = False
+    value_hidden: tuple[int, ...] | None = None
+    value_activation: Activation | None = None
 
     def __post_init__(self) -> None:
         check_layers(self)
+        for name in ("value_hidden", "value_activation"):
+            if self.shared_torso and getattr(self, name) is not None:
+                raise ValueError(f"network: {name} must be None where shared_torso is True, got {getattr(self, name)!r}")
+        if self.value_hidden is not None:
+            object.__setattr__(self, "value_hidden", widths("value_hidden", self.value_hidden))
+        check_choice("network", "value_activation", self.value_activation, (None, *ACTIVATIONS))
+
+    @property
+    def of_critic(self) -> "ActorCritic":
+        """The same settings with the critic's layers."""
+        hidden = self.hidden if self.value_hidden is None else self.value_hidden
+        activation = self.activation if self.value_activation is None else self.value_activation
+        return replace(self, hidden=hidden, activation=activation)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
@@ -74,9 +93,11 @@ def mlp(
     orthogonal: bool = True,
     std: Std = "free",
     squash_mean: bool = False,
+    value_hidden: tuple[int, ...] | None = None,
+    value_activation: Activation | None = None,
 ) -> ActorCritic:
     """Dense layers for observations that are vectors; separate ones for actor and critic unless `shared_torso`."""
-    return ActorCritic(hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean)
+    return ActorCritic(hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean, value_hidden, value_activation)
 
 
 def nature_cnn(
@@ -133,8 +154,8 @@ class _ActorCriticModule(nnx.Module):
     def __init__(self, settings: ActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.actor = Torso(settings, spec, rngs)
         # One object under two names is one set of parameters to NNX.
-        self.critic = self.actor if settings.shared_torso else Torso(settings, spec, rngs)
-        self.value = Layer(self.actor.features, 1, settings, 1.0, rngs)
+        self.critic = self.actor if settings.shared_torso else Torso(settings.of_critic, spec, rngs)
+        self.value = Layer(self.critic.features, 1, settings, 1.0, rngs)
         self.policy = PolicyHead(self.actor.features, settings, spec, rngs)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, Float[Array, " B"]]:
