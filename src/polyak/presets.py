@@ -105,18 +105,17 @@ def _bipedal_walker(env_steps: int) -> Mapping[str, Any]:
 
 
 def _half_cheetah(env_steps: int) -> Mapping[str, Any]:
+    # The Zoo's discounts and clip, with more environments, smaller networks and a rate that falls: its own settings (one
+    # environment, relu layers of 256, 20 epochs at 2.06e-5) came to 4954 with three seeds, these to 5513 and 6489 with two others.
     return {
-        "network": mlp((256, 256), "relu", log_std=-2.0, orthogonal=False),
-        "num_steps": 512,
-        "num_epochs": 20,
-        "num_minibatches": 8,
+        "network": mlp(log_std=-1.0, orthogonal=False),
+        "num_steps": 256,
+        "num_epochs": 10,
+        "num_minibatches": 16,
         "gamma": 0.98,
         "gae_lambda": 0.92,
-        "learning_rate": 2.06e-5,
+        "learning_rate": Linear(3e-4, env_steps=env_steps),
         "clip_range": 0.1,
-        "ent_coef": 4.0e-4,
-        "vf_coef": 0.58,
-        "max_grad_norm": 0.8,
         "normalize_obs": True,
         "normalize_reward": "return",
     }
@@ -205,7 +204,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "LunarLander-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
     ("ppo", "LunarLanderContinuous-v3"): Preset(1_000_000, 16, _lunar_lander_continuous, f"{ZOO}, with 10 epochs"),
     ("ppo", "BipedalWalker-v3"): Preset(5_000_000, 32, _bipedal_walker, ZOO),
-    ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 1, _half_cheetah, ZOO),
+    ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 4, _half_cheetah, f"discounts and clip of {ZOO}; the rest tuned for polyak"),
     # One seed of the Zoo's settings (a deviation of 0.14 from the start) learned to stand: 167 after a million steps.
     ("ppo", "Hopper-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _walker, ZOO),
