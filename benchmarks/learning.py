@@ -46,7 +46,7 @@ class Suite:
     recipe: str = "preset"
 
 
-# The recipe of TF-Agents' results on MuJoCo, whatever the environment: that of most published ones, with a critic of relu layers.
+# The recipe of TF-Agents' results on MuJoCo, whatever the environment: that of most published ones, with a relu critic.
 RECIPES = {"published": lambda env_steps: {**polyak.presets.mujoco(env_steps), "network": polyak.mlp(value_activation="relu")}}
 MILLION = 1_000_000
 SUITES = {
