@@ -41,8 +41,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 hypothesis.settings.register_profile("the same", derandomize=True, database=None)
 hypothesis.settings.load_profile("the same")
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send.
+# A shell that starts the tests in the background has them ignore Ctrl-C, and nohup a closed terminal; some of them send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Files that take twenty seconds and more.
 LONGEST = (

@@ -205,7 +205,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "LunarLander-v3"): Preset(1_000_000, 16, _lunar_lander, ZOO),
     ("ppo", "LunarLanderContinuous-v3"): Preset(1_000_000, 16, _lunar_lander_continuous, f"{ZOO}, with 10 epochs"),
     ("ppo", "BipedalWalker-v3"): Preset(5_000_000, 32, _bipedal_walker, ZOO),
-    ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 4, _half_cheetah, f"discounts and clip of {ZOO}; the rest tuned for polyak"),
+    ("ppo", "HalfCheetah-v5"): Preset(1_000_000, 4, _half_cheetah, f"{ZOO} in part"),
     # One seed of the Zoo's settings (a deviation of 0.14 from the start) learned to stand: 167 after a million steps.
     ("ppo", "Hopper-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _walker, ZOO),

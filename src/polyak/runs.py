@@ -63,6 +63,7 @@ class RunConfig:
         agent: the agent with all its settings.
         action_scaling: how Box actions reach the environment.
         env_kwargs: settings of the environment, numbers and switches by their names.
+        threads: that XLA was started with on a CPU, since large products differ by it in their last bits; None: by itself.
     """
 
     algorithm: str
@@ -77,6 +78,7 @@ class RunConfig:
     agent: Any
     action_scaling: Literal["clip", "rescale"] = "clip"
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -84,8 +86,9 @@ class RunConfig:
                 raise TypeError(f"run: {name} must be a name, got {getattr(self, name)!r}")
         for name in ("num_envs", "env_steps", "devices", "checkpoint_every"):
             check_integer("run", name, getattr(self, name))
-        if self.report_every is not None:
-            check_integer("run", "report_every", self.report_every)
+        for name in ("report_every", "threads"):
+            if getattr(self, name) is not None:
+                check_integer("run", name, getattr(self, name))
         check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, ("compiled", "host"))
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))

@@ -29,6 +29,21 @@ def test_values_and_gradients_are_those_of_the_product(rows, inputs, outputs):
     np.testing.assert_allclose(got[1], exact[0].T @ exact[2], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("of", [0, 1])
+def test_one_of_the_two_may_stay_as_it_is(of):
+    x, kernel, weights = operands(5, 2, 3)
+    wanted = jax.jit(jax.grad(lambda *a: loss(jnp.matmul, *a), of))(x, kernel, weights)
+    gradients = (
+        jax.grad(lambda *a: loss(product, *a), of),
+        jax.jacfwd(lambda *a: loss(product, *a), of),
+        lambda *a: jax.grad(
+            lambda *p: loss(product, *(q if i == of else jax.lax.stop_gradient(q) for i, q in enumerate(p))), of
+        )(*a),
+    )
+    for gradient in gradients:
+        np.testing.assert_allclose(jax.jit(gradient)(x, kernel, weights), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_forward_derivatives_and_second_ones_are_those_of_the_product():
     def curved(multiply):
         return lambda x, kernel: jnp.sum(jnp.tanh(multiply(x, kernel)) ** 2)
@@ -59,6 +74,14 @@ def test_no_gradient_on_a_cpu_sums_over_the_rows_of_both(inputs, outputs):
 
     # The plain one shows that the words are looked for in the right place.
     assert [slow(multiply) for multiply in (product, jnp.matmul)] == [False, True]
+
+
+def test_other_platforms_keep_their_own_product(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    x, kernel, weights = operands(5, 2, 3)
+    gradient = jax.jit(jax.grad(lambda *a: loss(product, *a), 1))
+    assert "optimization_barrier" not in gradient.lower(x, kernel, weights).as_text()
+    np.testing.assert_allclose(gradient(x, kernel, weights), np.asarray(x).T @ np.asarray(weights), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("lead", [(), (2, 3)])

@@ -41,11 +41,19 @@ def test_a_rollout_of_the_environment_passes_also_while_tracing():
             r"terminated must be \[T\+1, B\] = \(6, 2\) as reward is, got \(5, 2\)",
         ),
         (with_steps(first=np.zeros(2, bool)), r"first must be .* got \(2,\)"),
-        (with_steps(obs={**good().obs, "far": np.zeros((6, 2, 4))}), r"'far': rollout.time_steps.obs is float32\[6,2,4\]"),
-        (with_steps(obs=good().obs), r"rollout.time_steps.obs is float32\[5,2,3\], the spec's is float32\[6,2,3\]"),
-        (with_steps(obs={"far": np.zeros((6, 2, 3))}), "only in the spec's: 'near'"),
-        (dataclasses.replace(good(), actions=np.zeros((6, 2, 2))), r"rollout.actions is float32\[6,2,2\].*float32\[5,2,2\]"),
-        (dataclasses.replace(good(), actions=np.zeros((5, 2))), r"rollout.actions is float32\[5,2\]"),
+        (
+            with_steps(obs={**good().time_steps.obs, "far": np.zeros((6, 2, 4))}),
+            r"obs 'far' must have the shape \(6, 2, 3\), got \(6, 2, 4\)",
+        ),
+        (with_steps(obs=good().obs), r"obs 'far' must have the shape \(6, 2, 3\), got \(5, 2, 3\)"),
+        (with_steps(obs={"far": np.zeros((6, 2, 3))}), r"obs must have the leaves 'far', 'near', as the spec has, got 'far'"),
+        (with_steps(obs=np.zeros((6, 2, 3))), r"obs must have the leaves 'far', 'near', .* got one array"),
+        (dataclasses.replace(good(), actions=np.zeros((6, 2, 2))), r"actions must have the shape \(5, 2, 2\), got \(6, 2, 2\)"),
+        (
+            dataclasses.replace(good(), actions=np.zeros((5, 2), np.int32)),
+            r"actions must have the shape \(5, 2, 2\), got \(5, 2\)",
+        ),
+        (dataclasses.replace(good(), actions=()), r"actions must have the leaves one array, .* got none"),
     ],
 )
 def test_other_shapes_are_refused_by_name(rollout, said):

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from polyak.commands.cores import make_devices, start_devices
+from polyak.commands.cores import make_devices, start_jax
 from polyak.commands.flags import UsageError, by_default, fail, parse, usage
 from polyak.commands.imports import ImportFlag, check_import
 from polyak.commands.training import make_env, restored_start, train_in
@@ -57,7 +57,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
         _note_ended_schedules(config)
         devices = make_devices(config.devices, config.loop, config.num_envs)
-        devices = start_devices(config.devices, devices, config.agent, config.num_envs)
+        start_jax(config.threads)
         made = make_env(config, config.num_envs, import_modules=may_import)
         env = as_host_env(made, run_key(config.seed)) if config.loop == "host" else made
         try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from polyak import envs
 from polyak.agents import AGENTS
-from polyak.commands.cores import make_devices, start_devices
+from polyak.commands.cores import make_devices, start_jax, threads_for
 from polyak.commands.flags import (
     NetworkFlags,
     UsageError,
@@ -110,8 +110,9 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
     env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling, env_kwargs=env_kwargs)
     try:
         agent = _agent(AGENTS[algorithm], env.spec, found, flags)
-        if not at_once:
-            devices = start_devices(options.devices, devices, agent, options.num_envs)
+        threads = threads_for(agent, devices, options.num_envs, options.seeds if at_once else 1)
+        present = start_jax(threads)
+        devices = devices if options.devices else min(devices, present)
         mesh_over(devices, options.num_envs)
         if options.devices is None and not _fits(agent, options.num_envs // devices):
             devices = 1
@@ -130,6 +131,7 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
             agent=agent,
             action_scaling=options.action_scaling,
             env_kwargs=env_kwargs,
+            threads=threads,
         )
         directory = options.run_dir or _run_directory(algorithm, env_id, options.seed)
         if options.seeds > 1:

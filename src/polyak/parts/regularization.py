@@ -24,15 +24,15 @@ def roles(network: Network, variables: Variables, spec: EnvSpec) -> PyTree:
     that it is given.
     """
     rows = 1
-    obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
-    carry = network.initial_carry(rows) if isinstance(network, RecurrentNetwork) else ()
+    obs = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,))))
+    carry = jax.eval_shape(lambda: network.initial_carry(rows)) if isinstance(network, RecurrentNetwork) else ()
 
-    def outputs(params: PyTree, stats: PyTree) -> tuple[PyTree, Array]:
+    def outputs(params: PyTree, stats: PyTree, obs: PyTree, carry: PyTree) -> tuple[PyTree, Array]:
         (action_params, value), _, _ = network.apply(Variables(params, stats, variables.graph), obs, carry)
         return action_params, value
 
-    # Statistics are an argument too: when settings are checked, they are shapes without numbers.
-    program = jax.make_jaxpr(outputs)(variables.params, variables.stats).jaxpr
+    # All is an argument: when settings are checked, there are shapes without numbers, and JAX has not started.
+    program = jax.make_jaxpr(outputs)(variables.params, variables.stats, obs, carry).jaxpr
     *action, value = _origins(program, [frozenset([i]) for i in range(len(program.invars))])
     of_policy = frozenset().union(*action)
     names: dict[tuple[bool, bool], Role] = {(True, True): "shared", (True, False): "policy", (False, True): "value"}
@@ -70,7 +70,8 @@ def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Map
     """
     if not coefficients:
         return
-    variables: Variables = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    # A key's shape is enough; a key would start JAX before its devices are settled.
+    variables: Variables = jax.eval_shape(lambda key: network.init(key, spec), jax.eval_shape(lambda: jax.random.key(0)))
     found = {
         role
         for (path, leaf), role in zip(

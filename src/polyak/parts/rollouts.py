@@ -1,18 +1,17 @@
-"""A rollout that somebody hands in is of the environment that the agent is for."""
+"""The steps and actions of a rollout that somebody hands in are of the environment that the agent is for."""
 
-import jax
 import jax.numpy as jnp
 
-from polyak.core.spaces import EnvSpec, map_space
+from polyak.core.spaces import EnvSpec, Space, leaf_spaces
 from polyak.core.types import PyTree, Rollout
-from polyak.ops.trees import check_same_tree
+from polyak.ops.trees import named_leaves
 
 
 def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
     """Its `(T, B)`; only shapes are looked at, so under `jit` this runs while tracing.
 
     Raises:
-        ValueError: rewards are not `[T+1, B]` with T of 1 or more, or another leaf does not go with them, by name.
+        ValueError: rewards are not `[T+1, B]` with T of 1 or more, or flags, observations or actions do not go with them.
     """
     steps = rollout.time_steps
     shape = jnp.shape(steps.reward)
@@ -23,18 +22,21 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
         got = jnp.shape(getattr(steps, name))
         if got != shape:
             raise ValueError(f"update: rollout.time_steps.{name} must be [T+1, B] = {shape} as reward is, got {got}")
-    for name, value, space, lead in (
-        ("time_steps.obs", steps.obs, spec.obs, (times, num_envs)),
-        ("actions", rollout.actions, spec.action, (times - 1, num_envs)),
-    ):
-        wanted = map_space(lambda leaf, lead=lead: _shaped((*lead, *leaf.shape)), space)
-        check_same_tree(_shapes(value), wanted, "update", sides=(f"rollout.{name}", "the spec's"))
+    _check_leaves("time_steps.obs", steps.obs, spec.obs, (times, num_envs))
+    _check_leaves("actions", rollout.actions, spec.action, (times - 1, num_envs))
     return times - 1, num_envs
 
 
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: _shaped(jnp.shape(x)), tree)
+def _check_leaves(name: str, tree: PyTree, space: Space, lead: tuple[int, int]) -> None:
+    got = {path: jnp.shape(leaf) for path, leaf in named_leaves(tree)}
+    wanted = {path: (*lead, *leaf.shape) for path, leaf in leaf_spaces(space)}
+    if got.keys() != wanted.keys():
+        raise ValueError(f"update: rollout.{name} must have the leaves {_listed(wanted)}, as the spec has, got {_listed(got)}")
+    for path, shape in wanted.items():
+        if got[path] != shape:
+            leaf = f" {path!r}" if path else ""
+            raise ValueError(f"update: rollout.{name}{leaf} must have the shape {shape}, got {got[path]}")
 
 
-def _shaped(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+def _listed(paths: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(repr(path) if path else "one array" for path in paths) or "none"

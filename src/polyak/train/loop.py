@@ -167,11 +167,20 @@ def mesh_over(devices: int, num_envs: int) -> Mesh | None:
             f"train: devices={devices}, but JAX sees {present}; on a CPU call "
             f"jax.config.update('jax_num_cpu_devices', {devices}) before anything else uses JAX"
         )
-    if num_envs % devices:
-        raise ValueError(f"train: num_envs={num_envs} cannot be split over devices={devices}")
+    check_shares(devices, num_envs)
     if devices == 1:
         return None
     return jax.make_mesh((devices,), (ENVS,), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+
+
+def check_shares(devices: int, num_envs: int) -> None:
+    """Refuse devices that cannot share the environments equally.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if num_envs % devices:
+        raise ValueError(f"train: num_envs={num_envs} cannot be split over devices={devices}")
 
 
 def check_match(agent: Agent, env: Env | HostEnv, devices: int) -> None:
