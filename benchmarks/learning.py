@@ -46,8 +46,8 @@ class Suite:
     recipe: str = "preset"
 
 
-# The recipe of TF-Agents' results on MuJoCo, whatever the environment: that of most published ones, with a relu critic.
-RECIPES = {"published": lambda env_steps: {**polyak.presets.mujoco(env_steps), "network": polyak.mlp(value_activation="relu")}}
+# The recipe of most published results on MuJoCo, whatever the environment.
+RECIPES = {"published": lambda env_steps: polyak.presets.mujoco(env_steps)}
 MILLION = 1_000_000
 SUITES = {
     "cartpole": Suite("CartPole-v1", 100_000, 10, 500.0),
@@ -61,7 +61,7 @@ SUITES = {
     "inverteddoublependulum": Suite("InvertedDoublePendulum-v5", MILLION, 3, 9353.0, "TF-Agents"),
     "swimmer": Suite("Swimmer-v5", MILLION, 3, 282.0),
     "reacher": Suite("Reacher-v5", MILLION, 3, -7.7, "TF-Agents"),
-    "halfcheetah": Suite("HalfCheetah-v5", MILLION, 3, 5819.0),
+    "halfcheetah": Suite("HalfCheetah-v5", MILLION, 10, 5819.0),
     "hopper": Suite("Hopper-v5", MILLION, 3, 2410.0),
     "walker2d": Suite("Walker2d-v5", MILLION, 3, 3479.0),
     "halfcheetah-published": Suite("HalfCheetah-v5", MILLION, 3, 4239.0, "TF-Agents", "published"),
