@@ -55,7 +55,7 @@ SUITES = {
     "acrobot": Suite("Acrobot-v1", MILLION, 10, -73.5),
     "mountaincar": Suite("MountainCar-v0", MILLION, 10, -110.0),
     "lunarlander": Suite("LunarLander-v3", MILLION, 3, 242.0),
-    "lunarlandercontinuous": Suite("LunarLanderContinuous-v3", MILLION, 3, 271.0),
+    "lunarlandercontinuous": Suite("LunarLanderContinuous-v3", MILLION, 10, 271.0),
     "bipedalwalker": Suite("BipedalWalker-v3", 5 * MILLION, 3, 288.0),
     "invertedpendulum": Suite("InvertedPendulum-v5", MILLION, 3, 1000.0, "the most there is"),
     "inverteddoublependulum": Suite("InvertedDoublePendulum-v5", MILLION, 3, 9353.0, "TF-Agents"),
