@@ -47,7 +47,7 @@ def polyak_agent(spec: Any) -> Any:
 
 
 def few_threads(num_envs: int, devices: int) -> None:
-    """One thread a device where minibatches are small or devices take parts, as `polyak train` does; rejax too is faster so."""
+    """One thread a device where minibatches are small or devices take parts, as `polyak train` does; rejax gets the same."""
     if devices > 1 or num_envs * NUM_STEPS // MINIBATCHES <= 256:
         os.environ["PJRT_NPROC"] = str(devices)
 
