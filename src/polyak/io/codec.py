@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.buffers import owned
 from polyak.io.values import DTYPES
 
 Kind = Literal["array", "key", "bool", "int", "float"]
@@ -137,18 +138,10 @@ def is_finite(array: npt.NDArray[Any]) -> bool:
 def as_wanted(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
     """Stored numbers as a leaf of the caller's tree: a JAX array or keys; a NumPy array where `like` is one."""
     if leaf.kind == "key":
-        return jax.random.wrap_key_data(_copied(data), impl=leaf.impl)
+        return jax.random.wrap_key_data(owned(data), impl=leaf.impl)
     if isinstance(like, np.ndarray):
         return data
-    return data[()] if isinstance(like, np.generic) else _copied(data)
-
-
-def _copied(data: npt.NDArray[Any]) -> jax.Array:
-    """In a buffer of its own: one of NumPy's that JAX aliases must not be donated.
-
-    `device_put` does not copy from NumPy, whatever it is told; `jnp.array` compiles a program for every shape.
-    """
-    return jax.device_put(jax.device_put(data), may_alias=False)
+    return data[()] if isinstance(like, np.generic) else owned(data)
 
 
 def differences(saved: Iterable[Leaf], wanted: Iterable[tuple[Leaf, Any]]) -> list[str]:

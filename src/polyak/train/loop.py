@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
+from polyak.core.buffers import owned
 from polyak.core.checks import check_integer
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
@@ -119,17 +120,18 @@ def run_env_key(key: PRNGKeyArray) -> PRNGKeyArray:
 def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
     """The loop's state before the first iteration; every buffer its own, so that it can be donated beside the arguments."""
     state = agent.init(jax.random.split(key, 3)[0])
-    start = LoopState(
-        agent=state,
-        env=env_state,
-        time_step=time_step,
-        carry=agent.collect_policy(state).initial_state(num_envs),
-        episodes=Episodes.fresh(num_envs),
-        key=key,
-        iteration=jnp.zeros((), jnp.uint32),
+    own: LoopState = owned(
+        LoopState(
+            agent=state,
+            env=env_state,
+            time_step=time_step,
+            carry=agent.collect_policy(state).initial_state(num_envs),
+            episodes=Episodes.fresh(num_envs),
+            key=key,
+            iteration=jnp.zeros((), jnp.uint32),
+        )
     )
-    # Onto the device first, since NumPy's buffers are not copied; `jnp.copy` would be a program to compile for every shape.
-    return jax.device_put(jax.device_put(start), may_alias=False)
+    return own
 
 
 def learn(
