@@ -12,14 +12,13 @@ Then both train from fresh seeds for the same number of env steps, and their gre
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness import Pace, arguments, median, ratios, report, spread, steps, table, take_turns, times, verdict
+from harness import Pace, arguments, few_threads, median, ratios, report, spread, steps, table, take_turns, times, verdict
 from peers import python_of
 
 NUM_STEPS, EPOCHS, MINIBATCHES = 128, 4, 4
@@ -46,17 +45,17 @@ def polyak_agent(spec: Any) -> Any:
     )
 
 
-def few_threads(num_envs: int, devices: int) -> None:
+def threads_of(num_envs: int, devices: int) -> None:
     """One thread a device where minibatches are small or devices take parts, as `polyak train` does; rejax gets the same."""
     if devices > 1 or num_envs * NUM_STEPS // MINIBATCHES <= 256:
-        os.environ["PJRT_NPROC"] = str(devices)
+        few_threads(devices)
 
 
 def polyak_worker(num_envs: int, count: int, devices: int) -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", devices)
-    few_threads(num_envs, devices)
+    threads_of(num_envs, devices)
     import polyak
 
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__, devices=devices)
@@ -110,7 +109,7 @@ def rejax_algorithm(num_envs: int, count: int) -> Any:
 def rejax_worker(num_envs: int, count: int) -> None:
     import jax
 
-    few_threads(num_envs, 1)
+    threads_of(num_envs, 1)
     pace = Pace(jax=jax.__version__)
     algorithm = rejax_algorithm(num_envs, count)
     rollout = num_envs * NUM_STEPS

@@ -51,6 +51,11 @@ class Pace:
         self._start = time.perf_counter()
 
 
+def few_threads(count: int) -> None:
+    """So many for JAX, before it starts; as `polyak train` does where waking another thread costs more than it saves."""
+    os.environ["PJRT_NPROC"] = str(count)
+
+
 class Worker:
     """A contestant: a process that answers with one measurement each turn."""
 

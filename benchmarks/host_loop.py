@@ -6,11 +6,10 @@
 counts valid transitions only: a step that resets an environment is none. Compilation and the first iterations are not counted.
 """
 
-import os
 import sys
 from pathlib import Path
 
-from harness import Pace, arguments, ratios, report, spread, steps, table, take_turns, times, verdict
+from harness import Pace, arguments, few_threads, ratios, report, spread, steps, table, take_turns, times, verdict
 from peers import python_of
 
 NUM_ENVS, NUM_STEPS, EPOCHS, MINIBATCHES = 8, 128, 4, 4
@@ -23,7 +22,7 @@ def polyak_worker(count: int) -> None:
 
     # As the command line does for this loop: waking another thread costs more than 20 µs of work, or a product of 256 rows.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    os.environ["PJRT_NPROC"] = "1"
+    few_threads(1)
     import polyak
 
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__)

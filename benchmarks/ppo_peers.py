@@ -30,10 +30,13 @@ def synthetic(num_steps: int = NUM_STEPS, num_envs: int = NUM_ENVS) -> dict[str,
     }
 
 
-def tf_agents_worker(minibatches: int, updates: int, *, learner: bool) -> None:
+def tf_agents_worker(minibatches: int, updates: int, *, learner: bool, one_thread: bool) -> None:
     import tensorflow as tf
     import tf_agents
 
+    if one_thread:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     agent = tf_agents_agent(minibatches)
     experience = trajectory_of(agent)
     if learner:

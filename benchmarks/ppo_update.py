@@ -12,6 +12,7 @@ polyak, all on     with KL penalty and cutoff, L2, value clipping, entropy, both
 TF-Agents          `PPOClipAgent.train` in a `tf.function`: once for 10 full-batch epochs, with values and advantages; for
                    minibatches 320 calls looped in one function, after `preprocess_sequence`, but with values given
 PPOLearner         TF-Agents' trainer on minibatches; it reads a `tf.data.Dataset` of the one rollout, here without Reverb
+..., one thread    these two with `tf.config.threading` at one thread, which is faster for minibatches; its users have to know
 Stable-Baselines3  `train()`, without values, log-probabilities and advantages, which it computes while it collects
 
 polyak's update of minibatches, and that on two devices, has one thread a device (`PJRT_NPROC`), as `polyak train` starts JAX.
@@ -19,14 +20,13 @@ Ratios are of turns; alone is without another process on the machine. Compilatio
 peak is what XLA plans: arguments, results that do not take an argument's place, and temporaries.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import Pace, arguments, median, ratios, report, spread, table, take_turns, times, verdict
+from harness import Pace, arguments, few_threads, median, ratios, report, spread, table, take_turns, times, verdict
 from peers import python_if_possible, python_of
 from ppo_peers import EPOCHS, NUM_ENVS, NUM_STEPS, SHARED, environment, sb3_worker, synthetic, tf_agents_worker
 
@@ -47,10 +47,13 @@ CONTESTANTS = {
     "sb3": "Stable-Baselines3",
     "tf_agents": "TF-Agents",
     "learner": "TF-Agents' PPOLearner",
+    "tf_agents-1": "TF-Agents, one thread",
+    "learner-1": "TF-Agents' PPOLearner, one thread",
     "polyak": "polyak",
     "polyak-2": "polyak, 2 devices",
     "polyak-all": "polyak, all on",
 }
+PEERS = ("sb3", "tf_agents", "learner", "tf_agents-1", "learner-1")
 # By number of minibatches: how many times as fast as a peer, and milliseconds.
 TARGETS = {32: {"sb3": 13.0, "tf_agents": 4.0, "learner": 6.0}, 1: {"tf_agents": 1.8}}
 MAX_MS = {32: 36.0, 1: 14.0}
@@ -87,7 +90,7 @@ def polyak_worker(contestant: str, minibatches: int, updates: int) -> None:
     devices = 2 if contestant == "polyak-2" else 1
     if devices > 1 or minibatches > 1:
         # As the command line does: waking another thread costs more than a product of 64 rows.
-        os.environ["PJRT_NPROC"] = str(devices)
+        few_threads(devices)
     jax.config.update("jax_num_cpu_devices", devices)
     import polyak
 
@@ -172,8 +175,9 @@ def main() -> None:
             compiler_worker()
         case "sb3":
             sb3_worker(args.minibatches, args.updates)
-        case "tf_agents" | "learner":
-            tf_agents_worker(args.minibatches, args.updates, learner=args.worker == "learner")
+        case "tf_agents" | "tf_agents-1" | "learner" | "learner-1":
+            peer, _, one_thread = args.worker.partition("-")
+            tf_agents_worker(args.minibatches, args.updates, learner=peer == "learner", one_thread=bool(one_thread))
         case _:
             polyak_worker(args.worker, args.minibatches, args.updates)
 
@@ -198,8 +202,8 @@ def compare(minibatches: int, quick: bool, rounds: int) -> dict[str, Any]:
     """Milliseconds per update of all, in turns."""
     me = Path(__file__).resolve()
     pythons = {"sb3": python_of("sb3"), "tf_agents": python_if_possible("tf_agents")}
-    pythons["learner"] = pythons["tf_agents"] if minibatches > 1 else None
-    calls = {"sb3": 4, "tf_agents": 8 if minibatches > 1 else 40, "learner": 4}
+    pythons |= dict.fromkeys(("learner", "tf_agents-1", "learner-1"), pythons["tf_agents"] if minibatches > 1 else None)
+    calls = {"sb3": 4, "tf_agents": 8 if minibatches > 1 else 40, "learner": 4, "tf_agents-1": 8, "learner-1": 4}
     commands = {}
     for name in CONTESTANTS:
         python = pythons.get(name, Path(sys.executable))
@@ -209,7 +213,7 @@ def compare(minibatches: int, quick: bool, rounds: int) -> dict[str, Any]:
     rates, about = take_turns(commands, 2 if quick else rounds)
     # While six other processes keep their data in the caches, everybody is slower.
     alone = {name: take_turns({name: commands[name]}, 2 if quick else rounds)[0][name] for name in ("polyak", "polyak-2")}
-    peers = [name for name in ("sb3", "tf_agents", "learner") if name in rates]
+    peers = [name for name in PEERS if name in rates]
     return {
         "minibatches": minibatches,
         "ms": {name: [1000 / rate for rate in its] for name, its in rates.items()},
@@ -236,10 +240,10 @@ def verdicts(minibatches: int, measured: dict[str, Any]) -> list[str]:
     """What was wanted of one number of minibatches; polyak is the faster of its one and two devices."""
     best = min(("polyak", "polyak-2"), key=lambda name: median(measured["ms"][name]))
     title, lines = title_of(minibatches), []
-    for peer, least in TARGETS[minibatches].items():
-        if peer in measured["ratios"][best]:
-            ratio = median(measured["ratios"][best][peer])
-            lines.append(f"{title}: {CONTESTANTS[best]} is {times(ratio)} times {CONTESTANTS[peer]}: {verdict(ratio, least)}")
+    for peer, against in measured["ratios"][best].items():
+        ratio, least = median(against), TARGETS[minibatches].get(peer)
+        wanted = "" if least is None else f": {verdict(ratio, least)}"
+        lines.append(f"{title}: {CONTESTANTS[best]} is {times(ratio)} times {CONTESTANTS[peer]}{wanted}")
     ms, slower = min(median(its) for its in measured["ms_alone"].values()), median(measured["slower"])
     lines.append(f"{title}: {ms:.1f} ms alone: {at_most(ms, MAX_MS[minibatches])}")
     lines.append(f"{title}: all on takes {times(slower)} times plain: {at_most(slower, MOST_FOR_ALL)}")

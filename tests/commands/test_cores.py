@@ -1,5 +1,6 @@
 """Which cores a training computes on."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -90,10 +91,12 @@ command, *arguments = sys.argv[1:]
 {"train": train.train, "resume": resume.resume}[command](arguments)
 """
     shutil.copytree(trained, tmp_path / "run")
+    config = tmp_path / "run/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "threads": 3}))
     for words, threads in (
         ("train ppo CartPole-v1", 1),
         ("train ppo jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2),
-        ("resume run --env-steps 800", None),
+        ("resume run --env-steps 800", 3),
     ):
         done = subprocess.run(
             [sys.executable, "-c", program, *words.split()],

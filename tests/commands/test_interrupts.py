@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -27,15 +28,19 @@ DEAF = "time.sleep(0.1) or [time.sleep(0.01) for _ in range(3000)]"
 LONG_CALL = "hashlib.pbkdf2_hmac('sha256', b'', b'', 60_000_000)"
 
 
-def ready(work, grace=4.5, catching=""):
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(work=work, grace=grace, catching=catching)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    return process
+@pytest.fixture
+def ready():
+    """Starts a process and waits until it works; it does not outlive the test, whatever comes of that."""
+    with ExitStack() as stack:
+
+        def start(work, grace=4.5, catching=""):
+            command = [sys.executable, "-c", PROGRAM.format(work=work, grace=grace, catching=catching)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            assert process.stdout.readline() == "ready\n"
+            return process
+
+        yield start
 
 
 def ended(process, within):
@@ -46,7 +51,7 @@ def ended(process, within):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_T5_the_first_signal_asks_for_an_end_in_order(number, code):
+def test_T5_the_first_signal_asks_for_an_end_in_order(number, code, ready):
     process = ready(LOOP)
     process.send_signal(number)
     assert ended(process, within=3) == (code, "ended in order\n", "")
@@ -54,16 +59,19 @@ def test_T5_the_first_signal_asks_for_an_end_in_order(number, code):
 
 def test_T5_a_terminal_that_closes_takes_nothing_with_it():
     ours, theirs = os.openpty()
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(work=LOOP, grace=4.5, catching="")], stdout=theirs)
-    os.close(theirs)
-    assert os.read(ours, 100).startswith(b"ready")
-    os.close(ours)
-    # What is written to it now is an error, but for what silences it.
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=10) == 129
+    with subprocess.Popen([sys.executable, "-c", PROGRAM.format(work=LOOP, grace=4.5, catching="")], stdout=theirs) as process:
+        os.close(theirs)
+        assert os.read(ours, 100).startswith(b"ready")
+        os.close(ours)
+        # What is written to it now is an error, but for what silences it.
+        process.send_signal(signal.SIGHUP)
+        try:
+            assert process.wait(timeout=10) == 129
+        finally:
+            process.kill()
 
 
-def test_T5_nohup_is_respected():
+def test_T5_nohup_is_respected(ready):
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         process = ready(LOOP)
@@ -76,7 +84,7 @@ def test_T5_nohup_is_respected():
     assert ended(process, within=3)[0] == 143
 
 
-def test_T5_a_signal_that_comes_in_two_ways_is_one():
+def test_T5_a_signal_that_comes_in_two_ways_is_one(ready):
     """As from `timeout`, which sends it to the process and to its group."""
     process = ready(LOOP)
     process.send_signal(signal.SIGTERM)
@@ -86,7 +94,7 @@ def test_T5_a_signal_that_comes_in_two_ways_is_one():
 
 @pytest.mark.parametrize("work", [DEAF, LONG_CALL], ids=["in Python", "in a long call"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
-def test_T5_the_second_signal_ends_the_process_at_once(number, code, work):
+def test_T5_the_second_signal_ends_the_process_at_once(number, code, work, ready):
     process = ready(work)
     process.send_signal(number)
     time.sleep(0.6)
@@ -98,7 +106,7 @@ def test_T5_the_second_signal_ends_the_process_at_once(number, code, work):
 
 
 @pytest.mark.parametrize("work", [DEAF, LONG_CALL], ids=["in Python", "in a long call"])
-def test_T5_what_does_not_end_in_time_is_ended(work):
+def test_T5_what_does_not_end_in_time_is_ended(work, ready):
     process = ready(work, grace=0.5)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
@@ -107,7 +115,7 @@ def test_T5_what_does_not_end_in_time_is_ended(work):
     assert "left at once, as it did not end in time; what was done since the newest checkpoint is lost" in err
 
 
-def test_T5_what_is_saved_already_is_left_at_once():
+def test_T5_what_is_saved_already_is_left_at_once(ready):
     process = ready(LONG_CALL, catching="grace=0.0, lost='nothing is'")
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process, within=3)
@@ -118,7 +126,7 @@ def test_the_time_to_end_in_order_leaves_room_below_five_seconds():
     assert interrupts.GRACE_SECONDS < 5
 
 
-def test_other_signals_are_none_of_its_business():
+def test_other_signals_are_none_of_its_business(ready):
     process = ready(LOOP, grace=0.2)
     process.send_signal(signal.SIGUSR1)
     time.sleep(0.6)
@@ -127,7 +135,7 @@ def test_other_signals_are_none_of_its_business():
     assert ended(process, within=3)[0] == 130
 
 
-def test_nobody_reading_stderr_keeps_nobody_from_leaving():
+def test_nobody_reading_stderr_keeps_nobody_from_leaving(ready):
     process = ready("__import__('os').write(2, b'x' * 65536); " + LONG_CALL)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from polyak.io.run import open_run
+from polyak.runs import read_config
 from tests.commands.fork_server import ForkServer
 from tests.commands.processes import SETTINGS, environment, finish, last_checkpoint, rows, start, wait_until
 
@@ -61,6 +62,7 @@ def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(en
     code, out = finish(process)
     assert code == 0, out
     assert len(set(seen)) >= kills // 2, "the kills fell on the same spot"
+    assert [read_config(open_run(r)).threads for r in (run, uninterrupted(env))] == [1, 1]
     assert last_checkpoint(run) == last_checkpoint(uninterrupted(env))
     env_steps = [row["env_steps"] for row in open_run(run).read_metrics()]
     assert env_steps == sorted(set(env_steps))
