@@ -4,6 +4,7 @@ XLA is told to hurry: nearly all of a test's time is compiling a program that th
 the bit is promised with the compiler as users have it; such tests are marked `to_the_bit` and run by `test_to_the_bit.py`.
 """
 
+import gc
 import os
 import signal
 from importlib.metadata import version
@@ -58,6 +59,13 @@ LONGEST = (
     "test_flags.py",
     "test_examples.py",
 )
+
+
+def pytest_collection_finish():
+    # What is loaded by now stays. To look through it for garbage while programs are traced takes a tenth of the time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
 
 
 def pytest_collection_modifyitems(items):

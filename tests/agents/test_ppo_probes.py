@@ -40,7 +40,8 @@ AGENT = PPO(
 def trained():
     """Trains in all probes as one program; answers `(value, policy)` by the probe's name."""
 
-    @jax.jit
+    # What runs for seconds is worth optimising, unlike the tests' other programs.
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 2})
     @jax.vmap
     def learn(dynamics):
         env = AutoReset(dynamics, NUM_ENVS)
