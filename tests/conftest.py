@@ -34,6 +34,8 @@ import pytest
 
 import tests.typechecker  # noqa: F401  (the hook looks it up by name)
 
+# Until all tests are collected nothing becomes garbage.
+gc.disable()
 jaxtyping.install_import_hook("polyak", "tests.typechecker.check")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -63,9 +65,9 @@ LONGEST = (
 
 def pytest_collection_finish():
     # What is loaded by now stays. To look through it for garbage while programs are traced takes a tenth of the time.
-    gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 100)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from polyak.runs import RunConfig, run_key
 from polyak.train.compiled import start as start_compiled
 from polyak.train.episodes import Episodes
 from polyak.train.evaluate import Evaluation
-from polyak.train.host import start as start_on_host
+from polyak.train.host import reset
 from polyak.train.loop import LoopState, check_match
 
 # A greedy policy may walk into a wall for ever where an environment has no time limit.
@@ -184,7 +185,7 @@ def restored_start(run: Run, config: RunConfig, env: Env | HostEnv) -> Start:
         _refuse_lost_checkpoints(run, config)
         print(f"{run.directory}: was ended before its first checkpoint; it starts again from the beginning")
         return Start(None, 0)
-    restored = restore(run.checkpoints, loop_start(config, env))
+    restored = restore(run.checkpoints, loop_shape(config, env))
     state, env_steps = restored.tree, restored.meta["progress"]["env_steps"]
     if isinstance(env, HostEnv) and restored.meta["env"] is None:
         warnings.warn(f"{restored.meta['resume']}; new episodes begin", stacklevel=2)
@@ -195,11 +196,14 @@ def restored_start(run: Run, config: RunConfig, env: Env | HostEnv) -> Start:
     return Start(state, env_steps)
 
 
-def loop_start(config: RunConfig, env: Env | HostEnv) -> LoopState:
-    """The loop's state before the first iteration; the shape of what a checkpoint holds."""
+def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:
+    """What a checkpoint holds: the loop's state before the first iteration, in shapes, which take no compiling."""
+    key = run_key(config.seed)
     if isinstance(env, HostEnv):
-        return start_on_host(config.agent, env, run_key(config.seed))
-    return start_compiled(config.agent, env, run_key(config.seed))
+        shape = jax.eval_shape(partial(train.initial, config.agent, env.num_envs), key, (), reset(env, key))
+    else:
+        shape = jax.eval_shape(partial(start_compiled, config.agent, env), key)
+    return cast(LoopState, shape)
 
 
 def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation) -> str:

@@ -143,9 +143,15 @@ def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
 
 
 def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
-    """The loop's state before the first iteration. The environment is reset: a JAX one by its key, others by a seed from it."""
+    """The loop's state before the first iteration, after a reset of the environment."""
+    return initial(agent, env.num_envs, key, (), reset(env, key))
+
+
+def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
+    """Reset the environment: a JAX one by its key, others by a seed from the run's."""
     seed = 0 if isinstance(env, HostedEnv) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
-    return initial(agent, env.num_envs, key, (), jax.tree.map(jnp.asarray, env.reset(seed)))
+    time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
+    return time_step
 
 
 def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | None) -> Any:
