@@ -201,7 +201,7 @@ def test_the_compiled_and_the_host_loop_give_the_same_bits():
 class Recall:
     """A sign is shown at the beginning; at the last of `length` steps the action must agree with it."""
 
-    length: int = static(default=6)
+    length: int = static(default=4)
 
     @property
     def spec(self):
@@ -227,7 +227,7 @@ def mean_return(network):
     agent = PPO(
         env.spec, network=network, num_steps=32, num_epochs=4, num_minibatches=4, learning_rate=1e-2, gamma=0.95, ent_coef=0.01
     )
-    result = train.compiled(agent, env, env_steps=80_000, key=KEY)
+    result = train.compiled(agent, env, env_steps=30_000, key=KEY)
     policy = agent.policy(result.state)
 
     @jax.jit
