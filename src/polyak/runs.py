@@ -31,6 +31,7 @@ from polyak.parts.recurrent import RecurrentActorCritic
 FORMAT = 1
 
 MAX_SEED = 2**32 - 1
+MOST_THREADS = 1024
 """The largest seed of a run."""
 
 # All that a config may name.
@@ -89,6 +90,9 @@ class RunConfig:
         for name in ("report_every", "threads"):
             if getattr(self, name) is not None:
                 check_integer("run", name, getattr(self, name))
+        # JAX makes all of them when it starts: with a hundred thousand it does not come back.
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ValueError(f"run: threads must be at most {MOST_THREADS}, got {self.threads}")
         check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, ("compiled", "host"))
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))

@@ -54,9 +54,16 @@ def test_a_thread_for_each_device_where_products_are_small_unless_the_user_says_
     assert [threads_for(small, devices, 8) for devices in (1, 2)] == [1, 2]
     assert threads_for(large, 1, 8) is None
     assert threads_for(small, 1, 8, seeds_at_once=3) is None
-    for said, used in (("3", 3), ("0", 1), ("all", 1)):
+    for said, used in (("3", 3), ("0", 1), ("all", 1), ("100000", 1)):
         monkeypatch.setenv(THREADS, said)
         assert threads_for(small, 1, 8) == used
+
+
+def test_threads_are_of_the_devices_that_are_used(not_started, command, monkeypatch):
+    # 64 minibatches of one row cannot be shared by two devices, so one is used.
+    monkeypatch.setattr("polyak.commands.train.start_jax", lambda threads: pytest.exit(f"{threads}"))
+    with pytest.raises(pytest.exit.Exception, match=r"^1$"):
+        command("train ppo jax/CartPole-v1 --num-envs 64 --num-minibatches 64 --num-steps 1")
 
 
 def test_where_jax_has_started_nothing_is_settled_any_more():

@@ -272,6 +272,8 @@ def test_F1_F2_wrong_use_is_refused_by_name(words, message, run, command, workdi
         ('"$class": "PPO"', '"$class": "os.system"', "unknown class name 'os.system'"),
         ('"num_envs": 2', '"num_envs": 0', "num_envs must be an integer >= 1, got 0"),
         ('"devices": 1', '"devices": 0', "devices must be an integer >= 1, got 0"),
+        ('"threads": null', '"threads": 100000', "threads must be at most 1024, got 100000"),
+        ('"devices": 1', '"devices": 9', "num_envs=2 cannot be split over devices=9"),
         ('"loop": "host"', '"loop": "hosts"', "loop must be one of 'compiled', 'host', got 'hosts'"),
         ('"seed": 0', '"seed": -1', "seed must be an integer >= 0, got -1"),
         ('"env": "CartPole-v1"', '"env": "planted:CartPole-v1"', "would import 'planted'"),
@@ -288,3 +290,15 @@ def test_C7_C8_S3_a_config_that_does_not_fit_is_refused_by_name(old, new, messag
     assert code == 2
     assert message in err
     assert last_checkpoint(run)
+
+
+def test_a_run_on_more_devices_than_there_are_is_refused_before_it_changes(run, command, monkeypatch):
+    config = run / "config.json"
+    config.write_text(config.read_text().replace('"devices": 1', '"devices": 2', 1))
+    (run / "summary.json").unlink()
+    monkeypatch.setattr("jax.local_device_count", lambda: 1)
+    # Which commands were tried on which machine is recorded.
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "system.json"}
+    code, _, err = command("resume run --env-steps 600")
+    assert (code, "devices=2, but JAX sees 1" in err, "Traceback" in err) == (2, True, False), err
+    assert all(path.read_bytes() == data for path, data in before.items())

@@ -46,16 +46,33 @@ def test_a_rollout_of_the_environment_passes_also_while_tracing():
             r"obs 'far' must have the shape \(6, 2, 3\), got \(6, 2, 4\)",
         ),
         (with_steps(obs=good().obs), r"obs 'far' must have the shape \(6, 2, 3\), got \(5, 2, 3\)"),
-        (with_steps(obs={"far": np.zeros((6, 2, 3))}), r"obs must have the leaves 'far', 'near', as the spec has, got 'far'"),
-        (with_steps(obs=np.zeros((6, 2, 3))), r"obs must have the leaves 'far', 'near', .* got one array"),
+        (
+            with_steps(obs={"far": np.zeros((6, 2, 3))}),
+            r"obs must be a tree of 'far', 'near', as the spec has it, got a tree of 'far'",
+        ),
+        (with_steps(obs=np.zeros((6, 2, 3))), r"obs must be a tree of 'far', 'near', .* got one array"),
         (dataclasses.replace(good(), actions=np.zeros((6, 2, 2))), r"actions must have the shape \(5, 2, 2\), got \(6, 2, 2\)"),
         (
             dataclasses.replace(good(), actions=np.zeros((5, 2), np.int32)),
             r"actions must have the shape \(5, 2, 2\), got \(5, 2\)",
         ),
-        (dataclasses.replace(good(), actions=()), r"actions must have the leaves one array, .* got none"),
+        (dataclasses.replace(good(), actions=()), r"actions must be one array, .* got nothing"),
     ],
 )
 def test_other_shapes_are_refused_by_name(rollout, said):
     with pytest.raises(ValueError, match=f"update: .*{said}"):
+        check_rollout(rollout, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (with_steps(terminated=np.zeros((6, 2), np.int32)), "rollout.time_steps.terminated must be bool, got int32"),
+        (with_steps(first=np.zeros((6, 2), np.float32)), "rollout.time_steps.first must be bool, got float32"),
+        (with_steps(reward=np.zeros((6, 2), np.int32)), "rollout.time_steps.reward must be float32, got int32"),
+        (dataclasses.replace(good(), actions=np.zeros((5, 2, 2), np.int32)), "rollout.actions must be float32, got int32"),
+    ],
+)
+def test_other_kinds_of_numbers_are_refused_by_name(rollout, said):
+    with pytest.raises(TypeError, match=f"update: {said}"):
         check_rollout(rollout, SPEC)

@@ -11,7 +11,17 @@ import pytest
 from polyak.core.types import Env
 from polyak.envs.autoreset import AutoReset
 from polyak.parts.adapters import FlaxNNX
-from polyak.train.loop import Target, env_reset_key, env_step_key, iteration_keys, kept, mesh_over, run_env_key, shape_of
+from polyak.train.loop import (
+    Target,
+    env_reset_key,
+    env_step_key,
+    initial,
+    iteration_keys,
+    kept,
+    mesh_over,
+    run_env_key,
+    shape_of,
+)
 from tests.train.setting import AGENT, ENV, KEY, run
 
 
@@ -41,6 +51,14 @@ def test_the_environments_keys_follow_its_own_count_of_steps():
 def test_the_minibatches_of_two_iterations_are_not_alike():
     updates = [iteration_keys(KEY, jnp.uint32(i), 4).update for i in range(2)]
     assert not np.array_equal(*(jax.random.permutation(key, 32) for key in updates))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("terminated", jnp.int32), ("first", jnp.float32), ("reward", jnp.int32)])
+def test_an_environment_with_flags_or_rewards_of_another_kind_is_refused_by_name(name, dtype):
+    time_step = ENV.init(KEY)[1]
+    time_step = dataclasses.replace(time_step, **{name: getattr(time_step, name).astype(dtype)})
+    with pytest.raises(TypeError, match=rf"environment's time_step\.{name} must be \w+, got {dtype.__name__}"):
+        initial(AGENT, ENV.num_envs, KEY, (), time_step)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from polyak.core.types import Agent
 from polyak.parts.modules import Layers, is_image
 from polyak.parts.networks import ActorCritic
 from polyak.parts.recurrent import RecurrentActorCritic
+from polyak.runs import MOST_THREADS
 from polyak.train.loop import check_shares
 
 # XLA's threads, read when JAX starts: as many as there are cores unless this says otherwise.
@@ -55,7 +56,7 @@ def threads_for(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 
     if has_started():
         return None
     given = os.environ.get(THREADS, "")
-    if given.isdecimal() and int(given) > 0:
+    if given.isdecimal() and 0 < int(given) <= MOST_THREADS:
         return int(given)
     small = seeds_at_once == 1 and isinstance(agent, PPO) and has_small_products(agent, devices, num_envs)
     return devices if small else None

@@ -17,6 +17,7 @@ from polyak.io.run import SUMMARY, RunError, open_run
 from polyak.ops.schedules import Linear
 from polyak.runs import RunConfig, read_config, run_key
 from polyak.train.host import as_host_env
+from polyak.train.loop import mesh_over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +57,17 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         config = read_config(run)
         config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
         _note_ended_schedules(config)
-        devices = make_devices(config.devices, config.loop, config.num_envs)
+        make_devices(config.devices, config.loop, config.num_envs)
         start_jax(config.threads)
+        # Before anything of the run changes.
+        mesh_over(config.devices, config.num_envs)
         made = make_env(config, config.num_envs, import_modules=may_import)
         env = as_host_env(made, run_key(config.seed)) if config.loop == "host" else made
         try:
             start = restored_start(run, config, env)
             run.change_config(env_steps=config.env_steps)
             run.rewind(start.env_steps)
-            return train_in(run, dataclasses.replace(config, devices=devices), env, flags.eval_episodes, start)
+            return train_in(run, config, env, flags.eval_episodes, start)
         finally:
             if isinstance(env, HostEnv):
                 env.close()

@@ -110,12 +110,12 @@ def _train(algorithm: str, env_id: str, arguments: list[str]) -> int:
     env = envs.make(env_id, num_envs=options.num_envs, action_scaling=options.action_scaling, env_kwargs=env_kwargs)
     try:
         agent = _agent(AGENTS[algorithm], env.spec, found, flags)
+        if options.devices is None and not _fits(agent, options.num_envs // devices):
+            devices = 1
         threads = threads_for(agent, devices, options.num_envs, options.seeds if at_once else 1)
         present = start_jax(threads)
         devices = devices if options.devices else min(devices, present)
         mesh_over(devices, options.num_envs)
-        if options.devices is None and not _fits(agent, options.num_envs // devices):
-            devices = 1
         agent.check(options.num_envs // devices)
         report_every, checkpoint_every = intervals(options)
         config = RunConfig(
@@ -172,7 +172,11 @@ def _agent(agent_class: type, spec: EnvSpec, found: Preset, flags: Any) -> Any:
     settings = dict(found.settings(env_steps))
     given = {field.name: with_horizon(getattr(flags.agent, field.name), env_steps) for field in dataclasses.fields(flags.agent)}
     network = settings.pop("network", None) or network_for(spec)
-    return agent_class(spec=spec, **given, network=dataclasses.replace(network, **flags.network.given()))
+    widths = flags.network.given()
+    for name in ("hidden", "value_hidden"):
+        if widths.get(name) == ():
+            raise UsageError(f"--{name.replace('_', '-')} must have one width or more, got none")
+    return agent_class(spec=spec, **given, network=dataclasses.replace(network, **widths))
 
 
 def _fits(agent: Agent, num_envs: int) -> bool:

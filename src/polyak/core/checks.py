@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -72,3 +73,16 @@ def _interval(at_least: float, at_most: float, above: float) -> str:
     low = f"({above:g}" if above >= at_least and above != -math.inf else f"[{at_least:g}" if at_least != -math.inf else "(-inf"
     high = f"{at_most:g}]" if at_most != math.inf else "inf)"
     return f"in {low}, {high}"
+
+
+def check_step_dtypes(what: str, time_step: Any) -> None:
+    """Rewards of a `TimeStep` are floating, flags are bool: an integer's inverse, -1 or -2, would count as so many steps.
+
+    Raises:
+        TypeError: they are something else.
+    """
+    for name in ("reward", "terminated", "truncated", "first"):
+        got = jnp.result_type(getattr(time_step, name))
+        wanted = jnp.floating if name == "reward" else jnp.bool_
+        if not jnp.issubdtype(got, wanted):
+            raise TypeError(f"{what}.{name} must be {'float32' if name == 'reward' else 'bool'}, got {got}")

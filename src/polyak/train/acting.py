@@ -87,9 +87,9 @@ class Jitted:
         pack, unpack = packing(jax.eval_shape(lambda agent, state: agent.collect_policy(state.agent), agent, state))
         time_step = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.time_step)
 
-        def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, list[Array]]:
+        def prepare(agent: Agent, state: LoopState) -> tuple[PyTree, Array]:
             keys = iteration_keys(state.key, state.iteration, agent.num_steps)
-            return pack(agent.collect_policy(state.agent)), list(keys.act)
+            return pack(agent.collect_policy(state.agent)), keys.act
 
         def act(packed: PyTree, words: Array, seen: dict[str, PyTree], carry: PyTree) -> PolicyStep:
             return unpack(packed).action(dataclasses.replace(time_step, **seen), carry, philox_key(words))
@@ -97,13 +97,15 @@ class Jitted:
         self._prepare, self._act, self._mesh = jax.jit(prepare), jax.jit(act), mesh
         packed, words = jax.eval_shape(prepare, agent, state)
         fields = {field.name: getattr(time_step, field.name) for field in dataclasses.fields(time_step)}
-        self._sees = _read(act, packed, words[0], fields, state.carry)
+        self._sees = _read(act, packed, jax.ShapeDtypeStruct(words.shape[1:], words.dtype), fields, state.carry)
 
     def rollout(self, agent: Agent, state: LoopState) -> Callable[[int, TimeStep, PyTree], PolicyStep]:
         """With a carry that is NumPy's at first, and then stays on the device."""
         # What an update on several devices leaves is on all of them, and acting would be done by each.
         prepared = self._prepare(agent, state)
-        packed, words = prepared if self._mesh is None else jax.device_put(prepared, self._mesh.devices.flat[0])
+        packed, words_of_all = prepared if self._mesh is None else jax.device_put(prepared, self._mesh.devices.flat[0])
+        # Not in the program: one of thousands of results, for as many steps, compiles for minutes.
+        words = list(words_of_all)
         jitted, sees = self._act, self._sees
 
         def act(t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
