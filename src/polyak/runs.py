@@ -31,8 +31,10 @@ from polyak.parts.recurrent import RecurrentActorCritic
 FORMAT = 1
 
 MAX_SEED = 2**32 - 1
-MOST_THREADS = 1024
 """The largest seed of a run."""
+
+# JAX makes all of them when it starts: with a hundred thousand it does not come back.
+MOST_THREADS = 1024
 
 # All that a config may name.
 CLASSES: dict[str, type] = {
@@ -90,7 +92,6 @@ class RunConfig:
         for name in ("report_every", "threads"):
             if getattr(self, name) is not None:
                 check_integer("run", name, getattr(self, name))
-        # JAX makes all of them when it starts: with a hundred thousand it does not come back.
         if self.threads is not None and self.threads > MOST_THREADS:
             raise ValueError(f"run: threads must be at most {MOST_THREADS}, got {self.threads}")
         check_seed("run", "seed", self.seed)

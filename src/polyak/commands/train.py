@@ -172,11 +172,11 @@ def _agent(agent_class: type, spec: EnvSpec, found: Preset, flags: Any) -> Any:
     settings = dict(found.settings(env_steps))
     given = {field.name: with_horizon(getattr(flags.agent, field.name), env_steps) for field in dataclasses.fields(flags.agent)}
     network = settings.pop("network", None) or network_for(spec)
-    widths = flags.network.given()
+    layers = flags.network.given()
     for name in ("hidden", "value_hidden"):
-        if widths.get(name) == ():
+        if layers.get(name) == ():
             raise UsageError(f"--{name.replace('_', '-')} must have one width or more, got none")
-    return agent_class(spec=spec, **given, network=dataclasses.replace(network, **widths))
+    return agent_class(spec=spec, **given, network=dataclasses.replace(network, **layers))
 
 
 def _fits(agent: Agent, num_envs: int) -> bool:

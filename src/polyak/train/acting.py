@@ -104,7 +104,7 @@ class Jitted:
         # What an update on several devices leaves is on all of them, and acting would be done by each.
         prepared = self._prepare(agent, state)
         packed, words_of_all = prepared if self._mesh is None else jax.device_put(prepared, self._mesh.devices.flat[0])
-        # Not in the program: one of thousands of results, for as many steps, compiles for minutes.
+        # Outside of the program: with a result for each of thousands of steps it would compile for minutes.
         words = list(words_of_all)
         jitted, sees = self._act, self._sees
 
