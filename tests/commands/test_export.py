@@ -35,6 +35,7 @@ INTEGER = Box([-5, 0], [5, 3], np.int32)
 POLICIES = {
     "mlp to Discrete": (EnvSpec(VECTOR, Discrete(4, start=2)), mlp((6, 5))),
     "mlp to Box": (EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0]), action_scaling="rescale"), mlp((6,), "silu")),
+    "mlp to Box, squashed": (EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0])), mlp((6,), "elu", squash_mean=True)),
     "mlp to integers": (EnvSpec(VECTOR, INTEGER), mlp((6,), "gelu")),
     "cnn": (EnvSpec(IMAGE, Discrete(4)), nature_cnn((4,))),
     "lstm of trees": (EnvSpec(MIXED, ACTIONS, action_scaling="rescale"), lstm(4, (3,), "elu", shared_torso=True)),

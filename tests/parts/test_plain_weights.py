@@ -15,6 +15,8 @@ from tests.parts.test_policies import VECTOR, policy_for
 SPECS = {
     "Discrete": EnvSpec(VECTOR, Discrete(2, start=7)),
     "Box": EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0]), action_scaling="rescale"),
+    "squashed": EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0])),
+    "endless": EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, np.inf])),
 }
 
 
@@ -24,7 +26,8 @@ def plain(tmp_path_factory):
     known = {}
     for kind, spec in SPECS.items():
         path = tmp_path_factory.mktemp("plain") / kind
-        write_policy(policy_for(spec, network=mlp((5, 4))), spec, "numpy", path, {"env": "mine"})
+        network = mlp((5, 4), squash_mean=kind == "squashed")
+        write_policy(policy_for(spec, network=network), spec, "numpy", path, {"env": "mine"})
         export = read_export(path)
         known[kind] = (export, dict(export.about), from_members(export.members, kind))
     return known
@@ -49,6 +52,10 @@ ONES = np.ones((4, 4), np.float32)
         ("Box", {"dtype": "S1000000000"}, {}, "dtype are not those of the spaces"),
         ("Box", {"dtype": "O", "shape": [1, 1, 2]}, {}, "shape, dtype are not those of the spaces"),
         ("Box", {"rescale": False}, {}, "rescale are not those of the spaces"),
+        ("squashed", {"rescale": False}, {}, "rescale are not those of the spaces"),
+        ("squashed", {"squash_mean": False}, {}, "rescale are not those of the spaces"),
+        ("squashed", {"squash_mean": 1}, {}, "rescale are not those of the spaces"),
+        ("endless", {"squash_mean": True, "rescale": True}, {}, "squash_mean needs finite bounds"),
         ("Box", {}, {"low": np.zeros((1, 2), np.float32)}, "low are not those of the spaces"),
         ("Box", {"layers": -1}, {}, "layers is -1"),
         ("Box", {"layers": 10**9}, {}, "layers is 1000000000"),

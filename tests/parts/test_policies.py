@@ -202,5 +202,5 @@ def test_only_what_numpy_has_a_form_of_acts_there():
         assert policy.suits_numpy(2) == DiscountedReturn(policy, 0.9).suits_numpy(2)
         return policy.suits_numpy(2)
 
-    assert suits() and not suits(keeps=True) and not suits(squash=True) and not suits(REMEMBERS["lstm"])
-    assert not suits(mlp((5,), std="state")) and not suits(mlp((5,), squash_mean=True))
+    assert suits() and suits(squash=True) and suits(mlp((5,), squash_mean=True))
+    assert not suits(keeps=True) and not suits(REMEMBERS["lstm"]) and not suits(mlp((5,), std="state"))

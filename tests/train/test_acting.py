@@ -21,6 +21,7 @@ ACTIONS = {
     "discrete": Discrete(3),
     "many": Discrete(40),
     "box": Box([-1.0] * 2, [1.0] * 2),
+    "wide": Box([-1.0, 0.0], [7.0, 1.0]),
     "matrix": Box(-np.ones((2, 2)), np.ones((2, 2))),
 }
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -54,10 +55,9 @@ def policy_step(agent, state, t, now, carry):
     return agent.collect_policy(state.agent).action(now, carry, philox_key(words))
 
 
-def agent_for(action, **settings):
-    return PPO(
-        EnvSpec(OBS, action), num_steps=NUM_STEPS, num_minibatches=1, network=settings.pop("network", mlp((16, 8))), **settings
-    )
+def agent_for(action, *, action_scaling="clip", network=mlp((16, 8)), **settings):  # noqa: B008
+    spec = EnvSpec(OBS, action, action_scaling=action_scaling)
+    return PPO(spec, num_steps=NUM_STEPS, num_minibatches=1, network=network, **settings)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,8 @@ def agent_for(action, **settings):
         *((action, {}, False) for action in ACTIONS),
         *((action, {"normalize_obs": True, "normalize_reward": "return"}, False) for action in ("discrete", "box")),
         ("discrete", {"network": mlp((16,), "relu")}, False),
+        *(("wide", {"network": mlp((16,), squash_mean=True), "action_scaling": s}, False) for s in ("clip", "rescale")),
+        *((action, {"squash": True, "action_scaling": "rescale"}, False) for action in ("wide", "matrix")),
         ("discrete", {}, True),
         ("box", {"normalize_obs": True, "normalize_reward": "return"}, True),
     ],

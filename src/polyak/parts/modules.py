@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -257,12 +258,17 @@ class PolicyHead(nnx.Module):
         """Squashed, mid + half_range · tanh(loc) with the bounds of the agent's actions."""
         if not self.squash_mean:
             return loc
-        if self.spec.action_scaling == "rescale":
-            return jnp.tanh(loc)
-        # Halves first: the range of a wide box overflows.
-        low, high = space.low.astype(np.float32) / 2, space.high.astype(np.float32) / 2
-        middle, half_range = (jnp.asarray(x.reshape(1, *space.shape)) for x in (high + low, high - low))
+        middle, half_range = (jnp.asarray(x) for x in range_of_means(space, self.spec.action_scaling))
         return middle + half_range * jnp.tanh(loc)
+
+
+def range_of_means(space: Box, action_scaling: Literal["clip", "rescale"]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """`(middle, half_range)`, `[1, ...]` in float32, of the agent's actions, which a squashed mean stays in."""
+    if action_scaling == "rescale":
+        return np.zeros((1, *space.shape), np.float32), np.ones((1, *space.shape), np.float32)
+    # Halves first: the range of a wide box overflows.
+    low, high = (bound.astype(np.float32).reshape(1, *space.shape) / 2 for bound in (space.low, space.high))
+    return high + low, high - low
 
 
 def _outputs(space: Leaf) -> int:

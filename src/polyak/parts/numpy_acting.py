@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Network, PyTree, Variables
+from polyak.parts.modules import range_of_means
 from polyak.parts.networks import ActorCritic
 from polyak.parts.normalizer import ObsNormalizer
 
@@ -35,7 +36,7 @@ def most_rows(network: Network, spec: EnvSpec) -> int:
     """How many observations at once an `mlp` from one vector to one Discrete or Box action is small for; 0 for all else."""
     if not isinstance(network, ActorCritic) or network.activation not in ACTIVATIONS:
         return 0
-    if network.std != "free" or network.squash_mean or not network.hidden:
+    if network.std != "free" or not network.hidden:
         return 0
     if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
         return 0
@@ -53,16 +54,18 @@ def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
 
 
 def numpy_actor(
-    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
+    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec, *, squash: bool
 ) -> Callable[[Numbers, Numbers], Numbers]:
     """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws from this noise, up to rounding.
 
     Args:
         variables: of an `ActorCritic` that `suits_numpy`.
         normalizer: likewise in NumPy, or None.
+        squash: Box actions through tanh.
     """
-    answer = _answer(variables, normalizer, network)
-    sample = _normal(variables.params["policy"], spec.action.shape) if isinstance(spec.action, Box) else _categorical
+    answer = _answer(variables, normalizer, network, spec)
+    box = isinstance(spec.action, Box)
+    sample = _normal(variables.params["policy"], spec.action.shape, squash=squash) if box else _categorical
     return lambda obs, noise: sample(answer(obs), noise)
 
 
@@ -74,7 +77,7 @@ def numpy_mode(
     Args:
         squash: Box actions through tanh.
     """
-    answer = _answer(variables, normalizer, network)
+    answer = _answer(variables, normalizer, network, spec)
     if isinstance(spec.action, Discrete):
         return lambda obs: answer(obs).argmax(axis=1).astype(np.int32)
     assert isinstance(spec.action, Box), "as most_rows says"
@@ -82,14 +85,16 @@ def numpy_mode(
     return lambda obs: np.tanh(answer(obs).reshape(shape)) if squash else answer(obs).reshape(shape)
 
 
-def _answer(variables: Variables, normalizer: ObsNormalizer | None, network: Network) -> Callable[[Numbers], Numbers]:
+def _answer(
+    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
+) -> Callable[[Numbers], Numbers]:
     """What the policy's last layer says of observations: logits, or the mean of a Box action."""
     assert isinstance(network, ActorCritic), "as suits_numpy says"
     activate = ACTIVATIONS[network.activation]
     layers = variables.params["actor"]["dense"]["layers"]
     dense = [(layers[i]["kernel"], layers[i]["bias"]) for i in range(len(network.hidden))]
     head, head_bias = (variables.params["policy"]["linear"][name] for name in ("kernel", "bias"))
-    scaled = _scaling(normalizer)
+    scaled, into_bounds = _scaling(normalizer), _squashing(network, spec)
 
     def answer(obs: Numbers) -> Numbers:
         x = scaled(obs.reshape(obs.shape[0], -1))
@@ -99,9 +104,24 @@ def _answer(variables: Variables, normalizer: ObsNormalizer | None, network: Net
             activate(x)
         out: Numbers = x @ head
         out += head_bias
+        into_bounds(out)
         return out
 
     return answer
+
+
+def _squashing(network: ActorCritic, spec: EnvSpec) -> Callable[[Numbers], None]:
+    """What writes squashed means over flat ones."""
+    if not (network.squash_mean and isinstance(spec.action, Box)):
+        return lambda loc: None
+    middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec.action, spec.action_scaling))
+
+    def into_bounds(loc: Numbers) -> None:
+        np.tanh(loc, out=loc)
+        loc *= half_range
+        loc += middle
+
+    return into_bounds
 
 
 def _scaling(normalizer: ObsNormalizer | None) -> Callable[[Numbers], Numbers]:
@@ -121,10 +141,11 @@ def _categorical(logits: Numbers, uniform: Numbers) -> Numbers:
     return np.add.reduce(threshold >= sums[:, :-1], axis=1, dtype=np.int32)
 
 
-def _normal(policy: PyTree, shape: tuple[int, ...]) -> Callable[[Numbers, Numbers], Numbers]:
+def _normal(policy: PyTree, shape: tuple[int, ...], *, squash: bool) -> Callable[[Numbers, Numbers], Numbers]:
     scale = np.exp(policy["log_std"]["all"])
 
     def sample(loc: Numbers, noise: Numbers) -> Numbers:
-        return loc.reshape(-1, *shape) + scale * noise
+        drawn: Numbers = loc.reshape(-1, *shape) + scale * noise
+        return np.tanh(drawn, out=drawn) if squash else drawn
 
     return sample

@@ -29,8 +29,9 @@ def plain_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
         arrays |= {f"kernel{i}": layer["kernel"], f"bias{i}": layer["bias"]}
     head = params["policy"]["linear"]
     arrays |= {"head_kernel": head["kernel"], "head_bias": head["bias"]} | _scaling(inner)
-    about, bounds = _of_spaces(spec)
-    about |= {"layers": len(network.hidden), "activation": network.activation, "tanh": inner.squash}
+    about, bounds = _of_spaces(spec, squash_mean=network.squash_mean)
+    about |= {"layers": len(network.hidden), "activation": network.activation, "squash_mean": network.squash_mean}
+    about["tanh"] = inner.squash or network.squash_mean
     return about, arrays | bounds
 
 
@@ -40,7 +41,7 @@ def check_plain_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping
     Raises:
         ValueError: which part of them is not.
     """
-    decided, bounds = _of_spaces(spec)
+    decided, bounds = _of_spaces(spec, squash_mean=about.get("squash_mean") is True)
     wrong = [name for name, value in decided.items() if about.get(name) != value]
     wrong += [name for name, x in bounds.items() if not np.array_equal(arrays.get(name, ()), x)]
     if wrong:
@@ -63,8 +64,8 @@ def check_plain_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping
         raise ValueError(f"its arrays are {str(got)[:300]}, wanted {str(wanted)[:300]}, {ends} columns at the end, all float32")
 
 
-def _of_spaces(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """What of `plain_weights` the spaces decide."""
+def _of_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """What of `plain_weights` the spaces decide, and that the network's means stay in them."""
     why = _why_not(spec)
     if why is not None:
         raise ValueError(why[:300])
@@ -73,9 +74,12 @@ def _of_spaces(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
         return {"divide": divide, "action": "discrete", "start": spec.action.start}, {}
     action = spec.action
     assert isinstance(action, Box), "as was checked"
+    if squash_mean and not action.bounded:
+        raise ValueError(f"squash_mean needs finite bounds, got {action}")
     about = {"action": "box", "shape": list(action.shape), "dtype": str(action.dtype), "divide": divide}
     bounds = {name: x.astype(np.float32).reshape(1, -1) for name, x in (("low", action.low), ("high", action.high))}
-    return {**about, "rescale": spec.action_scaling == "rescale"}, bounds
+    # Means squashed into the bounds are means squashed into ±1 and scaled to the bounds.
+    return {**about, "rescale": squash_mean or spec.action_scaling == "rescale"}, bounds
 
 
 def _scaling(policy: NetworkPolicy) -> dict[str, npt.NDArray[Any]]:
@@ -91,7 +95,7 @@ def _plain_network(policy: Any, spec: EnvSpec) -> ActorCritic:
     why = _why_not(spec)
     if type(policy) is not NetworkPolicy:
         why = f"the policy is a {type(policy).__name__}"
-    elif not isinstance(policy.network, ActorCritic) or policy.network.squash_mean:
+    elif not isinstance(policy.network, ActorCritic):
         why = f"the network is {policy.network!r}"
     if why is not None:
         raise ValueError(f"export: format numpy takes an mlp from one vector to one Discrete or Box action; {why[:300]}")

@@ -72,7 +72,7 @@ class NetworkPolicy:
     def suits_numpy(self, num_envs: int) -> bool:
         """A small built-in network does, where nothing but a plain sample is asked for."""
         # What a class derived from this one does otherwise, NumPy would not do.
-        plain = type(self) is NetworkPolicy and not (self.keeps or self.squash)
+        plain = type(self) is NetworkPolicy and not self.keeps
         return plain and numpy_acting.suits_numpy(self.network, self.spec, num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
@@ -81,7 +81,7 @@ class NetworkPolicy:
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """`action` with its noise given."""
-        act = numpy_acting.numpy_actor(self.variables, self.normalizer, self.network, self.spec)
+        act = numpy_acting.numpy_actor(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
         return lambda time_step, carry, noise: PolicyStep(act(time_step.obs, noise), carry)
 
     def most_rows_in_numpy(self) -> int:
