@@ -127,7 +127,7 @@ def gradient_epochs(
         stopped = stopped | objective.stops(terms)
         # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.
         keep = ~jnp.any(bad) & ~stopped & usable & (total > 0)
-        params, optimizer = adam.step(params, optimizer, gradient, learning_rate, keep)
+        params, optimizer = adam.step(params, optimizer, gradient, terms["grad_norm"], learning_rate, keep)
         refused = ~keep & ~stopped & (total > 0)
         return (params, optimizer, stopped), Taken(jnp.stack(list(terms.values())), tuple(terms), bad, keep, refused)
 

@@ -40,12 +40,17 @@ class Adam:
         params: Float[Array, " n"],
         state: PyTree,
         gradient: Float[Array, " n"],
+        norm: Float[Array, ""],
         learning_rate: Scalar,
         keep: Bool[Array, ""],
     ) -> tuple[Float[Array, " n"], PyTree]:
-        """The parameters and the state after one step, or both unchanged to the bit where `keep` is False."""
+        """The parameters and the state after one step, or both unchanged to the bit where `keep` is False.
+
+        Args:
+            norm: the `global_norm` of the gradient.
+        """
         if self.max_grad_norm is not None:
-            gradient = gradient * jnp.minimum(1.0, self.max_grad_norm / (global_norm(gradient) + 1e-6))
+            gradient = gradient * jnp.minimum(1.0, self.max_grad_norm / (norm + 1e-6))
         # Optax raises a float to the power of an integer count, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
             direction, stepped = self._transform().update(gradient, state)
