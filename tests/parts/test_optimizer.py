@@ -17,6 +17,10 @@ def gradients(count, scale=1.0):
     return [jnp.asarray(scale * rng.normal(size=7), jnp.float32) for _ in range(count)]
 
 
+def step(adam, params, state, gradient, *, learning_rate=1e-2, keep=KEEP):
+    return adam.step(params, state, gradient, global_norm(gradient), learning_rate, keep)
+
+
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5, 100.0])
 def test_it_is_optaxs_clip_and_adam(max_grad_norm):
     adam = Adam(max_grad_norm=max_grad_norm, eps=1e-5)
@@ -25,7 +29,7 @@ def test_it_is_optaxs_clip_and_adam(max_grad_norm):
     oracle = optax.chain(clip, optax.adam(3e-2, eps=1e-5))
     state, oracle_state = adam.init(params), oracle.init(params)
     for gradient in gradients(20):
-        params, state = adam.step(params, state, gradient, 3e-2, KEEP)
+        params, state = step(adam, params, state, gradient, learning_rate=3e-2)
         with jax.numpy_dtype_promotion("standard"):
             updates, oracle_state = oracle.update(gradient, oracle_state)
         theirs = optax.apply_updates(theirs, updates)
@@ -34,9 +38,9 @@ def test_it_is_optaxs_clip_and_adam(max_grad_norm):
 
 def test_what_is_not_kept_changes_no_bit():
     adam = Adam(max_grad_norm=0.5)
-    params, state = adam.step(jnp.ones(7), adam.init(jnp.ones(7)), gradients(1)[0], 1e-2, KEEP)
+    params, state = step(adam, jnp.ones(7), adam.init(jnp.ones(7)), gradients(1)[0])
     for gradient in (gradients(1)[0], jnp.full(7, jnp.nan), jnp.full(7, jnp.inf)):
-        after = adam.step(params, state, gradient, 1e-2, jnp.array(False))
+        after = step(adam, params, state, gradient, keep=jnp.array(False))
         assert same_bits(after, (params, state))
 
 
@@ -55,7 +59,7 @@ def test_the_norm_of_what_is_not_finite_is_not_finite(bad, norm):
 
 def test_U15_a_huge_gradient_is_scaled_down_to_its_direction():
     adam, params = Adam(max_grad_norm=0.5), jnp.zeros(7)
-    huge, usual = (adam.step(params, adam.init(params), g, 1e-2, KEEP) for g in (gradients(1, 1e30)[0], gradients(1, 1e2)[0]))
+    huge, usual = (step(adam, params, adam.init(params), g) for g in (gradients(1, 1e30)[0], gradients(1, 1e2)[0]))
     np.testing.assert_allclose(huge[0], usual[0], rtol=1e-5)
     np.testing.assert_allclose(global_norm(huge[1].mu), 0.1 * 0.5, rtol=1e-5)
 
@@ -77,6 +81,6 @@ def test_a_norm_is_accepted_when_the_moments_stay_finite(max_grad_norm, norm, ac
 
 def test_its_settings_may_be_traced():
     adam, params = Adam(max_grad_norm=0.5), jnp.ones(7)
-    step = jax.jit(lambda adam, g: adam.step(params, adam.init(params), g, 1e-2, KEEP)[0])
-    step(adam, gradients(1)[0]), step(Adam(max_grad_norm=0.1, eps=1e-8), gradients(1)[0])
-    assert step._cache_size() == 1
+    moved = jax.jit(lambda adam, g: step(adam, params, adam.init(params), g)[0])
+    moved(adam, gradients(1)[0]), moved(Adam(max_grad_norm=0.1, eps=1e-8), gradients(1)[0])
+    assert moved._cache_size() == 1

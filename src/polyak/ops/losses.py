@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -111,8 +112,8 @@ def clipped_surrogate(
     -0.142857
     """
     ratio = probability_ratio(log_prob, old_log_prob)
-    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
-    return -jnp.minimum(ratio * advantage, clipped * advantage)
+    unclipped, clipped = ratio * advantage, _clip(ratio, 1.0 - clip_range, 1.0 + clip_range) * advantage
+    return -jnp.where(unclipped <= clipped, unclipped, clipped)
 
 
 def surrogate(
@@ -201,8 +202,13 @@ def explained_variance(
 
 def _log_ratio(log_prob: Array, old_log_prob: Array) -> Array:
     """The log ratio within ±MAX_LOG_RATIO; two log-probabilities of -inf make it 0, and infinities pass no gradient."""
-    new, old = (jnp.clip(x, -LARGEST_LOG_PROB, LARGEST_LOG_PROB) for x in (log_prob, old_log_prob))
-    return jnp.clip(new - old, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    new, old = (_clip(x, -LARGEST_LOG_PROB, LARGEST_LOG_PROB) for x in (log_prob, old_log_prob))
+    return _clip(new - old, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _clip(x: Array, low: Scalar, high: Scalar) -> Array:
+    """As `jnp.clip`, whose derivative takes a kernel more for the two places where it has none."""
+    return jax.lax.clamp(jnp.asarray(low, x.dtype), x, jnp.asarray(high, x.dtype))
 
 
 def _positive(x: Array, weight: Array) -> Array:

@@ -1,5 +1,6 @@
 """The gradient step that agents share: clipped by global norm, Adam, refused where it is not finite."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,9 +54,14 @@ class Adam:
             gradient = gradient * jnp.minimum(1.0, self.max_grad_norm / (norm + 1e-6))
         # Optax raises a float to the power of an integer count, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
-            direction, stepped = self._transform().update(gradient, state)
-        moved = params - learning_rate * direction
-        return jax.tree.map(lambda new, old: jnp.where(keep, new, old), (moved, stepped), (params, state))
+            _, stepped = self._transform().update(gradient, state)
+            # The parameters move by the moments as they are written: by Optax's direction, XLA would compute them once more
+            # for that, from copies of the old ones.
+            state = jax.lax.optimization_barrier(jax.tree.map(partial(jnp.where, keep), stepped, state))
+            mean = optax.tree.bias_correction(state.mu, self.b1, state.count)
+            mean_square = optax.tree.bias_correction(state.nu, self.b2, state.count)
+        moved = params - learning_rate * (mean / (jnp.sqrt(mean_square) + self.eps))
+        return jnp.where(keep, moved, params), state
 
     def accepts(self, norm: Float[Array, ""]) -> Bool[Array, ""]:
         """A gradient of this norm can be stepped along: its moments are finite. Clipping makes any finite one small enough."""
@@ -72,13 +78,17 @@ class Adam:
 def global_norm(gradient: Float[Array, " n"]) -> Float[Array, ""]:
     """√Σ gᵢ² in float32, without the overflow of squaring 1e30 or the underflow of squaring 1e-25. NaN where an entry is.
 
-    By two sums of squares, one of a scaled down gradient, for norms from 1e7 on: the largest entry, which one could
-    divide by, takes XLA three times as long as a sum.
+    By two sums of squares, one of a scaled down gradient, which only norms from 1e7 on need: the largest entry, which one
+    could divide by, takes XLA three times as long as a sum.
 
     Source: Blue 1978, "A portable Fortran program to find the Euclidean norm of a vector", with two accumulators.
     """
     # As constants, XLA would multiply them with each other where the gradient is one number.
     up, down = jax.lax.optimization_barrier((jnp.float32(2.0**40), jnp.float32(2.0**-66)))
     usual = jnp.sum(jnp.square(gradient * up))
-    large = jnp.sum(jnp.square(gradient * down))
-    return jnp.where(usual < jnp.inf, jnp.sqrt(usual) / up, jnp.sqrt(large) / down)
+
+    def large(gradient: Array) -> Array:
+        return jnp.sqrt(jnp.sum(jnp.square(gradient * down))) / down
+
+    norm: Array = jax.lax.cond(usual < jnp.inf, lambda gradient: jnp.sqrt(usual) / up, large, gradient)
+    return norm
