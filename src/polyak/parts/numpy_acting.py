@@ -64,8 +64,9 @@ def numpy_actor(
         squash: Box actions through tanh.
     """
     answer = _answer(variables, normalizer, network, spec)
-    box = isinstance(spec.action, Box)
-    sample = _normal(variables.params["policy"], spec.action.shape, squash=squash) if box else _categorical
+    sample: Callable[[Numbers, Numbers], Numbers] = _categorical
+    if isinstance(spec.action, Box):
+        sample = _normal(variables.params["policy"], spec.action.shape, squash=squash)
     return lambda obs, noise: sample(answer(obs), noise)
 
 
