@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.parts.epochs import Objective, gradient_epochs
+from polyak.parts.epochs import Objective, Taken, gradient_epochs
 from polyak.parts.minibatches import shuffled_minibatches
 from polyak.parts.optimizer import Adam
 from polyak.parts.rows import Rows
@@ -70,6 +70,10 @@ def run(objective, *, start=0.0, epochs=2, num_minibatches=2, usable=True, max_g
     )
 
 
+def term(taken, name):
+    return taken.values[..., taken.names.index(name)]
+
+
 def by_hand(advantage=ADVANTAGE, weight=ONES, epochs=2, p=0.0):
     """p ← p - 0.1 (p - mean) for every minibatch; where a minibatch is not finite or weighs nothing, nothing."""
     kept = []
@@ -89,7 +93,7 @@ def test_every_minibatch_of_every_epoch_is_one_step():
     wanted, _ = by_hand()
     assert float(params[0]) == pytest.approx(wanted, rel=1e-5) and optimizer.count == 4
     assert taken.kept.shape == (2, 2) and taken.kept.all() and not taken.refused.any() and not taken.bad.any()
-    np.testing.assert_array_equal(taken.terms["of"], np.full((2, 2), 4.0))
+    np.testing.assert_array_equal(term(taken, "of"), np.full((2, 2), 4.0))
 
 
 def test_U14_a_minibatch_that_is_not_finite_is_refused_and_the_others_are_taken():
@@ -132,17 +136,38 @@ def test_after_a_stop_no_step_is_taken_and_none_is_refused():
 
 def test_the_norm_is_told_before_and_after_clipping():
     _, _, taken = run(Distance(ADVANTAGE, ONES), epochs=1, num_minibatches=1, max_grad_norm=2.0)
-    assert float(taken.terms["grad_norm"][0, 0]) == pytest.approx(4.5)
-    assert float(taken.terms["grad_norm_clipped"][0, 0]) == 2.0
+    assert float(term(taken, "grad_norm")[0, 0]) == pytest.approx(4.5)
+    assert float(term(taken, "grad_norm_clipped")[0, 0]) == 2.0
     _, _, taken = run(Distance(ADVANTAGE, ONES), epochs=1, num_minibatches=1, max_grad_norm=9.0)
-    assert float(taken.terms["grad_norm_clipped"][0, 0]) == pytest.approx(4.5)
+    assert float(term(taken, "grad_norm_clipped")[0, 0]) == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize(
+    ("kept", "of_all", "of_last"),
+    [
+        ([[1, 1], [1, 1], [1, 1]], [2.5, 25.0], [4.5, 45.0]),
+        ([[1, 0], [1, 1], [0, 0]], [5 / 3, 50 / 3], [2.5, 25.0]),
+        ([[0, 1], [0, 0], [0, 0]], [1.0, 10.0], [1.0, 10.0]),
+        ([[0, 0], [0, 0], [0, 0]], [0.0, 0.0], [0.0, 0.0]),
+    ],
+)
+def test_terms_are_averaged_over_the_steps_that_were_taken(kept, of_all, of_last):
+    kept = np.array(kept, bool)
+    values = np.arange(6, dtype=np.float32).reshape(3, 2, 1) * np.array([1.0, 10.0], np.float32)
+    values[~kept] = np.nan
+    flags = jnp.asarray(kept)
+    taken = Taken(jnp.asarray(values), ("a", "b"), jnp.zeros((3, 2, 2), bool), flags, ~flags)
+    means = taken.means()
+    assert [list(terms) for terms in means] == [["a", "b"]] * 2
+    for terms, wanted in zip(means, (of_all, of_last), strict=True):
+        np.testing.assert_allclose(list(terms.values()), wanted, rtol=1e-6)
 
 
 def test_advantages_are_normalised_before_they_are_learned_from():
     # Of mean 0: there is nothing to move to.
     params, _, taken = run(Distance(ADVANTAGE, ONES), normalize="minibatch")
     assert float(jnp.abs(params[0])) < 1e-6
-    np.testing.assert_allclose(taken.terms["loss"], 0.5, rtol=1e-5)
+    np.testing.assert_allclose(term(taken, "loss"), 0.5, rtol=1e-5)
     params, _, _ = run(Distance(ADVANTAGE, ONES), normalize="batch", epochs=1)
     assert float(jnp.abs(params[0])) > 1e-6
 

@@ -361,16 +361,14 @@ class PPO:
 
     def _metrics(self, state: PPOState, rows: Rows, taken: epochs.Taken, axis_name: str | None) -> Terms:
         """Terms averaged over the gradient steps taken, of all epochs and of the last, and what describes the update."""
-        kept = taken.kept.astype(jnp.float32)
-        metrics = {f"train/{name}": losses.masked_mean(term, kept) for name, term in taken.terms.items()}
-        end = jnp.max(jnp.where(taken.kept.any(1), jnp.arange(self.num_epochs), 0))
-        last = {f"train/last_epoch/{name}": losses.masked_mean(term[end], kept[end]) for name, term in taken.terms.items()}
+        of_all, of_last = taken.means()
+        metrics = {f"train/{name}": mean for name, mean in of_all.items()}
         metrics["train/explained_variance"] = losses.explained_variance(rows.value, rows.value_target, rows.weight, axis_name)
         metrics |= {"train/n_updates": state.updates, "train/skipped_steps": state.guard.skipped}
         metrics |= {"train/skipped_in_a_row": state.guard.in_a_row, "train/first_bad": state.guard.first_bad}
         if state.kl_beta is not None:
             metrics["train/kl_beta"] = state.kl_beta
-        return metrics | last
+        return metrics | {f"train/last_epoch/{name}": mean for name, mean in of_last.items()}
 
     def _adapted(self, beta: Float[Array, ""], kl: Float[Array, ""], taken: epochs.Taken) -> Float[Array, ""]:
         assert self.kl_target is not None, "checked when the agent was built"

@@ -1,5 +1,7 @@
 """The guard of a training step: what is not finite does not enter the state, is counted, and is named."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, UInt32
@@ -41,13 +43,13 @@ class Guard:
         )
 
 
-def all_finite(tree: PyTree, where: Bool[Array, "..."] | None = None) -> Bool[Array, ""]:
-    """No float in the tree is NaN or infinite, looking only at the leading rows that `where` marks."""
-    ok = jnp.array(True)
-    for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            finite = jnp.isfinite(leaf)
-            if where is not None:
-                finite = finite | ~where.reshape(*where.shape, *(1,) * (leaf.ndim - where.ndim))
-            ok = ok & jnp.all(finite)
-    return ok
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """No float in the tree is NaN or infinite."""
+    return finite_rows(tree, 0)
+
+
+def finite_rows(tree: PyTree, ndim: int) -> Bool[Array, "..."]:
+    """Which rows, numbered by the first `ndim` axes of all leaves, have no float that is NaN or infinite."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    finite = [jnp.isfinite(leaf).all(axis=tuple(range(ndim, leaf.ndim))) for leaf in floats]
+    return functools.reduce(jnp.logical_and, finite, jnp.array(True))

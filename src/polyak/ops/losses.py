@@ -41,7 +41,9 @@ def masked_mean(
     Array(3., dtype=float32)
     """
     weight = _positive(x, weight)
-    return _weighted_sum(x, weight) / _at_least_tiny(jnp.sum(weight) if total is None else jnp.asarray(total, x.dtype))
+    return jnp.sum(jnp.where(weight > 0, x, 0.0) * weight) / _at_least_tiny(
+        jnp.sum(weight) if total is None else jnp.asarray(total, x.dtype)
+    )
 
 
 def masked_means(
@@ -79,12 +81,12 @@ def masked_mean_and_variance(
     Source: Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance" (the corrected two-pass).
     """
     weight = _positive(x, weight)
-    sum_of_x, total = sum_over_devices(jnp.stack([_weighted_sum(x, weight), jnp.sum(weight)]), axis_name)
+    sum_of_x, total = _sums(jnp.where(weight > 0, x, 0.0) * weight, weight, axis_name)
     total = _at_least_tiny(total)
     # Hidden before it is squared: the derivative of a square knows its argument, and 0 · NaN = NaN.
     rest = jnp.where(weight > 0, x - sum_of_x / total, 0.0)
-    sums = sum_over_devices(jnp.stack([_weighted_sum(rest, weight), _weighted_sum(jnp.square(rest), weight)]), axis_name)
-    mean_of_rest, mean_square = sums[0] / total, sums[1] / total
+    sum_of_rest, sum_of_squares = _sums(rest * weight, jnp.square(rest) * weight, axis_name)
+    mean_of_rest, mean_square = sum_of_rest / total, sum_of_squares / total
     return sum_of_x / total + mean_of_rest, jnp.maximum(mean_square - jnp.square(mean_of_rest), 0.0)
 
 
@@ -219,8 +221,9 @@ def _positive(x: Array, weight: Array) -> Array:
     return jnp.where(weight > 0, weight, 0.0)
 
 
-def _weighted_sum(x: Array, weight: Array) -> Array:
-    return jnp.sum(jnp.where(weight > 0, x, 0.0) * weight)
+def _sums(x: Array, y: Array, axis_name: str | None) -> Array:
+    """The sums of two arrays of one shape over all devices, `[2]`, in one reduction."""
+    return sum_over_devices(jnp.stack([x.ravel(), y.ravel()]).sum(axis=1), axis_name)
 
 
 def _at_least_tiny(x: Array) -> Array:

@@ -64,10 +64,16 @@ class Taken:
     kept: Bool[Array, "E K"]
     refused: Bool[Array, "E K"]
 
-    @property
-    def terms(self) -> Terms:
-        """By name, `[E, K]`."""
-        return dict(zip(self.names, jnp.moveaxis(self.values, -1, 0), strict=True))
+    def means(self) -> tuple[Terms, Terms]:
+        """The mean of each term over the steps taken, of all epochs and of the last that has one; 0 where none was taken."""
+        sums = jnp.where(self.kept[..., None], self.values, 0.0).sum(1)
+        numbers = self.kept.sum(1).astype(jnp.float32)
+        last = jnp.max(jnp.where(numbers > 0, jnp.arange(len(numbers)), 0))
+
+        def by_name(total: Float[Array, " terms"], number: Float[Array, ""]) -> Terms:
+            return dict(zip(self.names, total / jnp.maximum(number, 1.0), strict=True))
+
+        return by_name(sums.sum(0), numbers.sum()), by_name(sums[last], numbers[last])
 
 
 def gradient_of(

@@ -15,7 +15,7 @@ from polyak.core.types import Network, PyTree, RecurrentNetwork, Rollout, Variab
 from polyak.ops import losses
 from polyak.ops.devices import any_over_devices, sum_over_devices
 from polyak.ops.distributions import Distribution, for_space
-from polyak.ops.guard import all_finite
+from polyak.ops.guard import finite_rows
 from polyak.parts.minibatches import map_rows
 from polyak.parts.recurrent import unroll
 
@@ -191,13 +191,13 @@ def not_finite(rows: Rows, value: Float[Array, "times B"], rollout: Rollout, axi
     """Which of the `QUANTITIES` of `[T, B]` rows are not all finite, where they count."""
     counts = counted(rows, rollout)
     next_counts = counts & ~rollout.terminated
-    bad = ~jnp.stack([
-        all_finite(rollout.obs, counts) & all_finite(rollout.next_obs, next_counts),
-        all_finite(rollout.reward, counts),
-        all_finite(value[:-1], counts) & all_finite(value[1:], next_counts),
-        all_finite(rows.log_prob, counts),
+    bad = jnp.stack([
+        (counts & ~finite_rows(rollout.obs, 2)) | (next_counts & ~finite_rows(rollout.next_obs, 2)),
+        counts & ~jnp.isfinite(rollout.reward),
+        (counts & ~jnp.isfinite(value[:-1])) | (next_counts & ~jnp.isfinite(value[1:])),
+        counts & ~jnp.isfinite(rows.log_prob),
     ])  # fmt: skip
-    return any_over_devices(bad, axis_name)
+    return any_over_devices(bad.any(axis=(1, 2)), axis_name)
 
 
 def counted(rows: Rows, rollout: Rollout) -> Bool[Array, "T B"]:
