@@ -105,9 +105,9 @@ def _bipedal_walker(env_steps: int) -> Mapping[str, Any]:
 
 
 def _half_cheetah(env_steps: int) -> Mapping[str, Any]:
-    # The Zoo's discounts and clip, with more environments, smaller networks and a rate that falls: its own settings (one
+    # The Zoo's λ and clip, with more environments, smaller networks and a rate that falls: its own settings (one
     # environment, relu layers of 256, 20 epochs at 2.06e-5) came to 4954 with three seeds in ten times as long, these to
-    # 5678 with ten (5465 with minibatches of 64 rows); they were chosen by three others, which came to 6929, 6396 and 6706.
+    # 6276 with ten; they were chosen by others (docs/results.md).
     return {
         "network": mlp(log_std=-1.0, orthogonal=False),
         "num_steps": 256,

@@ -62,6 +62,8 @@ class NetworkFlags:
     """Actor and critic share all but the last layer."""
     log_std: Annotated[float | None, by_default(PRESET, "FLOAT")] = None
     """Initial logarithm of the standard deviation of Box actions."""
+    squash_mean: Annotated[bool | None, by_default(PRESET, "{True,False}")] = None
+    """The mean of Box actions goes through tanh into their bounds."""
     value_hidden: Annotated[tuple[int, ...] | None, by_default(PRESET, "INT [INT ...]")] = None
     """Widths of the critic's dense layers, where they are others than the actor's."""
     value_activation: Annotated[Activation | None, by_default(PRESET, "{tanh,relu,elu,gelu,silu}")] = None
