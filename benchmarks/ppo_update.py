@@ -59,7 +59,8 @@ TARGETS = {32: {"sb3": 13.0, "tf_agents": 4.0, "learner": 6.0}, 1: {"tf_agents":
 MAX_MS = {32: 36.0, 1: 14.0}
 MOST_FOR_ALL, MAX_COMPILE = 1.5, 3.0
 # A chunk of the gradient weighs the same whatever the rollout, so memory is looked at with a small one and a large one.
-MEMORY_SHAPES = ((NUM_STEPS, NUM_ENVS), (1024, 128))
+# Steps, environments, and rows whose gradient is computed at a time.
+MEMORY = ((NUM_STEPS, NUM_ENVS, None), (NUM_STEPS, NUM_ENVS, 64), (1024, 128, None))
 
 
 def polyak_agent(minibatches: int, settings: dict[str, Any]) -> Any:
@@ -147,15 +148,16 @@ def compiler_worker() -> None:
         start = time.perf_counter()
         jax.jit(agent.update, donate_argnums=0).lower(state, rollout, jax.random.key(1)).compile()
         seconds[f"{name}, {title_of(minibatches)}"] = time.perf_counter() - start
-    for num_steps, num_envs in MEMORY_SHAPES:
-        agent = polyak_agent(1, {"num_steps": num_steps})
+    for num_steps, num_envs, microbatch_size in MEMORY:
+        agent = polyak_agent(1, {"num_steps": num_steps, "microbatch_size": microbatch_size})
         state = agent.init(jax.random.key(0))
         rollout = polyak_rollout(agent, state, num_steps, num_envs)
         step = jax.jit(agent.update, donate_argnums=0).lower(state, rollout, jax.random.key(1)).compile()
         plan = step.memory_analysis()
         data, params = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (rollout, state.variables.params))
         peak = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
-        found.append({"shape": f"{num_envs} x {num_steps}", "peak": peak, "rollout": data, "params": params})
+        parts = "" if microbatch_size is None else f" in microbatches of {microbatch_size}"
+        found.append({"shape": f"{num_envs} x {num_steps}{parts}", "peak": peak, "rollout": data, "params": params})
     pace = Pace(compile_seconds=seconds, memory=found)
     while True:
         pace.lap(0)

@@ -215,9 +215,11 @@ class TestInPartsAndOnDevices:
         state, data = fresh(agent), noise(agent)
         check_is_the_formula(agent, state, data, *update(agent, state, on_device(data)))
 
-    def test_in_several_parts_that_fit_the_cache(self, monkeypatch):
-        monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", 8)
-        agent = make(ZOO, **ALL)
+    @pytest.mark.parametrize("microbatch_size", [None, 8], ids=["that fit the cache", "of a size"])
+    def test_in_several_parts(self, microbatch_size, monkeypatch):
+        if microbatch_size is None:
+            monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", 8)
+        agent = make(ZOO, **ALL, microbatch_size=microbatch_size)
         state, data = fresh(agent), noise(agent)
         anew = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))
         check_is_the_formula(agent, state, data, *anew(agent, state, on_device(data)))

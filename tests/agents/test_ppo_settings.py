@@ -14,6 +14,7 @@ from polyak.core.types import Agent
 from polyak.io.config import from_json, to_json
 from polyak.ops.schedules import Constant, Exponential, Linear, Piecewise
 from polyak.parts.networks import mlp, nature_cnn
+from polyak.parts.recurrent import gru
 from polyak.runs import CLASSES
 from tests.agents.rollouts import rollout
 
@@ -24,7 +25,8 @@ NAN, INF = float("nan"), float("inf")
 WRONG = {
     "num_steps": [0, -1, 2.0, True, "8", None],
     "num_epochs": [0, -3, 1.5, None],
-    "num_minibatches": [0, -1, 4.0, "4"],
+    "num_minibatches": [0, -1, 4.0, "4", None],
+    "microbatch_size": [0, -1, 4.0, "4", True],
     "max_bad_steps": [0, -1, 1.0],
     "learning_rate": [0.0, -1e-3, NAN, INF, "3e-4", None, True, Linear(-1.0), Linear(1e-3, -1.0)],
     "clip_range": [0.0, -0.2, NAN, INF, "0.2", Linear(0.0)],
@@ -118,6 +120,27 @@ def test_A11_minibatches_that_do_not_divide_the_rows_are_refused_with_the_number
     with pytest.raises(ValueError, match=message):
         state = jax.eval_shape(agent.init, jax.random.key(0))
         jax.eval_shape(agent.update, state, rollout(SPEC, num_steps=6, num_envs=3), jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_envs", "message"),
+    [
+        ({"num_minibatches": 2, "microbatch_size": 6}, 4, "microbatch_size=6 must divide the 16 rows of a minibatch on each"),
+        ({"num_minibatches": 2, "microbatch_size": 32}, 4, "microbatch_size=32 must divide the 16 rows"),
+        (
+            {"num_minibatches": 1, "microbatch_size": 3, "network": gru(2, ())},
+            4,
+            "microbatch_size=3 must divide the 4 sequences",
+        ),
+    ],
+)
+def test_microbatches_that_do_not_divide_a_minibatch_are_refused_with_the_numbers(settings, num_envs, message):
+    agent = PPO(SPEC, num_steps=8, **settings)
+    with pytest.raises(ValueError, match=message):
+        agent.check(num_envs)
+    with pytest.raises(ValueError, match=message):
+        state = jax.eval_shape(agent.init, jax.random.key(0))
+        jax.eval_shape(agent.update, state, rollout(SPEC, num_steps=8, num_envs=num_envs), jax.random.key(0))
 
 
 def test_it_keeps_the_agents_contract():

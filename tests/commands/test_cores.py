@@ -42,6 +42,11 @@ def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, n
     assert has_small_products(agent, devices, num_envs=8) is small
 
 
+def test_products_are_small_where_microbatches_are():
+    agent = polyak.PPO(SPEC, num_steps=256, num_minibatches=1, microbatch_size=64)
+    assert has_small_products(agent, 1, num_envs=8)
+
+
 @pytest.fixture
 def not_started(monkeypatch):
     """As in a process in which JAX has not started; nobody has said how many threads."""

@@ -26,6 +26,7 @@ class Distance:
     advantage: np.ndarray
     weight: np.ndarray
     stop_above: float = np.inf
+    microbatch_size: int | None = None
 
     def rows(self, params):
         zeros = jnp.zeros(self.weight.shape)

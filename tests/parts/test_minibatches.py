@@ -157,9 +157,24 @@ def test_rows_without_a_fitting_divisor_stay_whole(monkeypatch):
     np.testing.assert_allclose(gradient, slope(params, index)[0], rtol=1e-6)
 
 
+def test_a_part_has_the_size_that_is_asked_for_whatever_fits_the_cache(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    params, index, seen = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32), []
+
+    def share(part):
+        seen.append(part.shape[0])
+        return jax.grad(lambda p: quadratic(p, part)[0])(params)
+
+    gradient = jax.jit(lambda index: accumulate(share, index, microbatch_size=3))(index)
+    np.testing.assert_allclose(gradient, slope(params, index)[0], rtol=1e-5)
+    assert set(seen) == {3}
+
+
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("rows_in_cache", [1, 6, 9, 12, 1000])
-def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache):
-    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
+def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache, asked):
+    if not asked:
+        monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
     tree = {"a": np.arange(7 * 3 * 2, dtype=np.float32).reshape(7, 3, 2), "b": np.arange(21, dtype=np.int32).reshape(7, 3)}
     seen = []
 
@@ -168,7 +183,8 @@ def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache):
         assert part["a"].shape == (part["b"].shape[0], 2)
         return part["a"].sum(-1) * 2.0, part["b"] + 1
 
-    doubled, plus_one = jax.jit(lambda tree: map_rows(function, tree))(tree)
+    microbatch_size = rows_in_cache if asked else None
+    doubled, plus_one = jax.jit(lambda tree: map_rows(function, tree, microbatch_size))(tree)
     assert np.array_equal(doubled, tree["a"].sum(-1) * 2) and np.array_equal(plus_one, tree["b"] + 1)
     # Up to twice as many pass in one call.
     assert max(seen) < 2 * max(3, rows_in_cache)

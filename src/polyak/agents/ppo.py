@@ -91,6 +91,8 @@ class PPO:
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over a rollout.
         num_minibatches: parts of a rollout per epoch; must divide `num_steps * num_envs`, or with a memory `num_envs`.
+        microbatch_size: rows of a minibatch (with a memory: sequences) whose gradient is computed at a time, which takes less
+            memory; must divide those on each device. None: as many as are fast.
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         gae_lambda: trace decay of GAE.
@@ -138,6 +140,7 @@ class PPO:
     num_steps: int = integer(default=256)
     num_epochs: int = integer(default=10)
     num_minibatches: int = integer(default=32)
+    microbatch_size: int | None = integer(default=None, optional=True)
     learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     gae_lambda: Scalar = number(default=0.95, at_least=0, at_most=1)
@@ -225,9 +228,9 @@ class PPO:
         """Refuse a number of environments (on each device) that rollouts cannot be split into minibatches with.
 
         Raises:
-            ValueError: `num_minibatches` does not divide `num_steps * num_envs`, or `num_envs` where the network has a memory.
+            ValueError: `num_minibatches` does not divide the rows (with a memory: environments), or `microbatch_size` those.
         """
-        check_divides(self.num_steps, num_envs, self.num_minibatches, sequences=self._model.remembers)
+        check_divides(self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
 
     def policy(self, state: PPOState) -> Greedy:
         """The most probable action."""
@@ -258,10 +261,10 @@ class PPO:
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
-            ValueError: rows cannot be split into `num_minibatches`, or rollout or weights have other shapes (while tracing).
+            ValueError: rows cannot be split as the settings say, or rollout or weights have other shapes (while tracing).
         """
         num_steps, num_envs = check_rollout(rollout, self.spec)
-        check_divides(num_steps, num_envs, self.num_minibatches, sequences=self._model.remembers)
+        check_divides(num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
         obs, carry = self._seen(state, rollout)
         rows, data_bad = self._rows(state, rollout, obs, carry, weights, axis_name)
 
@@ -384,7 +387,7 @@ class PPO:
 
     @property
     def _model(self) -> ActorCriticModel:
-        return ActorCriticModel(self._network, self.spec.action, self.squash)
+        return ActorCriticModel(self._network, self.spec.action, self.squash, self.microbatch_size)
 
     @property
     def _network(self) -> Network:

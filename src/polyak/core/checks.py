@@ -46,13 +46,18 @@ def check_number(
         raise ValueError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
 
 
-def check_integer(owner: str, name: str, value: Any, *, at_least: int = 1) -> None:
+def check_integer(owner: str, name: str, value: Any, *, at_least: int = 1, optional: bool = False) -> None:
     """A Python integer that is not too small.
+
+    Args:
+        optional: None is allowed too.
 
     Raises:
         TypeError: not an integer (a bool or 2.0 is none).
         ValueError: too small.
     """
+    if optional and value is None:
+        return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{owner}: {name} must be an integer >= {at_least}, got {value!r}")
     if value < at_least:

@@ -48,9 +48,9 @@ def number(
     return setting(default=default, check=check, static=static)
 
 
-def integer(*, default: int, at_least: int = 1) -> Any:
+def integer(*, default: int | None, at_least: int = 1, optional: bool = False) -> Any:
     """A static `setting` that is an integer."""
-    return setting(default=default, check=functools.partial(check_integer, at_least=at_least), static=True)
+    return setting(default=default, check=functools.partial(check_integer, at_least=at_least, optional=optional), static=True)
 
 
 def choice(*, default: Any, choices: tuple[Any, ...]) -> Any:

@@ -21,6 +21,11 @@ QUANTITIES = ("loss", "gradient")
 class Objective(Protocol):
     """What is minimised, as a function of the raveled parameters."""
 
+    @property
+    def microbatch_size(self) -> int | None:
+        """Rows whose gradient is computed at a time; None: as many as fit the cache."""
+        ...
+
     def rows(self, params: Float[Array, " n"]) -> Rows:
         """What an epoch that begins with these parameters learns from."""
         ...
@@ -96,7 +101,7 @@ def gradient_of(
         part = rows.at(index).scaled(centre, scale)
         return jax.grad(objective.share, has_aux=True)(params, part, total, known)
 
-    gradient, terms = accumulate(share, index, axis_name)
+    gradient, terms = accumulate(share, index, axis_name, objective.microbatch_size)
     return objective.whole(params, gradient, terms, known)
 
 

@@ -48,8 +48,10 @@ def shuffled_minibatches(
     return rows.reshape(groups, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
 
 
-def check_divides(num_steps: int, num_envs: int, num_minibatches: int, *, sequences: bool = False) -> None:
-    """Refuse rollouts that do not fall into so many minibatches of one size.
+def check_divides(
+    num_steps: int, num_envs: int, num_minibatches: int, microbatch_size: int | None = None, *, sequences: bool = False
+) -> None:
+    """Refuse rollouts that do not fall into so many minibatches of one size, and those into microbatches of this size.
 
     Args:
         sequences: a minibatch is made of environments, each with all its steps.
@@ -67,22 +69,32 @@ def check_divides(num_steps: int, num_envs: int, num_minibatches: int, *, sequen
         raise ValueError(
             f"num_minibatches={num_minibatches} must divide num_steps * num_envs = {num_steps} * {num_envs} = {rows} rows"
         )
+    size = (num_envs if sequences else rows) // num_minibatches
+    if microbatch_size is not None and size % microbatch_size:
+        kind = "sequences" if sequences else "rows"
+        raise ValueError(f"microbatch_size={microbatch_size} must divide the {size} {kind} of a minibatch on each device")
 
 
 def accumulate(
-    share: Callable[[Int32[Array, " m"]], PyTree], index: Int32[Array, " M"], axis_name: str | None = None
+    share: Callable[[Int32[Array, " m"]], PyTree],
+    index: Int32[Array, " M"],
+    axis_name: str | None = None,
+    microbatch_size: int | None = None,
 ) -> PyTree:
-    """What `share` answers for parts of the rows that fit the cache, summed over the parts and over devices.
+    """What `share` answers for parts of the rows, summed over the parts and over devices.
 
     Args:
         share: of some rows, something that adds up: their part of a mean over the whole minibatch, or of its gradient.
         index: the minibatch's rows on this device.
+        microbatch_size: rows of a part; None: as many as fit the cache.
     """
-    parts = _parts(index.shape[0], ROWS_IN_CACHE if axis_name is None else ROWS_IN_CACHE_OF_A_CORE)
+    rows_in_cache = ROWS_IN_CACHE if axis_name is None else ROWS_IN_CACHE_OF_A_CORE
+    rows = index.shape[0]
+    parts = _parts(rows, rows_in_cache) if microbatch_size is None else rows // microbatch_size
     if parts == 1:
         total = share(index)
     else:
-        shapes = jax.eval_shape(share, index[: index.shape[0] // parts])
+        shapes = jax.eval_shape(share, index[: rows // parts])
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
         def add(sums: PyTree, part: Array) -> tuple[PyTree, None]:
@@ -113,10 +125,14 @@ def _parts(rows: int, rows_in_cache: int) -> int:
     return next((parts for parts in range(wanted, 4 * wanted) if rows % parts == 0), 1)
 
 
-def map_rows(function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
-    """`function`, which maps `[B, ...]` leaves row by row, over `[T, B, ...]` leaves, in parts that fit the cache."""
+def map_rows(function: Callable[[PyTree], PyTree], tree: PyTree, microbatch_size: int | None = None) -> PyTree:
+    """`function`, which maps `[B, ...]` leaves row by row, over `[T, B, ...]` leaves, in parts of whole steps.
+
+    Args:
+        microbatch_size: rows of a part, if not more than one step has; None: as many as fit the cache.
+    """
     num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
-    steps = max(1, ROWS_IN_CACHE // num_envs)
+    steps = max(1, (ROWS_IN_CACHE if microbatch_size is None else microbatch_size) // num_envs)
 
     def flat(part: PyTree) -> PyTree:
         lead = jax.tree.leaves(part)[0].shape[:2]

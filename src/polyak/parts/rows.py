@@ -81,11 +81,13 @@ class ActorCriticModel:
 
     Attributes:
         squash: Box actions through tanh.
+        microbatch_size: rows (with a memory: sequences) that it is computed on at a time; None: as many as are fast.
     """
 
     network: Network = static()
     action: Space = static()
     squash: bool = static(default=False)
+    microbatch_size: int | None = static(default=None)
 
     @property
     def remembers(self) -> bool:
@@ -112,7 +114,7 @@ class ActorCriticModel:
         if isinstance(self.network, RecurrentNetwork):
             params, value = self._through_time(self.network, variables, obs, first, carry)
         else:
-            params, value = map_rows(lambda part: self._answer(variables, part), obs)
+            params, value = map_rows(lambda part: self._answer(variables, part), obs, self.microbatch_size)
         return params, value
 
     def _through_time(

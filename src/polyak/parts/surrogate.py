@@ -93,6 +93,11 @@ class Surrogate:
     squares: Mapping[Role, Float[Array, " n"]] | None
     axis_name: str | None
 
+    @property
+    def microbatch_size(self) -> int | None:
+        """Rows whose gradient is computed at a time."""
+        return self.model.microbatch_size
+
     def variables(self, params: Float[Array, " n"]) -> Variables:
         """The network's variables with these parameters."""
         return dataclasses.replace(self.start, params=self.unravel(params))
@@ -172,7 +177,7 @@ class Surrogate:
             part = rows.at(index)
             return self._kl(self.model.forward(self.variables(params), part)[0], part, total)
 
-        kl: Float[Array, ""] = accumulate(share, index, self.axis_name)
+        kl: Float[Array, ""] = accumulate(share, index, self.axis_name, self.microbatch_size)
         return kl
 
     def _kl(self, distribution: Distribution, part: Rows, total: Scalar) -> Float[Array, ""]:
