@@ -155,6 +155,11 @@ def _inverted_pendulum(env_steps: int) -> Mapping[str, Any]:
     return {**mujoco(env_steps), "num_steps": 256}
 
 
+def _inverted_double_pendulum(env_steps: int) -> Mapping[str, Any]:
+    # With fewer environments a few starts in a hundred, or with some seeds half of them, are not caught (docs/results.md).
+    return {**mujoco(env_steps), "network": mlp(value_activation="relu"), "num_steps": 128, "gamma": 0.995}
+
+
 def _reacher(env_steps: int) -> Mapping[str, Any]:
     return {
         "num_steps": 512,
@@ -196,6 +201,7 @@ def _atari(env_steps: int) -> Mapping[str, Any]:
 
 PUBLISHED = "Huang et al. 2022, The 37 implementation details of PPO"
 EIGHT = "Huang et al. 2022, with 8 environments of 256 steps"
+THIRTY_TWO = "Huang et al. 2022, with 32 environments of 128 steps"
 
 PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "CartPole-v1"): Preset(100_000, 8, _cartpole, f"{ZOO}, with rewards normalised"),
@@ -215,7 +221,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "Pusher-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Swimmer-v5"): Preset(1_000_000, 4, _swimmer, ZOO),
     ("ppo", "InvertedPendulum-v5"): Preset(1_000_000, 8, _inverted_pendulum, EIGHT),
-    ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 8, _inverted_pendulum, EIGHT),
+    ("ppo", "InvertedDoublePendulum-v5"): Preset(1_000_000, 32, _inverted_double_pendulum, THIRTY_TWO),
     ("ppo", "Reacher-v5"): Preset(1_000_000, 1, _reacher, ZOO),
     ("ppo", "ALE/..."): Preset(10_000_000, 8, _atari, ZOO),
 }
