@@ -58,8 +58,7 @@ PEERS = ("sb3", "tf_agents", "learner", "tf_agents-1", "learner-1")
 TARGETS = {32: {"sb3": 13.0, "tf_agents": 4.0, "learner": 6.0}, 1: {"tf_agents": 1.8}}
 MAX_MS = {32: 36.0, 1: 14.0}
 MOST_FOR_ALL, MAX_COMPILE = 1.5, 3.0
-# A chunk of the gradient weighs the same whatever the rollout, so memory is looked at with a small one and a large one.
-# Steps, environments, and rows whose gradient is computed at a time.
+# Steps, environments, and rows whose gradient is computed at a time: what fits the cache weighs more than a small rollout.
 MEMORY = ((NUM_STEPS, NUM_ENVS, None), (NUM_STEPS, NUM_ENVS, 64), (1024, 128, None))
 
 

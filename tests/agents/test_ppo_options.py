@@ -20,7 +20,7 @@ from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.ops.distributions import for_space
 from polyak.parts import minibatches
-from polyak.parts.networks import mlp, nature_cnn
+from polyak.parts.networks import ActorCritic, mlp, nature_cnn
 from polyak.train.compiled import iteration, start
 from polyak.train.loop import update_on
 from tests.agents.oracle import advantages
@@ -223,6 +223,22 @@ class TestInPartsAndOnDevices:
         state, data = fresh(agent), noise(agent)
         anew = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))
         check_is_the_formula(agent, state, data, *anew(agent, state, on_device(data)))
+
+    @pytest.mark.parametrize(("microbatch_size", "rows"), [(8, {8}), (16, {16, 8}), (None, {32, 40})])
+    def test_the_network_is_asked_about_a_microbatch_at_a_time(self, microbatch_size, rows, monkeypatch):
+        seen, apply = set(), ActorCritic.apply
+
+        def counted(self, variables, obs, *rest, **settings):
+            seen.add(obs.shape[0])
+            return apply(self, variables, obs, *rest, **settings)
+
+        monkeypatch.setattr(ActorCritic, "apply", counted)
+        agent = make(**ALL, microbatch_size=microbatch_size)
+        state, data = fresh(agent), on_device(noise(agent))
+        seen.clear()
+        # Values of all five time steps come in whole ones of eight environments; one row shows which kernels are whose.
+        jax.eval_shape(agent.update, state, data, KEY)
+        assert seen - {1} == rows
 
     @pytest.mark.parametrize(("spec", "devices"), [(SPEC, 2), (ZOO, 8)], ids=["Discrete on 2", "masked Joint on 8"])
     def test_on_several_devices(self, spec, devices):

@@ -42,9 +42,14 @@ def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, n
     assert has_small_products(agent, devices, num_envs=8) is small
 
 
-def test_products_are_small_where_microbatches_are():
-    agent = polyak.PPO(SPEC, num_steps=256, num_minibatches=1, microbatch_size=64)
-    assert has_small_products(agent, 1, num_envs=8)
+@pytest.mark.parametrize(
+    ("network", "microbatch_size", "small"),
+    [(None, 64, True), (None, 512, False), (polyak.gru(), 1, True), (polyak.gru(), 2, False)],
+)
+def test_products_are_small_where_microbatches_are(network, microbatch_size, small):
+    # With a memory they are counted in sequences.
+    agent = polyak.PPO(SPEC, network=network, num_steps=256, num_minibatches=1, microbatch_size=microbatch_size)
+    assert has_small_products(agent, 1, num_envs=8) is small
 
 
 @pytest.fixture

@@ -133,11 +133,12 @@ def test_settings_given_as_flags_reach_the_agent(train):
     words = (
         "--env-steps 64 --gamma 0.5 --learning-rate linear:0.01:0.001 --activation relu --max-grad-norm None --normalize-obs"
     )
-    train("jax/Pendulum-v1", "new", words, "--action-scaling rescale --log-std -1 --squash-mean True")
+    train("jax/Pendulum-v1", "new", words, "--action-scaling rescale --log-std -1 --shared-torso True --squash-mean True")
     agent = read_config(open_run("new")).agent
     assert (agent.gamma, agent.max_grad_norm, agent.normalize_obs) == (0.5, None, True)
     assert (agent.learning_rate.start, agent.learning_rate.end, agent.learning_rate.env_steps) == (0.01, 0.001, 64)
-    assert (agent.network.activation, agent.network.log_std, agent.network.squash_mean) == ("relu", -1.0, True)
+    network = agent.network
+    assert (network.activation, network.log_std, network.shared_torso, network.squash_mean) == ("relu", -1.0, True, True)
     assert agent.spec.action_scaling == "rescale"
 
 

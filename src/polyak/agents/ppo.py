@@ -91,8 +91,6 @@ class PPO:
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over a rollout.
         num_minibatches: parts of a rollout per epoch; must divide `num_steps * num_envs`, or with a memory `num_envs`.
-        microbatch_size: rows of a minibatch (with a memory: sequences) whose gradient is computed at a time, which takes less
-            memory; must divide those on each device. None: as many as are fast.
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         gae_lambda: trace decay of GAE.
@@ -126,6 +124,8 @@ class PPO:
         adam_eps: added to the root of Adam's second moment.
         max_bad_steps: updates in a row without one good gradient step after which training stops with an error.
         histograms: metrics hold histograms of actions, advantages, values, weights and gradients too, for TensorBoard.
+        microbatch_size: rows of a minibatch (with a memory: sequences) whose gradient is computed at a time, which takes less
+            memory; must divide those on each device. None: as many as are fast.
 
     Raises:
         TypeError, ValueError: a setting out of its range, or without another that it needs, by name.
@@ -140,7 +140,6 @@ class PPO:
     num_steps: int = integer(default=256)
     num_epochs: int = integer(default=10)
     num_minibatches: int = integer(default=32)
-    microbatch_size: int | None = integer(default=None, optional=True)
     learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     gae_lambda: Scalar = number(default=0.95, at_least=0, at_most=1)
@@ -174,6 +173,7 @@ class PPO:
     adam_eps: Scalar = number(default=1e-5, above=0)
     max_bad_steps: int = integer(default=10)
     histograms: bool = choice(default=False, choices=(True, False))
+    microbatch_size: int | None = integer(default=None, optional=True)
 
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> "PPO":

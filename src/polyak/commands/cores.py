@@ -91,7 +91,9 @@ def has_small_products(agent: PPO, devices: int, num_envs: int) -> bool:
     inputs = sum(math.prod(leaf.shape) for leaf in obs)
     critic = network.of_critic.hidden if isinstance(network, ActorCritic) else ()
     memory = (network.width,) if isinstance(network, RecurrentActorCritic) else ()
-    rows = agent.microbatch_size or agent.num_steps * num_envs // agent.num_minibatches
+    rows = agent.num_steps * num_envs // agent.num_minibatches
+    if agent.microbatch_size is not None:
+        rows = agent.microbatch_size * (agent.num_steps if memory else 1)
     return max((inputs, *network.hidden, *critic, *memory)) <= MOST_WIDTH and (devices > 1 or rows <= MOST_ROWS)
 
 

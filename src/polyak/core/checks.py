@@ -58,10 +58,11 @@ def check_integer(owner: str, name: str, value: Any, *, at_least: int = 1, optio
     """
     if optional and value is None:
         return
+    wanted = f"an integer >= {at_least}{' or None' if optional else ''}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{owner}: {name} must be an integer >= {at_least}, got {value!r}")
+        raise TypeError(f"{owner}: {name} must be {wanted}, got {value!r}")
     if value < at_least:
-        raise ValueError(f"{owner}: {name} must be an integer >= {at_least}, got {value}")
+        raise ValueError(f"{owner}: {name} must be {wanted}, got {value}")
 
 
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -49,7 +49,9 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
 
 
 def finite_rows(tree: PyTree, ndim: int) -> Bool[Array, "..."]:
-    """Which rows, numbered by the first `ndim` axes of all leaves, have no float that is NaN or infinite."""
+    """Which rows, numbered by the first `ndim` axes of all leaves, have no float that is NaN or infinite; one True for all
+    where there is no float.
+    """
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = [jnp.isfinite(leaf).all(axis=tuple(range(ndim, leaf.ndim))) for leaf in floats]
     return functools.reduce(jnp.logical_and, finite, jnp.array(True))

@@ -258,16 +258,14 @@ class PolicyHead(nnx.Module):
         """Squashed, mid + half_range · tanh(loc) with the bounds of the agent's actions."""
         if not self.squash_mean:
             return loc
-        middle, half_range = (jnp.asarray(x) for x in range_of_means(space, self.spec.action_scaling))
+        middle, half_range = (jnp.asarray(x) for x in range_of_means(self.spec, space))
         return middle + half_range * jnp.tanh(loc)
 
 
-def range_of_means(space: Box, action_scaling: Literal["clip", "rescale"]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """`(middle, half_range)`, `[1, ...]` in float32, of the agent's actions, which a squashed mean stays in."""
-    if action_scaling == "rescale":
-        return np.zeros((1, *space.shape), np.float32), np.ones((1, *space.shape), np.float32)
+def range_of_means(spec: EnvSpec, space: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """`(middle, half_range)`, `[1, ...]`, of the agent's actions in this part of the action, which a squashed mean stays in."""
     # Halves first: the range of a wide box overflows.
-    low, high = (bound.astype(np.float32).reshape(1, *space.shape) / 2 for bound in (space.low, space.high))
+    low, high = (bound.reshape(1, *space.shape) / 2 for bound in spec.action_bounds(space))
     return high + low, high - low
 
 

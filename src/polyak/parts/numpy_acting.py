@@ -115,7 +115,7 @@ def _squashing(network: ActorCritic, spec: EnvSpec) -> Callable[[Numbers], None]
     """What writes squashed means over flat ones."""
     if not (network.squash_mean and isinstance(spec.action, Box)):
         return lambda loc: None
-    middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec.action, spec.action_scaling))
+    middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
 
     def into_bounds(loc: Numbers) -> None:
         np.tanh(loc, out=loc)

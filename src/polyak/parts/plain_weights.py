@@ -97,6 +97,8 @@ def _plain_network(policy: Any, spec: EnvSpec) -> ActorCritic:
         why = f"the policy is a {type(policy).__name__}"
     elif not isinstance(policy.network, ActorCritic):
         why = f"the network is {policy.network!r}"
+    elif policy.squash and policy.network.squash_mean:
+        why = "squash and squash_mean are both on"
     if why is not None:
         raise ValueError(f"export: format numpy takes an mlp from one vector to one Discrete or Box action; {why[:300]}")
     network: ActorCritic = policy.network

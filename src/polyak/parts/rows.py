@@ -81,7 +81,7 @@ class ActorCriticModel:
 
     Attributes:
         squash: Box actions through tanh.
-        microbatch_size: rows (with a memory: sequences) that it is computed on at a time; None: as many as are fast.
+        microbatch_size: rows (with a memory: sequences) whose gradient is computed at a time; None: as many as are fast.
     """
 
     network: Network = static()
@@ -110,7 +110,7 @@ class ActorCriticModel:
     def evaluate(
         self, variables: Variables, obs: PyTree, first: Bool[Array, "times B"], carry: PyTree
     ) -> tuple[PyTree, Float[Array, "times B"]]:
-        """`(action_params, value)` of all observations of a rollout, in parts that fit the cache."""
+        """`(action_params, value)` of all observations of a rollout; without a memory in parts of whole steps."""
         if isinstance(self.network, RecurrentNetwork):
             params, value = self._through_time(self.network, variables, obs, first, carry)
         else:
