@@ -240,9 +240,13 @@ class TestInPartsAndOnDevices:
         jax.eval_shape(agent.update, state, data, KEY)
         assert seen - {1} == rows
 
-    @pytest.mark.parametrize(("spec", "devices"), [(SPEC, 2), (ZOO, 8)], ids=["Discrete on 2", "masked Joint on 8"])
-    def test_on_several_devices(self, spec, devices):
-        agent = make(spec, **ALL)
+    @pytest.mark.parametrize(
+        ("spec", "devices", "microbatch_size"),
+        [(SPEC, 2, None), (ZOO, 8, None), (SPEC, 2, 4)],
+        ids=["Discrete on 2", "masked Joint on 8", "Discrete on 2 in microbatches"],
+    )
+    def test_on_several_devices(self, spec, devices, microbatch_size):
+        agent = make(spec, **ALL, microbatch_size=microbatch_size)
         state, data = fresh(agent), noise(agent)
         weight = np.random.default_rng(3).random((NUM_STEPS, NUM_ENVS)).astype(np.float32)
         counts = np.where(data.time_steps.last[:-1], 0.0, weight)

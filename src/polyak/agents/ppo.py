@@ -228,7 +228,7 @@ class PPO:
         """Refuse a number of environments (on each device) that rollouts cannot be split into minibatches with.
 
         Raises:
-            ValueError: `num_minibatches` does not divide the rows (with a memory: environments), or `microbatch_size` those.
+            ValueError: `num_minibatches` does not divide the rows (with a memory: environments), or `microbatch_size` a part.
         """
         check_divides(self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
 

@@ -41,9 +41,8 @@ def masked_mean(
     Array(3., dtype=float32)
     """
     weight = _positive(x, weight)
-    return jnp.sum(jnp.where(weight > 0, x, 0.0) * weight) / _at_least_tiny(
-        jnp.sum(weight) if total is None else jnp.asarray(total, x.dtype)
-    )
+    divisor = jnp.sum(weight) if total is None else jnp.asarray(total, x.dtype)
+    return jnp.sum(_weighted(x, weight)) / _at_least_tiny(divisor)
 
 
 def masked_means(
@@ -56,7 +55,7 @@ def masked_means(
     """
     stacked = jnp.stack(list(rows.values()))
     weight = _positive(stacked[0], weight)[None]
-    sums = jnp.sum(jnp.where(weight > 0, stacked, 0.0) * weight, axis=tuple(range(1, stacked.ndim)))
+    sums = jnp.sum(_weighted(stacked, weight), axis=tuple(range(1, stacked.ndim)))
     means = sums / _at_least_tiny(jnp.sum(weight) if total is None else jnp.asarray(total, stacked.dtype))
     return dict(zip(rows, means, strict=True))
 
@@ -81,7 +80,7 @@ def masked_mean_and_variance(
     Source: Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance" (the corrected two-pass).
     """
     weight = _positive(x, weight)
-    sum_of_x, total = _sums(jnp.where(weight > 0, x, 0.0) * weight, weight, axis_name)
+    sum_of_x, total = _sums(_weighted(x, weight), weight, axis_name)
     total = _at_least_tiny(total)
     # Hidden before it is squared: the derivative of a square knows its argument, and 0 · NaN = NaN.
     rest = jnp.where(weight > 0, x - sum_of_x / total, 0.0)
@@ -219,6 +218,11 @@ def _positive(x: Array, weight: Array) -> Array:
         raise ValueError(f"masked mean: weight must have the shape of x, got weight {weight.shape}, x {x.shape}")
     weight = weight.astype(x.dtype)
     return jnp.where(weight > 0, weight, 0.0)
+
+
+def _weighted(x: Array, weight: Array) -> Array:
+    """The product w x, and 0 where w is 0, whatever x is there."""
+    return jnp.where(weight > 0, x, 0.0) * weight
 
 
 def _sums(x: Array, y: Array, axis_name: str | None) -> Array:
