@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -223,6 +224,13 @@ def test_environments_that_devices_cannot_share_are_refused(command, workdir):
     assert code == 2
     assert "num_envs=8 cannot be split over devices=3" in err
     assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean True"])
+def test_flags_of_box_actions_are_refused_where_there_are_none(flag, command, workdir):
+    code, _, err = command(f"train ppo jax/CartPole-v1 {flag}")
+    assert (code, list(workdir.iterdir())) == (2, [])
+    assert re.search(r"Box.*got Discrete\(n=2", err)
 
 
 def test_several_devices_share_the_environments(train):

@@ -215,6 +215,8 @@ def test_the_widest_bounds_do_not_overflow_and_infinite_ones_are_refused_by_name
     spec = EnvSpec(VECTOR, Dict({"go": Box([-1.0], [np.inf]), "on": Discrete(2)}))
     with pytest.raises(ValueError, match=r"squash_mean needs finite bounds, got Box\(.*inf.*\) at action 'go'"):
         mlp((4,), squash_mean=True).init(KEY, spec)
+    with pytest.raises(ValueError, match=r"squash_mean must be False where no action is a Box, got Discrete\(n=2"):
+        mlp((4,), squash_mean=True).init(KEY, EnvSpec(VECTOR, Discrete(2)))
     assert nature_cnn(std="state", squash_mean=True) == ActorCritic((512,), "relu", True, std="state", squash_mean=True)
 
 

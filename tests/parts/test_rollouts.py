@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Rollout, TimeStep
-from polyak.parts.rollouts import check_rollout
+from polyak.parts.recurrent import gru
+from polyak.parts.rollouts import check_memory, check_rollout
 
 SPEC = EnvSpec(Dict({"far": Box(np.zeros(3), np.ones(3)), "near": Discrete(4)}), Box(np.zeros(2), np.ones(2)))
+CHOICES = Dict({"by": Box(np.zeros(2), np.ones(2)), "go": Discrete(3), "on": MultiDiscrete((2, 3))})
+MASKED = dataclasses.replace(SPEC, action=CHOICES, has_action_mask=True)
 
 
 def good():
@@ -76,3 +79,48 @@ def test_other_shapes_are_refused_by_name(rollout, said):
 def test_other_kinds_of_numbers_are_refused_by_name(rollout, said):
     with pytest.raises(TypeError, match=f"update: {said}"):
         check_rollout(rollout, SPEC)
+
+
+def masked(mask):
+    actions = {"by": np.zeros((5, 2, 2), np.float32), "go": np.zeros((5, 2), np.int32), "on": np.zeros((5, 2, 2), np.int32)}
+    return dataclasses.replace(with_steps(action_mask=mask), actions=actions)
+
+
+def allowed(**changes):
+    return masked({"by": None, "go": np.ones((6, 2, 3), bool), "on": np.ones((6, 2, 5), bool)} | changes)
+
+
+def test_masks_of_the_choices_pass_also_those_of_some_only():
+    assert check_rollout(allowed(), MASKED) == (5, 2)
+    assert check_rollout(allowed(on=None), MASKED) == (5, 2)
+    assert check_rollout(masked(None), dataclasses.replace(MASKED, has_action_mask=False)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (masked(None), "action_mask must be given, for the spec has_action_mask; got None"),
+        (allowed(go=np.ones((5, 2, 3), bool)), r"action_mask 'go' must have the shape \(6, 2, 3\), got \(5, 2, 3\)"),
+        (allowed(on=np.ones((6, 2, 2), bool)), r"action_mask 'on' must have the shape \(6, 2, 5\), got \(6, 2, 2\)"),
+        (allowed(by=np.ones((6, 2, 2), bool)), "action_mask 'by' must be None, for only Discrete and MultiDiscrete"),
+        (masked(np.ones((6, 2, 3), bool)), "action_mask must be None, for only .*, got Dict"),
+    ],
+)
+def test_other_masks_are_refused_by_name(rollout, said):
+    with pytest.raises(ValueError, match=f"update: rollout.time_steps.{said}"):
+        check_rollout(rollout, MASKED)
+
+
+def test_masks_of_other_kinds_are_refused_by_name():
+    with pytest.raises(TypeError, match="action_mask 'go' must be bool, got float32"):
+        check_rollout(allowed(go=np.ones((6, 2, 3), np.float32)), MASKED)
+
+
+def test_a_carry_that_is_not_the_networks_memory_is_refused_by_shape():
+    network = gru(4, hidden=(3,))
+    memory = network.initial_carry(2)
+    check_memory(memory, network, 2)
+    check_memory((), network, 2)
+    for other in (network.initial_carry(3), {"h": memory}, jax.tree.map(lambda x: x[..., :1], memory)):
+        with pytest.raises(ValueError, match=r"update: rollout.carry must be the network's memory, of shapes .*\(2, 4\)"):
+            check_memory(other, network, 2)

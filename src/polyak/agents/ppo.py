@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-from polyak.core.spaces import Box, EnvSpec, leaf_spaces
+from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_needed, check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.ops import losses
@@ -22,11 +22,10 @@ from polyak.parts import epochs
 from polyak.parts import rows as rows_of
 from polyak.parts.histograms import update_histograms
 from polyak.parts.minibatches import check_divides
-from polyak.parts.networks import ActorCritic, check_actor_critic, network_for
+from polyak.parts.networks import check_actor_critic, check_squashing, network_for
 from polyak.parts.normalizer import ObsNormalizer, RewardScaler, can_normalize
 from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.parts.recurrent import RecurrentActorCritic
 from polyak.parts.regularization import Role, check_kernels, l2_coefficients
 from polyak.parts.rollouts import check_rollout
 from polyak.parts.rows import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
@@ -200,12 +199,7 @@ class PPO:
         check_needed(self, "kl_target", "kl_beta", "kl_cutoff_coef")
         if self.normalize_obs and not can_normalize(self.spec.obs):
             raise ValueError(f"PPO: normalize_obs must be False where no Box holds more than bytes, got {self.spec.obs}")
-        if self.squash and self.spec.action_scaling != "rescale":
-            raise ValueError("PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
-        if self.squash and isinstance(self.network, ActorCritic | RecurrentActorCritic) and self.network.squash_mean:
-            raise ValueError("PPO: squash must be False where the network has squash_mean=True, which squashes already")
-        if self.squash and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(self.spec.action)):
-            raise ValueError(f"PPO: squash must be False where no action is a Box, got {self.spec.action}")
+        check_squashing("PPO", self._network, self.spec, squash=self.squash)
         check_kernels("PPO", self._network, self.spec, self._l2)
 
     def init(self, key: PRNGKeyArray) -> PPOState:

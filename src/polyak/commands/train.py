@@ -21,7 +21,7 @@ from polyak.commands.flags import (
 )
 from polyak.commands.training import train_in, train_seeds
 from polyak.core.checks import check_integer
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import Box, EnvSpec, leaf_spaces
 from polyak.core.struct import unknown_name
 from polyak.core.types import Agent, HostEnv
 from polyak.io.run import RunError, create
@@ -176,6 +176,8 @@ def _agent(agent_class: type, spec: EnvSpec, found: Preset, flags: Any) -> Any:
     for name in ("hidden", "value_hidden"):
         if layers.get(name) == ():
             raise UsageError(f"--{name.replace('_', '-')} must have one width or more, got none")
+    if "log_std" in layers and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(spec.action)):
+        raise UsageError(f"--log-std {layers['log_std']}: only Box actions have a standard deviation, got {spec.action}")
     return agent_class(spec=spec, **given, network=dataclasses.replace(network, **layers))
 
 

@@ -78,6 +78,16 @@ def check_layers(settings: Layers) -> None:
         check_choice("network", name, getattr(settings, name), (True, False))
 
 
+def check_means(settings: Layers, action: Space) -> None:
+    """Refuse `squash_mean` without a Box, or with one that has no finite bounds to stay in."""
+    boxes = {path: leaf for path, leaf in leaf_spaces(action) if isinstance(leaf, Box)}
+    if settings.squash_mean and not boxes:
+        raise ValueError(f"network: squash_mean must be False where no action is a Box, got {action}")
+    for path, leaf in boxes.items():
+        if settings.squash_mean and not leaf.bounded:
+            raise ValueError(f"network: squash_mean needs finite bounds, got {leaf} at action {path!r}")
+
+
 def widths(name: str, value: Any) -> tuple[int, ...]:
     """Widths of layers as a tuple.
 
@@ -206,11 +216,9 @@ class PolicyHead(nnx.Module):
 
     def __init__(self, features: int, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.spec = spec
+        check_means(settings, spec.action)
         self.squash_mean = settings.squash_mean
         boxes = [(path, leaf) for path, leaf in leaf_spaces(spec.action) if isinstance(leaf, Box)]
-        for path, leaf in boxes:
-            if settings.squash_mean and not leaf.bounded:
-                raise ValueError(f"network: squash_mean needs finite bounds, got {leaf} at action {path!r}")
         outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
         self.linear = Layer(features, outputs, settings, 0.01, rngs)
         free = boxes if settings.std == "free" else []

@@ -12,11 +12,23 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice
-from polyak.core.spaces import EnvSpec, leaf_spaces, zeros
+from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
 from polyak.ops.distributions import for_space
 from polyak.parts.adapters import FlaxNNX
-from polyak.parts.modules import ACTIVATIONS, Activation, Layer, PolicyHead, Std, Torso, check_layers, is_image, widths
+from polyak.parts.modules import (
+    ACTIVATIONS,
+    Activation,
+    Layer,
+    Layers,
+    PolicyHead,
+    Std,
+    Torso,
+    check_layers,
+    check_means,
+    is_image,
+    widths,
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,24 @@ def nature_cnn(
 def network_for(spec: EnvSpec) -> ActorCritic:
     """The usual network: `nature_cnn` where the observation holds an image, else `mlp`."""
     return nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else mlp()
+
+
+def check_squashing(name: str, network: Network, spec: EnvSpec, *, squash: bool) -> None:
+    """Refuse a tanh over actions, or over a built-in network's means, where it cannot be, or twice.
+
+    Raises:
+        ValueError: actions are not rescaled, none is a Box or one has no bounds for its mean, or both squash.
+    """
+    if isinstance(network, Layers):
+        check_means(network, spec.action)
+    if not squash:
+        return
+    if spec.action_scaling != "rescale":
+        raise ValueError(f"{name}: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
+    if isinstance(network, Layers) and network.squash_mean:
+        raise ValueError(f"{name}: squash must be False where the network has squash_mean=True, which squashes already")
+    if not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(spec.action)):
+        raise ValueError(f"{name}: squash must be False where no action is a Box, got {spec.action}")
 
 
 def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) -> None:

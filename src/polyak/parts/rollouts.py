@@ -1,10 +1,11 @@
 """The steps and actions of a rollout that somebody hands in are of the environment that the agent is for."""
 
+import jax
 import jax.numpy as jnp
 
 from polyak.core.checks import check_step_dtypes
-from polyak.core.spaces import EnvSpec, Space, leaf_spaces
-from polyak.core.types import PyTree, Rollout
+from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, Space, leaf_spaces
+from polyak.core.types import PyTree, RecurrentNetwork, Rollout
 from polyak.ops.trees import named_leaves
 
 
@@ -12,8 +13,10 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
     """Its `(T, B)`; only shapes and dtypes are looked at, so under `jit` this runs while tracing.
 
     Raises:
-        TypeError: rewards are not floating, flags not bool, or actions integers where the space has floats or the reverse.
-        ValueError: rewards are not `[T+1, B]` with T of 1 or more, or flags, observations or actions do not go with them.
+        TypeError: rewards are not floating, flags or masks not bool, or actions integers where the space has floats or the
+            reverse.
+        ValueError: rewards are not `[T+1, B]` with T of 1 or more, or flags, observations, actions or masks do not go with
+            them; there are no masks where the environment has them.
     """
     steps = rollout.time_steps
     shape = jnp.shape(steps.reward)
@@ -28,7 +31,48 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
     _check_leaves("actions", rollout.actions, spec.action, (times - 1, num_envs))
     check_step_dtypes("update: rollout.time_steps", steps)
     _check_kinds(rollout.actions, spec.action)
+    _check_masks(steps.action_mask, spec, (times, num_envs))
     return times - 1, num_envs
+
+
+def check_memory(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> None:
+    """A rollout's carry is the network's memory for so many environments, or `()` for fresh episodes.
+
+    Raises:
+        ValueError: it has another tree or other shapes.
+    """
+    wanted = jax.eval_shape(lambda: network.initial_carry(num_envs))
+    if jax.tree.structure(carry) == jax.tree.structure(()):
+        return
+    shapes = [{path: jnp.shape(leaf) for path, leaf in named_leaves(tree)} for tree in (wanted, carry)]
+    if jax.tree.structure(carry) != jax.tree.structure(wanted) or shapes[0] != shapes[1]:
+        raise ValueError(f"update: rollout.carry must be the network's memory, of shapes {shapes[0]}, got {shapes[1]}")
+
+
+def _check_masks(mask: PyTree, spec: EnvSpec, lead: tuple[int, int]) -> None:
+    got = {path: leaf for path, leaf in named_leaves(mask) if leaf is not None}
+    if not got and spec.has_action_mask:
+        raise ValueError("update: rollout.time_steps.action_mask must be given, for the spec has_action_mask; got None")
+    wanted = {path: (*lead, width) for path, leaf in leaf_spaces(spec.action) if (width := _choices(leaf))}
+    for path, leaf in got.items():
+        name = "update: rollout.time_steps.action_mask" + (f" {path!r}" if path else "")
+        if path not in wanted:
+            raise ValueError(f"{name} must be None, for only Discrete and MultiDiscrete actions have masks, got {spec.action}")
+        if jnp.shape(leaf) != wanted[path]:
+            raise ValueError(f"{name} must have the shape {wanted[path]}, got {jnp.shape(leaf)}")
+        if jnp.result_type(leaf) != jnp.bool_:
+            raise TypeError(f"{name} must be bool, got {jnp.result_type(leaf)}")
+
+
+def _choices(space: Space) -> int:
+    """The flags in a mask of this part of the action; 0 where it has none."""
+    match space:
+        case Discrete():
+            return space.n
+        case MultiDiscrete():
+            return sum(space.nvec)
+        case _:
+            return 0
 
 
 def _check_kinds(actions: PyTree, space: Space) -> None:

@@ -18,6 +18,7 @@ from polyak.ops.distributions import Distribution, for_space
 from polyak.ops.guard import finite_rows
 from polyak.parts.minibatches import map_rows
 from polyak.parts.recurrent import unroll
+from polyak.parts.rollouts import check_memory
 
 # What can be not finite in a rollout, in the order in which one causes the next.
 QUANTITIES = ("obs", "reward", "value", "log_prob")
@@ -112,6 +113,7 @@ class ActorCriticModel:
     ) -> tuple[PyTree, Float[Array, "times B"]]:
         """`(action_params, value)` of all observations of a rollout; without a memory in parts of whole steps."""
         if isinstance(self.network, RecurrentNetwork):
+            check_memory(carry, self.network, first.shape[1])
             params, value = self._through_time(self.network, variables, obs, first, carry)
         else:
             params, value = map_rows(lambda part: self._answer(variables, part), obs, self.microbatch_size)
