@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen, nnx
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Agent
 from polyak.io.config import from_json, to_json
 from polyak.ops.schedules import Constant, Exponential, Linear, Piecewise
+from polyak.parts.adapters import FlaxNNX
 from polyak.parts.networks import mlp, nature_cnn
 from polyak.parts.recurrent import gru
 from polyak.runs import CLASSES
@@ -209,3 +211,16 @@ def test_every_schedule_is_a_setting_and_is_kept_in_a_runs_config():
     assert again == agent and float(again.learning_rate(6000)) == pytest.approx(1.5e-4)
     with pytest.raises(ValueError, match=r"PPO: learning_rate.schedules\[1\].end must be a number in \[0, inf\), got -1.0"):
         PPO(SPEC, learning_rate=Piecewise((1.0, Linear(1.0, -1.0)), (10,)))
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (linen.Dense(2), r"must be polyak.FlaxLinen\(module\), got the module itself, a Dense"),
+        (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), r"must be polyak.FlaxNNX\(make\), .* got the module itself, a Linear"),
+        (FlaxNNX, "must have init and apply, such as mlp.*, got <class"),
+    ],
+)
+def test_a_module_without_its_adapter_is_refused_by_the_adapters_name(network, said):
+    with pytest.raises(TypeError, match=f"^PPO: network {said}"):
+        PPO(SPEC, network=network)

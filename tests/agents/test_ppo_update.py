@@ -6,13 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.flatten_util import ravel_pytree
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.schedules import Linear
+from polyak.parts.adapters import FlaxNNX
 from polyak.parts.minibatches import shuffled_minibatches
 from polyak.parts.networks import mlp
+from polyak.parts.recurrent import gru
 from tests.agents.oracle import OraclePPO
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
@@ -423,3 +427,54 @@ def test_time_steps_may_come_from_numpy():
     agent, data = make(), noise()
     assert isinstance(data.time_steps, TimeStep) and isinstance(data.actions, np.ndarray)
     assert same_bits(update(agent, fresh(agent), data, KEY), update(agent, fresh(agent), on_device(data), KEY))
+
+
+@pytest.mark.parametrize("network", [mlp((4,)), gru(3, (4,))])
+def test_rollouts_may_come_from_numpy_also_where_all_rows_are_one_minibatch(network):
+    agent, data = make(network=network, num_minibatches=1), noise()
+    state = jax.eval_shape(agent.init, KEY)
+    # The rollout is no argument: as where update is called without jit.
+    jax.eval_shape(lambda state: agent.update(state, dataclasses.replace(data, carry=carry()), KEY), state)
+
+
+class Narrow(nnx.Module):
+    """Parameters and layers in bfloat16, answers in float32."""
+
+    def __init__(self, spec, rngs):
+        narrow = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16, "rngs": rngs}
+        self.policy, self.value = nnx.Linear(3, 3, **narrow), nnx.Linear(3, 1, **narrow)
+
+    def __call__(self, obs):
+        return self.policy(obs).astype(jnp.float32), self.value(obs)[..., 0].astype(jnp.float32)
+
+
+def test_narrow_parameters_are_trained_in_float32_and_stay_narrow():
+    agent, data = make(network=FlaxNNX(Narrow), learning_rate=0.1), on_device(noise())
+    state = agent.init(KEY)
+    after, metrics = update(agent, state, data, KEY)
+    before, moved = (np.asarray(ravel_pytree(s.variables.params)[0], np.float32) for s in (state, after))
+    assert {x.dtype for x in jax.tree.leaves(after.variables.params)} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in jax.tree.leaves(after.optimizer) if x.ndim} == {jnp.dtype(jnp.float32)}
+    # Adam's first steps are about as long as the rate, and there are four.
+    assert metrics["train/skipped_steps"] == 0 and 0.1 < np.abs(moved - before).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("made_with", "updated_with", "said"),
+    [
+        ({}, {"normalize_obs": False}, "init with normalize_obs=False, got one of normalize_obs=True"),
+        ({"normalize_obs": False}, {}, "init with normalize_obs=True, got one of normalize_obs=False"),
+        ({}, {"clip_obs": 3.0}, "init with clip_obs=3.0, got one of clip_obs=10.0"),
+        ({}, {"normalize_reward": "reward"}, "init with normalize_reward='reward', got one of normalize_reward='return'"),
+        ({}, {"kl_beta": 1.0, "kl_target": 0.1}, "init with kl_beta=1.0, got None in it"),
+    ],
+)
+def test_a_state_of_other_settings_is_refused_by_name(made_with, updated_with, said):
+    state = jax.eval_shape(make(**made_with).init, KEY)
+    with pytest.raises(ValueError, match=f"update: state must be one of {said}"):
+        jax.eval_shape(make(**updated_with).update, state, noise(), KEY)
+
+
+def test_what_is_no_state_is_refused(unchecked):
+    with pytest.raises(TypeError, match="update: state must be a PPOState as init makes it, got Rollout"):
+        make().update(noise(), noise(), KEY)

@@ -5,7 +5,6 @@ import copy
 import gymnasium.spaces as gym
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,14 +28,6 @@ from polyak.core.spaces import (
 OBS = Box([0.0], [1.0])
 
 
-@pytest.fixture
-def as_users_run():
-    """Without the type checks that only tests have, which refuse some arguments first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
@@ -52,6 +43,7 @@ def as_users_run():
         (lambda: MultiDiscrete((2, 3), (1,)), ValueError, "start has 1 entries, nvec 2"),
         (lambda: MultiBinary((0,)), ValueError, "must be positive"),
         (lambda: Dict({}), ValueError, "at least one key"),
+        (lambda: Dict({"a/b": OBS, "a": Dict({"b": OBS})}), ValueError, "different paths, got 'a/b' for two"),
         (lambda: Tuple(()), ValueError, "at least one entry"),
         (lambda: EnvSpec(OBS, Discrete(2), action_scaling="squash"), ValueError, "'clip' or 'rescale', got 'squash'"),
         (
@@ -61,7 +53,7 @@ def as_users_run():
         ),
     ],
 )
-def test_a_bad_space_is_refused(make, error, says, as_users_run):
+def test_a_bad_space_is_refused(make, error, says, unchecked):
     with pytest.raises(error, match=says):
         make()
 

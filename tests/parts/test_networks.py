@@ -292,3 +292,18 @@ def test_F2_a_wrong_setting_is_named(monkeypatch, settings, said):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):
         ActorCritic(**settings)
+
+
+@pytest.mark.parametrize("std", ["free", "state"])
+def test_parts_may_be_called_as_the_methods_of_containers(std):
+    names = ("items", "items_", "keys", "pop", "update", "train", "eval", "sow", "set_attributes", "__class__")
+    action = Dict({name: Box([-1.0], [1.0]) for name in names})
+    _, _, (params, _) = outputs(mlp((4,), std=std, log_std=-1.0), EnvSpec(VECTOR, action))
+    for name in names:
+        assert jnp.all(params[name]["log_scale"] == -1.0)
+
+
+def test_answers_are_float32_where_jax_holds_doubles():
+    with jax.enable_x64(True):
+        _, _, answers = outputs(mlp((4,)), EnvSpec(VECTOR, Dict({"go": Box([-1.0], [1.0]), "on": Discrete(2)})))
+    assert {x.dtype for x in jax.tree.leaves(answers)} == {jnp.dtype(jnp.float32)}

@@ -265,3 +265,10 @@ def test_F2_a_wrong_setting_is_named(monkeypatch, settings, said):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):
         RecurrentActorCritic(**settings)
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_a_memory_can_be_donated(network):
+    memory = network.initial_carry(2)
+    parts = len(jax.tree.leaves(memory))
+    assert len({part.unsafe_buffer_pointer() for part in jax.tree.leaves(memory)}) == parts

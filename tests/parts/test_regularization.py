@@ -208,3 +208,30 @@ def test_a_kernel_is_known_by_its_own_name_not_by_its_modules():
     params = {"unbiased": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones((2, 1))}, "log_std": {"all": jnp.ones((2, 2))}}
     found = {jax.tree_util.keystr(path): _is_kernel(path, x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
     assert [name for name, is_kernel in found.items() if is_kernel] == ["['unbiased']['kernel']"]
+
+
+def test_the_logarithm_of_a_deviation_is_no_kernel_by_either_name():
+    for name in ("log_std", "log_scale"):
+        ((path, x),) = jax.tree_util.tree_leaves_with_path({name: jnp.ones((1, 2))})
+        assert not _is_kernel(path, x)
+
+
+class Remembering(nnx.Module):
+    """Two towers that are computed again for their gradient."""
+
+    def __init__(self, spec, rngs):
+        self.policy, self.value = nnx.Linear(3, 2, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+
+    def __call__(self, obs):
+        weights = (self.policy.kernel[...], self.value.kernel[...])
+        return jax.checkpoint(lambda obs, p, v: (obs @ p, (obs @ v)[..., 0]))(obs, *weights)
+
+
+def test_towers_under_checkpoint_are_told_apart():
+    found = named(FlaxNNX(Remembering))
+    assert found["['policy']['kernel']"] == "policy" and found["['value']['kernel']"] == "value"
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, np.float32(0), np.zeros(()), jnp.zeros(())])
+def test_a_coefficient_of_zero_needs_no_kernels(zero, unchecked):
+    check_kernels("PPO", mlp((4,)), SPEC, {"shared": zero})

@@ -116,6 +116,19 @@ def test_masks_of_other_kinds_are_refused_by_name():
         check_rollout(allowed(go=np.ones((6, 2, 3), np.float32)), MASKED)
 
 
+def test_boxes_of_integers_are_acted_in_by_floats():
+    spec = dataclasses.replace(SPEC, action=Box([0, 0], [9, 9], np.int32))
+    assert check_rollout(good(), spec) == (5, 2)
+    with pytest.raises(TypeError, match=r"update: rollout\.actions must be float32, got int32"):
+        check_rollout(dataclasses.replace(good(), actions=np.zeros((5, 2, 2), np.int32)), spec)
+
+
+def test_who_put_environments_first_is_told():
+    swapped = dataclasses.replace(good(), actions=np.zeros((2, 5, 2), np.float32))
+    with pytest.raises(ValueError, match=r"must have the shape \(5, 2, 2\), got \(2, 5, 2\): time comes first"):
+        check_rollout(swapped, SPEC)
+
+
 def test_a_carry_that_is_not_the_networks_memory_is_refused_by_shape():
     network = gru(4, hidden=(3,))
     memory = network.initial_carry(2)

@@ -273,3 +273,14 @@ def test_a_network_may_give_its_deviation_once(when):
         data = dataclasses.replace(data, info=act(steps))
     _, metrics = jax.jit(agent.update)(state, data, jax.random.key(1))
     assert float(metrics["train/ratio"]) == pytest.approx(1.0, abs=1e-6) and metrics["train/skipped_steps"] == 0
+
+
+@pytest.mark.parametrize(("weights", "kind"), [(np.ones(3, np.complex64), "complex64"), ("heavy", "<U5")])
+def test_weights_that_are_no_real_numbers_are_refused(weights, kind, unchecked):
+    with pytest.raises(TypeError, match=f"update: weights must be real numbers, got {kind}"):
+        row_weights(jnp.asarray(VALID), weights)
+
+
+def test_weights_may_be_whole_numbers_or_a_list(unchecked):
+    for weights in (np.array([2, 0, 1]), [2, 0, 1]):
+        np.testing.assert_array_equal(row_weights(jnp.asarray(VALID), weights), [[2, 0, 0], [2, 0, 1]])

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.core.spaces import EnvSpec
@@ -18,12 +17,13 @@ from polyak.ops.guard import Guard
 from polyak.ops.kl_penalty import adapted_beta
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
+from polyak.ops.trees import float_vector
 from polyak.parts import epochs
 from polyak.parts import rows as rows_of
 from polyak.parts.histograms import update_histograms
 from polyak.parts.minibatches import check_divides
-from polyak.parts.networks import check_actor_critic, check_squashing, network_for
-from polyak.parts.normalizer import ObsNormalizer, RewardScaler, can_normalize
+from polyak.parts.networks import check_actor_critic, check_squashing, checked_network
+from polyak.parts.normalizer import ObsNormalizer, RewardScaler, can_normalize, check_statistics
 from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.parts.regularization import Role, check_kernels, l2_coefficients
@@ -44,7 +44,6 @@ TF_AGENTS_KL: Mapping[str, Any] = {
 }
 # fmt: on
 
-# What can be not finite, in the order in which one causes the next.
 QUANTITIES = (*rows_of.QUANTITIES, *epochs.QUANTITIES)
 
 
@@ -187,10 +186,7 @@ class PPO:
     def __post_init__(self) -> None:
         if not isinstance(self.spec, EnvSpec):
             raise TypeError(f"PPO: spec must be an EnvSpec such as env.spec, got {self.spec!r}")
-        if self.network is None:
-            object.__setattr__(self, "network", network_for(self.spec))
-        elif not isinstance(self.network, Network):
-            raise TypeError(f"PPO: network must have init and apply, such as mlp(), got {self.network!r}")
+        object.__setattr__(self, "network", checked_network("PPO", self.network, self.spec))
         check_settings(self)
         check_needed(self, "kl_beta", "kl_target")
         check_needed(self, "kl_cutoff_coef", "kl_cutoff_factor")
@@ -206,7 +202,7 @@ class PPO:
         """A fresh state."""
         variables = self._network.init(key, self.spec)
         check_actor_critic(self._network, variables, self.spec)
-        params, _ = ravel_pytree(variables.params)
+        params, _ = float_vector(variables.params)
         return PPOState(
             variables=variables,
             optimizer=self._adam.init(params),
@@ -255,9 +251,11 @@ class PPO:
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
-            ValueError: rows cannot be split as the settings say, or rollout or weights have other shapes (while tracing).
+            TypeError, ValueError: rollout or weights do not fit the spec, state or minibatches the settings (while tracing).
         """
+        self._check_state(state)
         num_steps, num_envs = check_rollout(rollout, self.spec)
+        rollout = jax.tree.map(jnp.asarray, rollout)
         check_divides(num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
         obs, carry = self._seen(state, rollout)
         rows, data_bad = self._rows(state, rollout, obs, carry, weights, axis_name)
@@ -268,7 +266,7 @@ class PPO:
             _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry)
             return rows.with_advantages(*self._advantages(state, value, rollout))
 
-        params, unravel = ravel_pytree(state.variables.params)
+        params, unravel = float_vector(state.variables.params)
         clip_range = None if self.clip_range is None else value_at(self.clip_range, state.env_steps)
         punished = l2_coefficients(self._network, state.variables, self.spec, self._l2)
         objective = Surrogate(
@@ -319,6 +317,14 @@ class PPO:
             f"PPO: {in_a_row} updates in a row had no finite gradient step (max_bad_steps={self.max_bad_steps}); the first "
             f"quantity that was not finite is {quantity!r}. The parameters are those from before."
         )
+
+    def _check_state(self, state: PPOState) -> None:
+        """Refuse one of other settings: what it has no place for would silently not be done."""
+        if not isinstance(state, PPOState):
+            raise TypeError(f"update: state must be a PPOState as init makes it, got {type(state).__name__}")
+        check_statistics(state.normalizer, state.rewards, self.normalize_obs, self.clip_obs, self.normalize_reward)
+        if (state.kl_beta is None) != (self.kl_beta is None):
+            raise ValueError(f"update: state must be one of init with kl_beta={self.kl_beta}, got {state.kl_beta} in it")
 
     def _seen(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
         """All observations as the network sees them, and its memory at the first of them."""

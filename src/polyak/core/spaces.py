@@ -182,6 +182,10 @@ class Dict(_ByValue):
         if not self.spaces:
             raise ValueError("Dict: a Dict space needs at least one key, got none")
         object.__setattr__(self, "spaces", dict(sorted(self.spaces.items())))
+        paths = [path for path, _ in leaf_spaces(self)]
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        if twice:
+            raise ValueError(f"Dict: parts must have different paths, got {twice[0]!r} for two")
 
     def _identity(self) -> tuple[Any, ...]:
         return tuple(self.spaces.items())

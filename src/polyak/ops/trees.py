@@ -1,9 +1,12 @@
 """Trees of arrays: their leaves by name, and the one check that two trees fit together."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
 
 from polyak.core.types import PyTree
 
@@ -20,6 +23,13 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     """Every leaf with its name, in the tree's order; None is a leaf too."""
     return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)]
+
+
+def float_vector(tree: PyTree) -> tuple[Float[Array, " n"], Callable[[Array], PyTree]]:
+    """All leaves as one vector, in float32 where they are narrower, and what makes the tree of such a vector again."""
+    vector, unravel = ravel_pytree(tree)
+    wide = jnp.float32 if jnp.finfo(vector.dtype).bits < 32 else vector.dtype
+    return vector.astype(wide), lambda moved: unravel(moved.astype(vector.dtype))
 
 
 def flatten(tree: PyTree) -> tuple[list[Any], Any]:

@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nnx.silu,
 }
 Std: TypeAlias = Literal["free", "state"]
+TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
 
 @runtime_checkable
@@ -222,7 +223,9 @@ class PolicyHead(nnx.Module):
         outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
         self.linear = Layer(features, outputs, settings, 0.01, rngs)
         free = boxes if settings.std == "free" else []
-        self.log_std = nnx.Dict({_name(path): nnx.Param(jnp.full(leaf.shape, settings.log_std)) for path, leaf in free})
+        self.log_std = nnx.Dict(
+            {_name(path): nnx.Param(jnp.full(leaf.shape, settings.log_std, jnp.float32)) for path, leaf in free}
+        )
         self.scales = nnx.Dict(
             {
                 _name(path): nnx.Linear(
@@ -304,4 +307,5 @@ def _flat(space: Leaf, x: Array) -> Array:
 
 
 def _name(path: str) -> str:
-    return path or "all"
+    """The part's name in an `nnx.Dict`, where the names of its methods would hide it."""
+    return f"{path}_" if path.rstrip("_") in TAKEN else path or "all"

@@ -5,10 +5,11 @@ the tree of `ops.distributions.parameter_shapes`, and one value per row.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice
@@ -127,6 +128,22 @@ def nature_cnn(
 def network_for(spec: EnvSpec) -> ActorCritic:
     """The usual network: `nature_cnn` where the observation holds an image, else `mlp`."""
     return nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else mlp()
+
+
+def checked_network(owner: str, network: Any, spec: EnvSpec) -> Network:
+    """This network, or the usual one for None.
+
+    Raises:
+        TypeError: it is a Flax module, which an adapter must make a network of, or no network at all.
+    """
+    if network is None:
+        return network_for(spec)
+    if isinstance(network, linen.Module | nnx.Module):
+        adapter = "FlaxLinen(module)" if isinstance(network, linen.Module) else "FlaxNNX(make), with make(spec, rngs)"
+        raise TypeError(f"{owner}: network must be polyak.{adapter}, got the module itself, a {type(network).__name__}")
+    if isinstance(network, type) or not isinstance(network, Network):
+        raise TypeError(f"{owner}: network must have init and apply, such as mlp(), got {network!r}")
+    return network
 
 
 def check_squashing(name: str, network: Network, spec: EnvSpec, *, squash: bool) -> None:

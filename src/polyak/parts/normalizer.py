@@ -1,7 +1,7 @@
 """Normalisation by running statistics: of observations, over a tree of spaces, and of rewards."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +22,30 @@ def is_normalized(space: Leaf) -> bool:
 def can_normalize(space: Space) -> bool:
     """Some part of the space is such a Box."""
     return any(is_normalized(leaf) for _, leaf in leaf_spaces(space))
+
+
+def check_statistics(
+    normalizer: "ObsNormalizer | None",
+    rewards: "RewardScaler | None",
+    normalize_obs: bool,
+    clip_obs: float | None,
+    normalize_reward: Literal["return", "reward"] | None,
+) -> None:
+    """Refuse a state whose statistics are those of other settings, which would be followed instead of these.
+
+    Raises:
+        ValueError: by the setting's name.
+    """
+    of = None if rewards is None else rewards.of
+    settings: dict[str, tuple[Any, Any]] = {
+        "normalize_obs": (normalizer is not None, normalize_obs),
+        "normalize_reward": (of, normalize_reward),
+    }
+    if normalizer is not None:
+        settings["clip_obs"] = (normalizer.clip, clip_obs)
+    for name, (got, wanted) in settings.items():
+        if got != wanted:
+            raise ValueError(f"update: state must be one of init with {name}={wanted!r}, got one of {name}={got!r}")
 
 
 @struct

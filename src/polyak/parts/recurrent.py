@@ -62,9 +62,13 @@ class RecurrentActorCritic:
 
     def initial_carry(self, batch_size: int) -> PyTree:
         """Zeros `[B, width]` for each cell: `(c, h)` of an LSTM, `h` of a GRU, by the names `actor` and `critic`."""
-        zeros = jnp.zeros((batch_size, self.width), jnp.float32)
-        one = (zeros, zeros) if self.cell == "lstm" else zeros
-        return {"actor": one} if self.shared_torso else {"actor": one, "critic": one}
+
+        # Each its own buffer: whoever donates the memory may not give one away twice.
+        def zeros() -> Array:
+            return jnp.zeros((batch_size, self.width), jnp.float32)
+
+        names = ("actor",) if self.shared_torso else ("actor", "critic")
+        return {name: (zeros(), zeros()) if self.cell == "lstm" else zeros() for name in names}
 
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None

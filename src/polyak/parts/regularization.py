@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Literal as Constant
 from jax.flatten_util import ravel_pytree
@@ -45,8 +46,8 @@ def l2_coefficients(
 ) -> dict[Role, Float[Array, " n"]] | None:
     """By role, for each entry of the raveled parameters, the coefficient of its square: 0 for all but the role's kernels.
 
-    Kernels are what has two axes or more, but for what is called a bias or the logarithm of a deviation. None without
-    coefficients.
+    Kernels are what has two axes or more, but for what is called `bias`, `log_std` or `log_scale` (or stands below these last
+    two). None without coefficients.
     """
     if not coefficients:
         return None
@@ -80,9 +81,14 @@ def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Map
         if _is_kernel(path, leaf)
     }
     for role, coefficient in coefficients.items():
-        if role not in found and not (isinstance(coefficient, int | float) and coefficient == 0):
+        if role not in found and not _is_zero(coefficient):
             there = ", ".join(sorted(found)) or "none"
             raise ValueError(f"{owner}: l2_{role} must be None for a network without {role} kernels; it has {there}")
+
+
+def _is_zero(coefficient: Any) -> bool:
+    """It is known to be 0, so that nothing is punished."""
+    return not isinstance(coefficient, jax.core.Tracer) and not np.any(np.asarray(coefficient))
 
 
 def _origins(program: Jaxpr, inputs: Sequence[frozenset[int]]) -> list[frozenset[int]]:
@@ -94,9 +100,9 @@ def _origins(program: Jaxpr, inputs: Sequence[frozenset[int]]) -> list[frozenset
 
     for equation in program.eqns:
         sources = [of(variable) for variable in equation.invars]
-        called = equation.params.get("jaxpr")
-        if equation.primitive.name in ("jit", "pjit") and isinstance(called, ClosedJaxpr):
-            outputs = _origins(called.jaxpr, sources)
+        if equation.primitive.name in ("jit", "pjit", "remat2"):
+            called: ClosedJaxpr | Jaxpr = equation.params["jaxpr"]
+            outputs = _origins(called.jaxpr if isinstance(called, ClosedJaxpr) else called, sources)
         else:
             outputs = [frozenset().union(*sources)] * len(equation.outvars)
         origins.update(zip(equation.outvars, outputs, strict=True))
@@ -105,4 +111,4 @@ def _origins(program: Jaxpr, inputs: Sequence[frozenset[int]]) -> list[frozenset
 
 def _is_kernel(path: Any, leaf: Any) -> bool:
     words = re.findall(r"\w+", jax.tree_util.keystr(path))
-    return leaf.ndim >= 2 and "log_std" not in words and words[-1] != "bias"
+    return leaf.ndim >= 2 and not {"log_std", "log_scale"} & set(words) and words[-1] != "bias"

@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from polyak.core.checks import check_step_dtypes
-from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, Space, leaf_spaces
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, leaf_spaces
 from polyak.core.types import PyTree, RecurrentNetwork, Rollout
-from polyak.ops.trees import named_leaves
+from polyak.ops.trees import flatten, named_leaves
 
 
 def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
@@ -42,10 +43,11 @@ def check_memory(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> Non
         ValueError: it has another tree or other shapes.
     """
     wanted = jax.eval_shape(lambda: network.initial_carry(num_envs))
-    if jax.tree.structure(carry) == jax.tree.structure(()):
+    structure, empty, needed = (flatten(tree)[1] for tree in (carry, (), wanted))
+    if structure == empty:
         return
     shapes = [{path: jnp.shape(leaf) for path, leaf in named_leaves(tree)} for tree in (wanted, carry)]
-    if jax.tree.structure(carry) != jax.tree.structure(wanted) or shapes[0] != shapes[1]:
+    if structure != needed or shapes[0] != shapes[1]:
         raise ValueError(f"update: rollout.carry must be the network's memory, of shapes {shapes[0]}, got {shapes[1]}")
 
 
@@ -76,11 +78,13 @@ def _choices(space: Space) -> int:
 
 
 def _check_kinds(actions: PyTree, space: Space) -> None:
-    got = dict(named_leaves(actions))
+    got = {path: jnp.result_type(leaf) for path, leaf in named_leaves(actions)}
     for path, leaf in leaf_spaces(space):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) != jnp.issubdtype(jnp.result_type(got[path]), jnp.floating):
+        # An agent's Box actions are floats also where the environment's are integers: its actions are rounded on their way.
+        wanted = np.dtype(np.float32) if isinstance(leaf, Box) else leaf.dtype
+        if jnp.issubdtype(wanted, jnp.floating) != jnp.issubdtype(got[path], jnp.floating):
             name = f" {path!r}" if path else ""
-            raise TypeError(f"update: rollout.actions{name} must be {leaf.dtype}, got {jnp.result_type(got[path])}")
+            raise TypeError(f"update: rollout.actions{name} must be {wanted}, got {got[path]}")
 
 
 def _check_leaves(name: str, tree: PyTree, space: Space, lead: tuple[int, int]) -> None:
@@ -91,7 +95,8 @@ def _check_leaves(name: str, tree: PyTree, space: Space, lead: tuple[int, int]) 
     for path, shape in wanted.items():
         if got[path] != shape:
             leaf = f" {path!r}" if path else ""
-            raise ValueError(f"update: rollout.{name}{leaf} must have the shape {shape}, got {got[path]}")
+            hint = ": time comes first" if got[path] == (shape[1], shape[0], *shape[2:]) else ""
+            raise ValueError(f"update: rollout.{name}{leaf} must have the shape {shape}, got {got[path]}{hint}")
 
 
 def _listed(paths: dict[str, tuple[int, ...]]) -> str:

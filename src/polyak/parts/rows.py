@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from polyak.core.spaces import Box, Leaf, Space, map_space
@@ -180,10 +181,14 @@ def row_weights(valid: Bool[Array, "T B"], weights: Float[Array, "T B"] | Float[
     """How much each row counts: 0 where it is no transition or its weight is not a finite number above 0.
 
     Raises:
+        TypeError: the weights are no real numbers.
         ValueError: the weights are neither `[T, B]` nor `[B]`.
     """
     if weights is None:
         return valid.astype(jnp.float32)
+    dtype = weights.dtype if isinstance(weights, jax.Array) else np.asarray(weights).dtype
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise TypeError(f"update: weights must be real numbers, got {dtype}")
     weights = jnp.asarray(weights, jnp.float32)
     if weights.shape not in (valid.shape, valid.shape[1:]):
         raise ValueError(f"update: weights must have the shape {valid.shape} or {valid.shape[1:]}, got {weights.shape}")
