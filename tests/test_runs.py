@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -92,6 +93,15 @@ def test_a_network_of_your_own_is_given_again(tmp_path):
         polyak.load_policy(tmp_path / "run")
     loaded = polyak.load_policy(tmp_path / "run", agent=agent)
     assert loaded.predict(OBS)[0] == policy.predict(OBS)[0]
+
+
+def test_a_run_that_a_program_made_loads_with_its_agent(tmp_path):
+    agent, policy = trained(tmp_path / "one")
+    with create(tmp_path / "mine", {"note": "made by a program"}) as run:
+        shutil.copytree(tmp_path / "one/checkpoints", run.checkpoints, dirs_exist_ok=True)
+    assert polyak.load_policy(tmp_path / "mine", agent=agent).predict(OBS)[0] == policy.predict(OBS)[0]
+    with pytest.raises(ConfigError, match="has format None, this version reads 1; it is not from polyak train"):
+        polyak.load_policy(tmp_path / "mine")
 
 
 def test_C7_another_network_than_the_trained_one_is_refused_by_leaf(run_and_policy):

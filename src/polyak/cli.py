@@ -1,7 +1,12 @@
 """The command line: polyak train | resume | evaluate | export | list."""
 
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 USAGE = """usage: polyak COMMAND ...
 
@@ -50,7 +55,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(f"polyak {polyak.__version__}")
         return 0
-    command = _command(name)
+    with _leaving_at_once():
+        command = _command(name)
     if command is None:
         import difflib
 
@@ -64,6 +70,27 @@ def _run(argv: Sequence[str] | None) -> int:
         # Not while training, which ends in order by itself.
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process while modules are imported: inside them it would come out as any error."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"stopped by Ctrl-C\n")
+        os._exit(128 + number)
+
+    # Only the main thread may; and who ignores Ctrl-C, as under nohup, or has a handler, keeps that.
+    ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _command(name: str) -> Callable[[list[str]], int] | None:

@@ -105,11 +105,8 @@ class RunConfig:
         return {"format": FORMAT, **fields, "agent": to_json(self.agent, on_unknown="describe")}
 
 
-def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
+def read_config(run: Run) -> RunConfig:
     """The configuration of a run.
-
-    Args:
-        agent: stands in for the one in the file, for runs whose network was a user's own.
 
     Raises:
         ConfigError: the file is not of this format, a field is missing, unknown or out of its range, or the agent cannot be
@@ -118,7 +115,9 @@ def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
     data = run.read_config()
     what = str(run.directory / "config.json")
     if data.get("format") != FORMAT:
-        raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; upgrade polyak")
+        newer = isinstance(data.get("format"), int) and data["format"] > FORMAT
+        advice = "upgrade polyak" if newer else "it is not from polyak train"
+        raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; {advice}")
     fields = dataclasses.fields(RunConfig)
     names = [field.name for field in fields]
     # What came later has a default, and is not in older files.
@@ -126,7 +125,7 @@ def read_config(run: Run, *, agent: Agent | None = None) -> RunConfig:
     unknown = [name for name in data if name not in (*names, "format")]
     if missing or unknown:
         raise ConfigError(f"{what}: fields missing: {missing}; fields unknown: {unknown}")
-    built = from_json(data["agent"], CLASSES, what=what) if agent is None else agent
+    built = from_json(data["agent"], CLASSES, what=what)
     if not isinstance(built, Agent):
         raise ConfigError(f"{what}: agent is no agent, but {built!r}"[:200])
     try:
@@ -154,7 +153,8 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
             raise TypeError(f"load_policy: {path} is a file, whose network is in it; agent is for a run directory")
         return _exported_policy(read_export(path), str(path))
     run = open_run(Path(path))
-    policy, _ = restored_policy(run, read_config(run, agent=agent))
+    # With the agent, a run's own record of it is not needed: programs may write there what they like.
+    policy, _ = restored_policy(run, read_config(run).agent if agent is None else agent)
     return policy
 
 
@@ -187,15 +187,15 @@ def _exported_policy(export: Export, what: str) -> ExportedPolicy:
     return policy
 
 
-def restored_policy(run: Run, config: RunConfig) -> tuple[Policy, int]:
+def restored_policy(run: Run, agent: Agent) -> tuple[Policy, int]:
     """The policy of the run's newest valid checkpoint, and after how many env_steps it was.
 
     Raises:
-        CheckpointError: there is none, or it does not fit the configuration.
+        CheckpointError: there is none, or it does not fit the agent.
     """
-    like = jax.eval_shape(config.agent.init, jax.random.key(0))
+    like = jax.eval_shape(agent.init, jax.random.key(0))
     restored = restore(run.checkpoints, like, prefix=".agent")
-    return config.agent.policy(restored.tree), restored.step
+    return agent.policy(restored.tree), restored.step
 
 
 def run_key(seed: int) -> Any:

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import pytest
@@ -68,10 +69,10 @@ def workdir(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(workdir, capsys):
-    """Run a command line in this process: `(exit code, stdout, stderr)`."""
+    """Run a command line, of words between spaces and of paths, in this process: `(exit code, stdout, stderr)`."""
 
     def run(*words):
-        arguments = [word for text in words for word in str(text).split()]
+        arguments = [word for text in words for word in ([str(text)] if isinstance(text, Path) else str(text).split())]
         try:
             code = main(arguments)
         except SystemExit as left:

@@ -66,6 +66,19 @@ def test_F8_ctrl_c_outside_of_training_is_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "stopped by Ctrl-C\n"
 
 
+def test_F8_ctrl_c_while_modules_are_imported_is_130_and_one_line():
+    # An import may make another error of it, as of any that is raised inside.
+    program = (
+        "import os, signal; from polyak import cli\n"
+        "def importing(name):\n"
+        "    try: os.kill(os.getpid(), signal.SIGINT); [None for _ in range(10**7)]\n"
+        "    except BaseException: raise ImportError('interrupted')\n"
+        "cli._command = importing; cli.main(['list'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
+
+
 def test_the_installed_command_is_the_same_main():
     done = subprocess.run([sys.executable, "-m", "polyak", "nothing"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -40,6 +40,14 @@ def test_F1_F2_wrong_use_is_refused_by_name(run, command, words, message):
     assert message in err
 
 
+def test_an_environment_that_has_changed_is_refused_as_it_is_when_training(run, command):
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"env": "CartPole-v1"', '"env": "Acrobot-v1"'))
+    code, out, err = command("evaluate run --episodes 2")
+    assert (code, out) == (2, "")
+    assert "polyak evaluate: obs of the agent's spec is Box(" in err and "of the environment 'Acrobot-v1' Box(" in err
+
+
 def test_C12_a_run_without_a_checkpoint_is_refused(run, command, workdir):
     for path in (run / "checkpoints").glob("0*"):
         path.rename(workdir / path.name)

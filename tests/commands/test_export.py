@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -221,12 +223,22 @@ def test_the_same_policy_is_the_same_bytes_and_stands_in_the_run_by_default(run,
         ("export run --format pickle", "pickle"),
         ("export run --format numpy --output run", "run: cannot be written: is a directory"),
         ("export run --format numpy --output no/where", "no/where: cannot be written"),
+        ("export run --format stablehlo --output -", "--output -: must be a file of its own, not the standard output"),
+        ("export run --format stablehlo --output run/config.json", "run/config.json: must be a file of its own"),
+        ("export run --format stablehlo --output run/../run/tb/new", "--output run/../run/tb/new: must be a file of its own"),
     ],
 )
 def test_F1_wrong_use_is_refused_by_name(run, command, words, message):
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_only_plain_files_are_replaced(run, command):
+    os.mkfifo("pipe")
+    code, _, err = command("export run --format stablehlo --output pipe")
+    assert code == 2 and "pipe: cannot be written: is there and no plain file" in err
+    assert stat.S_ISFIFO(os.lstat("pipe").st_mode)
 
 
 def test_what_stands_beside_the_weights_is_not_replaced(run, command):

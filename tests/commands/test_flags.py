@@ -29,7 +29,7 @@ OUT_OF_RANGE = {
     "run-dir": (),
     "loop": ("compiled",),
     "devices": (*NOT_POSITIVE, "3"),
-    "eval-episodes": NOT_POSITIVE,
+    "eval-episodes": ("-1", "1.5", "many"),
     "report-every": NOT_POSITIVE,
     "checkpoint-every": NOT_POSITIVE,
     "action-scaling": ("rescaled",),

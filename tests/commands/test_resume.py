@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import gymnasium
 import jax
@@ -88,9 +89,12 @@ def test_T5_several_seeds_are_stopped_together_and_resumed_one_by_one(command, s
 
 def test_T5_seeds_one_after_another_are_not_begun_once_a_signal_came(command, stopped_at, workdir):
     stopped_at(200)
-    code, _, _ = command("train ppo CartPole-v1 --run-dir parts --env-steps 400 --seeds 2", SETTINGS)
+    code, out, _ = command("train ppo CartPole-v1 --env-steps 400 --seeds 2 --run-dir", Path("my parts"), SETTINGS)
     assert code == 143
-    assert [path.name for path in (workdir / "parts").iterdir()] == ["seed-0"]
+    assert [path.name for path in (workdir / "my parts").iterdir()] == ["seed-0"]
+    assert out.splitlines()[-1] == "not begun: --seed 1 --run-dir 'my parts/seed-1'"
+    # As a shell takes it.
+    assert out.splitlines()[-2].endswith(f"go on with: polyak resume '{workdir / 'my parts/seed-0'}'")
 
 
 def without_clocks(row):
@@ -249,7 +253,7 @@ def test_C9_two_processes_never_write_the_same_run(run, command):
         ("resume run --env-steps 0", "--env-steps must be an integer >= 1, got 0"),
         ("resume run --env-steps 100", "--env-steps 100: run has done 4"),
         ("resume run --env-steps 500 --import os", "--import os: the run's environment is CartPole-v1, which needs none"),
-        ("resume run --eval-episodes 0", "--eval-episodes must be an integer >= 1, got 0"),
+        ("resume run --eval-episodes -1", "--eval-episodes must be an integer >= 0, got -1"),
         ("resume run --env-step 500", "--env-steps"),
         ("resume run --gamma 0.5", "--gamma"),
         ("resume run --env-steps 500 --env-steps 600", "--env-steps is given more than once"),

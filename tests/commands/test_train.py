@@ -226,6 +226,41 @@ def test_environments_that_devices_cannot_share_are_refused(command, workdir):
     assert list(workdir.iterdir()) == []
 
 
+QUITTING = """
+import sys, gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Quitting(CartPoleEnv):
+    steps = 0
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 150: sys.exit(7)
+        return super().step(action)
+gymnasium.register("Quitting-v0", Quitting, max_episode_steps=50)
+"""
+
+
+def test_an_environment_that_asks_for_the_processs_end_ends_the_training_as_any_error(command, workdir, monkeypatch):
+    (workdir / "quitting.py").write_text(QUITTING)
+    monkeypatch.syspath_prepend(workdir)
+    begun = {"100": "go on from the last checkpoint with", "400": "no checkpoint is there yet; start again with"}
+    for checkpoints, said in begun.items():
+        words = f"--env-steps 400 --checkpoint-every {checkpoints} --report-every 50 --run-dir {checkpoints}"
+        code, out, err = command("train ppo quitting:Quitting-v0", words, SETTINGS)
+        assert code == 1 and "ended by SystemExit: 7" in err
+        assert f"{said}: polyak resume {workdir / checkpoints}\n" in out
+        assert open_run(checkpoints).read_summary()["stopped"] == "SystemExit: 7"
+
+
+def test_the_evaluation_is_announced_and_can_be_left_out(train, command):
+    assert "evaluating 2 episodes" in train("CartPole-v1", "one", "--env-steps 64").splitlines()[-3]
+    without = SETTINGS.replace("--eval-episodes 2", "--eval-episodes 0")
+    code, out, _ = command("train ppo CartPole-v1 --env-steps 64 --run-dir none", without)
+    lines = out.splitlines()
+    assert code == 0 and "greedy" not in out
+    assert "evaluating" not in "".join(lines) and "greedy" not in lines[-2]
+    assert open_run("none").read_summary()["eval_mean_return"] is None
+
+
 @pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean True"])
 def test_flags_of_box_actions_are_refused_where_there_are_none(flag, command, workdir):
     code, _, err = command(f"train ppo jax/CartPole-v1 {flag}")

@@ -20,6 +20,7 @@ from polyak.io.config import ConfigError
 from polyak.io.run import RunError, open_run
 from polyak.runs import RunConfig, check_seed, read_config, restored_policy
 from polyak.train.evaluate import Evaluation
+from polyak.train.loop import check_spec
 
 PolicyFlag: TypeAlias = Annotated[
     str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: the run's policy alone)")
@@ -71,11 +72,18 @@ def _found(directory: Path, arguments: list[str]) -> _Found:
     run = open_run(directory)
     config = read_config(run)
     may_import = check_import(config.env, flags.imports)
-    policy, env_steps = restored_policy(run, config)
+    policy, env_steps = restored_policy(run, config.agent)
     policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
     if flags.policy is not None:
         policies[flags.policy] = _python_policy(flags.policy, config)
     envs = [evaluation_env(config, flags.episodes, import_modules=may_import) for _ in policies]
+    try:
+        check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
+    except ValueError:
+        for env in envs:
+            if isinstance(env, HostEnv):
+                env.close()
+        raise
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
     return _Found(flags, config, env_steps, each)
 

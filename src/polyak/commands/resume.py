@@ -27,7 +27,7 @@ class ResumeFlags:
     env_steps: Annotated[int | None, by_default("what was last asked for", "INT")] = None
     """Valid transitions in all, those already done included; kept in the run's config.json."""
     eval_episodes: int = 100
-    """Episodes of the greedy policy after training."""
+    """Episodes of the greedy policy after training; 0 leaves them out."""
     imports: ImportFlag = None
     """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
 
@@ -45,7 +45,7 @@ def resume(arguments: list[str]) -> int:
 
 def _resume(directory: Path, arguments: list[str]) -> int:
     flags = parse(ResumeFlags, arguments, prog=f"polyak resume {directory}", description="Go on where a run was stopped.")
-    check_integer("polyak resume", "--eval-episodes", flags.eval_episodes)
+    check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
     if flags.env_steps is not None:
         check_integer("polyak resume", "--env-steps", flags.env_steps)
     finished = _nothing_to_do(directory, flags.env_steps)

@@ -53,7 +53,7 @@ class TrainFlags:
     devices: Annotated[int | None, by_default("two cores in the compiled loop where it pays, else one", "INT")] = None
     """Devices (on a CPU: cores) that share the environments."""
     eval_episodes: int = 100
-    """Episodes of the greedy policy after training."""
+    """Episodes of the greedy policy after training; 0 leaves them out."""
     report_every: Annotated[int | None, by_default("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None
     """env_steps between reports."""
     checkpoint_every: Annotated[int | None, by_default("a tenth of all, at most 100,000", "INT")] = None
@@ -156,7 +156,8 @@ def _check(options: TrainFlags) -> None:
     for name in ("env_steps", "num_envs", "seeds", "eval_episodes", "devices", "report_every", "checkpoint_every"):
         value = getattr(options, name)
         if value is not None:
-            check_integer("polyak train", f"--{name.replace('_', '-')}", value)
+            flag = f"--{name.replace('_', '-')}"
+            check_integer("polyak train", flag, value, at_least=0 if name == "eval_episodes" else 1)
     if options.report_every and options.checkpoint_every and options.checkpoint_every < options.report_every:
         raise UsageError(
             f"--checkpoint-every {options.checkpoint_every} must be --report-every {options.report_every} or more: checkpoints "

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import time
 import traceback
 import warnings
@@ -69,7 +70,7 @@ def train_in(run: Run, config: RunConfig, env: Env | HostEnv, eval_episodes: int
             _save_last(run, result)
         with catching(grace=0.0, lost=SAVED):
             return _finish(run, config, result, interrupts, began, eval_episodes, console)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an environment may ask for the process's end
         return _failed([run], [config], began, error)
 
 
@@ -89,10 +90,12 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
             runs = [stack.enter_context(create(d, c.to_json())) for d, c in zip(directories, configs, strict=True)]
             return _train_at_once(runs, configs, env, eval_episodes)
     worst = 0
-    for each_directory, each in zip(directories, configs, strict=True):
-        with create(each_directory, each.to_json()) as run:
+    for i, each in enumerate(configs):
+        with create(directories[i], each.to_json()) as run:
             code = train_in(run, each, env, eval_episodes)
         if code > 128:
+            for left, missing in zip(configs[i + 1 :], directories[i + 1 :], strict=True):
+                Screen().say(f"not begun: --seed {left.seed} --run-dir {shlex.quote(str(missing))}")
             return code
         worst = max(worst, code)
     return worst
@@ -126,7 +129,7 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
                 for run, config, result in zip(runs, configs, results, strict=True)
             ]
         return max(codes)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _failed(runs, configs, began, error)
 
 
@@ -206,13 +209,33 @@ def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:
     return cast(LoopState, shape)
 
 
-def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation) -> str:
+def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation | None) -> str:
     """What was reached, in one line."""
-    return (
+    trained = (
         f"{config.algorithm} {config.env}: {progress.env_steps:,} env_steps in {progress.seconds:.1f} s "
-        f"({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s); greedy return "
-        f"{evaluation.mean_return:.1f} ± {evaluation.std_return:.1f} over {len(evaluation.returns)} episodes"
+        f"({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s)"
     )
+    if evaluation is None:
+        return trained
+    return (
+        f"{trained}; greedy return {evaluation.mean_return:.1f} ± {evaluation.std_return:.1f} over "
+        f"{len(evaluation.returns)} episodes"
+    )
+
+
+def _evaluated(config: RunConfig, policy: Policy, episodes: int, console: Screen) -> Evaluation:
+    """A policy's episodes, with a word that they are being played: without a time limit they may take long."""
+    doing = f"{config.algorithm} {config.env}: evaluating {episodes} episodes …"
+    if not console.is_terminal:
+        console.say(doing)
+        return evaluation_of(config, policy, episodes)
+    with console.status(doing):
+        return evaluation_of(config, policy, episodes)
+
+
+def _resume(run: Run) -> str:
+    """The command that goes on, as a shell takes it."""
+    return f"polyak resume {shlex.quote(str(run.directory))}"
 
 
 def _refuse_lost_checkpoints(run: Run, config: RunConfig) -> None:
@@ -249,18 +272,19 @@ def _finish(
         name = result.stopped if interrupts.received is None else NAMES[interrupts.received]
         _summarise(run, config, began, result.progress, None, stopped=name)
         steps_done = f"{result.progress.env_steps:,} env_steps"
-        console.say(f"stopped by {name} at {steps_done}; go on with: polyak resume {run.directory}")
+        console.say(f"stopped by {name} at {steps_done}; go on with: {_resume(run)}")
         return interrupts.exit_code
     _summarise(run, config, began, result.progress, None, stopped=None)
-    with console.status(f"evaluating {eval_episodes} episodes …"):
-        evaluation = evaluation_of(config, config.agent.policy(result.state), eval_episodes)
-    _summarise(run, config, began, result.progress, evaluation, stopped=None)
+    evaluation = None
+    if eval_episodes:
+        evaluation = _evaluated(config, config.agent.policy(result.state), eval_episodes, console)
+        _summarise(run, config, began, result.progress, evaluation, stopped=None)
     console.say(summary_line(config, result.progress, evaluation))
     console.say(f"run: {run.directory}")
     return 0
 
 
-def _failed(runs: Iterable[Run], configs: Iterable[RunConfig], began: float, error: Exception) -> int:
+def _failed(runs: Iterable[Run], configs: Iterable[RunConfig], began: float, error: Exception | SystemExit) -> int:
     """Say what ended the training or the evaluation after it, here and in the summary; returns the exit code."""
     diverged = isinstance(error, train.TrainingDiverged)
     if not diverged:
@@ -270,7 +294,8 @@ def _failed(runs: Iterable[Run], configs: Iterable[RunConfig], began: float, err
         with contextlib.suppress(RunError):
             _summarise(run, config, began, None, None, stopped=f"{type(error).__name__}: {error}")
         if not diverged:
-            print(f"go on from the last checkpoint with: polyak resume {run.directory}")
+            where = "go on from the last checkpoint" if find(run.checkpoints) else "no checkpoint is there yet; start again"
+            print(f"{where} with: {_resume(run)}")
     return fail(error if diverged else f"ended by {type(error).__name__}: {error}", 1)
 
 

@@ -137,8 +137,8 @@ def unknown_name(name: str, known: tuple[str, ...], what: str) -> str:
     "unknown field 'gama'; did you mean 'gamma'? (fields: gamma, tau)"
     """
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {what} {name!r}; {hint}({what}s: {', '.join(known)})"
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
 
 
 def check_needed(settings: Any, name: str, *others: str) -> None:

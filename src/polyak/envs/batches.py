@@ -185,8 +185,11 @@ def split_action(space: Any, action: Any) -> list[Any]:
         return [dict(zip(action, row, strict=True)) for row in zip(*parts, strict=True)]
     if isinstance(space, gym.Tuple):
         return list(zip(*(split_action(part, a) for part, a in zip(space.spaces, action, strict=True)), strict=True))
-    rows: list[Any] = action.tolist() if isinstance(space, gym.Discrete) else list(action)
-    return rows
+    if isinstance(space, gym.Discrete):
+        rows: list[Any] = action.tolist()
+        return rows
+    # An index takes a number out of a batch of numbers, but its space wants an array, also of no dimensions.
+    return [np.asarray(action[i]) for i in range(len(action))] if action.ndim == 1 else list(action)
 
 
 def stack(leaves: list[ObsLeaf], rows: Sequence[Row]) -> RawStep:

@@ -110,6 +110,8 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError("is a directory; a file was wanted")
+        if path.exists() and not path.is_file():
+            raise FileExistsError("is there and no plain file; a file was wanted")
         write_file(path, data, shared=True)
     except OSError as error:
         raise ExportError(f"{path}: cannot be written: {error}") from error
@@ -139,7 +141,9 @@ def read_export(path: str | os.PathLike[str]) -> Export:
     if not isinstance(header, dict) or "polyak_export" not in header:
         raise ExportError(f"{what}: is no policy that polyak exported: {HEADER} does not say that it is one")
     if header["polyak_export"] != FORMAT:
-        raise ExportError(f"{what}: has format {header['polyak_export']!r}, this version reads {FORMAT}; upgrade polyak")
+        newer = isinstance(header["polyak_export"], int) and header["polyak_export"] > FORMAT
+        advice = "upgrade polyak" if newer else "export it again"
+        raise ExportError(f"{what}: has format {header['polyak_export']!r}, this version reads {FORMAT}; {advice}")
     _check_hashes(header, members, what)
     return _export(header, members, what)
 

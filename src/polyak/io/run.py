@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import stat
 import warnings
 from collections.abc import Mapping
@@ -239,6 +240,13 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def keeps(directory: Path, path: Path) -> bool:
+    """A run in this directory keeps that path for itself."""
+    root, found = directory.resolve(), path.resolve()
+    own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, TENSORBOARD}
+    return found != root and found.is_relative_to(root) and found.relative_to(root).parts[0] in own
+
+
 def _refuse_taken(path: Path) -> None:
     try:
         mode = os.lstat(path).st_mode
@@ -252,7 +260,9 @@ def _refuse_taken(path: Path) -> None:
     if not stat.S_ISDIR(mode):
         raise RunError(f"{path}: is a file; a run needs a directory")
     if CONFIG in names:
-        raise RunError(f"{path}: holds a run already; resume it (polyak resume {path}) or choose another directory")
+        raise RunError(
+            f"{path}: holds a run already; resume it (polyak resume {shlex.quote(str(path))}) or choose another directory"
+        )
     if names - _BEFORE_CONFIG:
         raise RunError(f"{path}: is not empty (it has {sorted(names)[0]!r}); choose another directory")
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.buffers import owned
 from polyak.core.checks import check_integer, check_step_dtypes
+from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Episodes, Finished, Window, measure
@@ -195,11 +196,20 @@ def check_match(agent: Agent, env: Env | HostEnv, devices: int) -> None:
     if not isinstance(env, HostEnv | Env):
         raise TypeError(f"train: env must be one of polyak.envs.make, got {type(env).__name__}; give that to make first")
     check_integer("train", "devices", devices)
-    for what in ("obs", "action", "action_scaling", "has_action_mask"):
-        wanted, got = getattr(agent.spec, what), getattr(env.spec, what)
-        if wanted != got:
-            raise ValueError(f"train: {what} of the agent's spec is {wanted}, of the environment {env.spec.id!r} {got}")
+    check_spec("train", agent.spec, env.spec)
     agent.check(env.num_envs // devices)
+
+
+def check_spec(owner: str, wanted: EnvSpec, got: EnvSpec) -> None:
+    """Refuse an environment of other spaces than the agent's.
+
+    Raises:
+        ValueError: which of them differs, and how.
+    """
+    for what in ("obs", "action", "action_scaling", "has_action_mask"):
+        of_agent, of_env = getattr(wanted, what), getattr(got, what)
+        if of_agent != of_env:
+            raise ValueError(f"{owner}: {what} of the agent's spec is {of_agent}, of the environment {got.id!r} {of_env}")
 
 
 @dataclass(frozen=True)
