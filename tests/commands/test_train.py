@@ -146,6 +146,7 @@ def test_settings_given_as_flags_reach_the_agent(train):
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_several_seeds_have_a_run_each(loop, train, workdir):
     out = train("jax/CartPole-v1", "many", f"--env-steps 100 --seeds 2 --seed 5 --loop {loop}")
+    assert stat.S_IMODE(os.lstat("many").st_mode) == 0o700
     assert sorted(path.name for path in (workdir / "many").iterdir()) == ["seed-5", "seed-6"]
     for seed in (5, 6):
         run = workdir / f"many/seed-{seed}"

@@ -217,12 +217,15 @@ def test_opening_a_run_does_not_start_jax(run):
     [
         ("none", "none: there is no such directory; a run was expected"),
         ("file", "file: not a directory; a run was expected"),
+        ("", r"holds no run \(it has no config\.json\); give one of .*/seed-1"),
         ("empty", r"empty: holds no run \(it has no config\.json\)"),
     ],
 )
 def test_what_is_no_run_is_an_error(tmp_path, name, message):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1/config.json").write_text("")
     with pytest.raises(RunError, match=message):
         open_run(tmp_path / name)
 

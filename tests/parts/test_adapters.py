@@ -144,3 +144,17 @@ def test_dropout_follows_the_key_in_training_and_is_off_otherwise(name):
 def test_networks_made_alike_are_equal():
     assert FlaxNNX(NNXNet) == FlaxNNX(NNXNet) and hash(FlaxLinen(LinenPlain())) == hash(FlaxLinen(LinenPlain()))
     assert FlaxLinen(LinenPlain()) != FlaxLinen(LinenNet())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "given", "said"),
+    [
+        (FlaxNNX, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "make must be a function or class of .*, got a Linear"),
+        (FlaxNNX, 3, "make must be a function or class of .*, got a int"),
+        (FlaxLinen, linen.Dense, "module must be a Linen module, such as Net\\(\\), got the class Dense"),
+        (Equinox, eqx.nn.Linear(2, 2, key=jax.random.key(0)), "make must be a function or class of .*, got a Linear"),
+    ],
+)
+def test_modules_where_their_makers_belong_are_refused_by_name(adapter, given, said, unchecked):
+    with pytest.raises(TypeError, match=f"^{adapter.__name__}: {said}"):
+        adapter(given)

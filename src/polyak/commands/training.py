@@ -82,6 +82,10 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
     """
     if os.path.lexists(directory) and (directory.is_symlink() or not directory.is_dir() or any(directory.iterdir())):
         raise RunError(f"{directory}: the runs of several seeds need a directory that is new or empty")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be made: {error.strerror}") from error
     configs = [replace(config, seed=config.seed + i) for i in range(seeds)]
     directories = [directory / f"seed-{each.seed}" for each in configs]
     if config.loop == "compiled" and not isinstance(env, HostEnv):

@@ -214,7 +214,8 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     if not path.is_dir():
         raise RunError(f"{path}: {'not a directory' if path.exists() else 'there is no such directory'}; a run was expected")
     if not os.path.lexists(path / CONFIG):
-        raise RunError(f"{path}: holds no run (it has no {CONFIG})")
+        inside = sorted(str(config.parent) for config in path.glob(f"*/{CONFIG}"))
+        raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {', '.join(inside)}" if inside else ""))
     for name in (CHECKPOINTS, TENSORBOARD):
         if (path / name).is_symlink():
             raise RunError(f"{path / name}: is a symbolic link; a run keeps its files inside its own directory")

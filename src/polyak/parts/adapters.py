@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec, zeros
@@ -23,6 +23,12 @@ class FlaxNNX:
     """
 
     make: Callable[[EnvSpec, nnx.Rngs], nnx.Module]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.make, nnx.Module) or not callable(self.make):
+            raise TypeError(
+                f"FlaxNNX: make must be a function or class of (spec, rngs) that builds a module, got {_kind(self.make)}"
+            )
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
@@ -58,6 +64,10 @@ class FlaxLinen:
     module: Any
     train_argument: str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, linen.Module):
+            raise TypeError(f"FlaxLinen: module must be a Linen module, such as Net(), got {_kind(self.module)}")
+
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
         example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
@@ -88,6 +98,13 @@ class Equinox:
 
     make: Callable[[EnvSpec, PRNGKeyArray], Any]
 
+    def __post_init__(self) -> None:
+        # An Equinox module that has been built is callable too, and is a tree of its arrays.
+        if not callable(self.make) or jax.tree.leaves(self.make) != [self.make]:
+            raise TypeError(
+                f"Equinox: make must be a function or class of (spec, key) that builds a module, got {_kind(self.make)}"
+            )
+
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
         import equinox as eqx
@@ -112,6 +129,10 @@ class Equinox:
         arrays = jax.tree.unflatten(structure, [named[name] for name in names])
         module = eqx.combine(arrays, jax.tree.unflatten(fixed_structure, fixed))
         return jax.vmap(module)(obs), carry, variables.stats
+
+
+def _kind(given: Any) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
 
 
 def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
