@@ -65,18 +65,20 @@ def test_N3_ten_thousand_reads_beside_two_writing_threads_are_never_torn():
     assert len(versions) > 3
 
 
-def write_versions(directory, seconds):
-    """Another process: train, and write every version aside, then rename."""
+def write_versions(directory, enough, seconds):
+    """Another process: train, and write every version aside, then rename, until the reader has enough."""
     copies, step = published(), jax.jit(stepped)
     checkpoint.save(directory, copies, step=0, meta={})
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while not enough.is_set() and time.monotonic() < until:
         copies = step(copies)
         checkpoint.save(directory, copies, step=int(copies.shared.version), meta={}, keep=1000)
 
 
 def test_N3_reads_beside_a_writing_process_are_of_one_version_and_whole(tmp_path):
-    writer = multiprocessing.get_context("spawn").Process(target=write_versions, args=(tmp_path, 3.0))
+    spawn = multiprocessing.get_context("spawn")
+    enough = spawn.Event()
+    writer = spawn.Process(target=write_versions, args=(tmp_path, enough, 60.0))
     writer.start()
     try:
         like, versions, reads = published(), set(), 0
@@ -87,7 +89,10 @@ def test_N3_reads_beside_a_writing_process_are_of_one_version_and_whole(tmp_path
                 assert checked_version(restored.tree) == restored.step
                 versions.add(restored.step)
                 reads += 1
+                if len(versions) > 3 and reads > 30:
+                    enough.set()
     finally:
+        enough.set()
         writer.join(60)
     assert writer.exitcode == 0
     assert len(versions) > 3 and reads > 30
