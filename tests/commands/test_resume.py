@@ -119,7 +119,8 @@ def test_what_was_last_asked_for_is_gone_on_to(run, command, stopped_at):
     stopped_at(500)
     assert command("resume run --env-steps 600 --eval-episodes 2")[0] == 143
     stopped_at(10**9)
-    assert command("resume run --eval-episodes 2")[0] == 0
+    assert "run: ends at 560 env_steps now, instead of 600" in command("resume run --env-steps 560 --eval-episodes 2")[1]
+    assert command("resume run --env-steps 600 --eval-episodes 2")[0] == 0
     assert open_run(run).read_summary()["env_steps"] >= 600
     code, out, _ = command("resume run")
     assert (code, "has done its 6" in out) == (0, True)

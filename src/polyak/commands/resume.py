@@ -55,7 +55,8 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     may_import = check_import(read_config(open_run(directory)).env, flags.imports)
     with open_run(directory, write=True) as run:
         config = read_config(run)
-        config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
+        planned = config.env_steps
+        config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
         _note_ended_schedules(config)
         make_devices(config.devices, config.loop, config.num_envs)
         start_jax(config.threads)
@@ -65,6 +66,8 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         env = as_host_env(made, run_key(config.seed)) if config.loop == "host" else made
         try:
             start = restored_start(run, config, env)
+            if config.env_steps < planned:
+                print(f"{directory}: ends at {config.env_steps:,} env_steps now, instead of {planned:,}")
             run.change_config(env_steps=config.env_steps)
             run.rewind(start.env_steps)
             return train_in(run, config, env, flags.eval_episodes, start)
