@@ -67,6 +67,8 @@ SUITES = {
     "invertedpendulum": Suite("InvertedPendulum-v5", MILLION, 3, 1000.0, "the most there is"),
     "inverteddoublependulum": Suite("InvertedDoublePendulum-v5", MILLION, 3, 9353.0, "TF-Agents"),
     "swimmer": Suite("Swimmer-v5", MILLION, 3, 282.0),
+    "ant": Suite("Ant-v5", MILLION, 3, 1327.0),
+    "pusher": Suite("Pusher-v5", MILLION, 3, None),
     "reacher": Suite("Reacher-v5", MILLION, 3, -7.7, "TF-Agents"),
     "halfcheetah": Suite("HalfCheetah-v5", MILLION, 10, 5819.0),
     "hopper": Suite("Hopper-v5", MILLION, 3, 2410.0),

@@ -104,6 +104,11 @@ def test_a_run_that_a_program_made_loads_with_its_agent(tmp_path):
         polyak.load_policy(tmp_path / "mine")
 
 
+def test_what_is_no_agent_loads_no_run(run_and_policy, unchecked):
+    with pytest.raises(TypeError, match="load_policy: agent must be an agent like the one that was trained, got 5"):
+        polyak.load_policy(run_and_policy[0], agent=5)
+
+
 def test_C7_another_network_than_the_trained_one_is_refused_by_leaf(run_and_policy):
     directory, _ = run_and_policy
     agent = read_config(open_run(directory)).agent

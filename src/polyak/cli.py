@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 USAGE = """usage: polyak COMMAND ...
@@ -55,21 +55,24 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(f"polyak {polyak.__version__}")
         return 0
-    with _leaving_at_once():
-        command = _command(name)
-    if command is None:
-        import difflib
-
-        near = difflib.get_close_matches(name, ("train", "resume", "evaluate", "export", "list"), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"error: unknown command {name!r}{hint}\n\n{USAGE}", end="", file=sys.stderr)
-        return 2
     try:
-        return command(rest)
+        # A program that calls `main` has its own way to end.
+        with _leaving_at_once() if argv is None else nullcontext():
+            command = _command(name)
+        return _unknown(name) if command is None else command(rest)
     except KeyboardInterrupt:
         # Not while training, which ends in order by itself.
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
+
+
+def _unknown(name: str) -> int:
+    import difflib
+
+    near = difflib.get_close_matches(name, ("train", "resume", "evaluate", "export", "list"), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    print(f"error: unknown command {name!r}{hint}\n\n{USAGE}", end="", file=sys.stderr)
+    return 2
 
 
 @contextmanager

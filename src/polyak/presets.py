@@ -160,6 +160,11 @@ def _inverted_double_pendulum(env_steps: int) -> Mapping[str, Any]:
     return {**mujoco(env_steps), "network": mlp(value_activation="relu"), "num_steps": 128, "gamma": 0.995}
 
 
+def _ant(env_steps: int) -> Mapping[str, Any]:
+    # The published recipe, one environment and a deviation of 1 from the start, came to 287 with seed 0 (docs/results.md).
+    return {**mujoco(env_steps), "network": mlp(log_std=-1.0), "num_steps": 256}
+
+
 def _reacher(env_steps: int) -> Mapping[str, Any]:
     return {
         "num_steps": 512,
@@ -215,7 +220,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     # One seed of the Zoo's settings (a deviation of 0.14 from the start) learned to stand: 167 after a million steps.
     ("ppo", "Hopper-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Walker2d-v5"): Preset(1_000_000, 1, _walker, ZOO),
-    ("ppo", "Ant-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),
+    ("ppo", "Ant-v5"): Preset(1_000_000, 8, _ant, EIGHT),
     ("ppo", "Humanoid-v5"): Preset(2_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "HumanoidStandup-v5"): Preset(2_000_000, 1, mujoco, PUBLISHED),
     ("ppo", "Pusher-v5"): Preset(1_000_000, 1, mujoco, PUBLISHED),

@@ -152,6 +152,8 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
         if agent is not None:
             raise TypeError(f"load_policy: {path} is a file, whose network is in it; agent is for a run directory")
         return _exported_policy(read_export(path), str(path))
+    if agent is not None and not isinstance(agent, Agent):
+        raise TypeError(f"load_policy: agent must be an agent like the one that was trained, got {agent!r:.80}")
     run = open_run(Path(path))
     # With the agent, a run's own record of it is not needed: programs may write there what they like.
     policy, _ = restored_policy(run, read_config(run).agent if agent is None else agent)

@@ -466,13 +466,30 @@ def test_narrow_parameters_are_trained_in_float32_and_stay_narrow():
         ({"normalize_obs": False}, {}, "init with normalize_obs=True, got one of normalize_obs=False"),
         ({}, {"clip_obs": 3.0}, "init with clip_obs=3.0, got one of clip_obs=10.0"),
         ({}, {"normalize_reward": "reward"}, "init with normalize_reward='reward', got one of normalize_reward='return'"),
-        ({}, {"kl_beta": 1.0, "kl_target": 0.1}, "init with kl_beta=1.0, got None in it"),
+        ({}, {"kl_beta": 1.0, "kl_target": 0.1}, "init with a kl_beta where the agent has one, got it in one"),
     ],
 )
 def test_a_state_of_other_settings_is_refused_by_name(made_with, updated_with, said):
     state = jax.eval_shape(make(**made_with).init, KEY)
     with pytest.raises(ValueError, match=f"update: state must be one of {said}"):
         jax.eval_shape(make(**updated_with).update, state, noise(), KEY)
+
+
+def test_the_limit_of_observations_may_be_a_number_of_jax(unchecked):
+    agent = make(clip_obs=jnp.float32(5.0))
+    jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), noise(), KEY)
+
+
+def test_what_a_policy_adds_need_be_no_arrays():
+    agent = make()
+    data = dataclasses.replace(noise(), info={"said": "north"})
+    jax.eval_shape(lambda state: agent.update(state, data, KEY), jax.eval_shape(agent.init, KEY))
+
+
+def test_a_memory_of_returns_of_other_environments_is_refused():
+    agent, data = make(), dataclasses.replace(noise(), carry=((), np.zeros(NUM_ENVS + 1, np.float32)))
+    with pytest.raises(ValueError, match=r"normalize_reward='return' needs rollouts of collect_policy"):
+        jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), data, KEY)
 
 
 def test_what_is_no_state_is_refused(unchecked):

@@ -73,10 +73,14 @@ def test_F8_ctrl_c_while_modules_are_imported_is_130_and_one_line():
         "def importing(name):\n"
         "    try: os.kill(os.getpid(), signal.SIGINT); [None for _ in range(10**7)]\n"
         "    except BaseException: raise ImportError('interrupted')\n"
-        "cli._command = importing; cli.main(['list'])"
+        "cli._command = importing; cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program, "list"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
+    # A program's own: its `finally` runs.
+    own = program.replace("cli.main()", "\ntry: cli.main(['list'])\nfinally: print('ended in order')")
+    done = subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "ended in order\n")
 
 
 def test_the_installed_command_is_the_same_main():

@@ -225,10 +225,14 @@ def test_the_same_policy_is_the_same_bytes_and_stands_in_the_run_by_default(run,
         ("export run --format numpy --output no/where", "no/where: cannot be written"),
         ("export run --format stablehlo --output -", "--output -: must be a file of its own, not the standard output"),
         ("export run --format stablehlo --output run/config.json", "run/config.json: must be a file of its own"),
+        ("export run --format stablehlo --output other/config.json", "other/config.json: must be a file of its own"),
+        ("export run --format stablehlo --output run/.summary.json.aside", "must be a file of its own"),
         ("export run --format stablehlo --output run/../run/tb/new", "--output run/../run/tb/new: must be a file of its own"),
     ],
 )
 def test_F1_wrong_use_is_refused_by_name(run, command, words, message):
+    Path("other").mkdir()
+    Path("other/config.json").write_text("{}")
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err

@@ -92,7 +92,7 @@ def test_T5_seeds_one_after_another_are_not_begun_once_a_signal_came(command, st
     code, out, _ = command("train ppo CartPole-v1 --env-steps 400 --seeds 2 --run-dir", Path("my parts"), SETTINGS)
     assert code == 143
     assert [path.name for path in (workdir / "my parts").iterdir()] == ["seed-0"]
-    assert out.splitlines()[-1] == "not begun: --seed 1 --run-dir 'my parts/seed-1'"
+    assert out.splitlines()[-1] == f"not begun: --seed 1 --run-dir '{workdir / 'my parts/seed-1'}'"
     # As a shell takes it.
     assert out.splitlines()[-2].endswith(f"go on with: polyak resume '{workdir / 'my parts/seed-0'}'")
 

@@ -259,7 +259,11 @@ def test_the_evaluation_is_announced_and_can_be_left_out(train, command):
     lines = out.splitlines()
     assert code == 0 and "greedy" not in out
     assert "evaluating" not in "".join(lines) and "greedy" not in lines[-2]
-    assert open_run("none").read_summary()["eval_mean_return"] is None
+    before = open_run("none").read_summary()
+    assert before["eval_mean_return"] is None
+    # There is nothing to do then: what the training took stays written.
+    code, out, _ = command("resume none --eval-episodes 0")
+    assert (code, "has done its" in out, open_run("none").read_summary()) == (0, True, before)
 
 
 @pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean True"])

@@ -4,10 +4,11 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from polyak.core.types import Variables
-from polyak.ops.trees import check_same_tree
+from polyak.ops.trees import check_same_tree, float_vector
 from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
 from tests.ops.bits import bits, tree
 
@@ -128,3 +129,12 @@ def test_one_check_compares_specs_as_well_as_arrays():
     check_same_tree(tree(1.0, 2.0), spec, "load")
     with pytest.raises(ValueError, match=r"load: leaf 'w': file is float32\[1\], agent is bfloat16\[2\]"):
         check_same_tree(tree(1.0), spec, "load", sides=("file", "agent"))
+
+
+def test_narrow_trees_are_one_vector_in_float32_and_become_narrow_again():
+    wide, narrow = jnp.arange(3, dtype=jnp.float32), jnp.ones(2, jnp.bfloat16)
+    for leaves, dtypes in (((wide,), [jnp.float32]), ((narrow,), [jnp.bfloat16])):
+        vector, again = float_vector(leaves)
+        assert vector.dtype == jnp.float32
+        assert [x.dtype for x in jax.tree.leaves(again(vector + 1))] == dtypes
+        np.testing.assert_array_equal(again(vector + 1)[0], leaves[0] + 1)

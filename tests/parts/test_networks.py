@@ -297,9 +297,11 @@ def test_F2_a_wrong_setting_is_named(monkeypatch, settings, said):
 @pytest.mark.parametrize("std", ["free", "state"])
 def test_parts_may_be_called_as_the_methods_of_containers(std):
     names = ("items", "items_", "keys", "pop", "update", "train", "eval", "sow", "set_attributes", "__class__")
-    action = Dict({name: Box([-1.0], [1.0]) for name in names})
+    # Each of its own size, so that no two can share their parameters.
+    action = Dict({name: Box(-np.ones(size), np.ones(size)) for size, name in enumerate(names, 1)})
     _, _, (params, _) = outputs(mlp((4,), std=std, log_std=-1.0), EnvSpec(VECTOR, action))
-    for name in names:
+    for size, name in enumerate(names, 1):
+        assert params[name]["loc"].shape == (5, size) and params[name]["log_scale"].shape[-1] == size
         assert jnp.all(params[name]["log_scale"] == -1.0)
 
 

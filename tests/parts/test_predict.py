@@ -246,3 +246,10 @@ def test_a_large_batch_is_compiled_and_a_class_derived_from_ours_too():
 def test_an_observation_that_overflows_in_the_network_warns_no_more_than_jax():
     action, _ = policy_for(BOX, scale=1e30).predict(np.full(3, 1e30, np.float32))
     assert action.shape == (2,)
+
+
+def test_a_box_without_dimensions_is_answered_by_an_array_of_none():
+    spec = EnvSpec(Box([-1.0], [1.0]), Box(np.array(-3.0), np.array(3.0)))
+    policy = greedy(spec)
+    for action in (policy.predict(np.zeros(1))[0], policy.as_python()(np.zeros(1))):
+        assert isinstance(action, np.ndarray) and action.shape == ()

@@ -111,6 +111,10 @@ def test_other_masks_are_refused_by_name(rollout, said):
         check_rollout(rollout, MASKED)
 
 
+def test_where_nothing_can_be_masked_a_mask_cannot_be_missing():
+    assert check_rollout(good(), dataclasses.replace(SPEC, has_action_mask=True)) == (5, 2)
+
+
 def test_masks_of_other_kinds_are_refused_by_name():
     with pytest.raises(TypeError, match="action_mask 'go' must be bool, got float32"):
         check_rollout(allowed(go=np.ones((6, 2, 3), np.float32)), MASKED)
@@ -137,3 +141,5 @@ def test_a_carry_that_is_not_the_networks_memory_is_refused_by_shape():
     for other in (network.initial_carry(3), {"h": memory}, jax.tree.map(lambda x: x[..., :1], memory)):
         with pytest.raises(ValueError, match=r"update: rollout.carry must be the network's memory, of shapes .*\(2, 4\)"):
             check_memory(other, network, 2)
+    with pytest.raises(ValueError, match=r"update: rollout.carry must be of numbers as .*float32.*got .*int32"):
+        check_memory(jax.tree.map(lambda x: x.astype(jnp.int32), memory), network, 2)

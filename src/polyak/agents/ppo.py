@@ -27,7 +27,7 @@ from polyak.parts.normalizer import ObsNormalizer, RewardScaler, can_normalize, 
 from polyak.parts.optimizer import Adam
 from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.parts.regularization import Role, check_kernels, l2_coefficients
-from polyak.parts.rollouts import check_rollout
+from polyak.parts.rollouts import as_arrays, check_rollout
 from polyak.parts.rows import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
 from polyak.parts.surrogate import Surrogate
 
@@ -255,7 +255,7 @@ class PPO:
         """
         self._check_state(state)
         num_steps, num_envs = check_rollout(rollout, self.spec)
-        rollout = jax.tree.map(jnp.asarray, rollout)
+        rollout = as_arrays(rollout)
         check_divides(num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
         obs, carry = self._seen(state, rollout)
         rows, data_bad = self._rows(state, rollout, obs, carry, weights, axis_name)
@@ -324,13 +324,13 @@ class PPO:
             raise TypeError(f"update: state must be a PPOState as init makes it, got {type(state).__name__}")
         check_statistics(state.normalizer, state.rewards, self.normalize_obs, self.clip_obs, self.normalize_reward)
         if (state.kl_beta is None) != (self.kl_beta is None):
-            raise ValueError(f"update: state must be one of init with kl_beta={self.kl_beta}, got {state.kl_beta} in it")
+            raise ValueError("update: state must be one of init with a kl_beta where the agent has one, got it in one alone")
 
     def _seen(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
         """All observations as the network sees them, and its memory at the first of them."""
         obs, carry = rollout.time_steps.obs, rollout.carry
         if self.normalize_reward == "return":
-            if not (isinstance(carry, tuple) and len(carry) == 2):
+            if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
                 raise ValueError(
                     f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}"
                 )

@@ -17,7 +17,7 @@ from polyak.io.config import ConfigError
 from polyak.io.export import Export, ExportError, header_of, write_export, write_whole
 from polyak.io.files import read_bytes
 from polyak.io.numpy_file import to_members
-from polyak.io.run import RunError, keeps, open_run
+from polyak.io.run import RunError, is_kept, open_run
 from polyak.io.stablehlo import MEMBER, program
 from polyak.parts.native import native_step
 from polyak.parts.plain_weights import plain_weights
@@ -56,7 +56,7 @@ def export(arguments: list[str]) -> int:
 def _export(directory: Path, arguments: list[str]) -> int:
     flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="The greedy policy as one file.")
     run = open_run(directory)
-    if flags.output is not None and (flags.output == Path("-") or keeps(directory, flags.output)):
+    if flags.output is not None and (flags.output == Path("-") or is_kept(flags.output)):
         raise UsageError(
             f"--output {flags.output}: must be a file of its own, not the standard output or one that the run keeps"
         )

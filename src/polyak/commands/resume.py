@@ -48,7 +48,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
     if flags.env_steps is not None:
         check_integer("polyak resume", "--env-steps", flags.env_steps)
-    finished = _nothing_to_do(directory, flags.env_steps)
+    finished = _nothing_to_do(directory, flags.env_steps, flags.eval_episodes)
     if finished is not None:
         print(finished)
         return 0
@@ -86,8 +86,8 @@ def _note_ended_schedules(config: RunConfig) -> None:
             )
 
 
-def _nothing_to_do(directory: Path, env_steps: int | None) -> str | None:
-    """What to say where the run is at its end already, evaluation included.
+def _nothing_to_do(directory: Path, env_steps: int | None, eval_episodes: int) -> str | None:
+    """What to say where the run is at its end already, with an evaluation if one is wanted.
 
     Raises:
         UsageError: it is beyond the env_steps asked for.
@@ -99,6 +99,6 @@ def _nothing_to_do(directory: Path, env_steps: int | None) -> str | None:
     if done < (env_steps or read_config(run).env_steps) or not os.path.lexists(run.directory / SUMMARY):
         return None
     summary = run.read_summary()
-    if summary.get("eval_mean_return") is None or summary.get("env_steps") != done:
+    if (eval_episodes and summary.get("eval_mean_return") is None) or summary.get("env_steps") != done:
         return None
     return f"{directory}: has done its {done:,} env_steps; --env-steps N, for a larger N, goes further"

@@ -99,7 +99,7 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
             code = train_in(run, each, env, eval_episodes)
         if code > 128:
             for left, missing in zip(configs[i + 1 :], directories[i + 1 :], strict=True):
-                Screen().say(f"not begun: --seed {left.seed} --run-dir {shlex.quote(str(missing))}")
+                Screen().say(f"not begun: --seed {left.seed} --run-dir {shlex.quote(str(missing.absolute()))}")
             return code
         worst = max(worst, code)
     return worst

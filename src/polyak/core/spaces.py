@@ -235,6 +235,11 @@ def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
     return map_space(lambda leaf: np.zeros(batch + leaf.shape, leaf.dtype), space)
 
 
+def only_value(space: Space, batch: Any) -> Any:
+    """What a batch of one holds; of a Box an array, also where it has no dimensions, as Gymnasium wants it."""
+    return map_space(lambda leaf, x: np.asarray(x[0]) if isinstance(leaf, Box) else x[0], space, batch)
+
+
 def from_gymnasium(space: Any, what: str = "space") -> Space:
     """The polyak space of a Gymnasium space in dtypes that JAX has: float64 becomes float32, indices and int64 int32.
 

@@ -241,11 +241,12 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def keeps(directory: Path, path: Path) -> bool:
-    """A run in this directory keeps that path for itself."""
-    root, found = directory.resolve(), path.resolve()
+def is_kept(path: Path) -> bool:
+    """A run keeps that path for itself, be it there yet or not."""
     own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, TENSORBOARD}
-    return found != root and found.is_relative_to(root) and found.relative_to(root).parts[0] in own
+    found = Path(os.path.realpath(path))
+    within = [found.relative_to(root).parts[0] for root in found.parents if os.path.lexists(root / CONFIG)]
+    return any(name in own or name.endswith(".aside") for name in within)
 
 
 def _refuse_taken(path: Path) -> None:

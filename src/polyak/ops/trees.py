@@ -26,7 +26,10 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def float_vector(tree: PyTree) -> tuple[Float[Array, " n"], Callable[[Array], PyTree]]:
-    """All leaves as one vector, in float32 where they are narrower, and what makes the tree of such a vector again."""
+    """All leaves as one vector, in float32 where they are narrower, and what makes the tree of such a vector again.
+
+    The tree is as narrow as it was: a step that is small beside a narrow number is lost when the vector becomes a tree.
+    """
     vector, unravel = ravel_pytree(tree)
     wide = jnp.float32 if jnp.finfo(vector.dtype).bits < 32 else vector.dtype
     return vector.astype(wide), lambda moved: unravel(moved.astype(vector.dtype))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from polyak.core.carries import check_carry
-from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
+from polyak.core.spaces import Box, EnvSpec, Leaf, map_space, only_value
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 from polyak.parts.predict import SpecifiedPolicy, rows_of, watching
 
@@ -83,7 +83,7 @@ class AsPython:
         no = np.zeros(size, bool)
         time_step = TimeStep(rows, np.zeros(size, np.float32), no, no, ~no, masks)
         action = self.action(time_step, self._policy.initial_state(size), seed).action
-        return action if batch else jax.tree.map(lambda x: x[0], action)
+        return action if batch else only_value(self.spec.action, action)
 
     def _within(self, leaf: Leaf, action: Any) -> Any:
         return np.clip(action, *self.spec.action_bounds(leaf)) if isinstance(leaf, Box) else action

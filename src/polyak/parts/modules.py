@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nnx.silu,
 }
 Std: TypeAlias = Literal["free", "state"]
+# Of methods and attributes; an entry of that name would be hidden by it, or hide it.
 TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
 

@@ -54,7 +54,7 @@ class ActorCritic:
 
     Raises:
         TypeError, ValueError: a setting out of its range, by name; one of the critic's with a shared torso.
-        ValueError: from `init`, for a mean to be squashed into bounds that are not finite.
+        ValueError: where an agent is built, for means to be squashed without a Box or into bounds that are not finite.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -146,7 +146,7 @@ def checked_network(owner: str, network: Any, spec: EnvSpec) -> Network:
     return network
 
 
-def check_squashing(name: str, network: Network, spec: EnvSpec, *, squash: bool) -> None:
+def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool) -> None:
     """Refuse a tanh over actions, or over a built-in network's means, where it cannot be, or twice.
 
     Raises:
@@ -157,11 +157,11 @@ def check_squashing(name: str, network: Network, spec: EnvSpec, *, squash: bool)
     if not squash:
         return
     if spec.action_scaling != "rescale":
-        raise ValueError(f"{name}: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
+        raise ValueError(f"{owner}: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
     if isinstance(network, Layers) and network.squash_mean:
-        raise ValueError(f"{name}: squash must be False where the network has squash_mean=True, which squashes already")
+        raise ValueError(f"{owner}: squash must be False where the network has squash_mean=True, which squashes already")
     if not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(spec.action)):
-        raise ValueError(f"{name}: squash must be False where no action is a Box, got {spec.action}")
+        raise ValueError(f"{owner}: squash must be False where no action is a Box, got {spec.action}")
 
 
 def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) -> None:

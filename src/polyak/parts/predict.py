@@ -26,6 +26,7 @@ from polyak.core.spaces import (
     Tuple,
     leaf_spaces,
     map_space,
+    only_value,
 )
 from polyak.core.types import Policy, PyTree, TimeStep
 
@@ -133,7 +134,7 @@ def _predicted(
         action, carry = jax.tree.map(np.array, acted[0]), acted[1]
     check_carry(carry)
     native = spec.native_action(action)
-    return (native if batch else jax.tree.map(lambda a: a[0], native)), carry
+    return (native if batch else only_value(spec.action, native)), carry
 
 
 class _Form(NamedTuple):

@@ -100,7 +100,7 @@ def _origins(program: Jaxpr, inputs: Sequence[frozenset[int]]) -> list[frozenset
 
     for equation in program.eqns:
         sources = [of(variable) for variable in equation.invars]
-        if equation.primitive.name in ("jit", "pjit", "remat2"):
+        if equation.primitive.name in ("jit", "pjit", "remat2", "checkpoint"):
             called: ClosedJaxpr | Jaxpr = equation.params["jaxpr"]
             outputs = _origins(called.jaxpr if isinstance(called, ClosedJaxpr) else called, sources)
         else:

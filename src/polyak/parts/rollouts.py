@@ -1,4 +1,4 @@
-"""The steps and actions of a rollout that somebody hands in are of the environment that the agent is for."""
+"""A rollout that somebody hands in is of the environment, and its memory of the network, that the agent has."""
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,13 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
     return times - 1, num_envs
 
 
+def as_arrays(rollout: Rollout) -> Rollout:
+    """The same with arrays of JAX for those of NumPy, which a loop that is traced cannot index; what policies add, as it is."""
+    parts = (rollout.time_steps, rollout.actions, rollout.carry)
+    time_steps, actions, carry = jax.tree.map(jnp.asarray, parts)
+    return Rollout(time_steps, actions, rollout.info, carry)
+
+
 def check_memory(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> None:
     """A rollout's carry is the network's memory for so many environments, or `()` for fresh episodes.
 
@@ -46,16 +53,20 @@ def check_memory(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> Non
     structure, empty, needed = (flatten(tree)[1] for tree in (carry, (), wanted))
     if structure == empty:
         return
-    shapes = [{path: jnp.shape(leaf) for path, leaf in named_leaves(tree)} for tree in (wanted, carry)]
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (wanted, carry)]
     if structure != needed or shapes[0] != shapes[1]:
         raise ValueError(f"update: rollout.carry must be the network's memory, of shapes {shapes[0]}, got {shapes[1]}")
+    kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(carry)]
+    floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(wanted)]
+    if floating != [jnp.issubdtype(kind, jnp.floating) for kind in kinds]:
+        raise ValueError(f"update: rollout.carry must be of numbers as the network's memory {wanted}, got {kinds}")
 
 
 def _check_masks(mask: PyTree, spec: EnvSpec, lead: tuple[int, int]) -> None:
     got = {path: leaf for path, leaf in named_leaves(mask) if leaf is not None}
-    if not got and spec.has_action_mask:
-        raise ValueError("update: rollout.time_steps.action_mask must be given, for the spec has_action_mask; got None")
     wanted = {path: (*lead, width) for path, leaf in leaf_spaces(spec.action) if (width := _choices(leaf))}
+    if spec.has_action_mask and wanted and not got:
+        raise ValueError("update: rollout.time_steps.action_mask must be given, for the spec has_action_mask; got None")
     for path, leaf in got.items():
         name = "update: rollout.time_steps.action_mask" + (f" {path!r}" if path else "")
         if path not in wanted:

@@ -156,7 +156,8 @@ def collected(
             raise ValueError(
                 f"update: values_when='collect' needs rollouts of collect_policy(state), got info {rollout.info!r}"
             )
-        params, value = rollout.info["params"], jnp.concatenate([rollout.info["value"], value[-1:]])
+        params = jax.tree.map(jnp.asarray, rollout.info["params"])
+        value = jnp.concatenate([rollout.info["value"], value[-1:]])
     # After the end of an episode nothing may be allowed.
     mask = jax.tree.map(lambda allowed: allowed | ~rollout.valid[..., None], rollout.action_mask)
     rows = Rows(
