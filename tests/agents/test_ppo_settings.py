@@ -224,3 +224,11 @@ def test_every_schedule_is_a_setting_and_is_kept_in_a_runs_config():
 def test_a_module_without_its_adapter_is_refused_by_the_adapters_name(network, said):
     with pytest.raises(TypeError, match=f"^PPO: network {said}"):
         PPO(SPEC, network=network)
+
+
+@pytest.mark.parametrize("limit", [np.float32(5.0), np.array(5.0), jnp.float32(5.0)])
+def test_a_static_number_becomes_one_of_pythons(limit, unchecked):
+    agent = PPO(SPEC, clip_obs=limit)
+    assert type(agent.clip_obs) is float and agent == PPO(SPEC, clip_obs=5.0)
+    with pytest.raises(TypeError, match="PPO: clip_obs must be one number, known before compiling, got "):
+        PPO(SPEC, clip_obs=np.stack([limit, limit]))

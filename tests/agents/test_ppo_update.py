@@ -475,11 +475,6 @@ def test_a_state_of_other_settings_is_refused_by_name(made_with, updated_with, s
         jax.eval_shape(make(**updated_with).update, state, noise(), KEY)
 
 
-def test_the_limit_of_observations_may_be_a_number_of_jax(unchecked):
-    agent = make(clip_obs=jnp.float32(5.0))
-    jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), noise(), KEY)
-
-
 def test_what_a_policy_adds_need_be_no_arrays():
     agent = make()
     data = dataclasses.replace(noise(), info={"said": "north"})

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number
 
@@ -61,12 +62,20 @@ def choice(*, default: Any, choices: tuple[Any, ...]) -> Any:
 def check_settings(settings: Any) -> None:
     """Refuse the first wrong setting, by its owner and name; what `__post_init__` calls.
 
+    A static number becomes one of Python's: JAX compares what is static, and while tracing cannot tell if arrays are equal.
+
     Raises:
-        TypeError, ValueError: as its check says.
+        TypeError, ValueError: as its check says; a static number that is an array of several.
     """
     for field in dataclasses.fields(settings):
-        if "check" in field.metadata:
-            field.metadata["check"](type(settings).__name__, field.name, getattr(settings, field.name))
+        if "check" not in field.metadata:
+            continue
+        owner, value = type(settings).__name__, getattr(settings, field.name)
+        field.metadata["check"](owner, field.name, value)
+        if field.metadata["static"] and isinstance(value, np.generic | np.ndarray | jax.Array):
+            if isinstance(value, jax.core.Tracer) or value.size != 1:
+                raise TypeError(f"{owner}: {field.name} must be one number, known before compiling, got {value!r}")
+            object.__setattr__(settings, field.name, value.item())
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static, setting, number, integer, choice))

@@ -42,9 +42,7 @@ def check_statistics(
         "normalize_reward": (of, normalize_reward),
     }
     if normalizer is not None:
-        # As Python's numbers: whether two of JAX's are equal is not known while tracing.
-        before, now = (None if clip is None else float(clip) for clip in (normalizer.clip, clip_obs))
-        settings["clip_obs"] = (before, now)
+        settings["clip_obs"] = (normalizer.clip, clip_obs)
     for name, (got, wanted) in settings.items():
         if got != wanted:
             raise ValueError(f"update: state must be one of init with {name}={wanted!r}, got one of {name}={got!r}")
