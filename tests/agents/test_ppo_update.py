@@ -466,7 +466,8 @@ def test_narrow_parameters_are_trained_in_float32_and_stay_narrow():
         ({"normalize_obs": False}, {}, "init with normalize_obs=True, got one of normalize_obs=False"),
         ({}, {"clip_obs": 3.0}, "init with clip_obs=3.0, got one of clip_obs=10.0"),
         ({}, {"normalize_reward": "reward"}, "init with normalize_reward='reward', got one of normalize_reward='return'"),
-        ({}, {"kl_beta": 1.0, "kl_target": 0.1}, "init with a kl_beta where the agent has one, got it in one"),
+        ({}, {"kl_beta": 1.0, "kl_target": 0.1}, "init with a number as kl_beta, got one of None"),
+        ({"kl_beta": 1.0, "kl_target": 0.1}, {}, "init with None as kl_beta, got one of a number"),
     ],
 )
 def test_a_state_of_other_settings_is_refused_by_name(made_with, updated_with, said):
@@ -483,7 +484,7 @@ def test_what_a_policy_adds_need_be_no_arrays():
 
 def test_a_memory_of_returns_of_other_environments_is_refused():
     agent, data = make(), dataclasses.replace(noise(), carry=((), np.zeros(NUM_ENVS + 1, np.float32)))
-    with pytest.raises(ValueError, match=r"normalize_reward='return' needs rollouts of collect_policy"):
+    with pytest.raises(ValueError, match=r"normalize_reward='return' needs steps by collect_policy"):
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), data, KEY)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -231,11 +232,17 @@ def test_the_same_policy_is_the_same_bytes_and_stands_in_the_run_by_default(run,
     ],
 )
 def test_F1_wrong_use_is_refused_by_name(run, command, words, message):
-    Path("other").mkdir()
-    Path("other/config.json").write_text("{}")
+    shutil.copytree(run, "other")
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_what_other_programs_keep_beside_their_own_config_is_no_runs(run, command):
+    Path("project/checkpoints").mkdir(parents=True)
+    Path("project/config.json").write_text("{}")
+    assert command("export run --format stablehlo --output project/checkpoints/new")[0] == 0
+    assert Path("project/checkpoints/new").is_file()
 
 
 def test_only_plain_files_are_replaced(run, command):

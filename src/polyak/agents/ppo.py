@@ -324,16 +324,15 @@ class PPO:
             raise TypeError(f"update: state must be a PPOState as init makes it, got {type(state).__name__}")
         check_statistics(state.normalizer, state.rewards, self.normalize_obs, self.clip_obs, self.normalize_reward)
         if (state.kl_beta is None) != (self.kl_beta is None):
-            raise ValueError("update: state must be one of init with a kl_beta where the agent has one, got it in one alone")
+            wanted, got = ("None", "a number") if self.kl_beta is None else ("a number", "None")
+            raise ValueError(f"update: state must be one of init with {wanted} as kl_beta, got one of {got}")
 
     def _seen(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
         """All observations as the network sees them, and its memory at the first of them."""
         obs, carry = rollout.time_steps.obs, rollout.carry
         if self.normalize_reward == "return":
             if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
-                raise ValueError(
-                    f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}"
-                )
+                raise ValueError(f"update: normalize_reward='return' needs steps by collect_policy(state), got carry {carry!r}")
             carry, _ = carry
         return obs if state.normalizer is None else state.normalizer.normalize(obs), carry
 

@@ -94,12 +94,14 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
             runs = [stack.enter_context(create(d, c.to_json())) for d, c in zip(directories, configs, strict=True)]
             return _train_at_once(runs, configs, env, eval_episodes)
     worst = 0
-    for i, each in enumerate(configs):
-        with create(directories[i], each.to_json()) as run:
+    left = list(zip(configs, directories, strict=True))
+    while left:
+        each, place = left.pop(0)
+        with create(place, each.to_json()) as run:
             code = train_in(run, each, env, eval_episodes)
         if code > 128:
-            for left, missing in zip(configs[i + 1 :], directories[i + 1 :], strict=True):
-                Screen().say(f"not begun: --seed {left.seed} --run-dir {shlex.quote(str(missing.absolute()))}")
+            for other, missing in left:
+                Screen().say(f"not begun: --seed {other.seed} --run-dir {shlex.quote(str(missing.absolute()))}")
             return code
         worst = max(worst, code)
     return worst
@@ -232,7 +234,6 @@ def _evaluated(config: RunConfig, policy: Policy, episodes: int, console: Screen
     doing = f"{config.algorithm} {config.env}: evaluating {episodes} episodes …"
     if not console.is_terminal:
         console.say(doing)
-        return evaluation_of(config, policy, episodes)
     with console.status(doing):
         return evaluation_of(config, policy, episodes)
 

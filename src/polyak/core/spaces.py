@@ -235,6 +235,15 @@ def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
     return map_space(lambda leaf: np.zeros(batch + leaf.shape, leaf.dtype), space)
 
 
+def difference(one: "EnvSpec", other: "EnvSpec") -> tuple[str, Any, Any] | None:
+    """What of two environments differs for a policy: the field's name, with both; None where it can act in either."""
+    for what in ("obs", "action", "action_scaling", "has_action_mask"):
+        of_one, of_other = getattr(one, what), getattr(other, what)
+        if of_one != of_other:
+            return what, of_one, of_other
+    return None
+
+
 def only_value(space: Space, batch: Any) -> Any:
     """What a batch of one holds; of a Box an array, also where it has no dimensions, as Gymnasium wants it."""
     return map_space(lambda leaf, x: np.asarray(x[0]) if isinstance(leaf, Box) else x[0], space, batch)

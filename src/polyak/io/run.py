@@ -242,11 +242,15 @@ def finite_or_none(value: Any) -> Any:
 
 
 def is_kept(path: Path) -> bool:
-    """A run keeps that path for itself, be it there yet or not."""
+    """A run keeps that path for itself, be it there yet or not; other programs have a config.json too, but no system.json."""
     own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, TENSORBOARD}
     found = Path(os.path.realpath(path))
-    within = [found.relative_to(root).parts[0] for root in found.parents if os.path.lexists(root / CONFIG)]
+    within = [found.relative_to(root).parts[0] for root in found.parents if _is_run(root)]
     return any(name in own or name.endswith(".aside") for name in within)
+
+
+def _is_run(directory: Path) -> bool:
+    return all(os.path.lexists(directory / name) for name in (CONFIG, SYSTEM))
 
 
 def _refuse_taken(path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int32, PRNGKeyArray
 
 from polyak.core.carries import failing_only_in
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import EnvSpec, difference
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.exploring import Chosen, chosen
@@ -43,10 +43,9 @@ class Mixture:
             raise TypeError(f"Mixture: policies must be a tuple of at least one policy, got {self.policies!r}")
         for number, policy in enumerate(self.policies):
             check_policy(f"Mixture: policies[{number}]", policy)
-            for what in ("obs", "action", "action_scaling", "has_action_mask"):
-                first, other = getattr(self.policies[0].spec, what), getattr(policy.spec, what)
-                if first != other:
-                    raise ValueError(f"Mixture: {what} of policies[0]'s spec is {first}, of policies[{number}]'s {other}")
+            if differs := difference(self.policies[0].spec, policy.spec):
+                what, first, other = differs
+                raise ValueError(f"Mixture: {what} of policies[0]'s spec is {first}, of policies[{number}]'s {other}")
         if not isinstance(self.weights, jax.core.Tracer):
             object.__setattr__(self, "weights", _checked(self.weights, len(self.policies)))
 

@@ -7,6 +7,7 @@ import numpy as np
 from polyak.core.checks import check_step_dtypes
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, leaf_spaces
 from polyak.core.types import PyTree, RecurrentNetwork, Rollout
+from polyak.ops.distributions import parameter_shapes
 from polyak.ops.trees import flatten, named_leaves
 
 
@@ -47,7 +48,7 @@ def check_memory(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> Non
     """A rollout's carry is the network's memory for so many environments, or `()` for fresh episodes.
 
     Raises:
-        ValueError: it has another tree or other shapes.
+        ValueError: it has another tree or other shapes, or integers where the memory has floats or the reverse.
     """
     wanted = jax.eval_shape(lambda: network.initial_carry(num_envs))
     structure, empty, needed = (flatten(tree)[1] for tree in (carry, (), wanted))
@@ -64,7 +65,9 @@ def check_memory(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> Non
 
 def _check_masks(mask: PyTree, spec: EnvSpec, lead: tuple[int, int]) -> None:
     got = {path: leaf for path, leaf in named_leaves(mask) if leaf is not None}
-    wanted = {path: (*lead, width) for path, leaf in leaf_spaces(spec.action) if (width := _choices(leaf))}
+    choices = [(path, leaf) for path, leaf in leaf_spaces(spec.action) if isinstance(leaf, Discrete | MultiDiscrete)]
+    # A flag for each logit.
+    wanted = {path: (*lead, *parameter_shapes(leaf)) for path, leaf in choices}
     if spec.has_action_mask and wanted and not got:
         raise ValueError("update: rollout.time_steps.action_mask must be given, for the spec has_action_mask; got None")
     for path, leaf in got.items():
@@ -75,17 +78,6 @@ def _check_masks(mask: PyTree, spec: EnvSpec, lead: tuple[int, int]) -> None:
             raise ValueError(f"{name} must have the shape {wanted[path]}, got {jnp.shape(leaf)}")
         if jnp.result_type(leaf) != jnp.bool_:
             raise TypeError(f"{name} must be bool, got {jnp.result_type(leaf)}")
-
-
-def _choices(space: Space) -> int:
-    """The flags in a mask of this part of the action; 0 where it has none."""
-    match space:
-        case Discrete():
-            return space.n
-        case MultiDiscrete():
-            return sum(space.nvec)
-        case _:
-            return 0
 
 
 def _check_kinds(actions: PyTree, space: Space) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.buffers import owned
 from polyak.core.checks import check_integer, check_step_dtypes
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import EnvSpec, difference
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Episodes, Finished, Window, measure
@@ -206,10 +206,9 @@ def check_spec(owner: str, wanted: EnvSpec, got: EnvSpec) -> None:
     Raises:
         ValueError: which of them differs, and how.
     """
-    for what in ("obs", "action", "action_scaling", "has_action_mask"):
-        of_agent, of_env = getattr(wanted, what), getattr(got, what)
-        if of_agent != of_env:
-            raise ValueError(f"{owner}: {what} of the agent's spec is {of_agent}, of the environment {got.id!r} {of_env}")
+    if differs := difference(wanted, got):
+        what, of_agent, of_env = differs
+        raise ValueError(f"{owner}: {what} of the agent's spec is {of_agent}, of the environment {got.id!r} {of_env}")
 
 
 @dataclass(frozen=True)
