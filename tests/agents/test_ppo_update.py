@@ -14,7 +14,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.schedules import Linear
 from polyak.parts.adapters import FlaxNNX
-from polyak.parts.minibatches import shuffled_minibatches
+from polyak.parts.minibatches import shuffle_keys, shuffled_minibatches
 from polyak.parts.networks import mlp
 from polyak.parts.recurrent import gru
 from tests.agents.oracle import OraclePPO
@@ -79,8 +79,9 @@ def oracle_of(agent, state):
 
 
 def minibatches(agent, key):
-    for one in jax.random.split(key, agent.num_epochs):
-        yield from np.asarray(shuffled_minibatches(one, NUM_STEPS, NUM_ENVS, agent.num_minibatches))
+    sizes = NUM_STEPS, NUM_ENVS, agent.num_minibatches
+    for keys in shuffle_keys(key, agent.num_epochs, *sizes):
+        yield from np.asarray(shuffled_minibatches(keys, *sizes))
 
 
 def stream(spec, seed, ends, count=3):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polyak.parts.epochs import Objective, Taken, gradient_epochs
-from polyak.parts.minibatches import shuffled_minibatches
+from polyak.parts.minibatches import shuffle_keys, shuffled_minibatches
 from polyak.parts.optimizer import Adam
 from polyak.parts.rows import Rows
 
@@ -60,7 +60,8 @@ def run(objective, *, start=0.0, epochs=2, num_minibatches=2, usable=True, max_g
         objective,
         params,
         adam.init(params),
-        jax.random.split(KEY, epochs),
+        KEY,
+        num_epochs=epochs,
         adam=adam,
         learning_rate=RATE,
         usable=jnp.array(usable),
@@ -71,6 +72,11 @@ def run(objective, *, start=0.0, epochs=2, num_minibatches=2, usable=True, max_g
     )
 
 
+def minibatches(num_minibatches, epochs):
+    sizes = NUM_STEPS, NUM_ENVS, num_minibatches
+    return [np.asarray(shuffled_minibatches(keys, *sizes)) for keys in shuffle_keys(KEY, epochs, *sizes)]
+
+
 def term(taken, name):
     return taken.values[..., taken.names.index(name)]
 
@@ -78,8 +84,8 @@ def term(taken, name):
 def by_hand(advantage=ADVANTAGE, weight=ONES, epochs=2, p=0.0):
     """p ← p - 0.1 (p - mean) for every minibatch; where a minibatch is not finite or weighs nothing, nothing."""
     kept = []
-    for key in jax.random.split(KEY, epochs):
-        for index in np.asarray(shuffled_minibatches(key, NUM_STEPS, NUM_ENVS, 2)):
+    for epoch in minibatches(2, epochs):
+        for index in epoch:
             w, a = weight[index], advantage[index]
             gradient = np.sum(w[w > 0] * (p - a[w > 0])) / w.sum() if w.sum() else np.nan
             kept.append(bool(np.isfinite(gradient)))
@@ -109,7 +115,7 @@ def test_U14_a_minibatch_that_is_not_finite_is_refused_and_the_others_are_taken(
 
 
 def test_A1_a_minibatch_without_weight_is_no_step():
-    first, second = np.asarray(shuffled_minibatches(jax.random.split(KEY, 1)[0], NUM_STEPS, NUM_ENVS, 2))
+    ((first, second),) = minibatches(2, epochs=1)
     weight = ONES.copy()
     weight[first] = 0.0
     params, optimizer, taken = run(Distance(ADVANTAGE, weight), epochs=1)
@@ -127,11 +133,11 @@ def test_A8_of_data_that_is_not_usable_no_step_is_taken():
 
 def test_after_a_stop_no_step_is_taken_and_none_is_refused():
     # Half the squared distance from 0 is above 5 in one minibatch and falls with every step.
-    loss = [float(0.5 * np.mean(ADVANTAGE[i] ** 2)) for i in np.asarray(shuffled_minibatches(KEY, NUM_STEPS, NUM_ENVS, 1))]
-    params, optimizer, taken = run(Distance(ADVANTAGE, ONES, stop_above=loss[0] - 0.1), num_minibatches=1)
+    loss = float(0.5 * np.mean(ADVANTAGE**2))
+    params, optimizer, taken = run(Distance(ADVANTAGE, ONES, stop_above=loss - 0.1), num_minibatches=1)
     assert params[0] == 0 and optimizer.count == 0
     assert not taken.kept.any() and not taken.refused.any()
-    params, optimizer, _ = run(Distance(ADVANTAGE, ONES, stop_above=loss[0] + 0.1), num_minibatches=1)
+    params, optimizer, _ = run(Distance(ADVANTAGE, ONES, stop_above=loss + 0.1), num_minibatches=1)
     assert params[0] > 0 and optimizer.count == 2
 
 
@@ -156,8 +162,8 @@ def test_terms_are_averaged_over_the_steps_that_were_taken(kept, of_all, of_last
     kept = np.array(kept, bool)
     values = np.arange(6, dtype=np.float32).reshape(3, 2, 1) * np.array([1.0, 10.0], np.float32)
     values[~kept] = np.nan
-    flags = jnp.asarray(kept)
-    taken = Taken(jnp.asarray(values), ("a", "b"), jnp.zeros((3, 2, 2), bool), flags, ~flags)
+    fine = np.zeros((3, 2, 2), np.float32)
+    taken = Taken(jnp.asarray(np.concatenate([values, fine, kept[..., None], ~kept[..., None]], -1)), ("a", "b"))
     means = taken.means()
     assert [list(terms) for terms in means] == [["a", "b"]] * 2
     for terms, wanted in zip(means, (of_all, of_last), strict=True):

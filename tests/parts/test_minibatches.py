@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from polyak.parts import minibatches
-from polyak.parts.minibatches import accumulate, map_rows, shuffled_minibatches
+from polyak.parts.minibatches import accumulate, map_rows, shuffle_keys, shuffled_minibatches
 from polyak.train.loop import ENVS, mesh_over
 
 KEY = jax.random.key(0)
 
 
-shuffled = jax.jit(shuffled_minibatches, static_argnums=(1, 2, 3))
+def one_epoch(key, *sizes, axis_name=None):
+    (keys,) = shuffle_keys(key, 1, *sizes, axis_name)
+    return shuffled_minibatches(keys, *sizes)
 
 
 def batches(key, *sizes):
-    return np.asarray(shuffled(key, *sizes))
+    return np.asarray(jax.jit(one_epoch, static_argnums=(1, 2, 3))(key, *sizes))
 
 
 @pytest.mark.parametrize(
@@ -39,9 +41,9 @@ def test_any_sizes_either_split_or_are_refused(num_steps, num_envs, num_minibatc
     sizes = (num_steps, num_envs, num_minibatches)
     if rows % num_minibatches:
         with pytest.raises(ValueError, match=f"num_minibatches={num_minibatches} .*{num_steps} .* {num_envs} = {rows}"):
-            jax.eval_shape(lambda key: shuffled_minibatches(key, *sizes), KEY)
+            jax.eval_shape(lambda key: one_epoch(key, *sizes), KEY)
     else:
-        shape = jax.eval_shape(lambda key: shuffled_minibatches(key, *sizes), KEY).shape
+        shape = jax.eval_shape(lambda key: one_epoch(key, *sizes), KEY).shape
         assert shape == (num_minibatches, rows // num_minibatches)
 
 
@@ -56,6 +58,12 @@ def test_the_key_decides_the_order():
     a, b, c = (batches(jax.random.key(seed), 16, 8, 4) for seed in (0, 0, 1))
     assert np.array_equal(a, b) and not np.array_equal(a, c)
     assert not np.array_equal(a.ravel(), np.arange(128))
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    keys = shuffle_keys(KEY, 3, 16, 8, 4)
+    orders = {tuple(np.asarray(shuffled_minibatches(its, 16, 8, 4)).ravel()) for its in keys}
+    assert len(orders) == 3
 
 
 def test_steps_are_mixed_within_every_environment():
@@ -76,7 +84,7 @@ def test_devices_share_the_minibatches_of_one(devices):
     num_steps, num_envs, num_minibatches = 4, 16, 4
     here = num_envs // devices
     split = jax.shard_map(
-        lambda key: shuffled_minibatches(key, num_steps, here, num_minibatches, ENVS)[None],
+        lambda key: one_epoch(key, num_steps, here, num_minibatches, axis_name=ENVS)[None],
         mesh=mesh_over(devices, num_envs),
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(ENVS),
@@ -92,7 +100,7 @@ def test_devices_share_the_minibatches_of_one(devices):
 
 def test_devices_without_whole_groups_still_cover_their_rows():
     split = jax.shard_map(
-        lambda key: shuffled_minibatches(key, 4, 2, 2, ENVS)[None],
+        lambda key: one_epoch(key, 4, 2, 2, axis_name=ENVS)[None],
         mesh=mesh_over(3, 6),
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(ENVS),

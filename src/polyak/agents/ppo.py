@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
@@ -277,7 +276,8 @@ class PPO:
             objective,
             params,
             state.optimizer,
-            jax.random.split(key, self.num_epochs),
+            key,
+            num_epochs=self.num_epochs,
             adam=self._adam,
             learning_rate=learning_rate,
             usable=~jnp.any(data_bad),

@@ -53,11 +53,13 @@ def masked_means(
     Raises:
         ValueError: they and `weight` differ in shape.
     """
-    stacked = jnp.stack(list(rows.values()))
+    # In JAX's order of dicts: terms that stay neighbours are handed on together, where each by itself would take a kernel.
+    names = sorted(rows)
+    stacked = jnp.stack([rows[name] for name in names])
     weight = _positive(stacked[0], weight)[None]
     sums = jnp.sum(_weighted(stacked, weight), axis=tuple(range(1, stacked.ndim)))
     means = sums / _at_least_tiny(jnp.sum(weight) if total is None else jnp.asarray(total, stacked.dtype))
-    return dict(zip(rows, means, strict=True))
+    return dict(zip(names, means, strict=True))
 
 
 def masked_mean_and_variance(
@@ -195,8 +197,9 @@ def explained_variance(
         weight: one for each entry; those of weight 0 do not count.
         axis_name: the mesh axis that the entries are spread over.
     """
-    _, unexplained = masked_mean_and_variance(value_target - value, weight, axis_name)
-    mean, variance = masked_mean_and_variance(value_target, weight, axis_name)
+    both = jnp.stack([value_target - value, value_target])
+    means, variances = jax.vmap(lambda x: masked_mean_and_variance(x, weight, axis_name))(both)
+    mean, (unexplained, variance) = means[1], variances
     varies = variance > jnp.square(float(np.finfo(np.float32).eps) * mean)
     return jnp.where(varies, 1.0 - unexplained / _at_least_tiny(variance), 0.0)
 

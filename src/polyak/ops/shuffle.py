@@ -1,5 +1,7 @@
 """Random order of minibatches without a sort: a keyed bijection of the indices."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, UInt32
@@ -7,8 +9,13 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 ROUNDS = 6
 
 
-def shuffled_indices(key: PRNGKeyArray, n: int) -> UInt32[Array, " n"]:
-    """The integers 0, ..., n-1 in an order that `key` decides.
+def shuffle_words(key: PRNGKeyArray, *shape: int) -> UInt32[Array, "*shape rounds"]:
+    """What decides so many orders, a word for each round of `shuffled_indices`; all at once, since a key takes ten kernels."""
+    return jax.random.bits(key, (math.prod(shape) * ROUNDS,), jnp.uint32).reshape(*shape, ROUNDS)
+
+
+def shuffled_indices(words: UInt32[Array, " rounds"], n: int) -> UInt32[Array, " n"]:
+    """The integers 0, ..., n-1 in an order that the words decide; see `shuffle_words`.
 
     A Feistel network on the bits of the index: the left half is mixed with a hash of the right, then the other way round,
     six times. Each round is undone by itself, so the whole is a bijection of 0, ..., 2^b - 1; where n is no power of two,
@@ -23,10 +30,9 @@ def shuffled_indices(key: PRNGKeyArray, n: int) -> UInt32[Array, " n"]:
     if not 1 <= n <= 2**31:
         raise ValueError(f"shuffled_indices: n must be in [1, 2^31], got {n}")
     bits = max(2, (n - 1).bit_length())
-    round_keys = jax.random.bits(key, (ROUNDS,), jnp.uint32)
 
     def permute(index: Array) -> Array:
-        return _feistel(index, round_keys, bits)
+        return _feistel(index, words, bits)
 
     order = permute(jnp.arange(n, dtype=jnp.uint32))
     if n == 1 << bits:
@@ -35,14 +41,14 @@ def shuffled_indices(key: PRNGKeyArray, n: int) -> UInt32[Array, " n"]:
     return inside
 
 
-def _feistel(index: Array, round_keys: Array, bits: int) -> Array:
+def _feistel(index: Array, words: Array, bits: int) -> Array:
     right_bits = bits // 2
     left_mask = jnp.uint32((1 << (bits - right_bits)) - 1)
     right_mask = jnp.uint32((1 << right_bits) - 1)
     left, right = index >> right_bits, index & right_mask
     for i in range(0, ROUNDS, 2):
-        left = left ^ (_hash(right ^ round_keys[i]) & left_mask)
-        right = right ^ (_hash(left ^ round_keys[i + 1]) & right_mask)
+        left = left ^ (_hash(right ^ words[i]) & left_mask)
+        right = right ^ (_hash(left ^ words[i + 1]) & right_mask)
     return (left << right_bits) | right
 
 

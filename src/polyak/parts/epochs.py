@@ -5,11 +5,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, Key
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
 
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, Scalar, Terms
-from polyak.parts.minibatches import accumulate, shuffled_minibatches
+from polyak.parts.minibatches import accumulate, shuffle_keys, shuffled_minibatches
 from polyak.parts.optimizer import Adam, global_norm
 from polyak.parts.rows import Rows, advantage_scaling
 
@@ -56,29 +56,60 @@ class Taken:
     """What the epochs were, `[E, K]`.
 
     Attributes:
-        values: of the terms of each minibatch's loss, in one array: an array each costs a kernel each.
+        table: for each minibatch the terms of its loss, then 1 or 0 for each flag, in one array: an array each costs kernels.
         names: what the terms are called.
-        bad: which of the `QUANTITIES` were not finite, `[E, K, 2]`.
-        kept: the step was taken.
-        refused: it was not, because of numbers that were not finite: the update was not over, and something in it had weight.
     """
 
-    values: Float[Array, "E K terms"]
+    table: Float[Array, "E K columns"]
     names: tuple[str, ...] = static()
-    bad: Bool[Array, "E K 2"]
-    kept: Bool[Array, "E K"]
-    refused: Bool[Array, "E K"]
+
+    @classmethod
+    def of(cls, terms: Terms, bad: Bool[Array, "2"], kept: Bool[Array, ""], refused: Bool[Array, ""]) -> "Taken":
+        """One minibatch."""
+        values = jnp.stack(list(terms.values()))
+        return cls(jnp.concatenate([values, jnp.stack([*bad, kept, refused]).astype(values.dtype)]), tuple(terms))
+
+    @property
+    def values(self) -> Float[Array, "E K terms"]:
+        """Of the terms."""
+        return self.table[..., : len(self.names)]
+
+    @property
+    def bad(self) -> Bool[Array, "E K 2"]:
+        """Which of the `QUANTITIES` were not finite."""
+        return self.table[..., len(self.names) : -2] > 0
+
+    @property
+    def kept(self) -> Bool[Array, "E K"]:
+        """The step was taken."""
+        return self.table[..., -2] > 0
+
+    @property
+    def refused(self) -> Bool[Array, "E K"]:
+        """It was not, because of numbers that were not finite: the update was not over, and something in it had weight."""
+        return self.table[..., -1] > 0
 
     def means(self) -> tuple[Terms, Terms]:
         """The mean of each term over the steps taken, of all epochs and of the last that has one; 0 where none was taken."""
         sums = jnp.where(self.kept[..., None], self.values, 0.0).sum(1)
         numbers = self.kept.sum(1).astype(jnp.float32)
-        last = jnp.max(jnp.where(numbers > 0, jnp.arange(len(numbers)), 0))
+        epochs = jnp.arange(len(numbers))
+        last = epochs == jnp.max(jnp.where(numbers > 0, epochs, 0))
 
-        def by_name(total: Float[Array, " terms"], number: Float[Array, ""]) -> Terms:
-            return dict(zip(self.names, total / jnp.maximum(number, 1.0), strict=True))
+        def by_name(among: Bool[Array, " E"]) -> Terms:
+            share = 1.0 / jnp.maximum(jnp.sum(numbers, where=among), 1.0)
+            return dict(zip(self.names, _column_sums(jnp.where(among[:, None], sums, 0.0) * share), strict=True))
 
-        return by_name(sums.sum(0), numbers.sum()), by_name(sums[last], numbers[last])
+        return by_name(jnp.full(len(numbers), True)), by_name(last)
+
+
+def _column_sums(x: Float[Array, "rows columns"]) -> list[Float[Array, ""]]:
+    """The sum of each column as a number of its own, all by one kernel; taken out of a vector, each would be one."""
+    columns = [x[:, i] for i in range(x.shape[1])]
+    sums: list[Array] = jax.lax.reduce(
+        columns, [jnp.zeros((), x.dtype)] * len(columns), lambda a, b: jax.tree.map(jnp.add, a, b), (0,)
+    )
+    return sums
 
 
 def gradient_of(
@@ -109,8 +140,9 @@ def gradient_epochs(
     objective: Objective,
     params: Float[Array, " n"],
     optimizer: PyTree,
-    keys: Key[Array, " E"],
+    key: PRNGKeyArray,
     *,
+    num_epochs: int,
     adam: Adam,
     learning_rate: Scalar,
     usable: Bool[Array, ""],
@@ -119,10 +151,10 @@ def gradient_epochs(
     normalize_advantage: Literal["minibatch", "batch"] | None,
     axis_name: str | None,
 ) -> tuple[Float[Array, " n"], PyTree, Taken]:
-    """The parameters and Adam's state after `E` epochs, and what those were.
+    """The parameters and Adam's state after the epochs, and what those were.
 
     Args:
-        keys: each decides an epoch's minibatches.
+        key: decides the minibatches.
         usable: the data is finite; otherwise no step is taken.
         shape: rows are shuffled as `(steps, environments)` on this device; sequences are one step long.
         normalize_advantage: see `advantage_scaling`.
@@ -140,14 +172,15 @@ def gradient_epochs(
         keep = ~jnp.any(bad) & ~stopped & usable & (total > 0)
         params, optimizer = adam.step(params, optimizer, gradient, terms["grad_norm"], learning_rate, keep)
         refused = ~keep & ~stopped & (total > 0)
-        return (params, optimizer, stopped), Taken(jnp.stack(list(terms.values())), tuple(terms), bad, keep, refused)
+        return (params, optimizer, stopped), Taken.of(terms, bad, keep, refused)
 
-    def epoch(carry: PyTree, key: Array) -> tuple[PyTree, Taken]:
+    def epoch(carry: PyTree, keys: Array) -> tuple[PyTree, Taken]:
         rows = objective.rows(carry[0])
-        index = shuffled_minibatches(key, *shape, num_minibatches, axis_name)
+        index = shuffled_minibatches(keys, *shape, num_minibatches)
         scaling = advantage_scaling(rows, index, normalize_advantage, axis_name)
         taken: tuple[PyTree, Taken] = jax.lax.scan(partial(step, rows), carry, (index, *scaling))
         return taken
 
+    keys = shuffle_keys(key, num_epochs, *shape, num_minibatches, axis_name)
     (params, optimizer, _), taken = jax.lax.scan(epoch, (params, optimizer, jnp.array(False)), keys)
     return params, optimizer, taken

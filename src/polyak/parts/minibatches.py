@@ -5,11 +5,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Int32, PRNGKeyArray
+from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 
 from polyak.core.types import PyTree
 from polyak.ops.devices import device_count, device_index, sum_over_devices
-from polyak.ops.shuffle import shuffled_indices
+from polyak.ops.shuffle import shuffle_words, shuffled_indices
 
 # A minibatch draws the same share from each of (up to) eight groups of environments. Devices hold whole groups, so which
 # rows make up a minibatch does not depend on how many devices there are.
@@ -21,10 +21,10 @@ ROWS_IN_CACHE = 4096
 ROWS_IN_CACHE_OF_A_CORE = 256
 
 
-def shuffled_minibatches(
-    key: PRNGKeyArray, num_steps: int, num_envs: int, num_minibatches: int, axis_name: str | None = None
-) -> Int32[Array, "num_minibatches M"]:
-    """Row numbers, into the flattened `[T, B]` rows, of one epoch's minibatches: every row once; the whole batch as it lies.
+def shuffle_keys(
+    key: PRNGKeyArray, num_epochs: int, num_steps: int, num_envs: int, num_minibatches: int, axis_name: str | None = None
+) -> UInt32[Array, "num_epochs groups rounds"]:
+    """What decides the minibatches of every epoch, on this device; see `shuffled_minibatches`.
 
     Args:
         num_envs: environments on this device.
@@ -33,15 +33,29 @@ def shuffled_minibatches(
     Raises:
         ValueError: the rows cannot be split into so many minibatches of one size.
     """
+    devices = device_count(axis_name)
+    groups = _groups(num_steps, num_envs, num_minibatches, devices)
+    words = shuffle_words(key, num_epochs, groups * devices)
+    if devices == 1:
+        return words
+    mine: Array = jax.lax.dynamic_slice_in_dim(words, device_index(axis_name) * groups, groups, axis=1)
+    return mine
+
+
+def shuffled_minibatches(
+    keys: UInt32[Array, "groups rounds"], num_steps: int, num_envs: int, num_minibatches: int
+) -> Int32[Array, "num_minibatches M"]:
+    """Row numbers, into the flattened `[T, B]` rows, of one epoch's minibatches: every row once; the whole batch as it lies.
+
+    Args:
+        keys: one epoch's of `shuffle_keys` with the same numbers.
+    """
     if num_minibatches == 1:
         # Sums alone are made of it: shuffling took a tenth of a full-batch update.
         return jnp.arange(num_steps * num_envs, dtype=jnp.int32)[None]
-    devices = device_count(axis_name)
-    groups = _groups(num_steps, num_envs, num_minibatches, devices)
+    groups = keys.shape[0]
     width = num_envs // groups
-    numbers = jnp.arange(groups, dtype=jnp.uint32) + jnp.asarray(device_index(axis_name), jnp.uint32) * jnp.uint32(groups)
-    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
-    order = jax.vmap(lambda k: shuffled_indices(k, num_steps * width))(keys).astype(jnp.int32)
+    order = jax.vmap(lambda words: shuffled_indices(words, num_steps * width))(keys).astype(jnp.int32)
     step, env = order // width, order % width
     first_env = jnp.arange(groups, dtype=jnp.int32)[:, None] * width
     rows = step * num_envs + jnp.broadcast_to(first_env, env.shape) + env

@@ -56,7 +56,12 @@ class Rows:
 
     def at(self, index: Int32[Array, " M"]) -> "Rows":
         """The rows of these numbers, or the sequences of these environments."""
-        rows: Rows = jax.tree.map(partial(self.take, index=index), dataclasses.replace(self, carry=()))
+        leaves, tree = jax.tree.flatten(dataclasses.replace(self, carry=()))
+        # The numbers of a row are taken at once, out of one table that XLA makes before the loop.
+        single = [i for i, x in enumerate(leaves) if x.ndim == self.weight.ndim and x.dtype == self.weight.dtype]
+        numbers = self.take(jnp.stack([leaves[i] for i in single], axis=-1), index)
+        leaves = [numbers[..., single.index(i)] if i in single else self.take(x, index) for i, x in enumerate(leaves)]
+        rows: Rows = jax.tree.unflatten(tree, leaves)
         if self.bare:
             return _zeroed(rows, rows.weight > 0)
         return dataclasses.replace(rows, carry=jax.tree.map(lambda x: x[index], self.carry))
