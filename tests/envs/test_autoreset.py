@@ -173,7 +173,7 @@ class Pair(Script):
 
     @property
     def spec(self):
-        return EnvSpec(Box([0.0], [1.0]), Dict({"a": Discrete(2), "b": Tuple((Discrete(3),))}), "pair")
+        return EnvSpec(Box([0.0] * 2, [1.0] * 2), Dict({"a": Discrete(2), "b": Tuple((Discrete(3),))}), "pair")
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,76 @@ class Pair(Script):
 def test_E8_another_tree_of_actions_is_refused(action):
     env = AutoReset(Pair(), 4)
     state, _ = env.init(jax.random.key(0))
-    with pytest.raises(TypeError, match="pair: the action's tree must be that of Dict"):
+    with pytest.raises(TypeError, match="pair: action: the tree must be that of Dict"):
         env.step(state, action, jax.random.key(0))
+
+
+@struct
+class Wrong(Script):
+    """One part of what dynamics hand out is not as it should be."""
+
+    what: str = static(default="")
+
+    def reset(self, key, num_envs):
+        state = super().reset(key, num_envs)
+        return {"steps": jnp.zeros((), jnp.int32), **state} if self.what == "rows" else state
+
+    def step(self, state, action, key):
+        after, reward, terminated, truncated = super().step(state, action, key)
+        match self.what:
+            case "reward":
+                reward = reward[:, None]
+            case "integers":
+                reward = reward.astype(jnp.int32)
+            case "flags":
+                truncated = truncated.astype(jnp.float32)
+            case "five":
+                return after, reward, terminated, truncated, {}
+            case "info":
+                return {"state": after}
+            case "dtype":
+                after["t"] = after["t"].astype(jnp.float32)
+            case "tree":
+                after["more"] = after["t"]
+        return after, reward, terminated, truncated
+
+    def observe(self, state):
+        obs = super().observe(state)
+        return {"obs": obs[:1], "kind": obs.astype(jnp.int32)}.get(self.what, obs)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "says"),
+    [
+        ("rows", ValueError, r"script: reset\(\) must hand out the state\['steps'\] with a row for each of 4 .*got shape \(\)"),
+        ("obs", ValueError, r"script: observation: wanted shape \(4, 2\), got \(1, 2\)"),
+        ("kind", TypeError, r"script: observation: wanted floats, got int32"),
+        ("reward", ValueError, r"script: step\(\) must hand out reward of shape \(4,\), got \(4, 1\)"),
+        ("integers", TypeError, r"step\(\) must hand out reward as floats, got int32"),
+        ("flags", TypeError, r"step\(\) must hand out truncated as bool, got float32"),
+        ("five", TypeError, r"step\(\) must hand out \(state, reward, terminated, truncated\), got 5 things"),
+        ("info", TypeError, r"step\(\) must hand out \(state, .*, got dict"),
+        ("dtype", TypeError, r"script: step\(\) changes the state\['t'\] from int32\[4\] to float32\[4\]; cast it"),
+        ("tree", TypeError, r"script: step\(\) changes the tree of the state from PyTreeDef.* to .*more"),
+    ],
+)
+def test_E13_dynamics_that_hand_out_something_else_are_refused(what, error, says):
+    env = AutoReset(Wrong(what=what), 4)
+    with pytest.raises(error, match=says):
+        state, _ = env.init(jax.random.key(0))
+        env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0))
+
+
+def test_a_reward_and_flags_that_are_one_for_all_are_taken():
+    @struct
+    class Constant(Script):
+        def step(self, state, action, key):
+            return super().step(state, action, key)[0], 1.0, False, False
+
+    env = AutoReset(Constant(), 4)
+    state, _ = env.init(jax.random.key(0))
+    _, time_step = env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0))
+    assert time_step.reward.tolist() == [1.0] * 4 and not time_step.last.any()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from polyak import train
+from polyak.core.struct import static, struct
 from polyak.core.types import Env
 from polyak.envs.autoreset import AutoReset
 from polyak.parts.adapters import FlaxNNX
@@ -59,6 +61,46 @@ def test_an_environment_with_flags_or_rewards_of_another_kind_is_refused_by_name
     time_step = dataclasses.replace(time_step, **{name: getattr(time_step, name).astype(dtype)})
     with pytest.raises(TypeError, match=rf"environment's time_step\.{name} must be \w+, got {dtype.__name__}"):
         initial(AGENT, ENV.num_envs, KEY, (), time_step)
+
+
+def test_flags_or_rewards_that_are_not_one_for_each_environment_are_refused_by_name():
+    time_step = ENV.init(KEY)[1]
+    time_step = dataclasses.replace(time_step, reward=time_step.reward[:, None])
+    with pytest.raises(ValueError, match=r"environment's time_step\.reward must have the shape \((\d+),\), got \(\1, 1\)"):
+        initial(AGENT, ENV.num_envs, KEY, (), time_step)
+
+
+@struct
+class Changing:
+    """An environment that is no AutoReset, and whose step hands out another type of this."""
+
+    what: str = static()
+    num_envs: int = static(default=ENV.num_envs)
+
+    @property
+    def spec(self):
+        return ENV.spec
+
+    def init(self, key):
+        return ENV.init(key)
+
+    def step(self, state, action, key):
+        state, time_step = ENV.step(state, action, key)
+        if self.what == "state":
+            return {"state": state}, time_step
+        return state, dataclasses.replace(time_step, reward=time_step.reward[:, None])
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("state", r"step\(\) changes the tree of the state from .* to PyTreeDef\(\{'state'"),
+        ("reward", r"step\(\) changes the time step\.reward from float32\[(\d+)\] to float32\[\1, 1\]"),
+    ],
+)
+def test_E13_an_environment_that_changes_its_types_is_refused_before_it_is_compiled(what, says):
+    with pytest.raises(TypeError, match=says):
+        train.compiled(AGENT, Changing(what), env_steps=100, key=KEY)
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,43 @@ def _interval(at_least: float, at_most: float, above: float) -> str:
     return f"in {low}, {high}"
 
 
-def check_step_dtypes(what: str, time_step: Any) -> None:
+def check_step_dtypes(what: str, time_step: Any, shape: tuple[int, ...] | None = None) -> None:
     """Rewards of a `TimeStep` are floating, flags are bool: an integer's inverse, -1 or -2, would count as so many steps.
+
+    Args:
+        shape: of each of them; None where the caller has looked.
 
     Raises:
         TypeError: they are something else.
+        ValueError: they have another shape.
     """
     for name in ("reward", "terminated", "truncated", "first"):
-        got = jnp.result_type(getattr(time_step, name))
+        value = getattr(time_step, name)
+        got = jnp.result_type(value)
         wanted = jnp.floating if name == "reward" else jnp.bool_
         if not jnp.issubdtype(got, wanted):
             raise TypeError(f"{what}.{name} must be {'float32' if name == 'reward' else 'bool'}, got {got}")
+        if shape is not None and jnp.shape(value) != shape:
+            raise ValueError(f"{what}.{name} must have the shape {shape}, got {jnp.shape(value)}")
+
+
+def check_same_types(env_id: str, what: str, before: Any, after: Any, *, weak: bool = False) -> None:
+    """An environment's step hands out the tree, shapes and dtypes that it was given: a scan takes nothing else.
+
+    Args:
+        what: the state, or the time step.
+        weak: weak types are told apart too, as everything that compiles a step tells them apart.
+
+    Raises:
+        TypeError: with the first difference.
+    """
+    trees: Any = jax.tree.structure(before), jax.tree.structure(after)
+    if trees[0] != trees[1]:
+        raise TypeError(f"{env_id}: step() changes the tree of {what} from {trees[0]} to {trees[1]}")
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        types: Any = jax.typeof(old), jax.typeof(new)
+        same = [(t.shape, t.dtype, weak and t.weak_type) for t in types]
+        if same[0] != same[1]:
+            was, got = (f"{'weak ' if weak and t.weak_type else ''}{t.dtype}{list(t.shape)}" for t in types)
+            where = f"{what}{jax.tree_util.keystr(path)}"
+            raise TypeError(f"{env_id}: step() changes {where} from {was} to {got}; cast it, or it compiles at every step")

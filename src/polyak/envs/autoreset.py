@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.checks import check_integer
-from polyak.core.spaces import EnvSpec, Leaf, leaf_spaces, map_space
+from polyak.core.checks import check_integer, check_same_types
+from polyak.core.spaces import EnvSpec, Leaf, Space, leaf_spaces, map_space
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, TimeStep
 
@@ -51,8 +51,8 @@ class AutoReset:
     that is cheaper than a branch.
 
     Raises:
-        TypeError: `num_envs` is no integer; in `step`, an action of the wrong kind of number.
-        ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `step`, an action of the wrong shape.
+        TypeError: `num_envs` is no integer; in `init` and `step`, an action, or what the dynamics hand out, of the wrong kind.
+        ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `init` and `step`, arrays of the wrong shape.
     """
 
     dynamics: Dynamics = static()
@@ -71,8 +71,11 @@ class AutoReset:
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Fresh episodes everywhere: the state, and `first` time steps."""
         state = self.dynamics.reset(key, self.num_envs)
+        check_rows(f"{self.spec.id}: reset() must hand out", state, self.num_envs)
+        obs = self.dynamics.observe(state)
+        check_obs(self.spec, obs, self.num_envs)
         no = jnp.zeros(self.num_envs, bool)
-        time_step = TimeStep(self.dynamics.observe(state), jnp.zeros(self.num_envs), no, no, ~no)
+        time_step = TimeStep(obs, jnp.zeros(self.num_envs), no, no, ~no)
         return AutoResetState(state, no), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
@@ -81,6 +84,7 @@ class AutoReset:
         check_actions(spec, action, self.num_envs)
         # Dynamics without noise never use their key, so that deriving it costs nothing once compiled.
         moved = self.dynamics.step(state.dynamics, spec.native_action(action), jax.random.fold_in(key, 1))
+        check_step(spec, state.dynamics, moved, self.num_envs)
         after, reward, terminated, truncated = moved
         fresh = self.dynamics.reset(key, self.num_envs)
         first = state.last
@@ -95,6 +99,47 @@ def _rows(mask: Any, like: Any) -> Any:
     return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
 
 
+def check_rows(what: str, state: PyTree, num_envs: int) -> None:
+    """Every leaf of the dynamics' state is `[num_envs, ...]`.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if jnp.shape(leaf)[:1] != (num_envs,):
+            where = f"the state{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{what} {where} with a row for each of {num_envs} environments, got shape {jnp.shape(leaf)}")
+
+
+def check_step(spec: EnvSpec, before: PyTree, answer: Any, num_envs: int) -> None:
+    """What the dynamics' `step` handed out is `(state, reward, terminated, truncated)`, and the state as it was before.
+
+    Raises:
+        TypeError: it is something else, or of another kind of number.
+        ValueError: a reward or flag for each environment was wanted, and its shape is another.
+    """
+    if not isinstance(answer, tuple) or len(answer) != 4:
+        got = f"{len(answer)} things" if isinstance(answer, tuple) else type(answer).__name__
+        raise TypeError(f"{spec.id}: step() must hand out (state, reward, terminated, truncated), got {got}")
+    after, *rest = answer
+    for name, value in zip(("reward", "terminated", "truncated"), rest, strict=True):
+        kind, wanted = (jnp.floating, "floats") if name == "reward" else (jnp.bool_, "bool")
+        if not jnp.issubdtype(jnp.result_type(value), kind):
+            raise TypeError(f"{spec.id}: step() must hand out {name} as {wanted}, got {jnp.result_type(value)}")
+        if jnp.shape(value) not in ((), (num_envs,)):
+            raise ValueError(f"{spec.id}: step() must hand out {name} of shape {(num_envs,)}, got {jnp.shape(value)}")
+    check_same_types(spec.id, "the state", before, after)
+
+
+def check_obs(spec: EnvSpec, obs: PyTree, num_envs: int) -> None:
+    """Tree, shape and kind of number of a batch of observations.
+
+    Raises:
+        TypeError, ValueError: as in `check_actions`.
+    """
+    _check_batch(f"{spec.id}: observation", spec.obs, obs, num_envs)
+
+
 def check_actions(spec: EnvSpec, action: PyTree, num_envs: int) -> None:
     """Shape and kind of number of a batch of actions; both are static, so a compiled loop checks once.
 
@@ -102,17 +147,21 @@ def check_actions(spec: EnvSpec, action: PyTree, num_envs: int) -> None:
         TypeError: a float for an integer space or the other way round, or another tree than the action space's.
         ValueError: another shape than `[num_envs, ...]`.
     """
-    for (path, leaf), array in zip(leaf_spaces(spec.action), _leaves(spec, action), strict=True):
-        _check_leaf(f"{spec.id}: action{path and ' ' + repr(path)}", leaf, array, num_envs)
+    _check_batch(f"{spec.id}: action", spec.action, action, num_envs)
 
 
-def _leaves(spec: EnvSpec, action: PyTree) -> list[Any]:
+def _check_batch(what: str, space: Space, tree: PyTree, num_envs: int) -> None:
+    for (path, leaf), array in zip(leaf_spaces(space), _leaves(what, space, tree), strict=True):
+        _check_leaf(f"{what}{path and ' ' + repr(path)}", leaf, array, num_envs)
+
+
+def _leaves(what: str, space: Space, tree: PyTree) -> list[Any]:
     leaves: list[Any] = []
     try:
-        map_space(lambda _, array: leaves.append(array), spec.action, action)
+        map_space(lambda _, array: leaves.append(array), space, tree)
     except (KeyError, IndexError, TypeError) as error:
-        got = jax.tree.structure(action)
-        raise TypeError(f"{spec.id}: the action's tree must be that of {spec.action}, got {got}") from error
+        got = jax.tree.structure(tree)
+        raise TypeError(f"{what}: the tree must be that of {space}, got {got}") from error
     return leaves
 
 

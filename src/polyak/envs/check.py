@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyak.core.checks import check_same_types
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, map_space
 from polyak.core.types import Env, HostEnv, PyTree, TimeStep
 
@@ -28,7 +29,8 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
         state, time_step = jax.eval_shape(env.init, jax.random.key(seed))
         action = _random_action(env.spec, env.num_envs, np.random.default_rng(seed), None)
         after = jax.eval_shape(env.step, state, jax.tree.map(jax.numpy.asarray, action), jax.random.key(seed))
-        _check_types(env.spec.id, (state, time_step), after)
+        for what, old, new in zip(("the state", "the time step"), (state, time_step), after, strict=True):
+            check_same_types(env.spec.id, what, old, new, weak=True)
 
 
 def _played(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
@@ -64,19 +66,3 @@ def _check_equal(name: str, step: int, first: TimeStep, second: TimeStep) -> Non
                 f"{name}: env {index}, step {step}: {jax.tree_util.keystr(path)} was {a[index]} the first time and {b[index]} "
                 f"the second, from the same seed by the same actions; is there a random number that is not from self.np_random?"
             )
-
-
-def _check_types(name: str, before: PyTree, after: PyTree) -> None:
-    trees: Any = jax.tree.structure(before), jax.tree.structure(after)
-    if trees[0] != trees[1]:
-        raise TypeError(f"{name}: step() changes the tree of the state or the time step from {trees[0]} to {trees[1]}")
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
-        if (a.shape, a.dtype, a.weak_type) != (b.shape, b.dtype, b.weak_type):
-            where = f"{'the time step' if path[0].idx else 'the state'}{jax.tree_util.keystr(path[1:])}"
-            raise TypeError(
-                f"{name}: step() changes {where} from {_type(a)} to {_type(b)}; cast it, or it compiles at every step"
-            )
-
-
-def _type(x: Any) -> str:
-    return f"{'weak ' if x.weak_type else ''}{x.dtype}{list(x.shape)}"

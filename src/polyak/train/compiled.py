@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
 from polyak.core.carries import can_fail, check_carry
+from polyak.core.checks import check_same_types
 from polyak.core.python_calls import Watch
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Finished
@@ -245,8 +246,10 @@ def collected(agent: Agent, env: Env, state: LoopState, keys: IterationKeys) -> 
         env_state, time_step, carry = now
         words, env_key = keys
         acted = policy.action(time_step, carry, philox_key(words))
-        env_state, next_time_step = env.step(env_state, acted.action, env_key)
-        return (env_state, next_time_step, acted.carry), (next_time_step, acted.action, acted.info)
+        next_env_state, next_time_step = env.step(env_state, acted.action, env_key)
+        check_same_types(env.spec.id, "the state", env_state, next_env_state)
+        check_same_types(env.spec.id, "the time step", time_step, next_time_step)
+        return (next_env_state, next_time_step, acted.carry), (next_time_step, acted.action, acted.info)
 
     now = (state.env, state.time_step, state.carry)
     after, (time_steps, actions, info) = jax.lax.scan(step, now, (keys.act, keys.env))
