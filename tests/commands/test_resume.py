@@ -1,5 +1,6 @@
 """Stopped, resumed and finished is the same as never stopped, to the bit; what cannot be resumed is refused."""
 
+import json
 import os
 import shutil
 import signal
@@ -175,6 +176,22 @@ def test_a_run_that_was_ended_before_its_evaluation_gets_it(run, command):
     code, _, _ = command("resume run --eval-episodes 2")
     assert code == 0
     assert open_run(run).read_summary()["eval_episodes"] == 2
+
+
+def test_an_evaluation_afterwards_leaves_the_times_of_the_training(run, command):
+    before = open_run(run).read_summary()
+    (run / "summary.json").write_text(json.dumps(before | {"eval_episodes": 0, "eval_mean_return": None}))
+    assert command("resume run --eval-episodes 2")[0] == 0
+    after = open_run(run).read_summary()
+    assert after["eval_episodes"] == 2
+    for name in ("wall_seconds", "train_seconds", "compile_seconds", "fps"):
+        assert after[name] == before[name] > 0
+
+
+def test_times_that_nobody_has_written_are_none(run, command):
+    os.remove(run / "summary.json")
+    assert command("resume run --eval-episodes 2")[0] == 0
+    assert open_run(run).read_summary()["fps"] is None
 
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_starts_again_and_says_so(run, command):

@@ -319,10 +319,7 @@ def _summarise(
             "env": config.env,
             "seed": config.seed,
             "env_steps": progress.env_steps if progress else None,
-            "wall_seconds": time.monotonic() - began,
-            "train_seconds": progress.seconds if progress else None,
-            "compile_seconds": progress.compile_seconds if progress else None,
-            "fps": progress.fps if progress else None,
+            **_times(run, began, progress),
             "eval_mean_return": evaluation.mean_return if evaluation else None,
             "eval_std_return": evaluation.std_return if evaluation else None,
             "eval_mean_length": evaluation.mean_length if evaluation else None,
@@ -330,3 +327,19 @@ def _summarise(
             "stopped": stopped,
         }
     )
+
+
+def _times(run: Run, began: float, progress: Progress | None) -> dict[str, float | None]:
+    """How long it took; of the process before, if it has left a summary, where this one found nothing to train."""
+    times: dict[str, float | None] = {
+        "wall_seconds": time.monotonic() - began,
+        "train_seconds": progress.seconds if progress else None,
+        "compile_seconds": progress.compile_seconds if progress else None,
+        "fps": progress.fps if progress else None,
+    }
+    if progress is None or progress.seconds > 0:
+        return times
+    earlier: dict[str, Any] = dict.fromkeys(times)
+    with contextlib.suppress(RunError):
+        earlier = run.read_summary()
+    return {name: earlier.get(name) for name in times}
