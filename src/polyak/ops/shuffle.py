@@ -10,7 +10,8 @@ ROUNDS = 6
 
 
 def shuffle_words(key: PRNGKeyArray, *shape: int) -> UInt32[Array, "*shape rounds"]:
-    """What decides so many orders, a word for each round of `shuffled_indices`; all at once, since a key takes ten kernels."""
+    """What decides so many orders: for each a word for each round of `shuffled_indices`."""
+    # Drawn in one row: of a small array with several axes LLVM unrolls every loop, and compiles for half a second longer.
     return jax.random.bits(key, (math.prod(shape) * ROUNDS,), jnp.uint32).reshape(*shape, ROUNDS)
 
 
