@@ -17,7 +17,7 @@ from polyak.core.types import Variables
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.ops.distributions import for_space
-from polyak.parts.minibatches import shuffle_keys, shuffled_minibatches
+from polyak.parts.minibatches import epoch_words, shuffled_minibatches
 from polyak.parts.networks import mlp
 from polyak.parts.recurrent import gru, lstm
 from polyak.train.hosted import HostedEnv
@@ -87,8 +87,8 @@ def test_minibatches_are_whole_sequences_with_the_memory_rebuilt_step_by_step(ne
         ratio = jnp.exp(for_space(SPEC.action, now[:-1]).log_prob(data.actions) - old)[:, envs]
         return -mean(ratio * normal) + 0.5 * mean((values[:-1] - jnp.asarray(goal, jnp.float32))[:, envs] ** 2)
 
-    (keys,) = shuffle_keys(KEY, 1, 1, NUM_ENVS, 2)
-    first, second = np.asarray(shuffled_minibatches(keys, 1, NUM_ENVS, 2))
+    (words,) = epoch_words(KEY, 1, 1, NUM_ENVS, 2)
+    first, second = np.asarray(shuffled_minibatches(words, 1, NUM_ENVS, 2))
     assert sorted([*first, *second]) == list(range(NUM_ENVS))
     one, unravel = ravel_pytree(state.variables.params)
     g1 = ravel_pytree(gradient(unravel(one), first))[0]

@@ -17,6 +17,7 @@ from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 ZOO = EnvSpec(
     obs=Dict({
         "vector": Box([-1.0, -1.0], [1.0, 1.0]),
+        "level": Box(np.float32(-1.0), np.float32(1.0)),
         "gear": Discrete(3),
         "pair": Tuple((MultiDiscrete((2, 3)), MultiBinary((2, 2)))),
         "pixels": Box(np.zeros((2, 2)), np.full((2, 2), 255), np.uint8),

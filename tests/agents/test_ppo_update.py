@@ -14,7 +14,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.schedules import Linear
 from polyak.parts.adapters import FlaxNNX
-from polyak.parts.minibatches import shuffle_keys, shuffled_minibatches
+from polyak.parts.minibatches import epoch_words, shuffled_minibatches
 from polyak.parts.networks import mlp
 from polyak.parts.recurrent import gru
 from tests.agents.oracle import OraclePPO
@@ -80,8 +80,8 @@ def oracle_of(agent, state):
 
 def minibatches(agent, key):
     sizes = NUM_STEPS, NUM_ENVS, agent.num_minibatches
-    for keys in shuffle_keys(key, agent.num_epochs, *sizes):
-        yield from np.asarray(shuffled_minibatches(keys, *sizes))
+    for words in epoch_words(key, agent.num_epochs, *sizes):
+        yield from np.asarray(shuffled_minibatches(words, *sizes))
 
 
 def stream(spec, seed, ends, count=3):

@@ -178,20 +178,33 @@ def test_a_run_that_was_ended_before_its_evaluation_gets_it(run, command):
     assert open_run(run).read_summary()["eval_episodes"] == 2
 
 
-def test_an_evaluation_afterwards_leaves_the_times_of_the_training(run, command):
+TIMES = ("env_steps", "wall_seconds", "train_seconds", "compile_seconds", "fps")
+
+
+def test_an_evaluation_afterwards_leaves_the_times_of_the_training(run, command, monkeypatch):
     before = open_run(run).read_summary()
     (run / "summary.json").write_text(json.dumps(before | {"eval_episodes": 0, "eval_mean_return": None}))
+    with monkeypatch.context() as patched:
+        patched.setattr("polyak.commands.training.evaluation_of", lambda *_: 1 / 0)
+        assert command("resume run --eval-episodes 2")[0] == 1
+    failed = open_run(run).read_summary()
+    assert failed["stopped"] == "ZeroDivisionError: division by zero"
     assert command("resume run --eval-episodes 2")[0] == 0
     after = open_run(run).read_summary()
-    assert after["eval_episodes"] == 2
-    for name in ("wall_seconds", "train_seconds", "compile_seconds", "fps"):
-        assert after[name] == before[name] > 0
+    assert (after["eval_episodes"], after["stopped"]) == (2, None)
+    for name in TIMES:
+        assert after[name] == failed[name] == before[name] > 0
 
 
-def test_times_that_nobody_has_written_are_none(run, command):
+@pytest.mark.parametrize("left", [None, {"env_steps": 128, "train_seconds": 1.0, "compile_seconds": 1.0, "fps": 128.0}])
+def test_times_that_nobody_has_written_or_of_another_training_are_none(run, command, left):
     os.remove(run / "summary.json")
+    if left is not None:
+        (run / "summary.json").write_text(json.dumps(left))
     assert command("resume run --eval-episodes 2")[0] == 0
-    assert open_run(run).read_summary()["fps"] is None
+    after = open_run(run).read_summary()
+    assert after["env_steps"] >= 400 and after["wall_seconds"] > 0
+    assert [after[name] for name in TIMES[2:]] == [None] * 3
 
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_starts_again_and_says_so(run, command):

@@ -201,8 +201,8 @@ class Wrong(Script):
         match self.what:
             case "reward":
                 reward = reward[:, None]
-            case "integers":
-                reward = reward.astype(jnp.int32)
+            case "complex":
+                reward = reward.astype(jnp.complex64)
             case "flags":
                 truncated = truncated.astype(jnp.float32)
             case "five":
@@ -217,7 +217,7 @@ class Wrong(Script):
 
     def observe(self, state):
         obs = super().observe(state)
-        return {"obs": obs[:1], "kind": obs.astype(jnp.int32)}.get(self.what, obs)
+        return obs[:1] if self.what == "obs" else obs
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,8 @@ class Wrong(Script):
     [
         ("rows", ValueError, r"script: reset\(\) must hand out the state\['steps'\] with a row for each of 4 .*got shape \(\)"),
         ("obs", ValueError, r"script: observation: wanted shape \(4, 2\), got \(1, 2\)"),
-        ("kind", TypeError, r"script: observation: wanted floats, got int32"),
         ("reward", ValueError, r"script: step\(\) must hand out reward of shape \(4,\), got \(4, 1\)"),
-        ("integers", TypeError, r"step\(\) must hand out reward as floats, got int32"),
+        ("complex", TypeError, r"step\(\) must hand out reward as real numbers, got complex64"),
         ("flags", TypeError, r"step\(\) must hand out truncated as bool, got float32"),
         ("five", TypeError, r"step\(\) must hand out \(state, reward, terminated, truncated\), got 5 things"),
         ("info", TypeError, r"step\(\) must hand out \(state, .*, got dict"),
@@ -242,16 +241,34 @@ def test_E13_dynamics_that_hand_out_something_else_are_refused(what, error, says
         env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0))
 
 
-def test_a_reward_and_flags_that_are_one_for_all_are_taken():
-    @struct
-    class Constant(Script):
-        def step(self, state, action, key):
-            return super().step(state, action, key)[0], 1.0, False, False
+@struct
+class Given(Script):
+    """Rewards and flags of another kind or shape that mean the same."""
 
-    env = AutoReset(Constant(), 4)
-    state, _ = env.init(jax.random.key(0))
-    _, time_step = env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0))
-    assert time_step.reward.tolist() == [1.0] * 4 and not time_step.last.any()
+    reward: object = static(default=None)
+
+    def step(self, state, action, key):
+        return [super().step(state, action, key)[0], self.reward(action.shape[0]), False, False]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        lambda rows: 1.0,
+        lambda rows: 1,
+        lambda rows: True,
+        lambda rows: np.ones(rows, np.int64),
+        lambda rows: jnp.ones(rows, bool),
+        lambda rows: jnp.ones(rows, jnp.bfloat16),
+        lambda rows: jnp.where(jnp.ones(rows, bool), 1.0, 2.0),
+    ],
+)
+def test_rewards_of_any_kind_of_number_become_float32(reward):
+    env = AutoReset(Given(reward=reward), 4)
+    state, before = env.init(jax.random.key(0))
+    _, after = env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0))
+    assert after.reward.tolist() == [1.0] * 4 and not after.last.any()
+    assert jax.typeof(after.reward) == jax.typeof(before.reward) and after.reward.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polyak.parts.epochs import Objective, Taken, gradient_epochs
-from polyak.parts.minibatches import shuffle_keys, shuffled_minibatches
+from polyak.parts.minibatches import epoch_words, shuffled_minibatches
 from polyak.parts.optimizer import Adam
 from polyak.parts.rows import Rows
 
@@ -74,7 +74,7 @@ def run(objective, *, start=0.0, epochs=2, num_minibatches=2, usable=True, max_g
 
 def minibatches(num_minibatches, epochs):
     sizes = NUM_STEPS, NUM_ENVS, num_minibatches
-    return [np.asarray(shuffled_minibatches(keys, *sizes)) for keys in shuffle_keys(KEY, epochs, *sizes)]
+    return [np.asarray(shuffled_minibatches(words, *sizes)) for words in epoch_words(KEY, epochs, *sizes)]
 
 
 def term(taken, name):

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from polyak.parts import minibatches
-from polyak.parts.minibatches import accumulate, map_rows, shuffle_keys, shuffled_minibatches
+from polyak.parts.minibatches import accumulate, epoch_words, map_rows, shuffled_minibatches
 from polyak.train.loop import ENVS, mesh_over
 
 KEY = jax.random.key(0)
 
 
 def one_epoch(key, *sizes, axis_name=None):
-    (keys,) = shuffle_keys(key, 1, *sizes, axis_name)
-    return shuffled_minibatches(keys, *sizes)
+    (words,) = epoch_words(key, 1, *sizes, axis_name)
+    return shuffled_minibatches(words, *sizes)
 
 
 def batches(key, *sizes):
@@ -61,8 +61,8 @@ def test_the_key_decides_the_order():
 
 
 def test_every_epoch_has_an_order_of_its_own():
-    keys = shuffle_keys(KEY, 3, 16, 8, 4)
-    orders = {tuple(np.asarray(shuffled_minibatches(its, 16, 8, 4)).ravel()) for its in keys}
+    words = epoch_words(KEY, 3, 16, 8, 4)
+    orders = {tuple(np.asarray(shuffled_minibatches(its, 16, 8, 4)).ravel()) for its in words}
     assert len(orders) == 3
 
 

@@ -95,7 +95,7 @@ class Changing:
     ("what", "says"),
     [
         ("state", r"step\(\) changes the tree of the state from .* to PyTreeDef\(\{'state'"),
-        ("reward", r"step\(\) changes the time step\.reward from float32\[(\d+)\] to float32\[\1, 1\]"),
+        ("reward", r"step\(\) changes the time step\.reward from float32\[(\d+)\] to float32\[\1, 1\]; it must keep its shape"),
     ],
 )
 def test_E13_an_environment_that_changes_its_types_is_refused_before_it_is_compiled(what, says):

@@ -318,8 +318,7 @@ def _summarise(
             "algorithm": config.algorithm,
             "env": config.env,
             "seed": config.seed,
-            "env_steps": progress.env_steps if progress else None,
-            **_times(run, began, progress),
+            **_done(run, began, progress),
             "eval_mean_return": evaluation.mean_return if evaluation else None,
             "eval_std_return": evaluation.std_return if evaluation else None,
             "eval_mean_length": evaluation.mean_length if evaluation else None,
@@ -329,17 +328,20 @@ def _summarise(
     )
 
 
-def _times(run: Run, began: float, progress: Progress | None) -> dict[str, float | None]:
-    """How long it took; of the process before, if it has left a summary, where this one found nothing to train."""
-    times: dict[str, float | None] = {
+def _done(run: Run, began: float, progress: Progress | None) -> dict[str, Any]:
+    """How far the run is and how long that took: of this process, else of the one that trained to the last checkpoint."""
+    done: dict[str, Any] = {
+        "env_steps": progress.env_steps if progress else None,
         "wall_seconds": time.monotonic() - began,
-        "train_seconds": progress.seconds if progress else None,
-        "compile_seconds": progress.compile_seconds if progress else None,
-        "fps": progress.fps if progress else None,
+        "train_seconds": None,
+        "compile_seconds": None,
+        "fps": None,
     }
-    if progress is None or progress.seconds > 0:
-        return times
-    earlier: dict[str, Any] = dict.fromkeys(times)
-    with contextlib.suppress(RunError):
+    if progress is not None and progress.seconds > 0:
+        times = {"train_seconds": progress.seconds, "compile_seconds": progress.compile_seconds, "fps": progress.fps}
+        return done | times
+    with contextlib.suppress(RunError, CheckpointError):
         earlier = run.read_summary()
-    return {name: earlier.get(name) for name in times}
+        if earlier.get("env_steps") == max(steps(run.checkpoints), default=0):
+            return {name: earlier.get(name) for name in done}
+    return done

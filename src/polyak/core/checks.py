@@ -1,4 +1,4 @@
-"""Checks of settings when an object is built: what (owner and field), what was got, what is wanted."""
+"""Checks of settings when an object is built, and of what environments hand out: what, what was got, what is wanted."""
 
 import math
 from typing import Any
@@ -81,8 +81,8 @@ def _interval(at_least: float, at_most: float, above: float) -> str:
     return f"in {low}, {high}"
 
 
-def check_step_dtypes(what: str, time_step: Any, shape: tuple[int, ...] | None = None) -> None:
-    """Rewards of a `TimeStep` are floating, flags are bool: an integer's inverse, -1 or -2, would count as so many steps.
+def check_step_arrays(what: str, time_step: Any, shape: tuple[int, ...] | None = None) -> None:
+    """Rewards of a `TimeStep` are floating, flags bool (~1 is -2 steps), and all are of one shape.
 
     Args:
         shape: of each of them; None where the caller has looked.
@@ -120,4 +120,5 @@ def check_same_types(env_id: str, what: str, before: Any, after: Any, *, weak: b
         if same[0] != same[1]:
             was, got = (f"{'weak ' if weak and t.weak_type else ''}{t.dtype}{list(t.shape)}" for t in types)
             where = f"{what}{jax.tree_util.keystr(path)}"
-            raise TypeError(f"{env_id}: step() changes {where} from {was} to {got}; cast it, or it compiles at every step")
+            remedy = "cast it" if types[0].shape == types[1].shape else "it must keep its shape"
+            raise TypeError(f"{env_id}: step() changes {where} from {was} to {got}; {remedy}")

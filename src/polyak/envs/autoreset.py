@@ -13,6 +13,9 @@ from polyak.core.spaces import EnvSpec, Leaf, Space, leaf_spaces, map_space
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, TimeStep
 
+# A reward may be counted too, or be 1 where something is so.
+REAL = (jnp.floating, jnp.integer, jnp.bool_)
+
 
 class Dynamics(Protocol):
     """Batched dynamics that know nothing of resets: pure functions over a state with leaves `[B, ...]`."""
@@ -71,11 +74,11 @@ class AutoReset:
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Fresh episodes everywhere: the state, and `first` time steps."""
         state = self.dynamics.reset(key, self.num_envs)
-        check_rows(f"{self.spec.id}: reset() must hand out", state, self.num_envs)
+        _check_rows(f"{self.spec.id}: reset() must hand out", state, self.num_envs)
         obs = self.dynamics.observe(state)
-        check_obs(self.spec, obs, self.num_envs)
+        _check_obs(self.spec, obs, self.num_envs)
         no = jnp.zeros(self.num_envs, bool)
-        time_step = TimeStep(obs, jnp.zeros(self.num_envs), no, no, ~no)
+        time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no)
         return AutoResetState(state, no), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
@@ -84,13 +87,14 @@ class AutoReset:
         check_actions(spec, action, self.num_envs)
         # Dynamics without noise never use their key, so that deriving it costs nothing once compiled.
         moved = self.dynamics.step(state.dynamics, spec.native_action(action), jax.random.fold_in(key, 1))
-        check_step(spec, state.dynamics, moved, self.num_envs)
+        _check_step(spec, state.dynamics, moved, self.num_envs)
         after, reward, terminated, truncated = moved
         fresh = self.dynamics.reset(key, self.num_envs)
         first = state.last
         after = jax.tree.map(lambda new, old: jnp.where(_rows(first, old), new, old), fresh, after)
         terminated, truncated = terminated & ~first, truncated & ~first
-        time_step = TimeStep(self.dynamics.observe(after), jnp.where(first, 0.0, reward), terminated, truncated, first)
+        reward = jnp.where(first, 0.0, jnp.asarray(reward, jnp.float32))
+        time_step = TimeStep(self.dynamics.observe(after), reward, terminated, truncated, first)
         return AutoResetState(after, terminated | truncated), time_step
 
 
@@ -99,7 +103,7 @@ def _rows(mask: Any, like: Any) -> Any:
     return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
 
 
-def check_rows(what: str, state: PyTree, num_envs: int) -> None:
+def _check_rows(what: str, state: PyTree, num_envs: int) -> None:
     """Every leaf of the dynamics' state is `[num_envs, ...]`.
 
     Raises:
@@ -111,33 +115,36 @@ def check_rows(what: str, state: PyTree, num_envs: int) -> None:
             raise ValueError(f"{what} {where} with a row for each of {num_envs} environments, got shape {jnp.shape(leaf)}")
 
 
-def check_step(spec: EnvSpec, before: PyTree, answer: Any, num_envs: int) -> None:
+def _check_step(spec: EnvSpec, before: PyTree, answer: Any, num_envs: int) -> None:
     """What the dynamics' `step` handed out is `(state, reward, terminated, truncated)`, and the state as it was before.
 
     Raises:
         TypeError: it is something else, or of another kind of number.
         ValueError: a reward or flag for each environment was wanted, and its shape is another.
     """
-    if not isinstance(answer, tuple) or len(answer) != 4:
-        got = f"{len(answer)} things" if isinstance(answer, tuple) else type(answer).__name__
+    if not isinstance(answer, tuple | list) or len(answer) != 4:
+        got = f"{len(answer)} things" if isinstance(answer, tuple | list) else type(answer).__name__
         raise TypeError(f"{spec.id}: step() must hand out (state, reward, terminated, truncated), got {got}")
     after, *rest = answer
     for name, value in zip(("reward", "terminated", "truncated"), rest, strict=True):
-        kind, wanted = (jnp.floating, "floats") if name == "reward" else (jnp.bool_, "bool")
-        if not jnp.issubdtype(jnp.result_type(value), kind):
+        kinds, wanted = (REAL, "real numbers") if name == "reward" else ((jnp.bool_,), "bool")
+        if not any(jnp.issubdtype(jnp.result_type(value), kind) for kind in kinds):
             raise TypeError(f"{spec.id}: step() must hand out {name} as {wanted}, got {jnp.result_type(value)}")
         if jnp.shape(value) not in ((), (num_envs,)):
             raise ValueError(f"{spec.id}: step() must hand out {name} of shape {(num_envs,)}, got {jnp.shape(value)}")
     check_same_types(spec.id, "the state", before, after)
 
 
-def check_obs(spec: EnvSpec, obs: PyTree, num_envs: int) -> None:
-    """Tree, shape and kind of number of a batch of observations.
+def _check_obs(spec: EnvSpec, obs: PyTree, num_envs: int) -> None:
+    """Tree and shapes of a batch of observations.
 
     Raises:
-        TypeError, ValueError: as in `check_actions`.
+        TypeError: another tree than the space's.
+        ValueError: another shape than `[num_envs, ...]`.
     """
-    _check_batch(f"{spec.id}: observation", spec.obs, obs, num_envs)
+    what = f"{spec.id}: observation"
+    for (path, leaf), array in zip(leaf_spaces(spec.obs), _leaves(what, spec.obs, obs), strict=True):
+        _check_shape(what, path, leaf, array, num_envs)
 
 
 def check_actions(spec: EnvSpec, action: PyTree, num_envs: int) -> None:
@@ -147,12 +154,13 @@ def check_actions(spec: EnvSpec, action: PyTree, num_envs: int) -> None:
         TypeError: a float for an integer space or the other way round, or another tree than the action space's.
         ValueError: another shape than `[num_envs, ...]`.
     """
-    _check_batch(f"{spec.id}: action", spec.action, action, num_envs)
-
-
-def _check_batch(what: str, space: Space, tree: PyTree, num_envs: int) -> None:
-    for (path, leaf), array in zip(leaf_spaces(space), _leaves(what, space, tree), strict=True):
-        _check_leaf(f"{what}{path and ' ' + repr(path)}", leaf, array, num_envs)
+    what = f"{spec.id}: action"
+    for (path, leaf), array in zip(leaf_spaces(spec.action), _leaves(what, spec.action, action), strict=True):
+        floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+        if not isinstance(array, jax.Array | np.ndarray) or jnp.issubdtype(array.dtype, jnp.floating) != floats:
+            got = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"{_named(what, path)}: wanted {'floats' if floats else 'integers'}, got {got}")
+        _check_shape(what, path, leaf, array, num_envs)
 
 
 def _leaves(what: str, space: Space, tree: PyTree) -> list[Any]:
@@ -165,10 +173,10 @@ def _leaves(what: str, space: Space, tree: PyTree) -> list[Any]:
     return leaves
 
 
-def _check_leaf(what: str, leaf: Leaf, array: Any, num_envs: int) -> None:
-    kinds = "f" if leaf.dtype.kind == "f" else "iub"
-    if not isinstance(array, jax.Array | np.ndarray) or jnp.dtype(array.dtype).kind not in kinds:
-        wanted = "floats" if kinds == "f" else "integers"
-        raise TypeError(f"{what}: wanted {wanted}, got {getattr(array, 'dtype', type(array).__name__)}")
-    if array.shape != (num_envs, *leaf.shape):
-        raise ValueError(f"{what}: wanted shape {(num_envs, *leaf.shape)}, got {array.shape}")
+def _check_shape(what: str, path: str, leaf: Leaf, array: Any, num_envs: int) -> None:
+    if jnp.shape(array) != (num_envs, *leaf.shape):
+        raise ValueError(f"{_named(what, path)}: wanted shape {(num_envs, *leaf.shape)}, got {jnp.shape(array)}")
+
+
+def _named(what: str, path: str) -> str:
+    return f"{what} {path!r}" if path else what

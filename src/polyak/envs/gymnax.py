@@ -130,11 +130,6 @@ def names() -> list[str]:
     return [name for name in gymnax.registered_envs if name not in BROKEN]
 
 
-def _strong(tree: PyTree) -> PyTree:
-    """Without weak types, which would change in the first step and compile it twice."""
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), tree)
-
-
 @contextlib.contextmanager
 def _their_rules(id: str) -> Iterator[None]:
     """Gymnax relies on JAX's default promotion, whatever the user's settings; its own failures are told as such."""

@@ -198,8 +198,7 @@ def explained_variance(
         axis_name: the mesh axis that the entries are spread over.
     """
     both = jnp.stack([value_target - value, value_target])
-    means, variances = jax.vmap(lambda x: masked_mean_and_variance(x, weight, axis_name))(both)
-    mean, (unexplained, variance) = means[1], variances
+    (_, mean), (unexplained, variance) = jax.vmap(lambda x: masked_mean_and_variance(x, weight, axis_name))(both)
     varies = variance > jnp.square(float(np.finfo(np.float32).eps) * mean)
     return jnp.where(varies, 1.0 - unexplained / _at_least_tiny(variance), 0.0)
 

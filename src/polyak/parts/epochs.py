@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
 
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, Scalar, Terms
-from polyak.parts.minibatches import accumulate, shuffle_keys, shuffled_minibatches
+from polyak.parts.minibatches import accumulate, epoch_words, shuffled_minibatches
 from polyak.parts.optimizer import Adam, global_norm
 from polyak.parts.rows import Rows, advantage_scaling
 
@@ -56,7 +56,8 @@ class Taken:
     """What the epochs were, `[E, K]`.
 
     Attributes:
-        table: for each minibatch the terms of its loss, then 1 or 0 for each flag, in one array: an array each costs kernels.
+        table: for each minibatch the terms of its loss, then 1 or 0 for each of the flags bad (two), kept and refused, in one
+            array: an array each costs kernels.
         names: what the terms are called.
     """
 
@@ -174,13 +175,13 @@ def gradient_epochs(
         refused = ~keep & ~stopped & (total > 0)
         return (params, optimizer, stopped), Taken.of(terms, bad, keep, refused)
 
-    def epoch(carry: PyTree, keys: Array) -> tuple[PyTree, Taken]:
+    def epoch(carry: PyTree, words: Array) -> tuple[PyTree, Taken]:
         rows = objective.rows(carry[0])
-        index = shuffled_minibatches(keys, *shape, num_minibatches)
+        index = shuffled_minibatches(words, *shape, num_minibatches)
         scaling = advantage_scaling(rows, index, normalize_advantage, axis_name)
         taken: tuple[PyTree, Taken] = jax.lax.scan(partial(step, rows), carry, (index, *scaling))
         return taken
 
-    keys = shuffle_keys(key, num_epochs, *shape, num_minibatches, axis_name)
-    (params, optimizer, _), taken = jax.lax.scan(epoch, (params, optimizer, jnp.array(False)), keys)
+    words = epoch_words(key, num_epochs, *shape, num_minibatches, axis_name)
+    (params, optimizer, _), taken = jax.lax.scan(epoch, (params, optimizer, jnp.array(False)), words)
     return params, optimizer, taken

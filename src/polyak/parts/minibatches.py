@@ -21,7 +21,7 @@ ROWS_IN_CACHE = 4096
 ROWS_IN_CACHE_OF_A_CORE = 256
 
 
-def shuffle_keys(
+def epoch_words(
     key: PRNGKeyArray, num_epochs: int, num_steps: int, num_envs: int, num_minibatches: int, axis_name: str | None = None
 ) -> UInt32[Array, "num_epochs groups rounds"]:
     """What decides the minibatches of every epoch, on this device; see `shuffled_minibatches`.
@@ -43,19 +43,19 @@ def shuffle_keys(
 
 
 def shuffled_minibatches(
-    keys: UInt32[Array, "groups rounds"], num_steps: int, num_envs: int, num_minibatches: int
+    words: UInt32[Array, "groups rounds"], num_steps: int, num_envs: int, num_minibatches: int
 ) -> Int32[Array, "num_minibatches M"]:
     """Row numbers, into the flattened `[T, B]` rows, of one epoch's minibatches: every row once; the whole batch as it lies.
 
     Args:
-        keys: one epoch's of `shuffle_keys` with the same numbers.
+        words: one epoch's of `epoch_words` with the same numbers.
     """
     if num_minibatches == 1:
         # Sums alone are made of it: shuffling took a tenth of a full-batch update.
         return jnp.arange(num_steps * num_envs, dtype=jnp.int32)[None]
-    groups = keys.shape[0]
+    groups = words.shape[0]
     width = num_envs // groups
-    order = jax.vmap(lambda words: shuffled_indices(words, num_steps * width))(keys).astype(jnp.int32)
+    order = jax.vmap(lambda its: shuffled_indices(its, num_steps * width))(words).astype(jnp.int32)
     step, env = order // width, order % width
     first_env = jnp.arange(groups, dtype=jnp.int32)[:, None] * width
     rows = step * num_envs + jnp.broadcast_to(first_env, env.shape) + env

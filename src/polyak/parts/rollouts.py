@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyak.core.checks import check_step_dtypes
+from polyak.core.checks import check_step_arrays
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, leaf_spaces
 from polyak.core.types import PyTree, RecurrentNetwork, Rollout
 from polyak.ops.distributions import parameter_shapes
@@ -31,7 +31,7 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
             raise ValueError(f"update: rollout.time_steps.{name} must be [T+1, B] = {shape} as reward is, got {got}")
     _check_leaves("time_steps.obs", steps.obs, spec.obs, (times, num_envs))
     _check_leaves("actions", rollout.actions, spec.action, (times - 1, num_envs))
-    check_step_dtypes("update: rollout.time_steps", steps)
+    check_step_arrays("update: rollout.time_steps", steps)
     _check_kinds(rollout.actions, spec.action)
     _check_masks(steps.action_mask, spec, (times, num_envs))
     return times - 1, num_envs

@@ -58,7 +58,7 @@ class Rows:
         """The rows of these numbers, or the sequences of these environments."""
         leaves, tree = jax.tree.flatten(dataclasses.replace(self, carry=()))
         # The numbers of a row are taken at once, out of one table that XLA makes before the loop.
-        single = [i for i, x in enumerate(leaves) if x.ndim == self.weight.ndim and x.dtype == self.weight.dtype]
+        single = [i for i, x in enumerate(leaves) if (x.shape, x.dtype) == (self.weight.shape, self.weight.dtype)]
         numbers = self.take(jnp.stack([leaves[i] for i in single], axis=-1), index)
         leaves = [numbers[..., single.index(i)] if i in single else self.take(x, index) for i, x in enumerate(leaves)]
         rows: Rows = jax.tree.unflatten(tree, leaves)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.buffers import owned
-from polyak.core.checks import check_integer, check_step_dtypes
+from polyak.core.checks import check_integer, check_step_arrays
 from polyak.core.spaces import EnvSpec, difference
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
@@ -120,7 +120,7 @@ def run_env_key(key: PRNGKeyArray) -> PRNGKeyArray:
 
 def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
     """The loop's state before the first iteration; every buffer its own, so that it can be donated beside the arguments."""
-    check_step_dtypes("train: the environment's time_step", time_step, (num_envs,))
+    check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
     own: LoopState = owned(
         LoopState(
