@@ -18,7 +18,7 @@ GROUPS = (8, 4, 2, 1)
 # On so many rows the gradient of a (64, 64) network runs at twice the speed that it has where activations leave the cache.
 ROWS_IN_CACHE = 4096
 # Devices that are a core each have only that core's cache; alone, a device takes more cores for larger products.
-ROWS_IN_CACHE_OF_A_CORE = 256
+ROWS_IN_CACHE_OF_A_CORE = 512
 
 
 def epoch_words(
