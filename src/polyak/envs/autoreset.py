@@ -74,7 +74,7 @@ class AutoReset:
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Fresh episodes everywhere: the state, and `first` time steps."""
         state = self.dynamics.reset(key, self.num_envs)
-        _check_rows(f"{self.spec.id}: reset() must hand out", state, self.num_envs)
+        _check_rows(self.spec, state, self.num_envs)
         obs = self.dynamics.observe(state)
         _check_obs(self.spec, obs, self.num_envs)
         no = jnp.zeros(self.num_envs, bool)
@@ -103,7 +103,7 @@ def _rows(mask: Any, like: Any) -> Any:
     return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
 
 
-def _check_rows(what: str, state: PyTree, num_envs: int) -> None:
+def _check_rows(spec: EnvSpec, state: PyTree, num_envs: int) -> None:
     """Every leaf of the dynamics' state is `[num_envs, ...]`.
 
     Raises:
@@ -111,8 +111,8 @@ def _check_rows(what: str, state: PyTree, num_envs: int) -> None:
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (num_envs,):
-            where = f"the state{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{what} {where} with a row for each of {num_envs} environments, got shape {jnp.shape(leaf)}")
+            wanted = f"the state{jax.tree_util.keystr(path)} with a row for each of {num_envs} environments"
+            raise ValueError(f"{spec.id}: reset() must hand out {wanted}, got shape {jnp.shape(leaf)}")
 
 
 def _check_step(spec: EnvSpec, before: PyTree, answer: Any, num_envs: int) -> None:
