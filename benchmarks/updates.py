@@ -78,7 +78,7 @@ def carried_first(contestant: str, case: str) -> Any:
     """What goes with the target from call to call: a count that tells whether an update is due, or tau."""
     import jax.numpy as jnp
 
-    from polyak.ops.follow import Follow
+    from polyak.copies.follow import Follow
 
     if contestant in ("polyak", "soft") and "due" in case:
         return Follow().init()
@@ -90,7 +90,7 @@ def update_of(contestant: str, case: str) -> Callable[[Any, Any, Any], tuple[Any
     import jax
     import optax
 
-    from polyak.ops.follow import Follow
+    from polyak.copies.follow import Follow
     from polyak.ops.updates import soft_update
 
     match contestant, "due" in case:

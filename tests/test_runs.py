@@ -12,11 +12,11 @@ import pytest
 from flax import nnx
 
 import polyak
-from polyak.io.checkpoint import CheckpointError
-from polyak.io.config import ConfigError
-from polyak.io.loggers import save_progress
-from polyak.io.run import RunError, create, open_run
 from polyak.runs import RunConfig, read_config, run_key
+from polyak.storage.callbacks import save_progress
+from polyak.storage.checkpoint import CheckpointError
+from polyak.storage.config import ConfigError
+from polyak.storage.run_directory import RunError, create, open_run
 
 OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
 

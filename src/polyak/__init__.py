@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyak import envs, policies, presets, schedules, train
     from polyak.agents.ppo import PPO
+    from polyak.copies.follow import Follow
+    from polyak.copies.network_copies import NetworkCopies
     from polyak.core.spaces import EnvSpec
     from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
-    from polyak.ops.follow import Follow
+    from polyak.networks.actor_critic import mlp, nature_cnn
+    from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
+    from polyak.networks.recurrent import gru, lstm
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
-    from polyak.parts.adapters import Equinox, FlaxLinen, FlaxNNX
-    from polyak.parts.copies import NetworkCopies
-    from polyak.parts.networks import mlp, nature_cnn
-    from polyak.parts.python_policy import PythonPolicy
-    from polyak.parts.recurrent import gru, lstm
+    from polyak.policies.python.policy import PythonPolicy
     from polyak.runs import load_policy
 
 __version__ = metadata.version("polyak")
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
 
             return getattr(types, name)
         case "Follow":
-            from polyak.ops import follow
+            from polyak.copies import follow
 
             return follow.Follow
         case "apply_updates" | "incremental_update" | "periodic_update" | "soft_update":
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
 
             return getattr(updates, name)
         case "NetworkCopies":
-            from polyak.parts import copies
+            from polyak.copies import network_copies as copies
 
             return copies.NetworkCopies
         case "Linear":
@@ -89,19 +89,19 @@ def __getattr__(name: str) -> Any:
 
             return schedules.Linear
         case "Equinox" | "FlaxLinen" | "FlaxNNX":
-            from polyak.parts import adapters
+            from polyak.networks import adapters
 
             return getattr(adapters, name)
         case "mlp" | "nature_cnn":
-            from polyak.parts import networks
+            from polyak.networks import actor_critic as networks
 
             return getattr(networks, name)
         case "gru" | "lstm":
-            from polyak.parts import recurrent
+            from polyak.networks import recurrent
 
             return getattr(recurrent, name)
         case "PythonPolicy":
-            from polyak.parts import python_policy
+            from polyak.policies.python import policy as python_policy
 
             return python_policy.PythonPolicy
         case "load_policy":

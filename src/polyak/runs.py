@@ -15,18 +15,18 @@ from polyak.agents import AGENTS
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import zeros
 from polyak.core.types import Agent, Policy
-from polyak.io.checkpoint import restore
-from polyak.io.config import ConfigError, from_json, to_json
-from polyak.io.export import SPEC_CLASSES, Export, ExportError, read_export
-from polyak.io.numpy_file import from_members
-from polyak.io.numpy_reader import Policy as NumPyReader
-from polyak.io.run import Run, RunError, open_run
-from polyak.io.stablehlo import MEMBER, load_program
+from polyak.export.archive import SPEC_CLASSES, Export, ExportError, read_export
+from polyak.export.exported_policy import ExportedPolicy
+from polyak.export.numpy_file import from_members
+from polyak.export.numpy_reader import Policy as NumPyReader
+from polyak.export.numpy_weights import check_plain_weights
+from polyak.export.stablehlo import MEMBER, load_program
+from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.recurrent import RecurrentActorCritic
 from polyak.ops import schedules
-from polyak.parts.exported import ExportedPolicy
-from polyak.parts.networks import ActorCritic
-from polyak.parts.plain_weights import check_plain_weights
-from polyak.parts.recurrent import RecurrentActorCritic
+from polyak.storage.checkpoint import restore
+from polyak.storage.config import ConfigError, from_json, to_json
+from polyak.storage.run_directory import Run, RunError, open_run
 
 FORMAT = 1
 

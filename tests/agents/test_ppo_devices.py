@@ -8,7 +8,7 @@ import pytest
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.parts.networks import mlp
+from polyak.networks.actor_critic import mlp
 from polyak.train.loop import mesh_over, update_on
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 

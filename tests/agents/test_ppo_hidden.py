@@ -10,9 +10,9 @@ from flax import nnx
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.parts.adapters import FlaxNNX
-from polyak.parts.networks import mlp
-from polyak.parts.recurrent import gru
+from polyak.networks.actor_critic import mlp
+from polyak.networks.adapters import FlaxNNX
+from polyak.networks.recurrent import gru
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))

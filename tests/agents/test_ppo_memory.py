@@ -16,11 +16,11 @@ from polyak.core.struct import static, struct
 from polyak.core.types import Variables
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
+from polyak.learning.minibatches import epoch_words, shuffled_minibatches
+from polyak.networks.actor_critic import mlp
+from polyak.networks.recurrent import gru, lstm
 from polyak.ops.distributions import for_space
-from polyak.parts.minibatches import epoch_words, shuffled_minibatches
-from polyak.parts.networks import mlp
-from polyak.parts.recurrent import gru, lstm
-from polyak.train.hosted import HostedEnv
+from polyak.train.jax_env_on_host import HostedEnv
 from polyak.train.loop import mesh_over, run_env_key, update_on
 from tests.agents.oracle import advantages
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits

@@ -18,10 +18,10 @@ from polyak.core.struct import struct
 from polyak.core.types import Rollout
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
+from polyak.learning import minibatches
+from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
 from polyak.ops.distributions import for_space
-from polyak.parts import minibatches
-from polyak.parts.networks import ActorCritic, mlp, nature_cnn
-from polyak.train.compiled import iteration, start
+from polyak.train.compiled_loop import iteration, start
 from polyak.train.loop import update_on
 from tests.agents.oracle import advantages
 from tests.agents.rollouts import fresh, on_device, random_variables, rollout, same_bits, shapes_of

@@ -9,8 +9,8 @@ import pytest
 
 from polyak.agents.ppo import PPO
 from polyak.envs.autoreset import AutoReset
-from polyak.parts.networks import mlp
-from polyak.train.compiled import iteration, start
+from polyak.networks.actor_critic import mlp
+from polyak.train.compiled_loop import iteration, start
 from polyak.train.loop import update_on
 from tests.probe_envs import OBS, probe, settings
 

@@ -12,12 +12,12 @@ from flax import linen, nnx
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Agent
-from polyak.io.config import from_json, to_json
+from polyak.networks.actor_critic import mlp, nature_cnn
+from polyak.networks.adapters import FlaxNNX
+from polyak.networks.recurrent import gru
 from polyak.ops.schedules import Constant, Exponential, Linear, Piecewise
-from polyak.parts.adapters import FlaxNNX
-from polyak.parts.networks import mlp, nature_cnn
-from polyak.parts.recurrent import gru
 from polyak.runs import CLASSES
+from polyak.storage.config import from_json, to_json
 from tests.agents.rollouts import rollout
 
 SPEC = EnvSpec(Box([-1.0], [1.0]), Discrete(2), "somewhere")

@@ -10,8 +10,8 @@ from flax import nnx
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import TimeStep
-from polyak.parts.adapters import FlaxNNX
-from polyak.parts.networks import mlp
+from polyak.networks.actor_critic import mlp
+from polyak.networks.adapters import FlaxNNX
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 ZOO = EnvSpec(

@@ -20,14 +20,14 @@ from jax.flatten_util import ravel_pytree
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
+from polyak.learning.batch import Rows
+from polyak.learning.surrogate import Surrogate
+from polyak.networks.roles import l2_coefficients
 from polyak.ops import losses
 from polyak.ops.kl_penalty import adapted_beta
 from polyak.ops.normalize import RunningStats
+from polyak.ops.optimizer import Adam
 from polyak.ops.returns import discounted_returns, gae
-from polyak.parts.optimizer import Adam
-from polyak.parts.regularization import l2_coefficients
-from polyak.parts.rows import Rows
-from polyak.parts.surrogate import Surrogate
 
 FILE = np.load(Path(__file__).parent / "reference" / "tf_agents_ppo.npz")
 CASES = [name.removesuffix("/num_steps") for name in FILE.files if name.endswith("/num_steps")]

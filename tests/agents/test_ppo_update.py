@@ -12,11 +12,11 @@ from jax.flatten_util import ravel_pytree
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
+from polyak.learning.minibatches import epoch_words, shuffled_minibatches
+from polyak.networks.actor_critic import mlp
+from polyak.networks.adapters import FlaxNNX
+from polyak.networks.recurrent import gru
 from polyak.ops.schedules import Linear
-from polyak.parts.adapters import FlaxNNX
-from polyak.parts.minibatches import epoch_words, shuffled_minibatches
-from polyak.parts.networks import mlp
-from polyak.parts.recurrent import gru
 from tests.agents.oracle import OraclePPO
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 

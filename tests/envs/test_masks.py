@@ -12,7 +12,7 @@ from polyak import envs, train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete, MultiDiscrete, map_space
 from polyak.envs.masks import mask_of_row, read_masks
-from polyak.parts.networks import mlp
+from polyak.networks.actor_critic import mlp
 from tests.envs import toys
 
 KINDS = list(toys.CHOICES)

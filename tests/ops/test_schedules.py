@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.io.config import from_json, to_json
-from polyak.ops.follow import Follow
+from polyak.copies.follow import Follow
 from polyak.ops.schedules import OBJECTS, Constant, Exponential, Linear, Piecewise, check_schedule, counted_on, value_at
+from polyak.storage.config import from_json, to_json
 
 
 @pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (25, 0.875), (100, 0.5), (101, 0.5), (2**32 - 1, 0.5)])

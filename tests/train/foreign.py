@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from polyak.core.struct import static, struct
-from polyak.parts.python_policy import PythonPolicy
+from polyak.policies.python.policy import PythonPolicy
 
 
 @struct

@@ -8,8 +8,8 @@ from polyak import train
 from polyak.agents.ppo import PPO
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
-from polyak.parts.networks import mlp
-from polyak.train.hosted import HostedEnv
+from polyak.networks.actor_critic import mlp
+from polyak.train.jax_env_on_host import HostedEnv
 from polyak.train.loop import run_env_key
 
 NUM_ENVS, NUM_STEPS = 4, 8

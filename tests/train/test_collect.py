@@ -9,11 +9,11 @@ from polyak import train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout
-from polyak.parts.exploration import EpsilonGreedy
-from polyak.parts.mixture import Mixture
-from polyak.parts.networks import mlp
-from polyak.parts.scripted import Scripted, Uniform
-from polyak.parts.with_info import with_info
+from polyak.networks.actor_critic import mlp
+from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.mixture import Mixture
+from polyak.policies.scripted import Scripted, Uniform
+from polyak.policies.with_info import with_info
 from polyak.train.collect import _programs, _Watched, collect
 from tests.agents.rollouts import same_bits
 from tests.train.scripted import Scripted as ScriptedEnv

@@ -9,9 +9,9 @@ import pytest
 
 from polyak import envs, train
 from polyak.agents.ppo import PPO
-from polyak.io.checkpoint import restore
-from polyak.io.loggers import checkpointer
-from polyak.io.run import create
+from polyak.storage.callbacks import checkpointer
+from polyak.storage.checkpoint import restore
+from polyak.storage.run_directory import create
 from tests.agents.rollouts import same_bits
 from tests.train.setting import AGENT, ENV, KEY, NUM_ENVS, everything, run
 from tests.train.sick import Sick, SickOutside
@@ -38,7 +38,7 @@ BOTH = pytest.mark.parametrize("loop", ["compiled", "host"])
 
 @BOTH
 def test_A8_what_diverged_is_noticed_between_two_reports(loop, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("polyak.train.compiled"), "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(importlib.import_module("polyak.train.compiled_loop"), "CHUNK_SECONDS", 0.0)
     env, agent = sick(loop)
     seen = []
     with pytest.raises(train.TrainingDiverged, match="3 updates in a row had no finite gradient step"):

@@ -12,7 +12,7 @@ from polyak.core.types import PolicyStep
 from polyak.envs.autoreset import AutoReset
 from polyak.ops.distributions import Deterministic
 from polyak.train.evaluate import Evaluation, evaluate
-from polyak.train.hosted import HostedEnv
+from polyak.train.jax_env_on_host import HostedEnv
 from polyak.train.loop import env_reset_key, env_step_key
 from tests.probe_envs import probe
 from tests.train.scripted import Scripted

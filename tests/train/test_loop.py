@@ -12,7 +12,7 @@ from polyak import train
 from polyak.core.struct import static, struct
 from polyak.core.types import Env
 from polyak.envs.autoreset import AutoReset
-from polyak.parts.adapters import FlaxNNX
+from polyak.networks.adapters import FlaxNNX
 from polyak.train.loop import (
     Target,
     env_reset_key,

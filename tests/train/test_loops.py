@@ -97,7 +97,7 @@ def test_reports_change_no_bit(whole, loop, report_every):
 
 @pytest.mark.parametrize("seconds", [0.0, 1e6])
 def test_the_size_of_chunks_changes_no_bit(monkeypatch, whole, seconds):
-    module = importlib.import_module("polyak.train.compiled")
+    module = importlib.import_module("polyak.train.compiled_loop")
     monkeypatch.setattr(module, "CHUNK_SECONDS", seconds)
     assert same_bits(everything(run("compiled")), whole["compiled"][1])
 

@@ -14,9 +14,9 @@ import pytest
 from polyak import train
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep
-from polyak.io import run as runs
-from polyak.io.checkpoint import read_manifest
-from polyak.io.loggers import checkpointer
+from polyak.storage import run_directory as runs
+from polyak.storage.callbacks import checkpointer
+from polyak.storage.checkpoint import read_manifest
 from tests.train.foreign import following
 from tests.train.scripted import Scripted
 from tests.train.setting import ENV, KEY, LOOPS, NUM_ENVS, hosted

@@ -10,25 +10,25 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_needed, check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning import batch as rows_of
+from polyak.learning import epochs
+from polyak.learning.batch import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
+from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.histograms import update_histograms
+from polyak.learning.minibatches import check_divides
+from polyak.learning.surrogate import Surrogate
+from polyak.networks.actor_critic import check_actor_critic, check_squashing, checked_network
+from polyak.networks.roles import Role, check_kernels, l2_coefficients
 from polyak.ops import losses
 from polyak.ops.devices import sum_over_devices
 from polyak.ops.guard import Guard
 from polyak.ops.kl_penalty import adapted_beta
+from polyak.ops.normalizer import ObsNormalizer, RewardScaler, can_normalize, check_statistics
+from polyak.ops.optimizer import Adam
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
 from polyak.ops.trees import float_vector
-from polyak.parts import epochs
-from polyak.parts import rows as rows_of
-from polyak.parts.histograms import update_histograms
-from polyak.parts.minibatches import check_divides
-from polyak.parts.networks import check_actor_critic, check_squashing, checked_network
-from polyak.parts.normalizer import ObsNormalizer, RewardScaler, can_normalize, check_statistics
-from polyak.parts.optimizer import Adam
-from polyak.parts.policies import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.parts.regularization import Role, check_kernels, l2_coefficients
-from polyak.parts.rollouts import as_arrays, check_rollout
-from polyak.parts.rows import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
-from polyak.parts.surrogate import Surrogate
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 
 # fmt: off
 # One minibatch an epoch, and the Adam of TensorFlow 1.

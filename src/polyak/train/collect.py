@@ -10,16 +10,16 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.core.carries import check_carry
 from polyak.core.checks import check_integer
-from polyak.core.python_calls import Watch, compiling
+from polyak.core.policy_faults import Watch, compiling
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
-from polyak.train.acting import acting
-from polyak.train.compiled import collected as compiled_rollout
-from polyak.train.compiled import start as compiled_start
-from polyak.train.host import collected as host_rollout
-from polyak.train.host import start as host_start
-from polyak.train.hosted import HostedEnv
+from polyak.train.actor import acting
+from polyak.train.compiled_loop import collected as compiled_rollout
+from polyak.train.compiled_loop import start as compiled_start
+from polyak.train.host_loop import collected as host_rollout
+from polyak.train.host_loop import start as host_start
+from polyak.train.jax_env_on_host import HostedEnv
 from polyak.train.loop import LoopState, check_match, iteration_keys, kept
 
 

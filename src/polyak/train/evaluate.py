@@ -14,7 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
-from polyak.core.python_calls import CallsPython, Watch, compiling
+from polyak.core.policy_faults import CallsPython, Watch, compiling
 from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
 from polyak.train.loop import env_reset_key, env_step_key, jitted_init, kept
 

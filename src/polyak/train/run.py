@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.types import Agent, Callback, Env, HostEnv
-from polyak.train.compiled import compiled
-from polyak.train.host import host
+from polyak.train.compiled_loop import compiled
+from polyak.train.host_loop import host
 from polyak.train.loop import LoopState, TrainResult
 
 

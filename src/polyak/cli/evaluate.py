@@ -1,0 +1,142 @@
+"""polyak evaluate RUN: the greedy return of a run's policy."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+
+from polyak.cli.flags import UsageError, fail, parse, usage
+from polyak.cli.imports import ImportFlag, check_import, named_object
+from polyak.cli.training_run import evaluation_env, evaluation_in
+from polyak.core.checks import check_integer
+from polyak.core.types import Env, HostEnv, Policy, PyTree
+from polyak.runs import RunConfig, check_seed, read_config, restored_policy
+from polyak.storage.checkpoint import CheckpointError
+from polyak.storage.config import ConfigError
+from polyak.storage.run_directory import RunError, open_run
+from polyak.train.evaluate import Evaluation
+from polyak.train.loop import check_spec
+
+PolicyFlag: TypeAlias = Annotated[
+    str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: the run's policy alone)")
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateFlags:
+    """How many episodes, from which starts."""
+
+    episodes: int = 100
+    """Whole episodes."""
+    seed: int = 0
+    """Decides the environment's starts."""
+    policy: PolicyFlag = None
+    """A Python policy to stand beside the run's: a function of the observation, an object with `action`, or a
+    ready PythonPolicy."""
+    imports: ImportFlag = None
+    """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    if not arguments or arguments[0].startswith("-"):
+        flags = "[--episodes N] [--seed S] [--policy MODULE:NAME] [--import MODULE]"
+        return usage(f"polyak evaluate RUN {flags}\n\nRUN is a run directory.", arguments)
+    try:
+        found = _found(Path(arguments[0]), arguments[1:])
+    except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
+        return fail(error)
+    # From here on, what is raised is the policy's own, and no wrong use.
+    return _evaluate(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What is to be evaluated: policies by name, each with an environment of its own."""
+
+    flags: EvaluateFlags
+    config: RunConfig
+    env_steps: int
+    policies: dict[str, tuple[Policy, Env | HostEnv]]
+
+
+def _found(directory: Path, arguments: list[str]) -> _Found:
+    flags = parse(EvaluateFlags, arguments, prog=f"polyak evaluate {directory}", description="The policy's greedy return.")
+    check_integer("polyak evaluate", "--episodes", flags.episodes)
+    check_seed("polyak evaluate", "--seed", flags.seed)
+    run = open_run(directory)
+    config = read_config(run)
+    may_import = check_import(config.env, flags.imports)
+    policy, env_steps = restored_policy(run, config.agent)
+    policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
+    if flags.policy is not None:
+        policies[flags.policy] = _python_policy(flags.policy, config)
+    envs = [evaluation_env(config, flags.episodes, import_modules=may_import) for _ in policies]
+    try:
+        check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
+    except ValueError:
+        for env in envs:
+            if isinstance(env, HostEnv):
+                env.close()
+        raise
+    each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
+    return _Found(flags, config, env_steps, each)
+
+
+def _evaluate(found: _Found) -> int:
+    flags, config = found.flags, found.config
+    with Console().status(f"evaluating {flags.episodes} episodes …"):
+        evaluations = {
+            name: evaluation_in(env, config, policy, flags.episodes, flags.seed)
+            for name, (policy, env) in found.policies.items()
+        }
+    if flags.policy is not None:
+        print(_table(config, evaluations.items()))
+        return 0
+    (evaluation,) = evaluations.values()
+    print(
+        f"{config.algorithm} {config.env} at {found.env_steps:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
+        f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"
+    )
+    return 0
+
+
+def _python_policy(name: str, config: RunConfig) -> Policy:
+    """What a person named, in the run's environment."""
+    named, spec = named_object(name, "--policy"), config.agent.spec
+    from polyak.policies.python.policy import PythonPolicy
+
+    if not isinstance(named, PythonPolicy):
+        policy: Policy = PythonPolicy(named, spec, name=name, carry_spec=_carry_spec(named))
+        return policy
+    for what, got, wanted in (("obs", named.spec.obs, spec.obs), ("action", named.spec.action, spec.action)):
+        if got != wanted:
+            raise UsageError(f"--policy {name}: {what} of the policy's spec is {got}, of the run's environment {wanted}")
+    return named
+
+
+def _carry_spec(target: Any) -> PyTree:
+    """What an object with a memory declares, else what it begins with."""
+    from polyak.policies.python.callee import ActingObject
+
+    if isinstance(target, type) or not isinstance(target, ActingObject):
+        return ()
+    declared = getattr(target, "carry_spec", None)
+    return jax.tree.map(lambda x: np.asarray(x)[0], target.initial_state(1)) if declared is None else declared
+
+
+def _table(config: RunConfig, evaluations: Iterable[tuple[str, Evaluation]]) -> str:
+    """A row for each policy, in environments that start alike."""
+    rows = [(config.env, "return", "±", "mean length", "episodes")]
+    rows += [
+        (name, f"{e.mean_return:.1f}", f"{e.std_return:.1f}", f"{e.mean_length:.1f}", str(len(e.returns)))
+        for name, e in evaluations
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [[name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])] for name, *numbers in rows]
+    return "\n".join("  ".join(row) for row in aligned)

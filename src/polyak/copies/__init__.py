@@ -1,0 +1,1 @@
+"""The copies of a network, and how they follow one another."""

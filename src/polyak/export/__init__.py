@@ -1,0 +1,1 @@
+"""A policy as one file: StableHLO, ONNX, or NumPy weights."""

@@ -1,0 +1,228 @@
+"""The file of an exported policy: a zip archive without compression of a JSON header and plain members, each with its hash."""
+
+import hashlib
+import io
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+
+from polyak.core import spaces
+from polyak.core.spaces import EnvSpec, Space, leaf_spaces
+from polyak.storage.config import ConfigError, from_json, to_json
+from polyak.storage.files import dump_json, parse_json, read_bytes, write_file
+
+FORMAT = 1
+HEADER = "header.json"
+MAX_BYTES = 2**31 - 1
+"""The largest file that is written or read."""
+
+MAX_HEADER_BYTES = 16 * 2**20
+
+MAX_ROW_BYTES = 2**28
+"""The largest row of one array (an observation, a part of a carry) that a file may declare."""
+
+MAX_DIMENSIONS = 32
+
+Kind = Literal["stablehlo", "onnx", "numpy"]
+
+SPEC_CLASSES: tuple[type, ...] = (
+    *(spaces.EnvSpec, spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple),
+)
+"""What the spaces in a file may be made of."""
+
+_NOT_A_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, struct.error, OverflowError)
+
+
+class ExportError(Exception):
+    """An exported policy cannot be written, or a file is none or is damaged: which, and why."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is in a file.
+
+    Attributes:
+        kind: how the policy is written.
+        spec: the spaces it acts in.
+        inputs: name, and shape and dtype without the first axis, of each array that it takes.
+        outputs: likewise of those that it answers.
+        about: what else is known: of the run it came from, and what its reader needs.
+        members: the files in it, by name.
+    """
+
+    kind: Kind
+    spec: EnvSpec
+    inputs: Mapping[str, jax.ShapeDtypeStruct]
+    outputs: Mapping[str, jax.ShapeDtypeStruct]
+    about: Mapping[str, Any]
+    members: Mapping[str, bytes]
+
+
+def header_of(export: Export) -> dict[str, Any]:
+    """What the file says of itself, as JSON data."""
+    return {
+        "polyak_export": FORMAT,
+        "kind": export.kind,
+        "polyak": metadata.version("polyak"),
+        "jax": jax.__version__,
+        "spec": to_json(export.spec),
+        "inputs": _described(export.inputs),
+        "outputs": _described(export.outputs),
+        "about": dict(export.about),
+        "files": {
+            name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in export.members.items()
+        },
+    }
+
+
+def write_export(path: Path, export: Export) -> None:
+    """Write the file aside and put it in its place; what was there before is replaced as a whole.
+
+    Raises:
+        ExportError: it cannot be written there.
+    """
+    header = dump_json(header_of(export), str(path))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in {HEADER: header, **export.members}.items():
+            # Always the same date: the same policy is the same bytes.
+            archive.writestr(zipfile.ZipInfo(name), data)
+    write_whole(path, buffer.getvalue())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file as a whole.
+
+    Raises:
+        ExportError: it is too large, or the disk or a directory is in the way.
+    """
+    if len(data) > MAX_BYTES:
+        raise ExportError(f"{path}: {len(data)} bytes; at most {MAX_BYTES} are written")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("is a directory; a file was wanted")
+        if path.exists() and not path.is_file():
+            raise FileExistsError("is there and no plain file; a file was wanted")
+        write_file(path, data, shared=True)
+    except OSError as error:
+        raise ExportError(f"{path}: cannot be written: {error}") from error
+
+
+def read_export(path: str | os.PathLike[str]) -> Export:
+    """The exported policy in a file. Nothing in it is run; every member is compared with its SHA-256, the header with its CRC.
+
+    Raises:
+        ExportError: it is not there, is none, is damaged, is of a newer version of polyak, or takes or answers other arrays
+            than its spaces say.
+    """
+    what = str(path)
+    data = b""
+    try:
+        data = read_bytes(what, limit=MAX_BYTES)
+        members = _members(data)
+    except _NOT_A_ZIP as error:
+        # ONNX begins with its version, a small number in field 1, and with who made it, in field 2.
+        if (data[:1], data[2:3]) == (b"\x08", b"\x12"):
+            raise ExportError(f"{what}: is an ONNX file: open it with an ONNX runtime") from None
+        raise ExportError(f"{what}: is no policy that polyak exported, or is damaged: {error}") from None
+    try:
+        header = parse_json(members.pop(HEADER, b""), f"{what}: {HEADER}")
+    except ValueError as error:
+        raise ExportError(f"{what}: is no policy that polyak exported, or is damaged: {error}") from None
+    if not isinstance(header, dict) or "polyak_export" not in header:
+        raise ExportError(f"{what}: is no policy that polyak exported: {HEADER} does not say that it is one")
+    if header["polyak_export"] != FORMAT:
+        newer = isinstance(header["polyak_export"], int) and header["polyak_export"] > FORMAT
+        advice = "upgrade polyak" if newer else "export it again"
+        raise ExportError(f"{what}: has format {header['polyak_export']!r}, this version reads {FORMAT}; {advice}")
+    _check_hashes(header, members, what)
+    return _export(header, members, what)
+
+
+def _members(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        found = archive.infolist()
+        names = [info.filename for info in found]
+        if len(set(names)) != len(names):
+            raise ValueError("a name stands twice in it")
+        # Else one stretch of the file could be many members.
+        if sum(info.file_size for info in found) > len(data):
+            raise ValueError("its members are compressed, or together larger than the file")
+        for info in found:
+            # Compressed, a small file could become a huge one.
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+                raise ValueError(f"{info.filename!r} is compressed or encrypted")
+            if info.filename == HEADER and info.file_size > MAX_HEADER_BYTES:
+                raise ValueError(f"{HEADER} has {info.file_size} bytes; at most {MAX_HEADER_BYTES} are read")
+        return {info.filename: archive.read(info) for info in found}
+
+
+def _check_hashes(header: dict[str, Any], members: Mapping[str, bytes], what: str) -> None:
+    files = header.get("files")
+    if not isinstance(files, dict) or set(files) != set(members):
+        raise ExportError(f"{what}: is damaged: holds the files {sorted(members)}, its header names others")
+    for name, data in members.items():
+        if files[name] != {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}:
+            raise ExportError(f"{what}: is damaged: {name} does not have the size and the SHA-256 that the header gives")
+
+
+def _export(header: dict[str, Any], members: Mapping[str, bytes], what: str) -> Export:
+    classes = {cls.__name__: cls for cls in SPEC_CLASSES}
+    try:
+        spec = from_json(header["spec"], classes, what=f"{what}: spec")
+        inputs, outputs = (_arrays(header[name]) for name in ("inputs", "outputs"))
+        kind, about = header["kind"], header["about"]
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise ExportError(f"{what}: its header cannot be read: {str(error)[:300]!r}") from None
+    if kind not in ("stablehlo", "numpy") or not isinstance(spec, EnvSpec) or not isinstance(about, dict):
+        raise ExportError(f"{what}: its header cannot be read: kind {kind!r}, spec a {type(spec).__name__}")
+    _check_arrays(spec, _kinds(inputs), _kinds(outputs), what)
+    return Export(kind, spec, inputs, outputs, about, members)
+
+
+def _described(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> list[dict[str, Any]]:
+    return [{"name": name, "shape": list(x.shape), "dtype": str(x.dtype)} for name, x in arrays.items()]
+
+
+def _arrays(described: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    arrays = {}
+    for x in described:
+        name, shape, text = x["name"], tuple(x["shape"]), x["dtype"]
+        if not isinstance(name, str) or name in arrays or not isinstance(text, str):
+            raise ValueError(f"an array is called {str(name)[:80]!r} and has the dtype {str(text)[:80]!r}")
+        dtype = np.dtype(text)
+        if dtype.kind not in "fiub" or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]} and the dtype {str(dtype)[:80]}")
+        if math.prod(shape) * dtype.itemsize > MAX_ROW_BYTES:
+            raise ValueError(f"a row of {name[:80]!r} has more than {MAX_ROW_BYTES} bytes")
+        arrays[name] = jax.ShapeDtypeStruct(shape, dtype)
+    return arrays
+
+
+_Kinds: TypeAlias = list[tuple[str, tuple[int, ...], str]]
+
+
+def _kinds(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> _Kinds:
+    return [(name, x.shape, x.dtype.kind) for name, x in arrays.items()]
+
+
+def _kinds_of(name: str, space: Space) -> _Kinds:
+    return [(f"{name}/{path}" if path else name, leaf.shape, leaf.dtype.kind) for path, leaf in leaf_spaces(space)]
+
+
+def _check_arrays(spec: EnvSpec, inputs: _Kinds, outputs: _Kinds, what: str) -> None:
+    """The inputs are the observation, and of a policy with a memory `first` and the carry; the outputs action and carry."""
+    acts = _kinds_of("action", spec.action)
+    carry = outputs[len(acts) :]
+    wanted = _kinds_of("obs", spec.obs) + ([("first", (), "b"), *carry] if carry else [])
+    if inputs != wanted or outputs[: len(acts)] != acts or not all(name.startswith("carry") for name, _, _ in carry):
+        raise ExportError(f"{what}: takes {str(inputs)[:300]}, answers {str(outputs)[:300]}: those are not its spaces")

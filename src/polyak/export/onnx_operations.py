@@ -1,0 +1,241 @@
+"""What each of JAX's primitives is in ONNX; one that is not here has no translation."""
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from polyak.export.archive import ExportError
+
+
+@runtime_checkable
+class Graph(Protocol):
+    """What a translation adds nodes to. A value is the name of a node, or a NumPy array."""
+
+    def add(self, operation: str, inputs: Sequence[Any], *, name: str = "", **attributes: Any) -> str:
+        """A node's one output."""
+        ...
+
+    def split(self, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
+        """The parts of an array, one after the other along an axis."""
+        ...
+
+    def rows(self, size: Any) -> str:
+        """How many rows there are, as a vector of one integer; an ExportError if this size is another."""
+        ...
+
+    def bounds(self, x: Any) -> tuple[float, float]:
+        """Between which numbers all of `x` lie, as far as is known."""
+        ...
+
+    def cast(self, x: Any, dtype: Any) -> str:
+        """The same numbers in another dtype."""
+        ...
+
+
+Translation: TypeAlias = Callable[[Graph, Any, list[Any]], Any]
+
+
+def _as(operation: str) -> Translation:
+    return lambda graph, equation, inputs: graph.add(operation, inputs)
+
+
+def _vector(numbers: Sequence[Any]) -> Any:
+    return np.array([int(n) for n in numbers], np.int64)
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, int | np.integer)
+
+
+def _reshaped(graph: Graph, x: Any, shape: Sequence[Any]) -> Any:
+    """To a shape in which one size may depend on the number of rows."""
+    if sum(not _is_number(size) for size in shape) > 1:
+        raise ExportError(f"export: format onnx cannot reshape to {tuple(shape)}: two sizes depend on the number of rows")
+    return graph.add("Reshape", [x, _vector([size if _is_number(size) else -1 for size in shape])])
+
+
+def _reshape(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return _reshaped(graph, inputs[0], equation.params["new_sizes"])
+
+
+def _squeeze(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Squeeze", [inputs[0], _vector(equation.params["dimensions"])])
+
+
+def _broadcast_in_dim(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    """First as many axes, then as long ones: an axis that has its length already is told to become 1, which leaves it."""
+    shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
+    sizes = dict(zip(map(int, places), equation.invars[0].aval.shape, strict=True))
+    aligned = [sizes.get(i, 1) for i in range(len(shape))]
+    x = inputs[0] if len(aligned) == len(sizes) else _reshaped(graph, inputs[0], aligned)
+    longer = [1 if old == new else new for old, new in zip(aligned, shape, strict=True)]
+    if all(_is_number(size) and size == 1 for size in longer):
+        return x if isinstance(x, str) else graph.add("Identity", [x])
+    if all(map(_is_number, longer)):
+        return graph.add("Expand", [x, _vector(longer)])
+    parts = [_vector([size]) if _is_number(size) else graph.rows(size) for size in longer]
+    return graph.add("Expand", [x, graph.add("Concat", parts, axis=0)])
+
+
+def _slice(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
+    strides = equation.params["strides"] or (1,) * len(starts)
+    sizes = equation.invars[0].aval.shape
+    axes = [i for i, size in enumerate(sizes) if not (limits[i] == size and starts[i] == 0 and strides[i] == 1)]
+    if not all(_is_number(limits[i]) and _is_number(starts[i]) for i in axes):
+        raise ExportError(f"export: format onnx cannot slice {starts} to {limits}: a limit depends on the number of rows")
+    chosen = [_vector([values[i] for i in axes]) for values in (starts, limits, range(len(sizes)), strides)]
+    return graph.add("Slice", [inputs[0], *chosen])
+
+
+def _split(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.split(inputs[0], [int(n) for n in equation.params["sizes"]], int(equation.params["axis"]))
+
+
+def _concatenate(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Concat", inputs, axis=int(equation.params["dimension"]))
+
+
+def _stack(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    axis = int(equation.params["axis"])
+    return graph.add("Concat", [graph.add("Unsqueeze", [x, _vector([axis])]) for x in inputs], axis=axis)
+
+
+def _transpose(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Transpose", inputs, perm=[int(i) for i in equation.params["permutation"]])
+
+
+def _convert(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    old, new = equation.invars[0].aval.dtype, np.dtype(equation.params["new_dtype"])
+    if old.kind == "f" and new.kind in "iu":
+        (low, high), limits = graph.bounds(inputs[0]), np.iinfo(new)
+        if not (limits.min <= low and high <= limits.max):
+            raise ExportError(f"export: format onnx casts to {new} only what is clipped to [{limits.min}, {limits.max}]")
+    return graph.cast(inputs[0], new)
+
+
+def _argmax(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    (axis,) = equation.params["axes"]
+    index = graph.add("ArgMax", inputs, axis=int(axis), keepdims=0)
+    return graph.cast(index, equation.params["index_dtype"])
+
+
+def _reduce(operation: str) -> Translation:
+    return lambda graph, equation, inputs: graph.add(operation, [inputs[0], _vector(equation.params["axes"])], keepdims=0)
+
+
+def _select(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    if len(inputs) != 3 or equation.invars[0].aval.dtype != np.bool_:
+        raise ExportError("export: format onnx selects between two arrays by a bool, nothing else")
+    which, if_false, if_true = inputs
+    return graph.add("Where", [which, if_true, if_false])
+
+
+def _clamp(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    low, x, high = inputs
+    return graph.add("Min", [graph.add("Max", [x, low]), high])
+
+
+def _integer_pow(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Pow", [inputs[0], np.array(equation.params["y"], equation.invars[0].aval.dtype)])
+
+
+def _square(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Mul", [inputs[0], inputs[0]])
+
+
+def _one_like(equation: Any) -> Any:
+    return np.array(1, equation.invars[0].aval.dtype)
+
+
+def _expm1(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Sub", [graph.add("Exp", inputs), _one_like(equation)])
+
+
+def _log1p(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Log", [graph.add("Add", [inputs[0], _one_like(equation)])])
+
+
+def _rsqrt(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Reciprocal", [graph.add("Sqrt", inputs)])
+
+
+def _not_equal(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.add("Not", [graph.add("Equal", inputs)])
+
+
+def _round(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    if int(equation.params["rounding_method"]) != 1:
+        raise ExportError("export: format onnx rounds halves to the even number, not away from 0")
+    return graph.add("Round", inputs)
+
+
+def _dot_general(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    (left, right), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    ranks = [variable.aval.ndim for variable in equation.invars]
+    if (list(left), list(right)) == ([ranks[0] - 1], [0]) and not left_batch and ranks[1] == 2:
+        return graph.add("MatMul", inputs)
+    letters = iter(string.ascii_lowercase)
+    first, second = ([next(letters) for _ in range(rank)] for rank in ranks)
+    for i, j in [*zip(left, right, strict=True), *zip(left_batch, right_batch, strict=True)]:
+        second[j] = first[i]
+    free = [c for i, c in enumerate(first) if i not in (*left, *left_batch)]
+    free += [c for j, c in enumerate(second) if j not in (*right, *right_batch)]
+    terms = ["".join(part) for part in (first, second, [first[i] for i in left_batch] + free)]
+    return graph.add("Einsum", inputs, equation=f"{terms[0]},{terms[1]}->{terms[2]}")
+
+
+def _convolution(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    params, plan = equation.params, equation.params["dimension_numbers"]
+    if any(n != 1 for n in params["lhs_dilation"]) or params["batch_group_count"] != 1:
+        raise ExportError("export: format onnx has no translation of a transposed or batch-grouped convolution")
+    x, kernel = (
+        graph.add("Transpose", [x], perm=[int(i) for i in spec])
+        for x, spec in zip(inputs, (plan.lhs_spec, plan.rhs_spec), strict=True)
+    )
+    out = graph.add(
+        "Conv",
+        [x, kernel],
+        strides=[int(n) for n in params["window_strides"]],
+        pads=[int(pair[i]) for i in (0, 1) for pair in params["padding"]],
+        dilations=[int(n) for n in params["rhs_dilation"]],
+        group=int(params["feature_group_count"]),
+    )
+    return graph.add("Transpose", [out], perm=[int(i) for i in np.argsort(plan.out_spec)])
+
+
+OPERATIONS: dict[str, Translation] = {
+    **{name: _as(operation) for name, operation in {
+        "abs": "Abs", "add": "Add", "add_any": "Add", "and": "And", "ceil": "Ceil", "copy": "Identity", "copy_p": "Identity",
+        "cos": "Cos", "div": "Div", "eq": "Equal", "erf": "Erf", "exp": "Exp", "floor": "Floor", "ge": "GreaterOrEqual",
+        "gt": "Greater", "le": "LessOrEqual", "log": "Log", "logistic": "Sigmoid", "lt": "Less", "max": "Max", "min": "Min",
+        "mul": "Mul", "neg": "Neg", "not": "Not", "or": "Or", "pow": "Pow", "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt",
+        "stop_gradient": "Identity", "sub": "Sub", "tanh": "Tanh", "xor": "Xor",
+    }.items()},
+    "argmax": _argmax,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "clamp": _clamp,
+    "concatenate": _concatenate,
+    "conv_general_dilated": _convolution,
+    "convert_element_type": _convert,
+    "dot_general": _dot_general,
+    "expm1": _expm1,
+    "integer_pow": _integer_pow,
+    "log1p": _log1p,
+    "ne": _not_equal,
+    "reduce_max": _reduce("ReduceMax"),
+    "reduce_min": _reduce("ReduceMin"),
+    "reduce_sum": _reduce("ReduceSum"),
+    "reshape": _reshape,
+    "round": _round,
+    "rsqrt": _rsqrt,
+    "select_n": _select,
+    "slice": _slice,
+    "split": _split,
+    "square": _square,
+    "squeeze": _squeeze,
+    "stack": _stack,
+    "transpose": _transpose,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""What on-policy agents share: batches of a rollout, minibatches, epochs."""

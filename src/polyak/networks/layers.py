@@ -1,0 +1,312 @@
+"""The Flax modules that the built-in networks are made of: an observation's way in, dense layers, and the heads."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from flax import nnx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
+from polyak.core.types import PyTree
+from polyak.kernels.convolution import convolve
+from polyak.networks.products import product
+
+Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": nnx.relu,
+    "elu": nnx.elu,
+    "gelu": nnx.gelu,
+    "silu": nnx.silu,
+}
+Std: TypeAlias = Literal["free", "state"]
+# Of methods and attributes; an entry of that name would be hidden by it, or hide it.
+TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
+
+
+@runtime_checkable
+class Layers(Protocol):
+    """The settings that all built-in actor-critic networks have."""
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of the dense layers."""
+        ...
+
+    @property
+    def activation(self) -> Activation:
+        """After each of them."""
+        ...
+
+    @property
+    def shared_torso(self) -> bool:
+        """Actor and critic share all but the heads."""
+        ...
+
+    @property
+    def log_std(self) -> float:
+        """Initial logarithm of the standard deviation of Box actions."""
+        ...
+
+    @property
+    def orthogonal(self) -> bool:
+        """Orthogonal dense weights with gain √2, 0.01 in the policy's head, 1 in the value's; else as PyTorch's."""
+        ...
+
+    @property
+    def std(self) -> Std:
+        """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head."""
+        ...
+
+    @property
+    def squash_mean(self) -> bool:
+        """The mean of Box actions goes through tanh into the bounds that the agent's actions have."""
+        ...
+
+
+def check_layers(settings: Layers) -> None:
+    """Refuse settings that no network can be built from, by name; widths become a tuple."""
+    object.__setattr__(settings, "hidden", widths("hidden", settings.hidden))
+    check_choice("network", "activation", settings.activation, tuple(ACTIVATIONS))
+    check_number("network", "log_std", settings.log_std)
+    check_choice("network", "std", settings.std, ("free", "state"))
+    for name in ("shared_torso", "orthogonal", "squash_mean"):
+        check_choice("network", name, getattr(settings, name), (True, False))
+
+
+def check_means(settings: Layers, action: Space) -> None:
+    """Refuse `squash_mean` without a Box, or with one that has no finite bounds to stay in."""
+    boxes = {path: leaf for path, leaf in leaf_spaces(action) if isinstance(leaf, Box)}
+    if settings.squash_mean and not boxes:
+        raise ValueError(f"network: squash_mean must be False where no action is a Box, got {action}")
+    for path, leaf in boxes.items():
+        if settings.squash_mean and not leaf.bounded:
+            raise ValueError(f"network: squash_mean needs finite bounds, got {leaf} at action {path!r}")
+
+
+def widths(name: str, value: Any) -> tuple[int, ...]:
+    """Widths of layers as a tuple.
+
+    Raises:
+        TypeError, ValueError: they are none, by the setting's name.
+    """
+    if not isinstance(value, Iterable) or isinstance(value, str):
+        raise TypeError(f"network: {name} must be widths such as (64, 64), got {value!r}")
+    found = tuple(value)
+    for width in found:
+        check_integer("network", name, width)
+    return found
+
+
+def is_image(space: Space) -> bool:
+    """A uint8 Box of three axes, large enough for the convolutions (36 pixels a side)."""
+    if not (isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3):
+        return False
+    height, width = space.shape[1:] if channels_first(space.shape) else space.shape[:2]
+    return min(height, width) >= 36
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """CHW rather than HWC: the channels are the shorter of the first and the last axis; a tie is HWC."""
+    return shape[0] < shape[-1]
+
+
+class Layer(nnx.Module):
+    """A linear layer, which starts orthogonal with a gain, or as PyTorch's."""
+
+    def __init__(self, inputs: int, outputs: int, settings: Layers, gain: float, rngs: nnx.Rngs) -> None:
+        most = inputs**-0.5
+
+        def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+            return jax.random.uniform(key, shape, dtype, -most, most)
+
+        kernel, bias = (
+            (nnx.initializers.orthogonal(gain), nnx.initializers.zeros) if settings.orthogonal else (uniform, uniform)
+        )
+        self.kernel = nnx.Param(kernel(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(bias(rngs.params(), (outputs,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+        """What is made of each row, x · W + b."""
+        y = product(x, self.kernel[...])
+        return y + self.bias.reshape(*(1,) * (y.ndim - 1), -1)
+
+
+class Dense(nnx.Module):
+    """Linear layers with an activation after each."""
+
+    def __init__(self, inputs: int, settings: Layers, rngs: nnx.Rngs) -> None:
+        pairs = itertools.pairwise((inputs, *settings.hidden))
+        self.layers = nnx.List([Layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
+        self.activation = ACTIVATIONS[settings.activation]
+
+    def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B features"]:
+        """The last layer's output."""
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+class Convolutions(nnx.Module):
+    """The three convolutions of Mnih et al. 2015 on one image."""
+
+    def __init__(self, shape: tuple[int, ...], rngs: nnx.Rngs) -> None:
+        self.channels_first = channels_first(shape)
+        channels = shape[0] if self.channels_first else shape[-1]
+        init = nnx.initializers.orthogonal(np.sqrt(2.0))
+        plan = ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+        self.strides = tuple(stride for *_, stride in plan)
+        self.layers: Any = nnx.List(
+            [nnx.Conv(i, o, (k, k), strides=(s, s), padding="VALID", kernel_init=init, rngs=rngs) for i, o, k, s in plan]
+        )
+
+    def __call__(self, x: Array) -> Float[Array, "B features"]:
+        """The features of each image."""
+        x = x.astype(jnp.float32) / 255.0
+        if self.channels_first:
+            x = jnp.moveaxis(x, -3, -1)
+        for layer, stride in zip(self.layers, self.strides, strict=True):
+            x = nnx.relu(convolve(x, layer.kernel[...], stride) + layer.bias.reshape(1, 1, 1, -1))
+        return x.reshape(x.shape[0], -1)
+
+
+class Encoder(nnx.Module):
+    """An observation of any space as one vector: images through convolutions, integers one-hot, all concatenated."""
+
+    def __init__(self, space: Space, rngs: nnx.Rngs) -> None:
+        self.space = space
+        self.images = nnx.Dict(
+            {_name(path): Convolutions(leaf.shape, rngs) for path, leaf in leaf_spaces(space) if is_image(leaf)}
+        )
+
+    def __call__(self, obs: PyTree) -> Float[Array, "B features"]:
+        """The vector of each observation."""
+        vectors = jax.tree.leaves(map_space(_flat, self.space, obs))
+        paths = [path for path, _ in leaf_spaces(self.space)]
+        parts = [
+            self.images[_name(path)](x) if _name(path) in self.images else x for path, x in zip(paths, vectors, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+
+class Torso(nnx.Module):
+    """Encoder and dense layers."""
+
+    def __init__(self, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.encoder = Encoder(spec.obs, rngs)
+        example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
+        inputs = nnx.eval_shape(self.encoder, example).shape[-1]
+        self.dense = Dense(inputs, settings, rngs)
+        self.features = settings.hidden[-1] if settings.hidden else inputs
+
+    def __call__(self, obs: PyTree) -> Float[Array, "B features"]:
+        """The features of each observation."""
+        return self.dense(self.encoder(obs))
+
+
+class PolicyHead(nnx.Module):
+    """One linear layer for all parts of the action, and the logarithm of the standard deviation for Box parts.
+
+    The deviation that depends on the state starts at the same number in every state: its kernel starts at 0.
+    """
+
+    def __init__(self, features: int, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.spec = spec
+        check_means(settings, spec.action)
+        self.squash_mean = settings.squash_mean
+        boxes = [(path, leaf) for path, leaf in leaf_spaces(spec.action) if isinstance(leaf, Box)]
+        outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
+        self.linear = Layer(features, outputs, settings, 0.01, rngs)
+        free = boxes if settings.std == "free" else []
+        self.log_std = nnx.Dict(
+            {_name(path): nnx.Param(jnp.full(leaf.shape, settings.log_std, jnp.float32)) for path, leaf in free}
+        )
+        self.scales = nnx.Dict(
+            {
+                _name(path): nnx.Linear(
+                    features,
+                    _outputs(leaf),
+                    kernel_init=nnx.initializers.zeros,
+                    bias_init=nnx.initializers.constant(settings.log_std),
+                    rngs=rngs,
+                )
+                for path, leaf in boxes
+                if settings.std == "state"
+            }
+        )
+
+    def __call__(self, hidden: Float[Array, "B features"]) -> PyTree:
+        """In the tree of `ops.distributions.parameter_shapes`."""
+        widths = [_outputs(leaf) for _, leaf in leaf_spaces(self.spec.action)]
+        columns = iter(jnp.split(self.linear(hidden), np.cumsum(widths)[:-1], axis=-1))
+        paths = iter([path for path, _ in leaf_spaces(self.spec.action)])
+
+        def leaf_params(space: Leaf) -> PyTree:
+            column, path = next(columns), next(paths)
+            match space:
+                case Box():
+                    loc = column.reshape(*column.shape[:-1], *space.shape)
+                    return {"loc": self._mean(loc, space), "log_scale": self._log_scale(hidden, path, loc.shape)}
+                case MultiBinary():
+                    return column.reshape(*column.shape[:-1], *space.shape)
+                case _:
+                    return column
+
+        return map_space(leaf_params, self.spec.action)
+
+    def _log_scale(self, hidden: Array, path: str, shape: tuple[int, ...]) -> Array:
+        name = _name(path)
+        if name in self.scales:
+            return self.scales[name](hidden).reshape(shape)
+        return jnp.broadcast_to(self.log_std[name][...], shape)
+
+    def _mean(self, loc: Array, space: Box) -> Array:
+        """Squashed, mid + half_range · tanh(loc) with the bounds of the agent's actions."""
+        if not self.squash_mean:
+            return loc
+        middle, half_range = (jnp.asarray(x) for x in range_of_means(self.spec, space))
+        return middle + half_range * jnp.tanh(loc)
+
+
+def range_of_means(spec: EnvSpec, space: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """`(middle, half_range)`, `[1, ...]`, of the agent's actions in this part of the action, which a squashed mean stays in."""
+    # Halves first: the range of a wide box overflows.
+    low, high = (bound.reshape(1, *space.shape) / 2 for bound in spec.action_bounds(space))
+    return high + low, high - low
+
+
+def _outputs(space: Leaf) -> int:
+    """How many numbers the linear layer gives for one part of the action."""
+    match space:
+        case Discrete():
+            return space.n
+        case MultiDiscrete():
+            return sum(space.nvec)
+        case _:
+            return int(np.prod(space.shape))
+
+
+def _flat(space: Leaf, x: Array) -> Array:
+    """`[B, n]` float32 of one part of the observation; an image stays as it is for its convolutions."""
+    if is_image(space):
+        return x
+    match space:
+        case Discrete():
+            return jax.nn.one_hot(x, space.n)
+        case MultiDiscrete():
+            return jnp.concatenate([jax.nn.one_hot(x[..., i], n) for i, n in enumerate(space.nvec)], axis=-1)
+        case Box() if space.dtype == np.uint8:
+            return x.astype(jnp.float32).reshape(x.shape[0], -1) / 255.0
+        case _:
+            return x.astype(jnp.float32).reshape(x.shape[0], -1)
+
+
+def _name(path: str) -> str:
+    """The part's name in an `nnx.Dict`, where the names of its methods would hide it."""
+    return f"{path}_" if path.rstrip("_") in TAKEN else path or "all"

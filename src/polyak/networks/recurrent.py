@@ -1,0 +1,236 @@
+"""Networks with a memory: an LSTM or a GRU between the dense layers and the heads, and their way through time."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.core.checks import check_choice, check_integer
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.networks.adapters import FlaxNNX
+from polyak.networks.layers import Activation, Layer, PolicyHead, Std, Torso, check_layers
+
+CellName: TypeAlias = Literal["lstm", "gru"]
+
+
+@dataclass(frozen=True)
+class RecurrentActorCritic:
+    """Settings of the built-in actor-critic network with a memory; `lstm` and `gru` make them.
+
+    What `ActorCritic` does with an observation, then one cell, then the heads. Actor and critic have a cell and a memory
+    each, unless they share all but the heads. The cells are Flax's: gates in the order i, f, g, o (LSTM) and r, z, n (GRU),
+    LeCun normal input kernels, recurrent ones orthogonal over all gates together (as in Keras), and biases 0, but 1 in the
+    forget gate, so that a fresh LSTM remembers. That 1 is a parameter like the others: nothing is added when the gate is
+    computed. The memory starts at 0, in float32.
+
+    Attributes:
+        cell: `"lstm"` or `"gru"`.
+        width: numbers that the cell hands on (an LSTM remembers twice as many).
+        hidden: widths of the dense layers before the cell; may be empty.
+        activation: after each of these.
+        shared_torso: one cell, and one stack of layers before it, for both heads.
+        log_std: see `ActorCritic`, as the rest.
+        orthogonal: of the dense layers and heads.
+        std: free or depending on the state.
+        squash_mean: the mean of Box actions inside their bounds.
+
+    Source: Hochreiter & Schmidhuber 1997 (LSTM); Cho et al. 2014, arXiv:1406.1078 (GRU); Jozefowicz et al. 2015 (the 1).
+    """
+
+    cell: CellName = "lstm"
+    width: int = 64
+    hidden: tuple[int, ...] = (64,)
+    activation: Activation = "tanh"
+    shared_torso: bool = False
+    log_std: float = 0.0
+    orthogonal: bool = True
+    std: Std = "free"
+    squash_mean: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("network", "cell", self.cell, ("lstm", "gru"))
+        check_integer("network", "width", self.width)
+        check_layers(self)
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Fresh variables for the spec's spaces."""
+        return FlaxNNX(self._module).init(key, spec)
+
+    def initial_carry(self, batch_size: int) -> PyTree:
+        """Zeros `[B, width]` for each cell: `(c, h)` of an LSTM, `h` of a GRU, by the names `actor` and `critic`."""
+
+        # Each its own buffer: whoever donates the memory may not give one away twice.
+        def zeros() -> Array:
+            return jnp.zeros((batch_size, self.width), jnp.float32)
+
+        names = ("actor",) if self.shared_torso else ("actor", "critic")
+        return {name: (zeros(), zeros()) if self.cell == "lstm" else zeros() for name in names}
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`((action_params, value), carry, stats)` after one step, for obs leaves `[B, ...]`; carry `()` is the initial one."""
+        carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if _is_empty(carry) else carry
+        (out, carry), _, stats = FlaxNNX(self._module).apply(variables, (obs, carry), train=train, key=key)
+        return out, carry, stats
+
+    def unroll(self, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree) -> tuple[PyTree, PyTree]:
+        """What `unroll` does: the layers before and after the cells see all steps at once."""
+        module: _RecurrentModule = nnx.merge(variables.graph, variables.params, variables.stats)
+        module.eval()
+        return module.through_time(obs, first, carry)
+
+    def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return _RecurrentModule(self, spec, rngs)
+
+
+def lstm(
+    width: int = 64,
+    hidden: tuple[int, ...] = (64,),
+    activation: Activation = "tanh",
+    *,
+    shared_torso: bool = False,
+    log_std: float = 0.0,
+    orthogonal: bool = True,
+    std: Std = "free",
+    squash_mean: bool = False,
+) -> RecurrentActorCritic:
+    """Dense layers and an LSTM cell, for what must be remembered; separate ones for actor and critic unless `shared_torso`."""
+    return RecurrentActorCritic("lstm", width, hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean)
+
+
+def gru(
+    width: int = 64,
+    hidden: tuple[int, ...] = (64,),
+    activation: Activation = "tanh",
+    *,
+    shared_torso: bool = False,
+    log_std: float = 0.0,
+    orthogonal: bool = True,
+    std: Std = "free",
+    squash_mean: bool = False,
+) -> RecurrentActorCritic:
+    """`lstm` with a GRU cell: a quarter fewer weights, half the memory."""
+    return RecurrentActorCritic("gru", width, hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean)
+
+
+def reset_carry(network: Network, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
+    """The carry, its rows replaced by the initial ones where an episode begins; as it is for a network without memory.
+
+    What a row remembered before, NaN included, leaves no trace. A carry of `()` is the initial one.
+    """
+    if not isinstance(network, RecurrentNetwork):
+        return carry
+    initial = network.initial_carry(len(first))
+    return _reset(initial, initial if _is_empty(carry) else carry, first)
+
+
+def unroll(
+    network: RecurrentNetwork, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree
+) -> tuple[PyTree, PyTree]:
+    """The network along T time steps of B environments, `(out, carry)`; gradients flow back through time.
+
+        carry_t = initial where first_t else carry_{t-1};    out_t, carry_t = apply(variables, obs_t, carry_t)
+
+    Args:
+        network: answers as `apply` step by step, up to rounding.
+        variables: its arrays.
+        obs: leaves `[T, B, ...]`.
+        first: the row begins an episode: its carry is replaced before the step.
+        carry: leaves `[B, ...]`, the memory before the first row; `()` is the initial one.
+
+    Returns:
+        out leaves `[T, B, ...]`, and the carry after the last row.
+    """
+    carry = network.initial_carry(first.shape[1]) if _is_empty(carry) else carry
+    if isinstance(network, RecurrentActorCritic):
+        return network.unroll(variables, obs, first, carry)
+
+    def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
+        obs, first = row
+        out, carry, _ = network.apply(variables, obs, reset_carry(network, carry, first))
+        return carry, out
+
+    carry, out = jax.lax.scan(step, carry, (obs, first))
+    return out, carry
+
+
+class _RecurrentModule(nnx.Module):
+    """Encoder, dense layers, a cell; one head for the action's distribution and one for the value."""
+
+    def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.settings = settings
+        self.actor = _Memory(settings, spec, rngs)
+        # One object under two names is one set of parameters to NNX.
+        self.critic = self.actor if settings.shared_torso else _Memory(settings, spec, rngs)
+        self.value = Layer(settings.width, 1, settings, 1.0, rngs)
+        self.policy = PolicyHead(settings.width, settings, spec, rngs)
+
+    def __call__(self, inputs: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        """`(out, carry)` of one step from `(obs, carry)`."""
+        obs, carry = inputs
+        carry, remembered = self._step(carry, self._features(obs))
+        return self._heads(remembered), carry
+
+    def through_time(self, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree) -> tuple[PyTree, PyTree]:
+        """`(out, carry)` of T steps; only the cells go step by step."""
+        size = first.shape
+        features = _split_rows(self._features(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)), size)
+        initial = self.settings.initial_carry(size[1])
+
+        def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
+            features, first = row
+            return self._step(_reset(initial, carry, first), features)
+
+        carry, remembered = jax.lax.scan(step, carry, (features, first))
+        out = self._heads(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), remembered))
+        return _split_rows(out, size), carry
+
+    def _memories(self) -> dict[str, "_Memory"]:
+        return {"actor": self.actor} if self.critic is self.actor else {"actor": self.actor, "critic": self.critic}
+
+    def _features(self, obs: PyTree) -> PyTree:
+        return {name: memory.torso(obs) for name, memory in self._memories().items()}
+
+    def _step(self, carry: PyTree, features: PyTree) -> tuple[PyTree, PyTree]:
+        stepped = {name: memory.cell(carry[name], features[name]) for name, memory in self._memories().items()}
+        return {name: carry for name, (carry, _) in stepped.items()}, {name: out for name, (_, out) in stepped.items()}
+
+    def _heads(self, remembered: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
+        value = self.value(remembered["actor" if self.critic is self.actor else "critic"])
+        return self.policy(remembered["actor"]), value[..., 0]
+
+
+class _Memory(nnx.Module):
+    """Encoder and dense layers, and the cell after them."""
+
+    def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.torso = Torso(settings, spec, rngs)
+        sizes = (self.torso.features, settings.width)
+        self.cell: nnx.OptimizedLSTMCell | nnx.GRUCell = (
+            nnx.OptimizedLSTMCell(*sizes, bias_init=_forget_gate_open, rngs=rngs)
+            if settings.cell == "lstm"
+            else nnx.GRUCell(*sizes, rngs=rngs)
+        )
+
+
+def _forget_gate_open(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
+    """Biases of the gates i, f, g, o, one after the other."""
+    return jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0], dtype), shape[0] // 4)
+
+
+def _reset(initial: PyTree, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
+    return jax.tree.map(lambda new, old: jnp.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old), initial, carry)
+
+
+def _split_rows(rows: PyTree, size: tuple[int, ...]) -> PyTree:
+    """`[T, B, ...]` of `[T * B, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]), rows)
+
+
+def _is_empty(carry: PyTree) -> bool:
+    return isinstance(carry, tuple) and not carry

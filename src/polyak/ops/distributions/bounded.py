@@ -1,0 +1,266 @@
+"""Distributions over real vectors between bounds: uniform, and normal with everything beyond a bound put on it."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import log_ndtr
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.core.struct import static, struct
+from polyak.ops.distributions.events import check_same_kind, sum_event
+
+# A deviation of 0, where a schedule ends, counts as this in densities.
+SMALLEST_SCALE = 1e-8
+
+
+@struct
+class Uniform:
+    """Independent numbers, each uniform between its bounds; one whose bounds are equal is that number.
+
+    Attributes:
+        low: `[*B, *event]`, finite.
+        high: as low, not below it.
+        event_ndims: how many of the last dimensions are one event.
+        slack: how far beyond a bound counts as on it; None is not at all.
+    """
+
+    low: Float[Array, "..."]
+    high: Float[Array, "..."]
+    event_ndims: int = static(default=0)
+    slack: Float[Array, "..."] | None = None
+
+    def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
+        """A number in [low, high]."""
+        share = jax.random.uniform(seed, self.low.shape, self.low.dtype)
+        # Not low + share * (high - low): the range of a wide box overflows.
+        return jnp.clip((1.0 - share) * self.low + share * self.high, self.low, self.high)
+
+    def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
+        """-Σ log(high - low) between the bounds, -inf elsewhere."""
+        slack = 0.0 if self.slack is None else self.slack
+        inside = (value >= self.low - slack) & (value <= self.high + slack)
+        return sum_event(jnp.where(inside, -self._log_range(), -jnp.inf), self.event_ndims)
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
+        """A sample and its log-density."""
+        return self.sample(seed=seed), -self.entropy()
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """Σ log(high - low)."""
+        return sum_event(self._log_range(), self.event_ndims)
+
+    def mode(self) -> Float[Array, "..."]:
+        """The middle; the density is the same everywhere."""
+        return 0.5 * self.low + 0.5 * self.high
+
+    def mean(self) -> Float[Array, "..."]:
+        """The middle."""
+        return self.mode()
+
+    def stddev(self) -> Float[Array, "..."]:
+        """(high - low) / √12."""
+        return self.high / math.sqrt(12.0) - self.low / math.sqrt(12.0)
+
+    def kl_divergence(self, other: "Uniform") -> Float[Array, "*B"]:
+        """The difference of the entropies where `other` covers self, else inf."""
+        check_same_kind(self, other)
+        covered = (other.low <= self.low) & (other.high >= self.high)
+        return sum_event(jnp.where(covered, other._log_range() - self._log_range(), jnp.inf), self.event_ndims)
+
+    def affine(self, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> "Uniform":
+        """The distribution of shift + scale · value, scale above 0."""
+        slack = _slack(self, shift, scale)
+        return Uniform(shift + scale * self.low, shift + scale * self.high, self.event_ndims, slack)
+
+    def _log_range(self) -> Float[Array, "..."]:
+        # Halved, so that the range of a wide box does not overflow.
+        half = 0.5 * self.high - 0.5 * self.low
+        return jnp.where(
+            half > (0.0 if self.slack is None else self.slack), jnp.log(jnp.where(half > 0, half, 1.0)) + math.log(2.0), 0.0
+        )
+
+
+@struct
+class ClippedNormal:
+    """Independent clip(u, low, high) of normal variables u ~ N(loc, scale²): what noise on a bounded action is.
+
+    Between the bounds it has the normal's density; on a bound the probability of all that lies beyond. `log_prob` is the
+    logarithm of the one or the other, `entropy` and `kl_divergence` take both in.
+
+    Attributes:
+        loc: `[*B, *event]`, the mean before clipping.
+        scale: as loc, the deviation before clipping; 0 counts as 10⁻⁸ in densities.
+        low: as loc; may be -inf.
+        high: as loc, not below low; may be inf.
+        event_ndims: how many of the last dimensions are one event.
+        slack: how near a bound counts as on it; None is not at all.
+    """
+
+    loc: Float[Array, "..."]
+    scale: Float[Array, "..."]
+    low: Float[Array, "..."]
+    high: Float[Array, "..."]
+    event_ndims: int = static(default=0)
+    slack: Float[Array, "..."] | None = None
+
+    def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
+        """A sample, between the bounds."""
+        noise = jax.random.normal(seed, self.loc.shape, self.loc.dtype)
+        return jnp.clip(self.loc + self.scale * noise, self.low, self.high)
+
+    def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
+        """Σ log of the density between the bounds, of the probability on them; what lies beyond counts as on the bound."""
+        inside = -0.5 * jnp.square((value - self.loc) / self._scale()) - self._log_norm()
+        below, above = self._log_masses()
+        slack = 0.0 if self.slack is None else self.slack
+        each = jnp.where(value <= self.low + slack, below, jnp.where(value >= self.high - slack, above, inside))
+        return sum_event(jnp.where(self._certain(), 0.0, each), self.event_ndims)
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
+        """A sample and its log-probability."""
+        value = self.sample(seed=seed)
+        return value, self.log_prob(value)
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """-Σ (∫ p log p between the bounds + Σ P log P on them)."""
+        share, _, second = self._inside()
+        on_bounds = sum(jnp.exp(mass) * jnp.where(mass > -jnp.inf, mass, 0.0) for mass in self._log_masses())
+        each = share * self._log_norm() + 0.5 * second - on_bounds
+        return sum_event(jnp.where(self._certain(), 0.0, each), self.event_ndims)
+
+    def mode(self) -> Float[Array, "..."]:
+        """`loc`, clipped: the action without its noise."""
+        return jnp.clip(self.loc, self.low, self.high)
+
+    def mean(self) -> Float[Array, "..."]:
+        """E[clip(u)]."""
+        share, first, _ = self._inside()
+        below, above = (jnp.exp(mass) for mass in self._log_masses())
+        low, high = self._finite_bounds()
+        mean = below * low + above * high + share * self.loc + first * self._scale()
+        return jnp.where(self._certain(), self.low, mean)
+
+    def stddev(self) -> Float[Array, "..."]:
+        """√Var[clip(u)]."""
+        share, first, second = self._inside()
+        below, above = (jnp.exp(mass) for mass in self._log_masses())
+        low, high = self._finite_bounds()
+        mean, scale = self.mean(), self._scale()
+        rest = self.loc - mean
+        inside = share * jnp.square(rest) + 2.0 * first * rest * scale + second * jnp.square(scale)
+        return jnp.sqrt(jnp.maximum(below * jnp.square(low - mean) + above * jnp.square(high - mean) + inside, 0.0))
+
+    def kl_divergence(self, other: "ClippedNormal") -> Float[Array, "*B"]:
+        """Between two of the same bounds."""
+        check_same_kind(self, other)
+        share, first, second = self._inside()
+        distance, scale = self.loc - other.loc, self._scale()
+        squares = second * jnp.square(scale) + 2.0 * first * distance * scale + share * jnp.square(distance)
+        inside = share * (other._log_norm() - self._log_norm()) - 0.5 * second + 0.5 * squares / jnp.square(other._scale())
+        masses = zip(self._log_masses(), other._log_masses(), strict=True)
+        on_bounds = sum(jnp.exp(p) * jnp.where(p > -jnp.inf, p - q, 0.0) for p, q in masses)
+        return sum_event(jnp.where(self._certain(), 0.0, inside + on_bounds), self.event_ndims)
+
+    def affine(self, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> "ClippedNormal":
+        """The distribution of shift + scale · value, scale above 0."""
+        low, high = shift + scale * self.low, shift + scale * self.high
+        slack = _slack(self, shift, scale)
+        return ClippedNormal(shift + scale * self.loc, scale * self.scale, low, high, self.event_ndims, slack)
+
+    def _certain(self) -> Bool[Array, "..."]:
+        """The bounds are equal, and so all are there."""
+        return (self.low == self.high) if self.slack is None else (self.high - self.low <= self.slack)
+
+    def _scale(self) -> Float[Array, "..."]:
+        return jnp.maximum(self.scale, SMALLEST_SCALE)
+
+    def _log_norm(self) -> Float[Array, "..."]:
+        return jnp.log(self._scale()) + 0.5 * math.log(2 * math.pi)
+
+    def _ends(self) -> tuple[Array, Array]:
+        return (self.low - self.loc) / self._scale(), (self.high - self.loc) / self._scale()
+
+    def _log_masses(self) -> tuple[Array, Array]:
+        """The logarithms of the probabilities on the bounds."""
+        low, high = self._ends()
+        return log_ndtr(low), log_ndtr(-high)
+
+    def _finite_bounds(self) -> tuple[Array, Array]:
+        # A bound at infinity has no probability, and 0 · inf is NaN.
+        return tuple(jnp.where(jnp.isfinite(bound), bound, self.loc) for bound in (self.low, self.high))  # type: ignore[return-value]
+
+    def _inside(self) -> tuple[Array, Array, Array]:
+        """∫ 1, z, z² over what is not clipped, z = (u - loc) / scale standard normal."""
+        below, above = self._log_masses()
+        share = jnp.maximum(-jnp.expm1(jnp.logaddexp(below, above)), 0.0)
+        (low, at_low), (high, at_high) = ((end, _density(end)) for end in self._ends())
+        ends = jnp.where(at_low > 0, low * at_low, 0.0) - jnp.where(at_high > 0, high * at_high, 0.0)
+        return share, at_low - at_high, share + ends
+
+
+@struct
+class Affine:
+    """shift + scale · x of an x that has a density and is one vector.
+
+    Attributes:
+        inner: the distribution of x.
+        shift: as x.
+        scale: as x, above 0.
+        event_ndims: how many of the last dimensions are one event.
+    """
+
+    inner: Any
+    shift: Float[Array, "..."]
+    scale: Float[Array, "..."]
+    event_ndims: int = static(default=0)
+
+    def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
+        """The inner sample, moved."""
+        return self.shift + self.scale * self.inner.sample(seed=seed)
+
+    def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
+        """The density log p((value - shift) / scale) - Σ log scale."""
+        return self.inner.log_prob((value - self.shift) / self.scale) - self._log_scale()
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
+        """The inner ones, moved; as exact as they."""
+        value, log_prob = self.inner.sample_and_log_prob(seed=seed)
+        return self.shift + self.scale * value, log_prob - self._log_scale()
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """The inner one + Σ log scale."""
+        return self.inner.entropy() + self._log_scale()
+
+    def mode(self) -> Float[Array, "..."]:
+        """The inner mode, moved."""
+        return self.shift + self.scale * self.inner.mode()
+
+    def mean(self) -> Float[Array, "..."]:
+        """The inner mean, moved."""
+        return self.shift + self.scale * self.inner.mean()
+
+    def stddev(self) -> Float[Array, "..."]:
+        """The inner deviation, times scale."""
+        return self.scale * self.inner.stddev()
+
+    def kl_divergence(self, other: "Affine") -> Float[Array, "*B"]:
+        """That of the inner ones, where both are moved alike."""
+        check_same_kind(self, other)
+        return self.inner.kl_divergence(other.inner)
+
+    def _log_scale(self) -> Float[Array, "*B"]:
+        return sum_event(jnp.log(self.scale), self.event_ndims)
+
+
+def _slack(distribution: Uniform | ClippedNormal, shift: Array, scale: Array) -> Array:
+    """A few roundings of shift + scale · bound: compiled, two programs need not agree about its last bit."""
+    sizes = (jnp.where(jnp.isfinite(bound), jnp.abs(bound), 0.0) for bound in (distribution.low, distribution.high))
+    rounding = 4.0 * float(np.finfo(np.float32).eps) * (jnp.abs(shift) + scale * jnp.maximum(*sizes))
+    return rounding if distribution.slack is None else rounding + scale * distribution.slack
+
+
+def _density(z: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jnp.exp(-0.5 * jnp.square(z)) / math.sqrt(2 * math.pi)

@@ -1,0 +1,232 @@
+"""Distributions over choices: Categorical and MultiCategorical, with action masks, and Bernoulli."""
+
+import itertools
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int8, Int32, PRNGKeyArray
+
+from polyak.core.struct import static, struct
+from polyak.ops.distributions.events import add, check_same_kind, sum_event
+
+Mask: TypeAlias = Bool[Array, "..."] | Bool[np.ndarray, "..."]
+
+UNROLLED_ACTIONS = 32
+"""Up to so many, the cumulative probabilities are one chain of additions in one fused kernel."""
+
+
+@struct
+class Categorical:
+    """One of n actions, P(i) = exp(logits_i) / Σ_j exp(logits_j) over the allowed actions j.
+
+    A forbidden action has probability exactly 0 and `log_prob` -inf; so has a value outside 0, ..., n-1. Entropy and
+    divergence are finite and their gradient with respect to a forbidden logit is 0. (KL is inf where `other` forbids what
+    self may do.) A mask that forbids everything is an error; under `jit`, where it cannot be seen, it counts as no mask.
+
+    Attributes:
+        logits: `[*B, n]`, up to a constant; -inf forbids as the mask does.
+        mask: `[*B, n]`, True where an action is allowed; None allows all.
+
+    Raises:
+        ValueError: the mask has another shape than the logits, or allows no action in some row.
+    """
+
+    logits: Float[Array, "*B n"]
+    mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        _check_mask("Categorical", self.logits, self.mask)
+
+    def sample(self, *, seed: PRNGKeyArray) -> Int32[Array, "*B"]:
+        """An allowed action, always. Probabilities below 2⁻²³ are rounded to 0 or to that."""
+        logits = self._allowed_logits()
+        return _inverse_cdf(logits, jax.random.uniform(seed, logits.shape[:-1], logits.dtype))
+
+    def log_prob(self, value: Int[Array, "*B"]) -> Float[Array, "*B"]:
+        """The logarithm of P(value)."""
+        # A sum over a comparison, not a gather: the gradient of that is a scatter, which fuses with nothing.
+        log_probs = self.log_probs()
+        actions = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, log_probs.ndim - 1)
+        chosen = actions == value[..., None].astype(jnp.int32)
+        return jnp.where(chosen.any(-1), jnp.sum(jnp.where(chosen, log_probs, 0.0), -1), -jnp.inf)
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int32[Array, "*B"], Float[Array, "*B"]]:
+        """An action and its log-probability."""
+        action = self.sample(seed=seed)
+        return action, self.log_prob(action)
+
+    def log_probs(self) -> Float[Array, "*B n"]:
+        """The logarithm of P of every action; -inf for those that are forbidden."""
+        return jax.nn.log_softmax(self._allowed_logits(), axis=-1)
+
+    def probs(self) -> Float[Array, "*B n"]:
+        """P of every action."""
+        return jnp.exp(self.log_probs())
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """-Σ_i P(i) log P(i), where 0 log 0 = 0."""
+        log_probs = self.log_probs()
+        # The inner where keeps -inf out of the derivative: an outer one would leave 0 · inf = NaN in it.
+        return -jnp.sum(jnp.exp(log_probs) * jnp.where(jnp.exp(log_probs) > 0, log_probs, 0.0), -1)
+
+    def mode(self) -> Int32[Array, "*B"]:
+        """The most probable action, the first of equals."""
+        return jnp.argmax(self._allowed_logits(), axis=-1).astype(jnp.int32)
+
+    def kl_divergence(self, other: "Categorical") -> Float[Array, "*B"]:
+        """Σ_i P(i) (log P(i) - log Q(i))."""
+        check_same_kind(self, other)
+        log_p, log_q = self.log_probs(), other.log_probs()
+        return jnp.sum(jnp.exp(log_p) * jnp.where(jnp.exp(log_p) > 0, log_p - log_q, 0.0), -1)
+
+    def _allowed_logits(self) -> Float[Array, "*B n"]:
+        if self.mask is None:
+            return self.logits
+        mask = jnp.asarray(self.mask)
+        return jnp.where(mask | ~mask.any(-1, keepdims=True), self.logits, -jnp.inf)
+
+
+@struct
+class MultiCategorical:
+    """A vector of independent categorical choices, the i-th of `nvec[i]` actions.
+
+    Attributes:
+        logits: `[*B, Σ nvec]`, those of all choices in a row.
+        nvec: how many actions each choice has.
+        mask: as the logits, True where allowed; None allows all.
+
+    Raises:
+        ValueError: the logits are not Σ nvec wide, the mask has another shape, or it leaves a choice without an action.
+    """
+
+    logits: Float[Array, "*B sum"]
+    nvec: tuple[int, ...] = static()
+    mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if self.logits.shape[-1:] != (sum(self.nvec),):
+            raise ValueError(
+                f"MultiCategorical: logits must be {sum(self.nvec)} wide for nvec {self.nvec}, got {self.logits.shape}"
+            )
+        if self.mask is not None:
+            for a, b in self._bounds():
+                _check_mask("MultiCategorical", self.logits[..., a:b], self.mask[..., a:b])
+
+    def sample(self, *, seed: PRNGKeyArray) -> Int32[Array, "*B choices"]:
+        """Allowed actions, always."""
+        uniform = jax.random.uniform(seed, (*self.logits.shape[:-1], len(self.nvec)), self.logits.dtype)
+        drawn = [_inverse_cdf(c._allowed_logits(), uniform[..., i]) for i, c in enumerate(self._choices())]
+        return jnp.stack(drawn, axis=-1)
+
+    def log_prob(self, value: Int[Array, "*B choices"]) -> Float[Array, "*B"]:
+        """Σ_i log P(value_i)."""
+        return add(c.log_prob(value[..., i]) for i, c in enumerate(self._choices()))
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int32[Array, "*B choices"], Float[Array, "*B"]]:
+        """Actions and their log-probability."""
+        action = self.sample(seed=seed)
+        return action, self.log_prob(action)
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """The sum of the choices' entropies."""
+        return add(c.entropy() for c in self._choices())
+
+    def mode(self) -> Int32[Array, "*B choices"]:
+        """The most probable action of each choice."""
+        return jnp.stack([c.mode() for c in self._choices()], axis=-1)
+
+    def kl_divergence(self, other: "MultiCategorical") -> Float[Array, "*B"]:
+        """The sum of the choices' divergences."""
+        check_same_kind(self, other)
+        return add(p.kl_divergence(q) for p, q in zip(self._choices(), other._choices(), strict=True))
+
+    def _choices(self) -> list[Categorical]:
+        mask = self.mask
+        return [Categorical(self.logits[..., a:b], None if mask is None else mask[..., a:b]) for a, b in self._bounds()]
+
+    def _bounds(self) -> Iterable[tuple[int, int]]:
+        return itertools.pairwise(itertools.accumulate(self.nvec, initial=0))
+
+
+@struct
+class Bernoulli:
+    """Independent zeros and ones, P(1) = sigmoid(logits).
+
+    Attributes:
+        logits: `[*B, *event]`, finite.
+        event_ndims: how many of the last dimensions are one event.
+    """
+
+    logits: Float[Array, "..."]
+    event_ndims: int = static(default=0)
+
+    def sample(self, *, seed: PRNGKeyArray) -> Int8[Array, "..."]:
+        """Zeros and ones."""
+        uniform = jax.random.uniform(seed, self.logits.shape, self.logits.dtype)
+        return (uniform < self.mean()).astype(jnp.int8)
+
+    def log_prob(self, value: Int[Array, "..."] | Bool[Array, "..."]) -> Float[Array, "*B"]:
+        """Σ log P(value); anything but 0 counts as 1."""
+        return sum_event(jax.nn.log_sigmoid(jnp.where(value.astype(bool), self.logits, -self.logits)), self.event_ndims)
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int8[Array, "..."], Float[Array, "*B"]]:
+        """A sample and its log-probability."""
+        value = self.sample(seed=seed)
+        return value, self.log_prob(value)
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """Σ -P(1) log P(1) - P(0) log P(0)."""
+        return sum_event(jax.nn.softplus(self.logits) - self.logits * self.mean(), self.event_ndims)
+
+    def mode(self) -> Int8[Array, "..."]:
+        """1 where it is more probable than 0."""
+        return (self.logits > 0).astype(jnp.int8)
+
+    def mean(self) -> Float[Array, "..."]:
+        """P(1)."""
+        return jax.nn.sigmoid(self.logits)
+
+    def stddev(self) -> Float[Array, "..."]:
+        """√(P(0) P(1))."""
+        return jnp.sqrt(jax.nn.sigmoid(self.logits) * jax.nn.sigmoid(-self.logits))
+
+    def kl_divergence(self, other: "Bernoulli") -> Float[Array, "*B"]:
+        """Σ P(1) log(P(1)/Q(1)) + P(0) log(P(0)/Q(0))."""
+        check_same_kind(self, other)
+        one = self.mean() * (jax.nn.log_sigmoid(self.logits) - jax.nn.log_sigmoid(other.logits))
+        zero = jax.nn.sigmoid(-self.logits) * (jax.nn.log_sigmoid(-self.logits) - jax.nn.log_sigmoid(-other.logits))
+        return sum_event(one + zero, self.event_ndims)
+
+
+def _inverse_cdf(logits: Float[Array, "*B n"], uniform: Float[Array, "*B"]) -> Int32[Array, "*B"]:
+    """The first i with Σ_{j<=i} P(j) > u: one random number per sample, where the Gumbel trick takes n.
+
+    2,048 rows on two CPU cores: 46 us for 6 actions against 101, 160 us for 18 against 880; 64 rows: 13 us either way.
+
+    An action of probability 0 is never drawn. The sums never fall and a forbidden action adds 0 to them, so its interval
+    is empty; and for every float32 u below 1, `u * total` is below `total` after rounding too. A row with a NaN draws
+    evenly from the allowed actions: its loss is refused elsewhere, but the environment must not see a forbidden action.
+    """
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    weights = jnp.where(jnp.isnan(weights), jnp.where(logits == -jnp.inf, 0.0, 1.0), weights)
+    n = logits.shape[-1]
+    if n <= UNROLLED_ACTIONS:
+        sums = list(itertools.accumulate(weights[..., i] for i in range(n)))
+        threshold = uniform * sums[-1]
+        return add([jnp.zeros(uniform.shape, jnp.int32), *((threshold >= s).astype(jnp.int32) for s in sums[:-1])])
+    # jnp.cumsum adds in the order of a tree, by which its sums may fall by a rounding: leave out what may not be drawn.
+    cdf = jnp.where(weights > 0, jnp.cumsum(weights, axis=-1), 0.0)
+    return jnp.argmax(cdf > uniform[..., None] * jnp.max(cdf, axis=-1, keepdims=True), axis=-1).astype(jnp.int32)
+
+
+def _check_mask(owner: str, logits: Array, mask: Mask | None) -> None:
+    if mask is None:
+        return
+    if mask.shape != logits.shape:
+        raise ValueError(f"{owner}: mask must have the shape of logits, got mask {mask.shape}, logits {logits.shape}")
+    if not isinstance(mask, jax.core.Tracer) and not np.all(np.any(np.asarray(mask), axis=-1)):
+        rows = np.argwhere(~np.any(np.asarray(mask), axis=-1)).tolist()
+        raise ValueError(f"{owner}: mask must allow at least one action in every row, got none in row {rows[0]}")

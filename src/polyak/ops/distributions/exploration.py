@@ -1,0 +1,199 @@
+"""Distributions of exploring policies: uniform over a space, mostly one action, one of several, and moved ones."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32, PRNGKeyArray
+
+from polyak.core.spaces import Box, Dict, EnvSpec, Leaf, Tuple, map_space
+from polyak.core.struct import struct
+from polyak.core.types import PyTree
+from polyak.ops.distributions.bounded import Affine, ClippedNormal, Uniform
+from polyak.ops.distributions.continuous import Normal
+from polyak.ops.distributions.events import check_same_kind
+from polyak.ops.distributions.joint import Deterministic, Distribution, Joint, for_space, parameter_shapes
+
+
+def uniform_over(spec: EnvSpec, batch_size: int, mask: PyTree = None) -> Distribution:
+    """The uniform distribution over the allowed actions of a spec, as agents choose them.
+
+    Box actions lie between `spec.action_bounds`; of integers half a unit farther out, so that after rounding each is as
+    probable as the others.
+
+    Args:
+        mask: as for `for_space`.
+
+    Raises:
+        ValueError: as `for_space`, and for a Box without finite bounds.
+    """
+
+    def of_leaf(leaf: Leaf, mask: Any) -> Distribution:
+        if not isinstance(leaf, Box):
+            (shape,) = jax.tree.leaves(parameter_shapes(leaf), is_leaf=lambda x: isinstance(x, tuple))
+            return for_space(leaf, jnp.zeros((batch_size, *shape)), mask)
+        if not leaf.bounded:
+            raise ValueError(f"uniform_over: a Box must have finite bounds, got {leaf}")
+        low, high = (jnp.broadcast_to(x, (batch_size, *leaf.shape)) for x in spec.action_bounds(leaf))
+        if leaf.dtype.kind != "f":
+            span = jnp.broadcast_to(leaf.high.astype("float32") - leaf.low.astype("float32"), low.shape)
+            half = 1.0 / jnp.maximum(span, 1.0) if spec.action_scaling == "rescale" else jnp.full_like(low, 0.5)
+            low, high = low - half, high + half
+        return Uniform(low, high, len(leaf.shape))
+
+    masks = map_space(lambda leaf: None, spec.action) if mask is None else mask
+    tree = map_space(of_leaf, spec.action, masks)
+    return Joint(tree) if isinstance(spec.action, Dict | Tuple) else tree
+
+
+@struct
+class EpsilonMixture:
+    """One action, but with probability ε a uniform one (which may be the same): P(a) = (1 - ε) [a = value] + ε / n.
+
+    Attributes:
+        value: the one action, allowed; leaves `[B, ...]`.
+        uniform: over the n allowed actions, a whole tree at once.
+        epsilon: ε in [0, 1].
+    """
+
+    value: PyTree
+    uniform: Any
+    epsilon: Float[Array, ""]
+
+    def sample(self, *, seed: PRNGKeyArray) -> PyTree:
+        """One action for each row."""
+        explores, drawn = jax.random.split(seed)
+        at_random = jax.random.uniform(explores, self.uniform.entropy().shape) < self.epsilon
+        return chosen(at_random.astype(jnp.int32), [self.value, self.uniform.sample(seed=drawn)])
+
+    def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
+        """The logarithm of P."""
+        # In logarithms, for ε / n of many parts underflows.
+        kept = jnp.where(Deterministic(self.value).log_prob(value) == 0.0, _log_of_rest(self.epsilon), -jnp.inf)
+        return _log_sum(kept, _log(self.epsilon) + self.uniform.log_prob(value))
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
+        """An action and its log-probability."""
+        value = self.sample(seed=seed)
+        return value, self.log_prob(value)
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """-P log P of the one action, and of the n - 1 others."""
+        mine, other, others = self._log_probs()
+        return _expected(jnp.exp(mine), -mine) + _expected(others, -other)
+
+    def mode(self) -> PyTree:
+        """The one action."""
+        return self.value
+
+    def kl_divergence(self, other: "EpsilonMixture") -> Float[Array, "*B"]:
+        """Between two over the same n actions."""
+        check_same_kind(self, other)
+        p, p_other, others = self._log_probs()
+        q, q_other, _ = other._log_probs()
+        same = _expected(jnp.exp(p), p - q) + _expected(others, p_other - q_other)
+        one = jnp.exp(p_other)
+        swapped = _expected(jnp.exp(p), p - q_other) + _expected(one, p_other - q)
+        differ = swapped + _expected(others - one, p_other - q_other)
+        return jnp.where(Deterministic(self.value).log_prob(other.value) == 0.0, same, differ)
+
+    def _log_probs(self) -> tuple[Array, Array, Array]:
+        """The logarithms of P of the one action and of each other one; and P of all others together, ε (n - 1) / n."""
+        log_n = self.uniform.entropy()
+        each = _log(self.epsilon) - log_n
+        return (
+            _log_sum(jnp.broadcast_to(_log_of_rest(self.epsilon), log_n.shape), each),
+            each,
+            -self.epsilon * jnp.expm1(-log_n),
+        )
+
+
+@struct
+class Chosen:
+    """In each row the distribution of one of several.
+
+    Attributes:
+        parts: distributions over the same events.
+        choice: `[B]`, which of them.
+    """
+
+    parts: tuple[Any, ...]
+    choice: Int32[Array, " B"]
+
+    def sample(self, *, seed: PRNGKeyArray) -> PyTree:
+        """The chosen one's."""
+        keys = jax.random.split(seed, len(self.parts))
+        return chosen(self.choice, [part.sample(seed=key) for part, key in zip(self.parts, keys, strict=True)])
+
+    def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
+        """The chosen one's."""
+        return chosen(self.choice, [part.log_prob(value) for part in self.parts])
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
+        """The chosen one's."""
+        keys = jax.random.split(seed, len(self.parts))
+        drawn = [part.sample_and_log_prob(seed=key) for part, key in zip(self.parts, keys, strict=True)]
+        pair: tuple[PyTree, Array] = chosen(self.choice, drawn)
+        return pair
+
+    def entropy(self) -> Float[Array, "*B"]:
+        """The chosen one's."""
+        return chosen(self.choice, [part.entropy() for part in self.parts])
+
+    def mode(self) -> PyTree:
+        """The chosen one's."""
+        return chosen(self.choice, [part.mode() for part in self.parts])
+
+    def kl_divergence(self, other: "Chosen") -> Float[Array, "*B"]:
+        """Of the chosen ones, part by part; NaN in rows where the two have chosen differently."""
+        check_same_kind(self, other)
+        each = chosen(self.choice, [p.kl_divergence(q) for p, q in zip(self.parts, other.parts, strict=True)])
+        return jnp.where(self.choice == other.choice, each, jnp.nan)
+
+
+def chosen(choice: Int32[Array, " B"], trees: Sequence[PyTree]) -> PyTree:
+    """Row by row the tree of that number; leaves `[B, ...]`."""
+
+    def leaf(*leaves: Array) -> Array:
+        rows = choice.reshape(choice.shape + (1,) * (leaves[0].ndim - 1))
+        return functools.reduce(lambda x, i: jnp.where(rows == i, leaves[i], x), range(1, len(leaves)), leaves[0])
+
+    return jax.tree.map(leaf, *trees)
+
+
+def moved(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> Distribution:
+    """The distribution of shift + scale · x, elementwise, scale above 0, for an x that is one vector."""
+    match distribution:
+        case Deterministic():
+            return Deterministic(shift + scale * distribution.value)
+        case Normal():
+            return Normal(shift + scale * distribution.loc, scale * distribution.scale, distribution.event_ndims)
+        case ClippedNormal() | Uniform():
+            return distribution.affine(shift, scale)
+        case Chosen():
+            return Chosen(tuple(moved(part, shift, scale) for part in distribution.parts), distribution.choice)
+        case _:
+            return Affine(distribution, shift, scale, shift.ndim - 1)
+
+
+def _log(share: Array) -> Array:
+    """The logarithm of a number in [0, 1]: -inf of 0, without a gradient."""
+    return jnp.where(share > 0, jnp.log(jnp.where(share > 0, share, 1.0)), -jnp.inf)
+
+
+def _log_of_rest(share: Array) -> Array:
+    """The logarithm of 1 - a number in [0, 1]: -inf of 1, without a gradient."""
+    return jnp.where(share < 1, jnp.log1p(-jnp.where(share < 1, share, 0.0)), -jnp.inf)
+
+
+def _log_sum(x: Array, y: Array) -> Array:
+    """log(exp x + exp y), also where both are -inf: no NaN there in the gradient."""
+    none = jnp.maximum(x, y) == -jnp.inf
+    return jnp.where(none, -jnp.inf, jnp.logaddexp(jnp.where(none, 0.0, x), jnp.where(none, 0.0, y)))
+
+
+def _expected(probability: Array, amount: Array) -> Array:
+    """The product of both, 0 where the probability is."""
+    return jnp.where(probability > 0, probability * jnp.where(probability > 0, amount, 0.0), 0.0)

@@ -1,1 +1,0 @@
-"""What agents are made of: networks, policies, copies, replay."""

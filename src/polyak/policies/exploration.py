@@ -1,0 +1,148 @@
+"""Policies that explore among choices: mostly the mode of another policy, or its distribution softened.
+
+Rates and deviations may be schedules. A wrapper knows how far training is from its field `env_steps`, which the agent fills
+from its state where it makes the policy: `EpsilonGreedy(policy, Linear(1.0, 0.05), state.env_steps)`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.spaces import Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from polyak.core.struct import struct
+from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions import Distribution, Joint
+from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
+from polyak.ops.distributions.exploration import Chosen, EpsilonMixture, uniform_over
+from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.policies.as_python import as_python
+from polyak.policies.predict import SpecifiedPolicy, predict
+from polyak.policies.wrapper import as_count, check_wrapped, decided, sampled
+
+INFINITE = float("inf")
+# A temperature of 0, where a schedule ends, counts as this.
+SMALLEST_TEMPERATURE = 1e-6
+
+
+@struct
+class EpsilonGreedy:
+    """The inner policy's mode, or with probability ε a uniform draw among the allowed actions.
+
+        P(a) = (1 - ε) [a = mode] + ε / n,    n the number of allowed actions
+
+    An action of several parts is drawn as a whole. `info["log_prob"]` is log P of the action taken.
+
+    Attributes:
+        policy: whose mode is taken; its carry is kept. Its actions are Discrete, MultiDiscrete, MultiBinary or trees of them.
+        epsilon: ε in [0, 1], a number or a schedule of `env_steps`.
+        env_steps: where the schedule stands.
+
+    Raises:
+        TypeError, ValueError: `policy` is none or has Box actions, `epsilon` leaves [0, 1].
+    """
+
+    policy: SpecifiedPolicy
+    epsilon: Schedule
+    env_steps: Any = 0
+
+    def __post_init__(self) -> None:
+        _check_choices("EpsilonGreedy", self.policy)
+        check_schedule("EpsilonGreedy", "epsilon", self.epsilon, above=-INFINITE, at_least=0, at_most=1)
+        object.__setattr__(self, "env_steps", as_count("EpsilonGreedy", self.env_steps))
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[EpsilonMixture, PyTree]:
+        """P, and the inner carry."""
+        inner, carry = self.policy.distribution(time_step, carry)
+        uniform = uniform_over(self.spec, time_step.first.shape[0], time_step.action_mask)
+        return EpsilonMixture(inner.mode(), uniform, value_at(self.epsilon, self.env_steps)), carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """A draw from P, with its logarithm."""
+        carry, key = decided(carry, time_step, key)
+        distribution, carry = self.distribution(time_step, carry)
+        action, log_prob = distribution.sample_and_log_prob(seed=key)
+        return PolicyStep(action, carry, {"log_prob": log_prob})
+
+    predict = predict
+    as_python = as_python
+
+
+@struct
+class Boltzmann:
+    """A draw by P(a) ∝ exp(logits_a / temperature) of the inner policy's logits.
+
+    A policy over q-values whose distribution is `Categorical(q)` is so explored by P(a) ∝ exp(q_a / temperature). Of an actor,
+    temperature 1 is its own distribution. MultiDiscrete, MultiBinary and trees: each part so.
+
+    Attributes:
+        policy: whose distribution is softened; its carry is kept.
+        temperature: above 0, a number or a schedule of `env_steps`, which may end at 0: greedy.
+        env_steps: where the schedule stands.
+
+    Raises:
+        TypeError, ValueError: `policy` is none or has Box actions, or `temperature` is not above 0. When acting, TypeError for
+            a distribution that has no logits.
+    """
+
+    policy: SpecifiedPolicy
+    temperature: Schedule = 1.0
+    env_steps: Any = 0
+
+    def __post_init__(self) -> None:
+        _check_choices("Boltzmann", self.policy)
+        check_schedule("Boltzmann", "temperature", self.temperature)
+        object.__setattr__(self, "env_steps", as_count("Boltzmann", self.env_steps))
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """The softened distribution, and the inner carry."""
+        inner, carry = self.policy.distribution(time_step, carry)
+        return _softened(inner, jnp.maximum(value_at(self.temperature, self.env_steps), SMALLEST_TEMPERATURE)), carry
+
+    action = sampled
+    predict = predict
+    as_python = as_python
+
+
+def _check_choices(owner: str, policy: SpecifiedPolicy) -> None:
+    check_wrapped(owner, policy, (Discrete, MultiDiscrete, MultiBinary), every=True, instead="for a Box take GaussianNoise")
+
+
+def _softened(distribution: Any, temperature: Float[Array, ""]) -> Any:
+    match distribution:
+        case Categorical():
+            # From the largest down, so that a small temperature overflows towards probability 0 only.
+            logits = distribution.log_probs()
+            return Categorical((logits - logits.max(-1, keepdims=True)) / temperature, distribution.mask)
+        case MultiCategorical():
+            return MultiCategorical(distribution.logits / temperature, distribution.nvec, distribution.mask)
+        case Bernoulli():
+            return Bernoulli(distribution.logits / temperature, distribution.event_ndims)
+        case Joint():
+            is_part = lambda x: isinstance(x, Distribution)  # noqa: E731
+            return Joint(jax.tree.map(lambda part: _softened(part, temperature), distribution.parts, is_leaf=is_part))
+        case Chosen():
+            return Chosen(tuple(_softened(part, temperature) for part in distribution.parts), distribution.choice)
+    raise TypeError(
+        f"Boltzmann: policy must answer distributions with logits (Categorical, MultiCategorical, Bernoulli), got "
+        f"{type(distribution).__name__}; put Boltzmann directly around the learned policy"
+    )

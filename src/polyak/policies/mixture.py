@@ -1,0 +1,107 @@
+"""A policy that is one of several, chosen for each episode."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int32, PRNGKeyArray
+
+from polyak.core.carries import failing_only_in
+from polyak.core.spaces import EnvSpec, difference
+from polyak.core.struct import struct
+from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions.exploration import Chosen, chosen
+from polyak.policies.as_python import as_python
+from polyak.policies.predict import predict
+from polyak.policies.wrapper import Lots, check_policy, decided
+
+
+@struct
+class Mixture:
+    """One of several policies, drawn by their weights for each environment when an episode begins, and kept to its end.
+
+    All of them see every time step, so that their memories are whole; the actions are the chosen one's, and only where it
+    was chosen can a script end too early. `distribution` gets no key: at the beginning of an episode, unless `action` or a
+    wrapper's `action` has drawn, it follows the heaviest, and so does `predict(deterministic=True)`.
+
+    Attributes:
+        policies: at least one, all of one spec; their `info` must have one tree.
+        weights: how probable each is, up to a factor; None is evenly.
+
+    Raises:
+        TypeError: `policies` is no tuple of policies.
+        ValueError: none at all, specs that differ, or weights that are not as many numbers of 0 or more, one of them above.
+    """
+
+    policies: tuple[Any, ...]
+    weights: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policies, tuple) or not self.policies:
+            raise TypeError(f"Mixture: policies must be a tuple of at least one policy, got {self.policies!r}")
+        for number, policy in enumerate(self.policies):
+            check_policy(f"Mixture: policies[{number}]", policy)
+            if differs := difference(self.policies[0].spec, policy.spec):
+                what, first, other = differs
+                raise ValueError(f"Mixture: {what} of policies[0]'s spec is {first}, of policies[{number}]'s {other}")
+        if not isinstance(self.weights, jax.core.Tracer):
+            object.__setattr__(self, "weights", _checked(self.weights, len(self.policies)))
+
+    @property
+    def spec(self) -> EnvSpec:
+        """That of all."""
+        return self.policies[0].spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """Nothing drawn, and the memory of each."""
+        return Lots.none(batch_size), tuple(policy.initial_state(batch_size) for policy in self.policies)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Chosen, PyTree]:
+        """The chosen one's."""
+        lots, inner = carry
+        choice, lots = self._choice(lots, time_step)
+        pairs = [policy.distribution(time_step, its) for policy, its in zip(self.policies, inner, strict=True)]
+        return Chosen(tuple(each for each, _ in pairs), choice), (lots, _after(choice, inner, [its for _, its in pairs]))
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The chosen one's step, with the memory of all."""
+        (lots, inner), key = decided(carry, time_step, key)
+        choice, lots = self._choice(lots, time_step)
+        each = zip(self.policies, inner, jax.random.split(key, len(self.policies)), strict=True)
+        steps = [policy.action(time_step, its, its_key) for policy, its, its_key in each]
+        trees: list[Any] = [jax.tree.structure(step.info) for step in steps]
+        if any(tree != trees[0] for tree in trees):
+            raise ValueError(f"Mixture: info of all policies must have one tree, got {trees}; give each the same with_info")
+        action, info = (chosen(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
+        return PolicyStep(action, (lots, _after(choice, inner, [step.carry for step in steps])), info)
+
+    def _choice(self, lots: Lots, time_step: TimeStep) -> tuple[Int32[Array, " B"], Lots]:
+        """Which policy each environment follows, and lots that say so until the episode ends."""
+        weights = jnp.asarray(self.weights)
+        sums = jnp.cumsum(weights)
+        heaviest = jnp.argmax(weights)
+        middle = (sums[heaviest] - 0.5 * weights[heaviest]) / sums[-1]
+        known = ~jnp.asarray(time_step.first) | lots.drawn
+        number = jnp.where(known, lots.number, middle)
+        choice = jnp.sum((number * sums[-1])[:, None] >= sums[None, :-1], axis=1, dtype=jnp.int32)
+        return choice, Lots(number, jnp.zeros_like(lots.drawn))
+
+    predict = predict
+    as_python = as_python
+
+
+def _after(choice: Int32[Array, " B"], before: Sequence[PyTree], after: Sequence[PyTree]) -> tuple[PyTree, ...]:
+    """The memories after a step; that one could not go on is no matter where another was chosen."""
+    numbered = enumerate(zip(before, after, strict=True))
+    return tuple(failing_only_in(choice == number, its, then) for number, (its, then) in numbered)
+
+
+def _checked(weights: Any, count: int) -> Any:
+    array = np.ones(count, np.float32) if weights is None else np.asarray(weights)
+    if array.shape != (count,) or array.dtype.kind not in "fiu":
+        raise ValueError(f"Mixture: weights must be {count} numbers, one for each policy, got {weights!r}")
+    if not np.all(np.isfinite(array) & (array >= 0)) or not array.sum() > 0:
+        raise ValueError(f"Mixture: weights must be 0 or more, one of them above, got {weights!r}")
+    return (array / array.sum()).astype(np.float32)

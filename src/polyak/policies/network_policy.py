@@ -1,0 +1,216 @@
+"""Policies: pytrees that act. A network's own, and wrappers around any policy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import static, struct
+from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
+from polyak.networks.recurrent import reset_carry
+from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
+from polyak.ops.normalizer import ObsNormalizer
+from polyak.ops.returns import discounted_on
+from polyak.policies import numpy_actor as numpy_acting
+from polyak.policies.as_python import as_python
+from polyak.policies.predict import SpecifiedPolicy, predict
+from polyak.policies.wrapper import check_policy, decided
+
+
+@struct
+class NetworkPolicy:
+    """Acts by sampling from the distribution of an actor-critic network.
+
+    Attributes:
+        variables: the network's arrays.
+        normalizer: statistics that observations are normalised with, or None.
+        network: what turns variables and an observation into `(action_params, value)`.
+        spec: the spaces.
+        keeps: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that wants what the
+            network said when it acted.
+        squash: Box actions are drawn from a TanhNormal; see `for_space`.
+    """
+
+    variables: Variables
+    normalizer: ObsNormalizer | None
+    network: Network = static()
+    spec: EnvSpec = static()
+    keeps: bool = static(default=False)
+    squash: bool = static(default=False)
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The network's initial carry; `()` where it has no memory."""
+        return self.network.initial_carry(batch_size) if isinstance(self.network, RecurrentNetwork) else ()
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """The distribution over actions, and the carry."""
+        distribution, carry, _ = self._step(time_step, carry)
+        return distribution, carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """A sample for each row."""
+        distribution, carry, info = self._step(time_step, carry)
+        return PolicyStep(distribution.sample(seed=key), carry, info)
+
+    def value(self, time_step: TimeStep, carry: PyTree = ()) -> Float[Array, " B"]:
+        """V(s) of each row, by the network's value head."""
+        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+        (_, value), _, _ = self.network.apply(self.variables, obs, reset_carry(self.network, carry, time_step.first))
+        return value
+
+    def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
+        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+        carry = reset_carry(self.network, carry, time_step.first)
+        (params, value), carry, _ = self.network.apply(self.variables, obs, carry)
+        distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
+        return distribution, carry, {"value": value, "params": broadcast_params(self.spec.action, params)} if self.keeps else ()
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """A small built-in network does, where nothing but a plain sample is asked for."""
+        # What a class derived from this one does otherwise, NumPy would not do.
+        plain = type(self) is NetworkPolicy and not self.keeps
+        return plain and numpy_acting.suits_numpy(self.network, self.spec, num_envs)
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """What a sample draws."""
+        return numpy_acting.action_noise(self.spec, key, num_envs)
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """`action` with its noise given."""
+        act = numpy_acting.numpy_actor(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
+        return lambda time_step, carry, noise: PolicyStep(act(time_step.obs, noise), carry)
+
+    def most_rows_in_numpy(self) -> int:
+        """For how many observations at once the mode is cheaper in NumPy."""
+        return numpy_acting.most_rows(self.network, self.spec) if type(self) is NetworkPolicy else 0
+
+    def mode_in_numpy(self) -> Callable[[Any], Any]:
+        """`mode(obs)`, of a policy whose arrays are NumPy's: the greedy action, up to rounding."""
+        return numpy_acting.numpy_mode(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
+
+    predict = predict
+    as_python = as_python
+
+
+@struct
+class Greedy:
+    """The most probable action of another policy: the mode of its distribution, whichever that is.
+
+    Attributes:
+        policy: what is followed; its carry is kept.
+
+    Raises:
+        TypeError: it is no policy that knows its spaces.
+    """
+
+    policy: SpecifiedPolicy
+
+    def __post_init__(self) -> None:
+        check_policy("Greedy", self.policy)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """All probability on the mode."""
+        distribution, carry = self.policy.distribution(time_step, carry)
+        return Deterministic(distribution.mode()), carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The mode for each row; the key is used only where something within is chosen once an episode."""
+        carry, _ = decided(carry, time_step, key)
+        distribution, carry = self.policy.distribution(time_step, carry)
+        return PolicyStep(distribution.mode(), carry)
+
+    def predict(
+        self,
+        obs: Any,
+        carry: PyTree = None,
+        *,
+        deterministic: bool = True,
+        action_mask: Any = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Any, PyTree]:
+        """The environment's action for a NumPy observation; with `deterministic=False` the inner policy's sample."""
+        return predict(self.policy, obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
+
+    as_python = as_python
+
+
+@struct
+class DiscountedReturn:
+    """A policy that keeps, in its carry, the discounted return so far of each environment; its actions are the inner policy's.
+
+        R_t = r_t + γ R_{t-1},    R = 0 where an episode begins
+
+    Agents that scale rewards by the deviation of R need it at the first row of a rollout; the carry is where what belongs
+    to an environment lives, so it is sharded, saved and reset with it.
+    """
+
+    policy: NetworkPolicy
+    gamma: Scalar
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner carry, and zeros."""
+        return self.policy.initial_state(batch_size), jnp.zeros(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """The inner distribution; the return moves on by the time step's reward."""
+        inner, discounted = carry
+        distribution, inner = self.policy.distribution(time_step, inner)
+        return distribution, (inner, discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma))
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The inner policy's step; the return moves on."""
+        inner, discounted = carry
+        step = self.policy.action(time_step, inner, key)
+        discounted = discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma)
+        return PolicyStep(step.action, (step.carry, discounted), step.info)
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """As the inner policy."""
+        return type(self) is DiscountedReturn and self.policy.suits_numpy(num_envs)
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """The inner policy's."""
+        return self.policy.noise(key, num_envs)
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """The inner policy's, and the return moved on."""
+        act, gamma = self.policy.in_numpy(), np.float32(self.gamma)
+
+        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+            inner, discounted = carry
+            acted = act(time_step, inner, noise)
+            reward = np.where(np.isfinite(time_step.reward), time_step.reward, np.float32(0.0))
+            return PolicyStep(
+                acted.action, (acted.carry, np.where(time_step.first, np.float32(0.0), reward + gamma * discounted))
+            )
+
+        return step
+
+    def predict(
+        self,
+        obs: Any,
+        carry: PyTree = None,
+        *,
+        deterministic: bool = True,
+        action_mask: Any = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Any, PyTree]:
+        """The inner policy's, with the inner carry: rewards, which the return needs, are not known here."""
+        return self.policy.predict(obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)

@@ -1,0 +1,239 @@
+"""Policies that put noise on the Box actions of another, or smooth them.
+
+The deviation may be a schedule, which stands where the field `env_steps` says, as in `parts.exploration`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.spaces import Box, Dict, EnvSpec, Leaf, Tuple, leaf_spaces, map_space
+from polyak.core.struct import check_settings, number, struct
+from polyak.core.types import PolicyStep, PyTree, Scalar, TimeStep
+from polyak.ops.distributions import Deterministic, Distribution, Joint
+from polyak.ops.distributions.bounded import ClippedNormal
+from polyak.ops.distributions.exploration import Chosen, moved
+from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.policies.as_python import as_python
+from polyak.policies.predict import SpecifiedPolicy, predict
+from polyak.policies.wrapper import as_count, check_wrapped, decided, is_box, sampled
+
+
+@struct
+class GaussianNoise:
+    """Independent normal noise on the Box actions of the inner policy's mode, within the space's bounds.
+
+        a = clip(clip(mode) + scale · ε),    ε ~ N(0, 1)
+
+    Its distribution is that of the clipped action: see `ClippedNormal`. Parts that are no Box are the mode's.
+
+    Attributes:
+        policy: whose mode is taken; its carry is kept.
+        scale: the deviation, in the units of agents' actions (`EnvSpec.action_bounds`); a number or a schedule.
+        env_steps: where the schedule stands.
+
+    Raises:
+        TypeError, ValueError: `policy` is none or has no Box action, or `scale` is not above 0.
+    """
+
+    policy: SpecifiedPolicy
+    scale: Schedule = 0.1
+    env_steps: Any = 0
+
+    def __post_init__(self) -> None:
+        check_wrapped("GaussianNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
+        check_schedule("GaussianNoise", "scale", self.scale)
+        object.__setattr__(self, "env_steps", as_count("GaussianNoise", self.env_steps))
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """That of the clipped action, and the inner carry."""
+        inner, carry = self.policy.distribution(time_step, carry)
+        mode = inner.mode()
+        shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
+        return _noisy(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
+
+    action = sampled
+    predict = predict
+    as_python = as_python
+
+
+@struct
+class OUNoise:
+    """Noise with a memory on the Box actions of the inner policy's mode: an Ornstein-Uhlenbeck process for each environment.
+
+        x' = (1 - θ) x + scale · ε,    a = clip(clip(mode) + x'),    ε ~ N(0, 1),    x = 0 where an episode begins
+
+    A process in steps of dt is θ·dt and scale·√dt. Its distribution is that of the action given the noise so far; the carry
+    that `distribution` answers is the one without a new ε, and so is that of `predict(deterministic=True)`.
+
+    Attributes:
+        policy: whose mode is taken; its carry is kept.
+        scale: the deviation of one step, in the units of agents' actions; a number or a schedule.
+        theta: how fast the noise returns to 0, in (0, 1]; 1 is `GaussianNoise`.
+        env_steps: where the schedule stands.
+
+    Raises:
+        TypeError, ValueError: `policy` is none or has no Box action, `scale` is not above 0, or `theta` not in (0, 1].
+
+    Source: Lillicrap et al. 2016, arXiv:1509.02971, section 7, whose θ and scale are the defaults.
+    """
+
+    policy: SpecifiedPolicy
+    scale: Schedule = 0.2
+    theta: Scalar = number(default=0.15, above=0, at_most=1)
+    env_steps: Any = 0
+
+    def __post_init__(self) -> None:
+        check_wrapped("OUNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
+        check_schedule("OUNoise", "scale", self.scale)
+        check_settings(self)
+        object.__setattr__(self, "env_steps", as_count("OUNoise", self.env_steps))
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner carry, and no noise."""
+        return self.policy.initial_state(batch_size), _zeros_of_boxes(self.spec, batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """That of the clipped action given the noise so far."""
+        inner, noise = carry
+        distribution, inner = self.policy.distribution(time_step, inner)
+        mean = self._faded(time_step, noise)
+        return _noisy(self.spec, distribution.mode(), mean, value_at(self.scale, self.env_steps)), (inner, mean)
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The mode with noise, which moves on."""
+        (inner, noise), key = decided(carry, time_step, key)
+        distribution, inner = self.policy.distribution(time_step, inner)
+        scale = value_at(self.scale, self.env_steps)
+        keys = iter(jax.random.split(key, len(list(leaf_spaces(self.spec.action)))))
+
+        def moved_on(leaf: Leaf, x: Any) -> Any:
+            its = next(keys)
+            return x + scale * jax.random.normal(its, x.shape) if is_box(leaf) else x
+
+        noise = map_space(moved_on, self.spec.action, self._faded(time_step, noise))
+        # Without deviation the distribution is its own mode.
+        action = _noisy(self.spec, distribution.mode(), noise, scale).mode()
+        return PolicyStep(action, (inner, noise))
+
+    def _faded(self, time_step: TimeStep, noise: PyTree) -> PyTree:
+        def leaf(leaf: Leaf, x: Any) -> Any:
+            return (1.0 - self.theta) * jnp.where(_rows(time_step.first, x), 0.0, x) if is_box(leaf) else x
+
+        return map_space(leaf, self.spec.action, noise)
+
+    predict = predict
+    as_python = as_python
+
+
+@struct
+class ActionSmoothing:
+    """Box actions that follow the inner policy's with inertia, for each environment.
+
+        ā' = ā + share · (a - ā),    ā' = a where an episode begins
+
+    Its distribution is that of ā' given ā. Parts that are no Box are the inner policy's.
+
+    Attributes:
+        policy: whose actions are followed; its carry is kept, and its info.
+        share: how much of the new action is taken, in (0, 1]; 1 takes all.
+
+    Raises:
+        TypeError, ValueError: `policy` is none or has no Box action, or `share` is not in (0, 1].
+    """
+
+    policy: SpecifiedPolicy
+    share: Scalar = number(default=0.5, above=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        check_wrapped("ActionSmoothing", self.policy, (Box,), every=False, instead="there is nothing to smooth")
+        check_settings(self)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner carry, and zeros for the last action, which the first one of an episode does not look at."""
+        return self.policy.initial_state(batch_size), _zeros_of_boxes(self.spec, batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """That of the smoothed action; the carry goes on from its mode."""
+        inner, last = carry
+        distribution, inner = self.policy.distribution(time_step, inner)
+        smoothed = self._smoothed(distribution, time_step, last)
+        return smoothed, (inner, self._boxes(smoothed.mode()))
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The inner policy's step, its action smoothed."""
+        (inner, last), key = decided(carry, time_step, key)
+        step = self.policy.action(time_step, inner, key)
+        action = self._smoothed(Deterministic(step.action), time_step, last).mode()
+        return PolicyStep(action, (step.carry, self._boxes(action)), step.info)
+
+    def _smoothed(self, distribution: Any, time_step: TimeStep, last: PyTree) -> Distribution:
+        def leaf(space: Any, part: Any, last: Any) -> Any:
+            if not is_box(space):
+                return part
+            first = _rows(time_step.first, last)
+            scale = jnp.where(first, jnp.ones_like(last), self.share)
+            return moved(part, jnp.where(first, 0.0, (1.0 - self.share) * last), scale)
+
+        space = self.spec.action
+        match distribution:
+            case Chosen():
+                parts = tuple(self._smoothed(part, time_step, last) for part in distribution.parts)
+                return Chosen(parts, distribution.choice)
+            case Deterministic():
+                each = map_space(lambda _, x: Deterministic(x), space, distribution.value)
+                return Deterministic(map_space(lambda s, x, y: leaf(s, x, y).value, space, each, last))
+            case Joint():
+                return Joint(map_space(leaf, space, distribution.parts, last))
+            case _:
+                return leaf(space, distribution, last)
+
+    def _boxes(self, action: PyTree) -> PyTree:
+        return map_space(lambda leaf, x: x if is_box(leaf) else (), self.spec.action, action)
+
+    predict = predict
+    as_python = as_python
+
+
+def _noisy(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]) -> Distribution:
+    """Normal around the clipped centre plus a shift, clipped again; a part that is no Box as it is."""
+
+    def leaf(leaf: Leaf, x: Any, shift: Any) -> Distribution:
+        if not isinstance(leaf, Box):
+            return Deterministic(x)
+        low, high = (jnp.broadcast_to(bound, x.shape) for bound in spec.action_bounds(leaf))
+        return ClippedNormal(jnp.clip(x, low, high) + shift, jnp.broadcast_to(scale, x.shape), low, high, len(leaf.shape))
+
+    tree = map_space(leaf, spec.action, centre, shift)
+    return Joint(tree) if isinstance(spec.action, Dict | Tuple) else tree
+
+
+def _zeros_of_boxes(spec: EnvSpec, batch_size: int) -> PyTree:
+    return map_space(lambda leaf: jnp.zeros((batch_size, *leaf.shape)) if is_box(leaf) else (), spec.action)
+
+
+def _rows(flag: Any, like: Any) -> Array:
+    """A flag `[B]` that goes with an array `[B, ...]`."""
+    wide = jnp.asarray(flag).reshape((-1,) + (1,) * (like.ndim - 1))
+    return jnp.broadcast_to(wide, like.shape)

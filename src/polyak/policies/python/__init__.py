@@ -1,0 +1,1 @@
+"""Ordinary Python functions as policies, also inside compiled programs."""

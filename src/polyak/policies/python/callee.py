@@ -1,0 +1,296 @@
+"""The Python half of a PythonPolicy: how it is asked, what it is shown, and what its answers are held against."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.policy_faults import PythonCalls
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions import parameter_shapes
+from polyak.policies.python.timeout import Deadline
+from polyak.policies.python.validation import Answers, Wanted, first_values, forbidden, wanted_actions, wanted_like, wanted_obs
+
+# Under a microsecond.
+COPIED_BYTES = 4096
+
+
+@runtime_checkable
+class ActingObject(Protocol):
+    """A Python policy with a memory: its methods take NumPy arrays, of a batch or (unbatched) of one environment."""
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The carry of so many fresh episodes; an unbatched one takes no argument, and gives one episode's."""
+        ...
+
+    def action(self, time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
+        """An action, the next carry, and info; `seed` may be left out."""
+        ...
+
+
+@runtime_checkable
+class ObjectWithDistribution(Protocol):
+    """A Python policy that knows its distribution."""
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
+        """`(parameters, carry)`, the parameters in the tree of `polyak.ops.distributions.parameter_shapes`."""
+        ...
+
+
+class PythonSide:
+    """What of a PythonPolicy does not travel in a pytree; two are equal if they are the same.
+
+    Attributes:
+        spec: the spaces.
+        calls: counts and errors.
+        sees_all: it is given the whole time step and the carry, not the observation alone.
+        takes_seed: it is given one.
+        batched: it takes a batch.
+        has_distribution: it offers one.
+        actions, carries, infos, parameters: what its answers must look like.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        spec: EnvSpec,
+        *,
+        batched: bool,
+        carry_spec: PyTree,
+        info_spec: PyTree,
+        name: str,
+        timeout: float | None,
+        on_error: str,
+        check: bool,
+        deterministic: bool,
+    ) -> None:
+        who = f"PythonPolicy {name!r}"
+        if isinstance(target, type):
+            raise TypeError(f"{who}: give an instance, not the class {target.__name__}")
+        self.spec, self.batched, self.target = spec, batched, target
+        self.is_object = isinstance(target, ActingObject)
+        self.has_distribution = isinstance(target, ObjectWithDistribution)
+        self.sees_all, self.takes_seed, self._seed_by_name = _signature(target, self.is_object, who)
+        if not self.sees_all and jax.tree.leaves((carry_spec, info_spec)):
+            raise ValueError(f"{who}: carry_spec and info_spec are for a policy of (time_step, carry)")
+        unseeded = f"{who} takes no seed and is not declared deterministic"
+        self.calls = PythonCalls(who, None if self.takes_seed or deterministic else unseeded)
+        self.actions = Answers(who, "action", wanted_actions(spec), check=check, clip=on_error == "clip")
+        wanted_carry = _declared(who, "carry_spec", carry_spec)
+        self.carries = Answers(who, "carry", wanted_carry, check=check)
+        self.infos = Answers(who, "info", _declared(who, "info_spec", info_spec), check=check)
+        self.parameters = Answers(who, "distribution", wanted_parameters(spec), check=check)
+        self._carries_given = Answers(who, "the carry that it is given", wanted_carry, check=False)
+        self._carry_spec, self._check = carry_spec, check
+        self._obs: list[Wanted]
+        self._obs_structure: Any
+        self._obs, self._obs_structure = jax.tree.flatten(wanted_obs(spec))
+        self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
+        self._call = _called if timeout is None else Deadline(timeout, who).call
+
+    def __repr__(self) -> str:
+        return self.calls.name
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """A row for each environment: the object's own, asked anew every time, else what `carry_spec` says.
+
+        Raises:
+            TypeError, ValueError: the object's does not fit its `carry_spec`.
+        """
+        if not self.is_object:
+            return first_values(self._carry_spec, batch_size)
+        begin = self.target.initial_state
+        if self.batched:
+            return self.carries.batch(self._call(begin, batch_size), batch_size)
+        return self.carries.stacked([self.carries.row(self._call(begin), i) for i in range(batch_size)])
+
+    def action_of_obs(self, target: Any, obs: PyTree, mask: PyTree, seed: Any) -> PyTree:
+        """The action of a policy that sees the observation alone, for a batch in NumPy."""
+        shown = self._shown(obs)
+        if self.batched:
+            action = self.actions.batch(self._answer(target, (shown,), seed), _length(shown))
+        else:
+            (action,) = self._asked(target, (shown,), _length(shown), seed, _alone, (self.actions,))
+        self._refuse_forbidden(action, mask)
+        return action
+
+    def step(self, target: Any, time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
+        """The answer of one that sees everything, for a batch in NumPy."""
+        function, given = target.action if self.is_object else target, self._all_shown(time_step, carry)
+        against, size = (self.actions, self.carries, self.infos), len(given[0].first)
+        step = PolicyStep(*self._asked(function, given, size, seed, self._parts_of_step, against))
+        self._refuse_forbidden(step.action, time_step.action_mask)
+        return step
+
+    def distribution(self, target: Any, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
+        """The parameters of its own distribution for a batch in NumPy, and the next carry."""
+        given, against = self._all_shown(time_step, carry), (self.parameters, self.carries)
+        size = len(given[0].first)
+        params, carry = self._asked(target.distribution, given, size, None, self._parts_of_pair, against)
+        return params, carry
+
+    def _parts_of_step(self, answer: Any) -> tuple[Any, ...]:
+        if not isinstance(answer, PolicyStep):
+            raise TypeError(f"{self.calls.name}: answered a {type(answer).__name__}, wanted a PolicyStep(action, carry, info)")
+        return answer.action, answer.carry, answer.info
+
+    def _parts_of_pair(self, answer: Any) -> tuple[Any, ...]:
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise TypeError(f"{self.calls.name}: distribution answered {type(answer).__name__}, wanted (parameters, carry)")
+        return answer
+
+    def _refuse_forbidden(self, action: PyTree, mask: PyTree) -> None:
+        if self._check and mask is not None and (where := forbidden(self.spec, action, mask)):
+            raise ValueError(f"{self.calls.name}: action is one that action_mask does not allow: {where}")
+
+    def _asked(
+        self,
+        function: Callable[..., Any],
+        given: tuple[Any, ...],
+        size: int,
+        seed: Any,
+        parts_of: Callable[[Any], tuple[Any, ...]],
+        against: tuple[Answers, ...],
+    ) -> list[PyTree]:
+        """The parts of its answer for a batch of that size, after the checks; of an unbatched policy stacked."""
+        if self.batched:
+            answer = self._answer(function, given, seed)
+            return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
+
+        def rows_for(i: int) -> list[Any]:
+            try:
+                answer = self._answer(function, _row(given, i), None if seed is None else seed[i])
+            except BaseException as error:
+                error.add_note(f"for environment {i}")
+                raise
+            # Taken over at once, for the next call may fill the same arrays again.
+            return [answers.row(part, i) for answers, part in zip(against, parts_of(answer), strict=True)]
+
+        columns = zip(*map(rows_for, range(size)), strict=True)
+        return [answers.stacked(rows) for answers, rows in zip(against, columns, strict=True)]
+
+    def _answer(self, function: Callable[..., Any], given: tuple[Any, ...], seed: Any) -> Any:
+        if seed is None:
+            return self._call(function, *given)
+        return self._call(_by_name(function) if self._seed_by_name else function, *given, int(seed))
+
+    def _shown(self, obs: PyTree) -> PyTree:
+        """The observation, which must fit the spec, as arrays that cannot be written to."""
+        if not self._check:
+            return jax.tree.map(_read_only, obs)
+        if type(obs) is np.ndarray and self._obs_is_leaf:
+            self._check_obs(self._obs[0], obs, len(obs))
+            return _read_only(obs)
+        leaves, structure = jax.tree.flatten(obs)
+        if structure != self._obs_structure:
+            raise ValueError(f"{self.calls.name}: obs has the tree {structure}, wanted that of {self.spec.obs}")
+        for wanted, leaf in zip(self._obs, leaves, strict=True):
+            self._check_obs(wanted, leaf, len(leaves[0]))
+        return jax.tree.unflatten(structure, [_read_only(leaf) for leaf in leaves])
+
+    def _check_obs(self, wanted: Wanted, obs: Any, batch_size: int) -> None:
+        if obs.shape != (batch_size, *wanted.shape) or obs.dtype != wanted.dtype:
+            path = f" at {wanted.path!r}" if wanted.path else ""
+            rows = f"wanted {wanted.dtype} ({', '.join(map(str, (batch_size, *wanted.shape)))})"
+            raise ValueError(f"{self.calls.name}: obs{path} is {obs.dtype} {obs.shape}, {rows}")
+
+    def _all_shown(self, time_step: TimeStep, carry: PyTree) -> tuple[TimeStep, PyTree]:
+        """What a policy is given that sees everything; the carry is reset where an episode begins."""
+        obs = self._shown(time_step.obs)
+        rest: Any = {field: _read_only(getattr(time_step, field)) for field in ("reward", "terminated", "truncated", "first")}
+        mask = jax.tree.map(_read_only, time_step.action_mask)
+        lengths = {_length(obs), *map(len, jax.tree.leaves((rest, mask)))}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"{self.calls.name}: the parts of the time step have {sorted(lengths)} rows, wanted as many in all"
+            )
+        carry = self._carries_given.batch(carry, len(rest["first"]))
+        if rest["first"].any():
+            carry = _where_first(rest["first"], self.initial_state(len(rest["first"])), carry)
+        return TimeStep(obs, **rest, action_mask=mask), jax.tree.map(_read_only, carry)
+
+
+def _declared(who: str, what: str, tree: PyTree) -> PyTree:
+    try:
+        return wanted_like(tree)
+    except TypeError as error:
+        raise TypeError(f"{who}: {what} {error}") from None
+
+
+def _alone(answer: Any) -> tuple[Any, ...]:
+    return (answer,)
+
+
+def wanted_parameters(spec: EnvSpec) -> PyTree:
+    """Of the parameters of a distribution over the action space: float32, in the tree of `parameter_shapes`."""
+    shapes = parameter_shapes(spec.action)
+    return wanted_like(
+        jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, np.float32), shapes, is_leaf=lambda x: _is_shape(x))
+    )
+
+
+def _is_shape(node: Any) -> bool:
+    return isinstance(node, tuple) and all(isinstance(length, int) for length in node)
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args[:-1], seed=args[-1])
+
+
+def _row(given: tuple[Any, ...], i: int) -> tuple[Any, ...]:
+    if len(given) == 1 and type(given[0]) is np.ndarray:
+        return (given[0][i],)
+    row: tuple[Any, ...] = jax.tree.map(lambda x: x[i], given)
+    return row
+
+
+def _length(tree: PyTree) -> int:
+    return len(tree) if type(tree) is np.ndarray else len(jax.tree.leaves(tree)[0])
+
+
+def _read_only(x: Any) -> npt.NDArray[Any]:
+    """The array as one that cannot be written to: a copy where that costs next to nothing, else a view of its owner's."""
+    array = np.asarray(x)
+    if array.flags.writeable:
+        array = array.copy() if array.nbytes <= COPIED_BYTES else array.view()
+        array.flags.writeable = False
+    return array
+
+
+def _where_first(first: npt.NDArray[np.bool_], fresh: PyTree, carry: PyTree) -> PyTree:
+    return jax.tree.map(lambda new, old: np.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, carry)
+
+
+def _signature(target: Any, is_object: bool, who: str) -> tuple[bool, bool, bool]:
+    """Whether it sees everything, takes a seed, and takes it by name.
+
+    Raises:
+        TypeError: it can be asked in none of the ways.
+    """
+    function = target.action if is_object else target
+    ways = "(time_step, carry[, seed])" if is_object else "(obs[, seed]) or (time_step, carry[, seed])"
+    if not callable(function):
+        raise TypeError(
+            f"{who}: wanted a function of {ways}, or an object with initial_state and action, got {type(target).__name__}"
+        )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise TypeError(f"{who}: its signature cannot be read; wrap it, e.g. as lambda obs: policy(obs)") from None
+    by_name = any(p.name == "seed" for p in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    # One with a default is somebody's own setting, unless it is called as one of ours.
+    count = sum(p.default is p.empty or p.name == "carry" for p in positional)
+    # A third one is the seed, whatever it is called.
+    count -= any(p.name == "seed" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    if count not in ((2, 3) if is_object else (1, 2, 3)) or (by_name and count == 3):
+        raise TypeError(f"{who}: takes {inspect.signature(function)}, wanted {ways}")
+    return count > 1, by_name or count == 3, by_name

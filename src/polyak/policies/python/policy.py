@@ -1,0 +1,213 @@
+"""A policy that is ordinary Python (a rule, a planner, a model of another library, a remote service), in any loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from polyak.core.checks import check_choice, check_number
+from polyak.core.policy_faults import PythonCalls, Watch
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import static, struct
+from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions import Deterministic, Distribution, for_space
+from polyak.policies.predict import predict
+from polyak.policies.python.callback import ordered_call
+from polyak.policies.python.callee import PythonSide
+
+
+@struct
+class PythonPolicy:
+    """Acts by calling Python, with NumPy arrays that it cannot write to, exactly once a step.
+
+    It is a function `(obs) -> action` or `(time_step, carry) -> PolicyStep`, or an object with `initial_state(batch_size)` and
+    `action(time_step, carry) -> PolicyStep`. One that has a last argument `seed` is given an integer derived from the key, the
+    same in the compiled and the host loop. An unbatched one sees one environment at a time, without a batch dimension (its
+    `initial_state` takes no argument), and its answers are stacked.
+
+    A host loop calls it directly where it stands by itself; inside a wrapper, and in compiled code, it goes through an ordered
+    callback: once a step, in order, also where the action is not used. What it raises comes out of the loops as it was raised;
+    around a `jax.jit` of your own, use `raising()`. Its answers are taken over at once, so it may fill the same arrays again.
+    An object's `initial_state` is asked anew at every step at which an episode begins, and used for the rows where one does.
+
+    Actions are an agent's: counted from 0, and within [-1, 1] where the environment rescales. Casts are made from integers and
+    floats of any width to a Box's float32, from integers of any width and bools to integers, and from lists of such numbers.
+    Everything else is an error that names the policy, what was got and what is wanted.
+
+    Attributes:
+        variables: the arrays that it declared, else `()`.
+        side: the Python half.
+
+    Args:
+        target: the function or object.
+        spec: the environment's spaces.
+        batched: it takes a batch.
+        carry_spec: a tree of spaces, of shapes with dtypes, or of arrays that are also the first values; for one environment.
+        info_spec: likewise of the info that it answers.
+        name: for messages; the function's or the class's own if None.
+        timeout: seconds for one call, which then runs in a thread of its own.
+        on_error: `"clip"`: actions out of bounds are clipped, and counted in `clipped`; NaN is an error all the same.
+        check: False leaves out the search for NaN, bounds and actions that `action_mask` forbids, and the observation's check.
+        deterministic: equal observations get equal actions; a policy that says neither this nor takes a seed is noted in
+            checkpoints, which then are not bit-exact.
+        variables: True if the target is a pytree whose arrays other policies may follow (`soft_update`); when it is called they
+            are NumPy arrays.
+
+    Raises:
+        TypeError, ValueError: an argument; the target can be asked in none of the ways.
+
+    >>> import numpy as np
+    >>> from polyak.core.spaces import Box, Discrete
+    >>> spec = EnvSpec(Box([-1.0] * 4, [1.0] * 4), Discrete(2))
+    >>> PythonPolicy(lambda obs: obs[:, 2] > 0, spec, name="upright").predict(np.array([0.0, 0.0, 0.1, 0.0]))[0]
+    np.int32(1)
+    """
+
+    variables: PyTree
+    side: PythonSide = static()
+
+    def __init__(
+        self,
+        target: Any,
+        spec: EnvSpec,
+        *,
+        batched: bool = True,
+        carry_spec: PyTree = (),
+        info_spec: PyTree = (),
+        name: str | None = None,
+        timeout: float | None = None,
+        on_error: str = "raise",
+        check: bool = True,
+        deterministic: bool = False,
+        variables: bool = False,
+    ) -> None:
+        if not isinstance(spec, EnvSpec):
+            raise TypeError(f"PythonPolicy: spec must be an EnvSpec, e.g. env.spec, got {type(spec).__name__}")
+        check_choice("PythonPolicy", "on_error", on_error, ("raise", "clip"))
+        check_number("PythonPolicy", "timeout", timeout, above=0, optional=True)
+        side = PythonSide(
+            target,
+            spec,
+            batched=batched,
+            carry_spec=carry_spec,
+            info_spec=info_spec,
+            name=_name_of(target) if name is None else name,
+            timeout=timeout,
+            on_error=on_error,
+            check=check,
+            deterministic=deterministic,
+        )
+        if variables and jax.tree_util.all_leaves([target]):
+            raise TypeError(f"{side}: variables=True, but a {type(target).__name__} is no pytree")
+        object.__setattr__(self, "side", side)
+        object.__setattr__(self, "variables", jax.tree.map(jnp.asarray, target) if variables else ())
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's spaces."""
+        return self.side.spec
+
+    @property
+    def python_calls(self) -> PythonCalls:
+        """The calls of the function or object."""
+        return self.side.calls
+
+    @property
+    def num_calls(self) -> int:
+        """How many steps it was asked for."""
+        return self.side.calls.count
+
+    @property
+    def clipped(self) -> int:
+        """How many numbers of its actions were out of bounds, with `on_error="clip"`."""
+        return self.side.actions.clipped
+
+    def raising(self) -> Watch:
+        """A context around compiled code of your own, in which what the policy raises comes out as it was raised."""
+        return Watch(self)
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The object's own, else the declared carry."""
+        return jax.tree.map(jnp.asarray, self.side.initial_state(batch_size))
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """Its answer for a batch; the seed is derived from the key."""
+        # The key goes along also where there is no seed: mapped over keys, one call would answer for all.
+        return self._step(time_step, carry, self.noise(key, _batch_size(time_step)), jax.random.key_data(key))
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """The object's own distribution, of the parameters that its `distribution(time_step, carry)` answers (see
+        `polyak.ops.distributions.parameter_shapes`); else all probability on the action, for every space, with seed 0.
+        """
+        side, size = self.side, _batch_size(time_step)
+        if not side.has_distribution:
+            step = self._step(time_step, carry, jnp.zeros(self._seed_shape(size), jnp.uint32))
+            return Deterministic(step.action), step.carry
+        shapes = side.parameters.shapes(size), side.carries.shapes(size)
+        call = self._asking(lambda target, given: side.distribution(target, *given))
+        params, carry = ordered_call(side.calls, call, shapes, (self.variables, (time_step, carry)))
+        return for_space(self.spec.action, params, time_step.action_mask), carry
+
+    def _step(self, time_step: TimeStep, carry: PyTree, seed: Array, *unused: Array) -> PolicyStep:
+        side, size = self.side, _batch_size(time_step)
+        seeds = (seed,) if side.takes_seed else ()
+        if not side.sees_all:
+            call = self._asking(
+                lambda target, given: side.action_of_obs(target, given[0], given[1], given[2] if seeds else None)
+            )
+            seen = (time_step.obs, time_step.action_mask, *seeds)
+            action = ordered_call(side.calls, call, side.actions.shapes(size), (self.variables, seen), unused)
+            return PolicyStep(action, carry)
+        shapes = PolicyStep(side.actions.shapes(size), side.carries.shapes(size), side.infos.shapes(size))
+        call = self._asking(lambda target, given: side.step(target, given[0], given[1], given[2] if seeds else None))
+        step: PolicyStep = ordered_call(side.calls, call, shapes, (self.variables, (time_step, carry, *seeds)), unused)
+        return step
+
+    def _asking(self, function: Callable[[Any, Any], Any]) -> Callable[[tuple[Any, Any]], Any]:
+        """`function(target, given)` as one of `(variables, given)`."""
+        target, declares = self.side.target, self._declares
+        return lambda both: function(both[0] if declares else target, both[1])
+
+    @property
+    def _declares(self) -> bool:
+        return not isinstance(self.variables, tuple) or self.variables != ()
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """Always: it is NumPy."""
+        return True
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """The seed of a step: a number in [0, 2³¹), of an unbatched policy one for each environment."""
+        shape = self._seed_shape(num_envs)
+        return (
+            jax.random.bits(key, shape, jnp.uint32) >> jnp.uint32(1) if self.side.takes_seed else jnp.zeros(shape, jnp.uint32)
+        )
+
+    def _seed_shape(self, num_envs: int) -> tuple[int, ...]:
+        return () if self.side.batched else (num_envs,)
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """The direct call, for host loops."""
+        side = self.side
+        target = self.variables if self._declares else side.target
+        calls, takes_seed = side.calls, side.takes_seed
+        if side.sees_all:
+            return lambda time_step, carry, seed: calls.call(side.step, target, time_step, carry, seed if takes_seed else None)
+
+        def act(time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
+            given = time_step.obs, time_step.action_mask, seed if takes_seed else None
+            return PolicyStep(calls.call(side.action_of_obs, target, *given), carry)
+
+        return act
+
+    predict = predict
+
+
+def _batch_size(time_step: TimeStep) -> int:
+    return int(jax.tree.leaves(time_step.obs)[0].shape[0])
+
+
+def _name_of(target: Any) -> str:
+    return str(getattr(target, "__name__", type(target).__name__))

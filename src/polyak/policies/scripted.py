@@ -1,0 +1,204 @@
+"""Policies that look at nothing: uniform ones, and scripts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray
+
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, leaf_spaces, map_space
+from polyak.core.struct import static, struct
+from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions import Deterministic, Distribution
+from polyak.ops.distributions.exploration import uniform_over
+from polyak.policies.as_python import as_python
+from polyak.policies.predict import predict
+
+
+@struct
+class Uniform:
+    """Every allowed action is as probable as any other.
+
+    Attributes:
+        spec: the spaces; a Box must have finite bounds.
+
+    Raises:
+        TypeError: `spec` is none.
+        ValueError: a Box action without finite bounds.
+    """
+
+    spec: EnvSpec = static()
+
+    def __post_init__(self) -> None:
+        _check_spec("Uniform", self.spec)
+        for path, leaf in leaf_spaces(self.spec.action):
+            if isinstance(leaf, Box) and not leaf.bounded:
+                raise ValueError(f"Uniform: a Box must have finite bounds, got {leaf} at action {path!r}")
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """No memory."""
+        return ()
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """Uniform over what the mask allows."""
+        return uniform_over(self.spec, time_step.first.shape[0], time_step.action_mask), carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """A draw for each row."""
+        return PolicyStep(self.distribution(time_step)[0].sample(seed=key), carry)
+
+    predict = predict
+    as_python = as_python
+
+
+@struct
+class Script:
+    """A script as arrays.
+
+    Attributes:
+        ends: `[K]`, the step before which each part ends, counted from the episode's beginning.
+        actions: the parts' actions, leaves `[K, ...]`.
+        length: in steps.
+    """
+
+    ends: Int32[Any, " K"]
+    actions: PyTree
+    length: int = static()
+
+
+@struct
+class ScriptPosition:
+    """Where each environment stands in a script.
+
+    Attributes:
+        step: of its episode, from 0.
+        failed: some episode went on after the script had ended.
+        length: of the script, in steps.
+    """
+
+    step: Int32[Array, " B"]
+    failed: Bool[Array | np.ndarray, " B"]
+    length: int = static()
+
+    def went_wrong(self) -> Bool[Array | np.ndarray, " B"]:
+        """Where it failed."""
+        return self.failed
+
+    def excused(self, rows: Bool[Array, " B"]) -> "ScriptPosition":
+        """As if it had not failed there."""
+        return dataclasses.replace(self, failed=jnp.asarray(self.failed) & ~rows)
+
+    def diagnose(self) -> str:
+        """What went wrong."""
+        rows = np.flatnonzero(np.asarray(self.failed)).tolist()
+        return (
+            f"Scripted: the script has ended after its {self.length} steps, and environments {rows} went on; make it as long "
+            "as the longest episode, or evaluate and collect no further"
+        )
+
+
+@struct
+class Scripted:
+    """Actions written down beforehand: each for so many steps, from the beginning of every episode.
+
+    An episode that goes on after the script's end is an error. A step that only resets the environment does not count as one,
+    for its action is ignored. Compiled code cannot raise: there the last action is held, `ScriptPosition.failed` in the carry
+    says that it was, and `evaluate`, `train.collect`, `predict` and the training loops raise a RuntimeError when they see it.
+
+    Attributes:
+        spec: the spaces.
+        script: `[(repeat, action), ...]`, actions as agents choose them (Discrete from 0, Box within `spec.action_bounds`).
+
+    Raises:
+        TypeError: `spec` is none, or `script` is no such list.
+        ValueError: it is empty, a repeat is below 1, or an action does not fit the space.
+
+    >>> from polyak.core.spaces import Box, Discrete
+    >>> policy = Scripted(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), [(3, 0), (2, 1)])
+    """
+
+    spec: EnvSpec = static()
+    script: Any = ()
+
+    def __post_init__(self) -> None:
+        _check_spec("Scripted", self.spec)
+        if not isinstance(self.script, Script):
+            object.__setattr__(self, "script", _written(self.spec, self.script))
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """At the beginning."""
+        return ScriptPosition(jnp.zeros(batch_size, jnp.int32), jnp.zeros(batch_size, bool), self.script.length)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Deterministic, PyTree]:
+        """All probability on the script's action; the position moves on."""
+        step = jnp.where(time_step.first, 0, carry.step)
+        ends = jnp.asarray(self.script.ends)
+        over = step >= ends[-1]
+        part = jnp.minimum(jnp.sum(step[:, None] >= ends[None], axis=1, dtype=jnp.int32), ends.shape[0] - 1)
+        ignored = jnp.asarray(time_step.terminated) | jnp.asarray(time_step.truncated)
+        # Held where it is, so that it never wraps.
+        carry = ScriptPosition(jnp.where(over, step, step + 1), carry.failed | (over & ~ignored), carry.length)
+        return Deterministic(jax.tree.map(lambda x: jnp.asarray(x)[part], self.script.actions)), carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The script's action; the key is not used."""
+        distribution, carry = self.distribution(time_step, carry)
+        return PolicyStep(distribution.value, carry)
+
+    predict = predict
+    as_python = as_python
+
+
+def _check_spec(owner: str, spec: Any) -> None:
+    if not isinstance(spec, EnvSpec):
+        raise TypeError(f"{owner}: spec must be an EnvSpec such as env.spec, got {spec!r}")
+
+
+def _written(spec: EnvSpec, script: Any) -> Script:
+    if not isinstance(script, list | tuple) or not all(isinstance(part, list | tuple) and len(part) == 2 for part in script):
+        raise TypeError(f"Scripted: script must be a list of (repeat, action), got {script!r}")
+    if not script:
+        raise ValueError("Scripted: script must have at least one (repeat, action), got none")
+    repeats = []
+    for number, (repeat, _) in enumerate(script):
+        if isinstance(repeat, bool) or not isinstance(repeat, int | np.integer) or repeat < 1:
+            raise ValueError(f"Scripted: repeat of part {number} must be an integer >= 1, got {repeat!r}")
+        repeats.append(int(repeat))
+    ends = np.cumsum(repeats)
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"Scripted: script must have at most {np.iinfo(np.int32).max} steps, got {ends[-1]}")
+    actions = [_action(spec, number, action) for number, (_, action) in enumerate(script)]
+    return Script(ends.astype(np.int32), jax.tree.map(lambda *x: np.stack(x), *actions), int(ends[-1]))
+
+
+def _action(spec: EnvSpec, number: int, action: Any) -> PyTree:
+    where = f"Scripted: action of part {number}"
+
+    def leaf(space: Leaf, x: Any) -> Any:
+        array = np.asarray(x)
+        kinds = "fiu" if isinstance(space, Box) else "iu"
+        if array.shape != space.shape or array.dtype.kind not in kinds:
+            raise ValueError(f"{where} must be one of {space}, got {x!r}")
+        low, high, dtype = _limits(spec, space)
+        if not np.all((array >= low) & (array <= high)):
+            raise ValueError(f"{where} must lie between {low} and {high}, got {x!r}")
+        return array.astype(dtype)
+
+    try:
+        return map_space(leaf, spec.action, action)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{where} does not have the tree of {spec.action}: {error!r}") from error
+
+
+def _limits(spec: EnvSpec, space: Leaf) -> tuple[Any, Any, Any]:
+    match space:
+        case Box():
+            return *spec.action_bounds(space), np.float32
+        case Discrete():
+            return 0, space.n - 1, space.dtype
+        case MultiDiscrete():
+            return 0, np.asarray(space.nvec) - 1, space.dtype
+        case MultiBinary():
+            return 0, 1, space.dtype

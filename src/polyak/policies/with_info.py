@@ -1,0 +1,164 @@
+"""A policy that says more about its steps: log-probabilities, values, and who acted."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_choice, check_integer
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import static, struct
+from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions import Deterministic, Distribution
+from polyak.policies.as_python import as_python
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+from polyak.policies.network_policy import DiscountedReturn, Greedy
+from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
+from polyak.policies.predict import SpecifiedPolicy, predict
+from polyak.policies.python.policy import PythonPolicy
+from polyak.policies.wrapper import check_policy, decided
+
+
+@runtime_checkable
+class ValuedPolicy(Protocol):
+    """A policy that knows what its observations are worth."""
+
+    def value(self, time_step: TimeStep, carry: PyTree) -> Float[Array, " B"]:
+        """V(s) of each row."""
+        ...
+
+
+@struct
+class WithInfo:
+    """The inner policy, with entries added to the dict `info` of each step; `with_info` makes it.
+
+    Attributes:
+        policy: whose actions, carry and distribution these are.
+        log_prob: `"log_prob"` `[B]`, the logarithm of the probability (or density) of the action, given the carry; of a
+            `Mixture` that of the policy chosen. A policy in Python is asked once: unless it has a distribution of its own,
+            all probability is on what it answered.
+        value: `"value"` `[B]`, V(s) by the policy within that has one.
+        policy_id: `"policy_id"` `[B]` int32, always this number; None for no such entry.
+
+    Raises:
+        TypeError, ValueError: `policy` is none, a setting is not that, or `value` is True and no policy within has one.
+    """
+
+    policy: SpecifiedPolicy
+    log_prob: bool = static(default=True)
+    value: bool = static(default=False)
+    policy_id: int | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        check_policy("with_info", self.policy)
+        for name in ("log_prob", "value"):
+            check_choice("with_info", name, getattr(self, name), (True, False))
+        if self.policy_id is not None:
+            check_integer("with_info", "policy_id", self.policy_id, at_least=0)
+        if self.value and _valued(self.policy) is None:
+            raise ValueError(f"with_info: value must be False where no policy within has one, got {self.policy!r}")
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        return self.policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Any, PyTree]:
+        """The inner policy's."""
+        return self.policy.distribution(time_step, carry)
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The inner policy's step, saying more."""
+        carry, key = decided(carry, time_step, key)
+        policy = _calling_once(self.policy) if self.log_prob else self.policy
+        step = policy.action(time_step, carry, key)
+        if not isinstance(step.info, dict) and step.info != ():
+            raise TypeError(f"with_info: info of the inner policy must be a dict or (), got {type(step.info).__name__}")
+        info = dict(step.info)
+        if self.log_prob:
+            distribution, _ = policy.distribution(time_step, carry)
+            info["log_prob"] = distribution.log_prob(step.action)
+        if self.value:
+            info["value"] = _value(self.policy, time_step, carry)
+        if self.policy_id is not None:
+            info["policy_id"] = jnp.full(time_step.first.shape, self.policy_id, jnp.int32)
+        return PolicyStep(step.action, step.carry, info)
+
+    predict = predict
+    as_python = as_python
+
+
+def with_info(
+    policy: SpecifiedPolicy, *, log_prob: bool = True, value: bool | None = None, policy_id: int | None = None
+) -> WithInfo:
+    """A policy whose steps say more: see `WithInfo`.
+
+    Args:
+        value: None adds the value where a policy within has one.
+    """
+    return WithInfo(policy, log_prob, _valued(policy) is not None if value is None else value, policy_id)
+
+
+class _Asked:
+    """A Python policy within one step: it is called once, and its answer holds for the rest of the step."""
+
+    def __init__(self, policy: PythonPolicy) -> None:
+        self._policy = policy
+        self._said: tuple[Distribution, PyTree] | None = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The policy's."""
+        return self._policy.spec
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The policy's."""
+        return self._policy.initial_state(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """All probability on the action if it has acted; else the policy's, as it was said first."""
+        if self._said is None:
+            self._said = self._policy.distribution(time_step, carry)
+        return self._said
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The policy's step."""
+        step = self._policy.action(time_step, carry, key)
+        if not self._policy.side.has_distribution:
+            self._said = Deterministic(step.action), step.carry
+        return step
+
+
+def _calling_once(policy: SpecifiedPolicy) -> SpecifiedPolicy:
+    """The policy for one step: `action` and then `distribution` call what is Python within once."""
+    is_python = lambda node: isinstance(node, PythonPolicy)  # noqa: E731
+    asked: SpecifiedPolicy = jax.tree.map(lambda node: _Asked(node) if is_python(node) else node, policy, is_leaf=is_python)
+    return asked
+
+
+def _valued(policy: Any) -> ValuedPolicy | None:
+    """The policy within that has a value."""
+    match policy:
+        case Greedy() | EpsilonGreedy() | Boltzmann() | GaussianNoise() | OUNoise() | ActionSmoothing() | DiscountedReturn():
+            return _valued(policy.policy)
+        case WithInfo():
+            return _valued(policy.policy)
+        case ValuedPolicy():
+            return policy
+    return None
+
+
+def _value(policy: Any, time_step: TimeStep, carry: PyTree) -> Float[Array, " B"]:
+    match policy:
+        case OUNoise() | ActionSmoothing() | DiscountedReturn():
+            inner, _ = carry
+            return _value(policy.policy, time_step, inner)
+        case Greedy() | EpsilonGreedy() | Boltzmann() | GaussianNoise() | WithInfo():
+            return _value(policy.policy, time_step, carry)
+        case _:
+            return policy.value(time_step, carry)

@@ -1,0 +1,169 @@
+"""Callbacks that write: metrics to JSON lines and to TensorBoard, and the whole state to checkpoints."""
+
+import secrets
+import socket
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyak.core.checks import check_integer
+from polyak.core.types import Callback, Progress, PyTree
+from polyak.storage import tensorboard as events
+from polyak.storage.checkpoint import save, steps
+from polyak.storage.files import append
+from polyak.storage.run_directory import Run
+
+
+def with_time(progress: Progress, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics, completed with the `time/*` tags of Stable-Baselines3.
+
+    `time/fps` (env steps per second), `time/total_timesteps` (env steps), `time/iterations`, `time/time_elapsed` (seconds
+    of training in this process); those that the metrics have already are left as they are.
+    """
+    times = {
+        "time/fps": progress.fps,
+        "time/iterations": progress.iteration,
+        "time/time_elapsed": progress.seconds,
+        "time/total_timesteps": progress.env_steps,
+    }
+    return times | dict(metrics)
+
+
+def jsonl_logger(run: Run) -> Callback:
+    """A callback that appends one row to `metrics.jsonl`: `env_steps`, then every tag; flushed, NaN as null.
+
+    A full disk costs the row and one warning; training goes on.
+
+    Raises:
+        RunError: the run was opened for reading.
+    """
+    run.require_writer()
+
+    def write(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        run.append_metrics({"env_steps": progress.env_steps, **with_time(progress, metrics)})
+
+    return _tolerant(write, run.metrics)
+
+
+def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
+    """A callback that appends every tag, and the histograms of agents that were asked for them, to an event file in `tb/`, on
+    the axis of env steps.
+
+    A full disk costs the row and one warning; training goes on.
+
+    Args:
+        resumed_at: the env steps of the checkpoint that training goes on from: TensorBoard forgets what lies beyond.
+
+    Raises:
+        RunError: the run was opened for reading.
+    """
+    run.require_writer()
+    # TensorBoard reads the files of a directory in the order of their names; counted, since clocks go backwards.
+    earlier = len(list(run.tensorboard.glob("*tfevents*")))
+    path = run.tensorboard / f"events.out.tfevents.{earlier:06d}.{socket.gethostname()}.{secrets.token_hex(4)}"
+
+    def write(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        now = time.time()
+        start = b""
+        if not path.exists() or path.stat().st_size == 0:
+            start = events.file_start(now) + (b"" if resumed_at is None else events.restart(now, resumed_at + 1))
+        append(path, start + events.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms))
+
+    return _tolerant(write, path)
+
+
+def _tolerant(write: Callable[[Progress, Mapping[str, float], PyTree], None], path: Path) -> Callback:
+    """`write`, whose I/O errors end in one warning: a log is not worth a training."""
+    warned = False
+
+    def callback(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        nonlocal warned
+        try:
+            write(progress, metrics, state)
+        except OSError as error:
+            if not warned:
+                warned = True
+                warnings.warn(f"{path}: {error}; rows are lost while this lasts, training goes on", stacklevel=2)
+
+    return callback
+
+
+def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool = False) -> Callback:
+    """A callback that saves the loop's whole state whenever `every` env steps have passed since the last save.
+
+    What counts is the distance to the last save, so counters that jump never miss one; the last report of a training is
+    saved too. An error ends the training: without checkpoints it would be in vain.
+
+    Args:
+        run: the state goes into its `checkpoints/`.
+        every: env steps.
+        keep: how many checkpoints to keep.
+        allow_nonfinite: save an agent's state that holds NaN or infinities.
+
+    Raises:
+        RunError: the run was opened for reading.
+        TypeError: `every` or `keep` is no integer.
+        ValueError: `every` or `keep` is below 1.
+    """
+    run.require_writer()
+    check_integer("checkpointer", "every", every)
+    check_integer("checkpointer", "keep", keep)
+    last: int | None = None
+
+    def callback(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        nonlocal last
+        now = progress.env_steps
+        if last is None:
+            last = max((step for step in steps(run.checkpoints) if step <= now), default=0)
+        if now - last >= every or (now >= progress.target_env_steps and now > last):
+            save_progress(run, progress, state, keep=keep, allow_nonfinite=allow_nonfinite)
+            last = now
+
+    return callback
+
+
+def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3, allow_nonfinite: bool = False) -> Path:
+    """Save the loop's state at `progress.env_steps`, with what `meta` needs to go on: the counters and the environment.
+
+    `meta["progress"]` holds the counters; `meta["env"]` the host environment's snapshot, or None; `meta["resume"]` says in
+    words whether going on will be bit-exact. Later checkpoints, from which this training did not come, are replaced.
+
+    NaN and infinities are refused in the agent's part. What the environment handed out may hold them: the agent takes none of
+    it into its parameters, and says itself when training cannot go on.
+
+    Raises:
+        CheckpointError: it cannot be saved.
+        RunError: the run was opened for reading.
+    """
+    run.require_writer()
+    snapshot = None if progress.env is None else progress.env.snapshot()
+    meta: dict[str, Any] = {
+        "progress": {
+            "env_steps": progress.env_steps,
+            "target_env_steps": progress.target_env_steps,
+            "iteration": progress.iteration,
+            "seconds": progress.seconds,
+            "compile_seconds": progress.compile_seconds,
+        },
+        "env": snapshot,
+        "resume": _resume_promise(progress, snapshot),
+    }
+    return save(
+        run.checkpoints,
+        state,
+        step=progress.env_steps,
+        meta=meta,
+        keep=keep,
+        overwrite=True,
+        allow_nonfinite=allow_nonfinite,
+        finite=".agent",
+    )
+
+
+def _resume_promise(progress: Progress, snapshot: Mapping[str, Any] | None) -> str:
+    reasons = list(progress.inexact)
+    if progress.env is not None and snapshot is None:
+        reasons.insert(0, f"env {progress.env.spec.id or type(progress.env).__name__} has no state")
+    return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"

@@ -1,0 +1,320 @@
+"""Checkpoints: a pytree and some plain data, saved whole or not at all, and read back only if every byte is right."""
+
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.checks import check_integer
+from polyak.storage import directory as layout
+from polyak.storage import leaves as codec
+from polyak.storage.directory import ARRAYS, COMMIT, MANIFEST
+from polyak.storage.files import new_file, open_regular, read_bytes
+from polyak.storage.leaves import CheckpointError, Leaf
+from polyak.storage.manifest import (
+    FORMAT,
+    MAX_BYTES,
+    Damage,
+    Manifest,
+    arrays_header,
+    encoded_meta,
+    read_manifest_json,
+    write_manifest,
+)
+from polyak.storage.system import library_version, machine_shape
+
+__all__ = ["CheckpointError", "Manifest", "Restored", "read_manifest", "restore", "save", "steps"]
+
+T = TypeVar("T")
+
+_CHUNK = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `restore` found.
+
+    Attributes:
+        tree: the leaves, in the structure of `like`.
+        meta: the data given to `save`.
+        step: that it was saved under.
+    """
+
+    tree: Any
+    meta: dict[str, Any]
+    step: int
+
+
+def save(
+    directory: str | os.PathLike[str],
+    tree: Any,
+    *,
+    step: int,
+    meta: dict[str, Any],
+    keep: int = 3,
+    overwrite: bool = False,
+    allow_nonfinite: bool = False,
+    finite: str | None = None,
+) -> Path:
+    """Write `<directory>/<step>/` with every leaf of the tree; it is complete on the disk when this returns.
+
+    Written aside, synced and renamed, so a kill, a full disk or a power cut at any moment leaves the older checkpoints as
+    they were; what such a save left behind is removed by the next one. Files are for the owner only (0600 in 0700).
+
+    Args:
+        directory: holds the checkpoints of one run; made when it is missing.
+        tree: leaves are JAX or NumPy arrays of any JAX dtype, typed PRNG keys, Python bools, ints and floats.
+        step: names the checkpoint; greater than those that are there.
+        meta: plain data (dicts, lists, tuples, numbers, strings, bools, None, NumPy arrays), at most 32 MiB as JSON.
+        keep: how many to keep; older ones are removed once this one is in place.
+        overwrite: take the place of a checkpoint of the same step, and of all later ones.
+        allow_nonfinite: save NaN and infinities too; without it any float leaf that holds one is an error, so that the
+            last good checkpoint is never pushed out by a spoilt one.
+        finite: that holds for the subtree under this path alone, e.g. `".agent"` or `"['a'].b"`, and the rest may hold
+            anything; for the whole tree where nothing stands under it.
+
+    Raises:
+        CheckpointError: nothing was saved, and why; existing checkpoints are untouched.
+        TypeError: `step` or `keep` is no integer.
+        ValueError: `step` is negative, or `keep` below 1.
+    """
+    check_integer("save", "step", step, at_least=0)
+    check_integer("save", "keep", keep)
+    root = Path(directory)
+    leaves, _ = codec.flatten(tree, concrete=True)
+    encoded_meta(meta)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with layout.one_saver(root):
+            _refuse_conflicts(root, step, overwrite)
+            with layout.aside(root, step) as path:
+                _write(path, leaves, step, meta, set() if allow_nonfinite else _subtree(leaves, finite))
+            final = root / layout.directory_name(step)
+            _read_manifest(final)
+            layout.prune(root, step, keep, lambda path: _damage(path, hashes=False) is None)
+    except OSError as error:
+        raise CheckpointError(f"{root}: step {step} was not saved: {error}") from error
+    return final
+
+
+def steps(directory: str | os.PathLike[str]) -> list[int]:
+    """The steps of which a complete-looking checkpoint is there, in order; hashes are left to `restore`.
+
+    Raises:
+        CheckpointError: the directory cannot be read; one that does not exist has none.
+    """
+    return sorted(step for step, path in layout.find(Path(directory)).items() if layout.looks_complete(path))
+
+
+def read_manifest(directory: str | os.PathLike[str], *, step: int | None = None) -> Manifest:
+    """What the checkpoint of this step, or the newest with a valid manifest, says of itself.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or of a newer format.
+    """
+    return _newest(Path(directory), step, _read_manifest)
+
+
+def restore(directory: str | os.PathLike[str], like: Any, *, step: int | None = None, prefix: str | None = None) -> Restored:
+    """Read a checkpoint into the structure of `like`, every byte verified.
+
+    Without `step` it is the newest valid one: each damaged one on the way is named in a warning. There is no fresh start:
+    nothing valid is an error. Leaves become JAX arrays on the default device (keys typed again) where `like` has a JAX
+    array or a `ShapeDtypeStruct`; NumPy arrays and Python scalars where it has those. No dtype ever changes.
+
+    Args:
+        directory: the one given to `save`.
+        like: a tree of arrays or `ShapeDtypeStruct`s (`jax.eval_shape` makes them); its values are not used.
+        step: exactly this one; if it is damaged, that is an error.
+        prefix: restore the subtree that stands under this path, e.g. `".agent"` or `"['a'].b"` (a bare name is an
+            attribute's); `like` is that subtree.
+
+    Raises:
+        CheckpointError: nothing valid is there; a newer format; or `like` differs, every difference in one message.
+    """
+    prefix = None if prefix is None else _path(prefix)
+    wanted, structure = codec.flatten(like, prefix or "")
+
+    def load(path: Path) -> Restored:
+        manifest = _read_manifest(path)
+        _refuse_differences(path, manifest.leaves, wanted, prefix)
+        values = _read_arrays(path, manifest, wanted)
+        return Restored(jax.tree_util.tree_unflatten(structure, values), manifest.meta, manifest.step)
+
+    return _newest(Path(directory), step, load)
+
+
+def _newest(root: Path, step: int | None, load: Callable[[Path], T]) -> T:
+    """`load` of the checkpoint of this step, or of the newest one that it does not find damaged."""
+    found = layout.find(root)
+    if step is not None and step not in found:
+        raise CheckpointError(f"{root}: no checkpoint of step {step}; {layout.listing(root, found)}")
+    damage: list[str] = []
+    for number in sorted(found, reverse=True) if step is None else [step]:
+        try:
+            result = load(found[number])
+        except Damage as error:
+            damage.append(str(error))
+            continue
+        if damage:
+            warnings.warn(f"went back to the checkpoint of step {number}; not usable: {'; '.join(damage)}", stacklevel=3)
+        return result
+    raise CheckpointError("; ".join([f"{root}: no valid checkpoint", *damage, layout.listing(root, found)]))
+
+
+def _refuse_conflicts(root: Path, step: int, overwrite: bool) -> None:
+    found = layout.find(root)
+    if step in found and not layout.is_ours(found[step]):
+        raise CheckpointError(f"{found[step]}: is in the way and no checkpoint of polyak's; nothing was saved")
+    later = [s for s, path in found.items() if s >= step and not overwrite and _damage(path) is None]
+    if later:
+        raise CheckpointError(
+            f"{root}: step {step} is not after step {max(later)}, which is already there; "
+            "save a later step, or pass overwrite=True to replace it"
+        )
+
+
+def _subtree(leaves: Sequence[tuple[Leaf, Any]], prefix: str | None) -> set[str]:
+    """The paths of the leaves under the prefix, or of all if there are none."""
+    paths = {leaf.path for leaf, _ in leaves}
+    return paths if prefix is None else {path for path in paths if _under(path, _path(prefix))} or paths
+
+
+def _write(aside: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:
+    """The three files of a checkpoint, into an empty directory; the leaves of these paths must be finite."""
+    described = tuple(leaf for leaf, _ in leaves)
+    header = arrays_header(described)
+    digest = hashlib.sha256(header)
+    bad = [leaf.path for leaf in described if leaf.kind == "float" and leaf.path in finite and not np.isfinite(leaf.value)]
+    with new_file(aside / ARRAYS) as file:
+        file.write(header)
+        for leaf, value in leaves:
+            if leaf.in_file:
+                data = codec.to_host(value)
+                bad += [leaf.path] if leaf.path in finite and not codec.is_finite(data) else []
+                _write_hashed(file, digest, data)
+    if bad:
+        names = ", ".join(path or "the tree" for path in bad)
+        raise CheckpointError(f"step {step}: NaN or infinity in {names}; nothing was saved (allow_nonfinite=True would)")
+    size = len(header) + sum(leaf.nbytes for leaf in described)
+    text = write_manifest(Manifest(FORMAT, library_version(), step, described, size, digest.hexdigest(), machine_shape(), meta))
+    with new_file(aside / MANIFEST) as file:
+        file.write(text)
+    with new_file(aside / COMMIT) as file:
+        file.write(_commitment(text))
+
+
+def _commitment(manifest: bytes) -> bytes:
+    return hashlib.sha256(manifest).hexdigest().encode() + b"\n"
+
+
+def _write_hashed(file: BinaryIO, digest: Any, data: npt.NDArray[Any]) -> None:
+    view = data.reshape(-1).view(np.uint8).data
+    for start in range(0, len(view), _CHUNK):
+        part = view[start : start + _CHUNK]
+        digest.update(part)
+        file.write(part)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The directory of one checkpoint, itself no link; files are opened relative to it, and what is wrong is damage."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise Damage(f"{path}: is a symbolic link, or no directory that can be read: {error}") from None
+    try:
+        yield descriptor
+    except FileNotFoundError as error:
+        raise Damage(f"{path}: has no {error.filename}; damaged, or no checkpoint of polyak's") from None
+    except (OSError, ValueError) as error:
+        raise Damage(f"{path}: {error}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    with _opened(path) as directory:
+        text = read_bytes(MANIFEST, limit=MAX_BYTES, dir_fd=directory)
+        commit = read_bytes(COMMIT, limit=1024, dir_fd=directory)
+        with open_regular(ARRAYS, dir_fd=directory) as file:
+            size = os.fstat(file.fileno()).st_size
+    if commit != _commitment(text):
+        raise Damage(f"{path}: {MANIFEST} is not the one that {COMMIT} was written for")
+    manifest = read_manifest_json(text, str(path), library_version())
+    if size != manifest.size:
+        raise Damage(f"{path}: {ARRAYS} has {size} bytes, {MANIFEST} says {manifest.size}")
+    if layout.directory_name(manifest.step) != layout.step_of(path):
+        raise Damage(f"{path}: {MANIFEST} is that of step {manifest.step}")
+    return manifest
+
+
+def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, Any]]) -> list[Any]:
+    """The wanted leaves; the whole file is read and hashed, one leaf in memory at a time."""
+    like = {leaf.path: value for leaf, value in wanted}
+    values = {leaf.path: leaf.value for leaf in manifest.leaves}
+    with _opened(path) as directory, open_regular(ARRAYS, dir_fd=directory) as file:
+        header = arrays_header(manifest.leaves)
+        digest = hashlib.sha256(header)
+        if file.read(len(header)) != header:
+            raise Damage(f"{path}: the head of {ARRAYS} is not the one that {MANIFEST} describes")
+        for leaf in manifest.leaves:
+            data = _read_hashed(file, digest, leaf.nbytes, whole=leaf.path in like)
+            if leaf.path in like and leaf.in_file:
+                array = data.view(leaf.data_dtype).reshape(leaf.data_shape)
+                values[leaf.path] = codec.as_wanted(leaf, array, like[leaf.path])
+        if file.read(1) or digest.hexdigest() != manifest.sha256:
+            raise Damage(f"{path}: {ARRAYS} has another SHA-256 than {MANIFEST} says")
+    return [values[leaf.path] for leaf, _ in wanted]
+
+
+def _read_hashed(file: BufferedReader, digest: Any, size: int, *, whole: bool) -> npt.NDArray[Any]:
+    """The next `size` bytes; unless the whole is wanted, piece by piece through one small buffer."""
+    data = np.empty(size if whole else min(size, _CHUNK), np.uint8)
+    for start in range(0, size, _CHUNK):
+        offset = start if whole else 0
+        part = data[offset : offset + min(_CHUNK, size - start)].data
+        if file.readinto(part) != len(part):
+            raise ValueError(f"{ARRAYS} ends early")
+        digest.update(part)
+    return data
+
+
+def _damage(path: Path, *, hashes: bool = True) -> str | None:
+    """Why the checkpoint cannot be used, or None."""
+    try:
+        manifest = _read_manifest(path)
+        if hashes:
+            _read_arrays(path, manifest, [])
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def _refuse_differences(path: Path, saved: Sequence[Leaf], wanted: Sequence[tuple[Leaf, Any]], prefix: str | None) -> None:
+    found = [leaf for leaf in saved if prefix is None or _under(leaf.path, prefix)]
+    if prefix and not found:
+        tops = sorted({re.split(r"(?<=.)[.\[]", leaf.path)[0] for leaf in saved})
+        raise CheckpointError(f"{path}: nothing stands under {prefix!r}; the top level has {', '.join(tops)}")
+    lines = codec.differences(found, wanted)
+    if lines:
+        raise CheckpointError(f"{path} does not hold what was asked for:\n  " + "\n  ".join(lines))
+
+
+def _path(prefix: str) -> str:
+    """A bare name is an attribute's."""
+    return prefix if not prefix or prefix[0] in ".[" else f".{prefix}"
+
+
+def _under(path: str, prefix: str) -> bool:
+    return path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in ("", ".", "[")

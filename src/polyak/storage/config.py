@@ -1,0 +1,93 @@
+"""Settings to and from JSON: frozen dataclasses under their class's name, built again only from classes the caller allows."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from polyak.core.struct import unknown_name
+from polyak.storage.json import decode, encode, refuse
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be read: where in it, what was got, what was wanted."""
+
+
+def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> Any:
+    """JSON data of settings: `{"$class": "PPO", "gamma": 0.99, "spec": {"$class": "EnvSpec", ...}}`.
+
+    Structs and other frozen dataclasses are written field by field under their class's name, plain data as in
+    `polyak.storage.json` (scalar JAX arrays as numbers; what JSON lacks under a tag such as `{"$float": "nan"}`).
+
+    Args:
+        on_unknown: what becomes of an object that cannot be written (a function, say): an error, or a description
+            `{"$unsupported": "<function ...>"}`, which `from_json` refuses by name.
+
+    Raises:
+        TypeError: an object that cannot be written, with the path of its field.
+
+    >>> from polyak.core.spaces import Discrete
+    >>> to_json({"action": Discrete(3), "seed": 1})
+    {'action': {'$class': 'Discrete', 'n': 3, 'start': 0}, 'seed': 1}
+    """
+
+    def object_to_json(value: Any, path: str) -> Any:
+        if _is_settings(value):
+            fields = [field.name for field in dataclasses.fields(value) if field.init]
+            parts = {name: encode(getattr(value, name), f"{path}.{name}", object_to_json) for name in fields}
+            return {"$class": type(value).__name__, **parts}
+        return {"$unsupported": repr(value)[:200]} if on_unknown == "describe" else refuse(value, path)
+
+    return encode(obj, type(obj).__name__, object_to_json)
+
+
+def from_json(data: Any, classes: Mapping[str, type], *, what: str = "config") -> Any:
+    """The object that `to_json` was given; nothing but the given classes is ever built, and no name is ever looked up.
+
+    Args:
+        data: JSON data, as `to_json` returned it or a file held it.
+        classes: the dataclasses that may be built, by name.
+        what: how errors call the data, e.g. a file's name.
+
+    Raises:
+        ConfigError: malformed data; a class that is not among `classes`; a field that does not exist, with the nearest
+            one; what a class's constructor refuses.
+
+    >>> from polyak.core.spaces import Discrete
+    >>> from_json({"$class": "Discrete", "n": 3}, {"Discrete": Discrete})
+    Discrete(n=3, start=0)
+    """
+
+    def object_from_json(content: dict[str, Any], path: str) -> Any:
+        if "$unsupported" in content:
+            described = str(content["$unsupported"])[:200]
+            raise ConfigError(f"{path}: {described} could not be stored with the run; rebuild it in Python and pass it again")
+        return _build(content, path, classes)
+
+    try:
+        return decode(data, what, object_from_json)
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _is_settings(value: Any) -> bool:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    return bool(type(value).__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
+
+def _build(content: dict[str, Any], path: str, classes: Mapping[str, type]) -> Any:
+    name = content["$class"]
+    if not isinstance(name, str) or name not in classes:
+        raise ConfigError(f"{path}: {unknown_name(str(name)[:80], tuple(sorted(classes)), 'class name')}")
+    cls = classes[name]
+    known = tuple(field.name for field in dataclasses.fields(cls) if field.init)
+    values = {key: value for key, value in content.items() if key != "$class"}
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{path}: {name}: {unknown_name(key[:80], known, 'field')}")
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None

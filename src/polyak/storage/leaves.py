@@ -1,0 +1,165 @@
+"""The leaves of a pytree as a checkpoint names, stores and compares them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.buffers import owned
+from polyak.storage.json import DTYPES
+
+Kind = Literal["array", "key", "bool", "int", "float"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
+"""The PRNG implementations of JAX, and how many uint32 words a key of each has."""
+
+_SCALARS: dict[type, Kind] = {bool: "bool", int: "int", float: "float"}
+_MOST_DIFFERENCES = 200
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written, or what is on the disk is not what was asked for."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What is known of a leaf without its data.
+
+    Attributes:
+        path: where it stands in the tree, as `jax.tree_util.keystr` writes it: `.agent['params'].kernel[0]`.
+        kind: an array, typed PRNG keys, or a Python scalar.
+        dtype: of an array.
+        shape: of an array, or of an array of keys.
+        impl: of keys, the name of their implementation.
+        value: of a Python scalar.
+    """
+
+    path: str
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    impl: str = ""
+    value: Any = None
+
+    @property
+    def in_file(self) -> bool:
+        """Its data are in the file of arrays; a Python scalar's are in the manifest."""
+        return self.kind in ("array", "key")
+
+    @property
+    def data_shape(self) -> tuple[int, ...]:
+        """The shape of the numbers stored: keys are rows of uint32 words."""
+        return (*self.shape, KEY_WORDS[self.impl]) if self.kind == "key" else self.shape
+
+    @property
+    def data_dtype(self) -> np.dtype[Any]:
+        """The dtype of the numbers stored."""
+        return DTYPES["uint32" if self.kind == "key" else self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file of arrays."""
+        return prod(self.data_shape) * self.data_dtype.itemsize if self.in_file else 0
+
+    def __str__(self) -> str:
+        if not self.in_file:
+            return f"Python {self.kind}"
+        name = self.dtype if self.kind == "array" else f"key<{self.impl}>"
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+
+def flatten(tree: Any, prefix: str = "", *, concrete: bool = False) -> tuple[list[tuple[Leaf, Any]], Any]:
+    """Every leaf of the tree (arrays, `ShapeDtypeStruct`s, keys, Python scalars) with its description, and the structure.
+
+    Args:
+        prefix: what paths start with.
+        concrete: leaves must have values, so a `ShapeDtypeStruct` is none.
+
+    Raises:
+        CheckpointError: a leaf is something else, or two leaves have one path.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(prefix + jax.tree_util.keystr(path), value) for path, value in leaves]
+    described = [(_describe(path, value, concrete), value) for path, value in named]
+    if len({leaf.path for leaf, _ in described}) < len(described):
+        paths = [leaf.path for leaf, _ in described]
+        raise CheckpointError(f"two leaves have the path {next(p for p in paths if paths.count(p) > 1)!r}")
+    return described, structure
+
+
+def _describe(path: str, value: Any, concrete: bool) -> Leaf:
+    if not path.isprintable():
+        raise CheckpointError(f"leaf {path!r}: a path must be printable")
+    if type(value) in _SCALARS:
+        return Leaf(path, _SCALARS[type(value)], value=value)
+    known = isinstance(value, jax.Array | np.ndarray | np.generic) or (isinstance(value, jax.ShapeDtypeStruct) and not concrete)
+    if not known:
+        raise CheckpointError(f"leaf {path}: a {type(value).__name__}; wanted an array, PRNG keys, or a bool, int or float")
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return Leaf(path, "key", shape=value.shape, impl=_implementation(path, value.dtype))
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        raise CheckpointError(f"leaf {path}: parts of it lie on other hosts; gather it first")
+    if str(value.dtype) not in DTYPES:
+        raise CheckpointError(f"leaf {path}: dtype {value.dtype} cannot be stored; wanted a native number or bool")
+    return Leaf(path, "array", dtype=str(value.dtype), shape=value.shape)
+
+
+@cache
+def _key_dtypes() -> dict[Any, str]:
+    return {jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype: impl for impl in KEY_WORDS}
+
+
+def _implementation(path: str, dtype: Any) -> str:
+    try:
+        return _key_dtypes()[dtype]
+    except KeyError:
+        raise CheckpointError(f"leaf {path}: keys of {dtype}; known are {', '.join(KEY_WORDS)}") from None
+
+
+def to_host(value: Any) -> npt.NDArray[Any]:
+    """The numbers of an array or of keys, contiguous in memory."""
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value, order="C")
+
+
+def is_finite(array: npt.NDArray[Any]) -> bool:
+    """No NaN and no infinity; integers and bools are always finite."""
+    return array.dtype.kind in "biu" or "int" in array.dtype.name or bool(np.all(np.isfinite(array)))
+
+
+def as_wanted(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
+    """Stored numbers as a leaf of the caller's tree: a JAX array or keys; a NumPy array where `like` is one."""
+    if leaf.kind == "key":
+        return jax.random.wrap_key_data(owned(data), impl=leaf.impl)
+    if isinstance(like, np.ndarray):
+        return data
+    return data[()] if isinstance(like, np.generic) else owned(data)
+
+
+def differences(saved: Iterable[Leaf], wanted: Iterable[tuple[Leaf, Any]]) -> list[str]:
+    """One line for each leaf that is missing, extra, or of another kind, dtype or shape; none when all is equal."""
+    here, there = {leaf.path: leaf for leaf in saved}, {leaf.path: leaf for leaf, _ in wanted}
+    lines = [f"{p or 'the tree'}: wanted {leaf}, missing in the checkpoint" for p, leaf in there.items() if p not in here]
+    lines += [f"{p or 'the tree'}: {leaf} in the checkpoint, not wanted" for p, leaf in here.items() if p not in there]
+    for path, leaf in there.items():
+        if path in here and str(here[path]) != str(leaf):
+            lines.append(f"{path or 'the tree'}: {here[path]} in the checkpoint, wanted {leaf}")
+    lines += [
+        f"{leaf.path or 'the tree'}: {leaf} does not fit into JAX now; set jax_enable_x64, or ask for a NumPy array"
+        for leaf, like in wanted
+        if leaf.kind == "array" and not _fits(leaf, like)
+    ]
+    more = len(lines) - _MOST_DIFFERENCES
+    return lines if more <= 0 else [*lines[:_MOST_DIFFERENCES], f"and {more} more"]
+
+
+def _fits(leaf: Leaf, like: Any) -> bool:
+    return isinstance(like, np.ndarray | np.generic) or jax.dtypes.canonicalize_dtype(leaf.dtype) == DTYPES[leaf.dtype]

@@ -1,0 +1,197 @@
+"""What a checkpoint says of itself: its leaves, the hash and size of its files, who wrote it and where."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from polyak.storage.directory import ARRAYS, MANIFEST
+from polyak.storage.files import dump_json, parse_json
+from polyak.storage.json import DTYPES, checked_shape, decode, encode
+from polyak.storage.leaves import KEY_WORDS, KINDS, CheckpointError, Leaf
+
+FORMAT = 1
+"""The version of the layout; a reader refuses what is newer."""
+
+MAX_BYTES = 32 * 2**20
+"""The largest manifest that is written or read; large data belongs into the tree."""
+
+MAX_LEAVES = 50_000
+
+_HEADER = "polyak checkpoint"
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+
+class Damage(CheckpointError):
+    """This checkpoint cannot be read; an older one may."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of `manifest.json`.
+
+    Attributes:
+        format: version of the layout.
+        library: version of polyak that wrote it.
+        step: environment steps, or whatever the caller counts.
+        leaves: every leaf of the tree, in the order of the file.
+        size: bytes of `arrays.safetensors`.
+        sha256: its hash.
+        machine: platform and number of devices; the same numbers again are promised on the same ones.
+        meta: the caller's data.
+    """
+
+    format: int
+    library: str
+    step: int
+    leaves: tuple[Leaf, ...]
+    size: int
+    sha256: str
+    machine: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def arrays_header(leaves: tuple[Leaf, ...]) -> bytes:
+    """The head of the safetensors file, which follows from the leaves alone.
+
+    So a reader compares it and never parses it. A dtype that safetensors lacks is stored as its bytes.
+    """
+    entries: dict[str, Any] = {"__metadata__": {"format": _HEADER}}
+    end = 0
+    for leaf in leaves:
+        if not leaf.in_file:
+            continue
+        start, end = end, end + leaf.nbytes
+        name = _SAFETENSORS.get(leaf.data_dtype.name)
+        shape = list(leaf.data_shape) if name else [leaf.nbytes]
+        entries[leaf.path] = {"dtype": name or "U8", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """The manifest as JSON.
+
+    Raises:
+        CheckpointError: it would be too large to be read back, or `meta` is nested too deeply.
+    """
+    if len(manifest.leaves) > MAX_LEAVES:
+        raise CheckpointError(f"{len(manifest.leaves)} leaves; a checkpoint holds at most {MAX_LEAVES}")
+    document = {
+        "format": manifest.format,
+        "library": manifest.library,
+        "step": manifest.step,
+        "machine": manifest.machine,
+        "files": {ARRAYS: {"size": manifest.size, "sha256": manifest.sha256}},
+        "leaves": [_leaf_to_json(leaf) for leaf in manifest.leaves],
+        "meta": encoded_meta(manifest.meta),
+    }
+    try:
+        data = dump_json(document, MANIFEST, indent=1)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    if len(data) > MAX_BYTES:
+        raise CheckpointError(f"{MANIFEST} has {len(data)} bytes, at most {MAX_BYTES} are read; put large arrays into the tree")
+    return data
+
+
+def encoded_meta(meta: dict[str, Any]) -> Any:
+    """The caller's data as JSON.
+
+    Raises:
+        CheckpointError: something in it is not plain data.
+    """
+    try:
+        return encode(meta, "meta")
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(str(error)) from None
+
+
+def read_manifest_json(data: bytes, where: str, this_version: str) -> Manifest:
+    """The manifest, every part of it checked; its numbers agree with each other, but not yet with the files.
+
+    Raises:
+        CheckpointError: it is of a newer format.
+        Damage: it is no manifest of polyak's.
+    """
+    try:
+        document = parse_json(data, MANIFEST)
+        number = _member(document, "format", int)
+        library = _printable(_member(document, "library", str), "library")
+        if number > FORMAT:
+            raise CheckpointError(
+                f"{where}: written by polyak {library} (format {number}), this is {this_version} (format {FORMAT}); upgrade"
+            )
+        return _checked(document, library)
+    except ValueError as error:
+        raise Damage(f"{where}: {error}") from None
+
+
+def _checked(document: dict[str, Any], library: str) -> Manifest:
+    file = _member(_member(document, "files", dict), ARRAYS, dict)
+    sha256, size, step = _member(file, "sha256", str), _member(file, "size", int), _member(document, "step", int)
+    if not _SHA256.match(sha256) or step < 0 or document["format"] != FORMAT:
+        raise ValueError(f"{MANIFEST}: malformed format, step or sha256")
+    items = _member(document, "leaves", list)
+    if len(items) > MAX_LEAVES:
+        raise ValueError(f"{MANIFEST}: {len(items)} leaves; at most {MAX_LEAVES} are read")
+    leaves = tuple(_leaf_from_json(item) for item in items)
+    if len({leaf.path for leaf in leaves}) < len(leaves):
+        raise ValueError(f"{MANIFEST}: two leaves have one path")
+    declared = sum(leaf.nbytes for leaf in leaves)
+    if len(arrays_header(leaves)) + declared != size:
+        raise ValueError(f"{MANIFEST}: the leaves take {declared} bytes, which does not fit a file of {size}")
+    meta = decode(_member(document, "meta", dict), "meta")
+    if not isinstance(meta, dict):
+        raise ValueError(f"{MANIFEST}: meta is not a dict")
+    return Manifest(FORMAT, library, step, leaves, size, sha256, _member(document, "machine", dict), meta)
+
+
+def _member(document: Any, name: str, kind: type) -> Any:
+    if not isinstance(document, dict) or type(document.get(name)) is not kind:
+        raise ValueError(f"{MANIFEST}: has no {kind.__name__} {name!r}; not written by polyak")
+    return document[name]
+
+
+def _printable(text: str, what: str) -> str:
+    if not text.isprintable() or len(text) > 4096:
+        raise ValueError(f"{MANIFEST}: {what} is not printable: {text[:80]!r}")
+    return text
+
+
+def _leaf_to_json(leaf: Leaf) -> dict[str, Any]:
+    document: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
+    if leaf.kind == "array":
+        return document | {"dtype": leaf.dtype, "shape": list(leaf.shape)}
+    if leaf.kind == "key":
+        return document | {"impl": leaf.impl, "shape": list(leaf.shape)}
+    return document | {"value": encode(leaf.value, leaf.path)}
+
+
+def _leaf_from_json(document: Any) -> Leaf:
+    path = _printable(_member(document, "path", str), "a leaf's path")
+    kind = _member(document, "kind", str)
+    if kind not in KINDS:
+        raise ValueError(f"{MANIFEST}: leaf {path}: unknown kind {kind[:40]!r}")
+    if kind == "array":
+        dtype = _known(_member(document, "dtype", str), DTYPES, path)
+        return Leaf(path, kind, dtype=dtype, shape=checked_shape(document.get("shape"), path))
+    if kind == "key":
+        impl = _known(_member(document, "impl", str), KEY_WORDS, path)
+        return Leaf(path, kind, shape=checked_shape(document.get("shape"), path), impl=impl)
+    value = decode(document.get("value"), path)
+    if type(value).__name__ != kind:
+        raise ValueError(f"{MANIFEST}: leaf {path}: {kind} expected, got {str(value)[:40]!r}")
+    return Leaf(path, kind, value=value)
+
+
+def _known(name: str, known: dict[str, Any], path: str) -> str:
+    if name not in known:
+        raise ValueError(f"{MANIFEST}: leaf {path}: unknown type {name[:40]!r}")
+    return name

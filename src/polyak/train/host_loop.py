@@ -1,0 +1,226 @@
+"""The host loop: ordinary environments stepped from Python, with a jitted update."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.carries import check_carry
+from polyak.core.policy_faults import Watch
+from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PolicyStep, PyTree, Rollout, TimeStep
+from polyak.train.actor import Acting, acting
+from polyak.train.episodes import Finished
+from polyak.train.jax_env_on_host import HostedEnv
+from polyak.train.loop import (
+    LoopState,
+    Reporter,
+    Target,
+    TrainResult,
+    check_match,
+    initial,
+    iteration_keys,
+    kept,
+    learn,
+    mesh_over,
+    run_env_key,
+    shape_of,
+    update_on,
+)
+
+# A rollout that takes no longer is finished before training stops.
+PATIENCE_SECONDS = 1.0
+
+
+def host(
+    agent: Agent,
+    env: HostEnv | Env,
+    *,
+    env_steps: int,
+    key: PRNGKeyArray,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    devices: int = 1,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult:
+    """Train in an ordinary environment until `env_steps` valid transitions are done.
+
+    A JAX environment works too, one jitted step at a time, and gives the compiled loop's numbers.
+
+    Args:
+        agent: what learns.
+        env: where; stepped from the state that it is in when resuming (see `HostEnv.restore`), else reset.
+        env_steps: valid transitions in all, those of `env_steps_done` included.
+        key: decides everything random but the environment's own dice, which get a seed from it.
+        callbacks: called at every report with `(progress, metrics, state)`.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        devices: host devices or accelerators that share the update.
+        resume_from: the state of a run that was stopped. It is donated.
+        env_steps_done: how many env_steps that run had done.
+        should_stop: asked at every step; True ends training after a last report. A rollout that is slow (a second and
+            more) is not waited for: it is thrown away, and the environment put back to where it began, if it can be.
+
+    Raises:
+        TypeError, ValueError: an argument, before anything has run.
+        TrainingDiverged: see `Agent.diagnose`.
+    """
+    target = Target(env_steps, report_every)
+    check_match(agent, env, devices)
+    mesh = mesh_over(devices, env.num_envs)
+    if resume_from is not None and not isinstance(env, HostEnv):
+        raise ValueError(
+            "train: resume_from holds no state of an environment in the host loop; make a HostedEnv of the JAX environment and "
+            "give it after its restore(snapshot)"
+        )
+    hosted = as_host_env(env, key)
+    state = start(agent, hosted, key) if resume_from is None else resume_from
+    state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+    watch = Watch(jax.eval_shape(agent.collect_policy, state.agent))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, watch.inexact)
+    with reporter.compiling():
+        how = acting(agent, state, mesh, exact=isinstance(hosted, HostedEnv))
+        learn_compiled = _compile(agent, mesh, state, None if watch.active else how)
+
+    stopped, slow = None, True
+    due = target.next_report(reporter.env_steps)
+    time_step = jax.tree.map(np.asarray, state.time_step)
+    while reporter.env_steps < env_steps:
+        before = hosted.snapshot() if slow else None
+        with reporter.training(), watch:
+            # Without a snapshot the environment would stay where the rollout was given up.
+            patience = _Patience(should_stop, may_give_up=slow)
+            rollout = collected(how, agent, state, hosted, time_step, patience)
+            if rollout is None:
+                if before is not None:
+                    hosted.restore(before)
+                return reporter.result(state, "request")
+            slow = patience.spent
+            time_steps, actions, info, carry = rollout
+            time_step = jax.tree.map(lambda x: x[-1], time_steps)
+            valid = int(np.sum(~time_steps.last[:-1]))
+            state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
+            # Waited for here, where time is counted.
+            jax.block_until_ready(finished)
+        reporter.advance(valid, 1, finished)
+        stopped = "request" if should_stop() else None
+        if stopped or reporter.is_due(metrics, due):
+            due = target.next_report(reporter.env_steps)
+            go_on = reporter.report(metrics, state, callbacks)
+            stopped = stopped or (None if go_on else "callback")
+        if stopped:
+            break
+    return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+
+
+class _Patience:
+    """How long a rollout that nobody wants any more goes on."""
+
+    def __init__(self, should_stop: Callable[[], bool], *, may_give_up: bool) -> None:
+        self._should_stop = should_stop
+        self._may_give_up = may_give_up
+        self._began = time.monotonic()
+
+    @property
+    def spent(self) -> bool:
+        """The rollout has taken long."""
+        return time.monotonic() - self._began > PATIENCE_SECONDS
+
+    def over(self) -> bool:
+        """To be given up: training shall stop, and waiting for the rollout's end would be long."""
+        return self._may_give_up and self._should_stop() and self.spent
+
+
+def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
+    """The environment itself, or a JAX one stepped from the host with the run's key."""
+    return env if isinstance(env, HostEnv) else HostedEnv(env, run_env_key(key))
+
+
+def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
+    """The loop's state before the first iteration, after a reset of the environment."""
+    return initial(agent, env.num_envs, key, (), reset(env, key))
+
+
+def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
+    """Reset the environment: a JAX one by its key, others by a seed from the run's."""
+    seed = 0 if isinstance(env, HostedEnv) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
+    time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
+    return time_step
+
+
+def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | None) -> Any:
+    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step on data of the shapes to come.
+
+    Args:
+        how: acts once, which warms it too; None: shapes must do, for a policy that calls Python is not called for nothing.
+    """
+    time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
+    if how is None:
+        acted = jax.eval_shape(_act, agent, state)
+        acted = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), acted)
+    else:
+        acted = jax.tree.map(np.asarray, how.rollout(agent, state)(0, time_step, carry))
+    actions, info = (_stacked([tree] * agent.num_steps) for tree in (acted.action, acted.info))
+    time_steps = _stacked([time_step] * (agent.num_steps + 1))
+    arguments = (agent, state, time_steps, actions, info, acted.carry)
+    return _program(mesh, shape_of(*arguments)).lower(*arguments).compile()
+
+
+@kept
+def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
+    """`_learn`, jitted; one function for each shape of its arguments, so that only the last few programs are kept."""
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
+
+
+def _act(agent: Agent, state: LoopState) -> PolicyStep:
+    return agent.collect_policy(state.agent).action(state.time_step, state.carry, state.key)
+
+
+def collected(
+    how: Acting, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep, patience: "_Patience | None" = None
+) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
+    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if given up.
+
+    Raises:
+        RuntimeError: the policy says that it could not go on.
+    """
+    act = how.rollout(agent, state)
+    carry = jax.tree.map(np.asarray, state.carry)
+    time_steps, actions, infos = [time_step], [], []
+    for t in range(agent.num_steps):
+        acted = act(t, time_step, carry)
+        carry = acted.carry
+        action = acted.action
+        if not isinstance(action, np.ndarray):
+            action = jax.tree.map(np.asarray, action)
+        time_step = env.step(action)
+        if patience is not None and patience.over():
+            return None
+        time_steps.append(time_step)
+        actions.append(action)
+        infos.append(acted.info)
+    check_carry(carry)
+    return _stacked(time_steps), _stacked(actions), _stacked(infos), jax.tree.map(np.asarray, carry)
+
+
+def _stacked(trees: list[Any]) -> Any:
+    # As np.stack, in half its time: this is done for every leaf of a rollout.
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(len(leaves), *leaves[0].shape), *trees)
+
+
+def _learn(
+    mesh: Mesh | None, agent: Agent, state: LoopState, time_steps: TimeStep, actions: PyTree, info: PyTree, carry: PyTree
+) -> tuple[LoopState, Metrics, Finished]:
+    rollout = Rollout(time_steps, actions, info, state.carry)
+    key = iteration_keys(state.key, state.iteration, agent.num_steps).update
+    agent_state, episodes, metrics, finished = learn(agent, update_on(mesh), state, rollout, key)
+    last = jax.tree.map(lambda x: x[-1], time_steps)
+    iteration = state.iteration + jnp.uint32(1)
+    return LoopState(agent_state, (), last, carry, episodes, state.key, iteration), metrics, finished

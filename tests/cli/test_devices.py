@@ -1,0 +1,126 @@
+"""Which cores a training computes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import polyak
+from polyak.cli.devices import THREADS, has_small_products, has_started, start_jax, threads_for
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from tests.cli.processes import environment
+
+SPEC = EnvSpec(Box(np.full(3, -1.0), np.full(3, 1.0)), Discrete(2))
+WIDE = EnvSpec(Box(np.full(257, -1.0), np.full(257, 1.0)), Discrete(2))
+IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=np.uint8), Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_minibatches", "spec", "network", "small"),
+    [
+        (1, 8, SPEC, None, True),
+        (1, 7, SPEC, None, False),
+        (2, 1, SPEC, None, True),
+        (1, 8, SPEC, polyak.mlp((256, 256)), True),
+        (1, 8, SPEC, polyak.mlp((257,)), False),
+        (1, 8, SPEC, polyak.mlp((4,), value_hidden=(257,)), False),
+        (1, 8, SPEC, polyak.mlp(()), True),
+        (1, 8, SPEC, polyak.lstm(), True),
+        (1, 8, SPEC, polyak.lstm(257), False),
+        (1, 8, WIDE, None, False),
+        (1, 8, IMAGES, None, False),
+    ],
+)
+def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, num_minibatches, spec, network, small):
+    # 7 * 256 rows and more.
+    agent = polyak.PPO(spec, network=network, num_steps=256, num_minibatches=num_minibatches)
+    assert has_small_products(agent, devices, num_envs=8) is small
+
+
+@pytest.mark.parametrize(
+    ("network", "microbatch_size", "small"),
+    [(None, 64, True), (None, 512, False), (polyak.gru(), 1, True), (polyak.gru(), 2, False)],
+)
+def test_products_are_small_where_microbatches_are(network, microbatch_size, small):
+    # With a memory they are counted in sequences.
+    agent = polyak.PPO(SPEC, network=network, num_steps=256, num_minibatches=1, microbatch_size=microbatch_size)
+    assert has_small_products(agent, 1, num_envs=8) is small
+
+
+@pytest.fixture
+def not_started(monkeypatch):
+    """As in a process in which JAX has not started; nobody has said how many threads."""
+    monkeypatch.setattr("polyak.cli.devices.has_started", lambda: False)
+    monkeypatch.delenv(THREADS, raising=False)
+
+
+def test_a_thread_for_each_device_where_products_are_small_unless_the_user_says_otherwise(not_started, monkeypatch):
+    small, large = (polyak.PPO(SPEC, num_minibatches=n) for n in (32, 1))
+    assert [threads_for(small, devices, 8) for devices in (1, 2)] == [1, 2]
+    assert threads_for(large, 1, 8) is None
+    assert threads_for(small, 1, 8, seeds_at_once=3) is None
+    for said, used in (("3", 3), ("0", 1), ("all", 1), ("100000", 1)):
+        monkeypatch.setenv(THREADS, said)
+        assert threads_for(small, 1, 8) == used
+
+
+def test_threads_are_of_the_devices_that_are_used(not_started, command, monkeypatch):
+    # 64 minibatches of one row cannot be shared by two devices, so one is used.
+    monkeypatch.setattr("polyak.cli.train.start_jax", lambda threads: pytest.exit(f"{threads}"))
+    with pytest.raises(pytest.exit.Exception, match=r"^1$"):
+        command("train ppo jax/CartPole-v1 --num-envs 64 --num-minibatches 64 --num-steps 1")
+
+
+def test_where_jax_has_started_nothing_is_settled_any_more():
+    jax.local_devices()
+    assert has_started()
+    assert threads_for(polyak.PPO(SPEC), 1, 8) is None
+
+
+@pytest.mark.parametrize("before", [None, "5"])
+def test_the_environment_is_put_back(before, monkeypatch):
+    monkeypatch.delenv(THREADS, raising=False) if before is None else monkeypatch.setenv(THREADS, before)
+    seen = []
+    monkeypatch.setattr(jax, "local_device_count", lambda: seen.append(os.environ.get(THREADS)) or 4)
+    assert [start_jax(2), start_jax(None)] == [4, 4]
+    assert seen == ["2", None]
+    assert os.environ.get(THREADS) == before
+
+
+def test_jax_has_not_started_when_the_threads_are_settled(trained, tmp_path):
+    # Afterwards it would be too late, without a word.
+    program = """
+import sys
+from polyak.commands import resume, train
+from polyak.cli.devices import has_started
+
+def started(threads):
+    print(threads, has_started())
+    raise SystemExit(0)
+
+train.start_jax = resume.start_jax = started
+command, *arguments = sys.argv[1:]
+{"train": train.train, "resume": resume.resume}[command](arguments)
+"""
+    shutil.copytree(trained, tmp_path / "run")
+    config = tmp_path / "run/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "threads": 3}))
+    for words, threads in (
+        ("train ppo CartPole-v1", 1),
+        ("train ppo jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2),
+        ("resume run --env-steps 800", 3),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words.split()],
+            env={name: value for name, value in environment().items() if name != THREADS},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, [f"{threads} False"], ""), words

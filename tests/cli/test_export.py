@@ -1,0 +1,300 @@
+"""polyak export: what the files answer is what the policy answers, in other processes and without JAX too."""
+
+import dataclasses
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak.cli.export import write_policy
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, leaf_spaces, map_space
+from polyak.export import numpy_reader
+from polyak.export.archive import ExportError, read_export
+from polyak.export.policy_function import native_step
+from polyak.networks.actor_critic import mlp, nature_cnn
+from polyak.networks.recurrent import gru, lstm
+from polyak.ops.normalizer import ObsNormalizer
+from polyak.policies.network_policy import Greedy
+from polyak.runs import read_config
+from polyak.storage.run_directory import open_run
+from tests.parts.test_policies import VECTOR, policy_for
+
+ROWS = 1000
+IMAGE = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
+MIXED = Dict({"x": Box(-np.ones((2, 2)), np.ones((2, 2))), "n": Tuple((Discrete(3, 1), MultiDiscrete((2, 3), (1, 0))))})
+ACTIONS = Dict(
+    {"b": Box([-1.0, 0.0], [1.0, 3.0]), "d": Discrete(3, 2), "m": MultiDiscrete((2, 3), (0, 4)), "z": MultiBinary((2,))}
+)
+INTEGER = Box([-5, 0], [5, 3], np.int32)
+POLICIES = {
+    "mlp to Discrete": (EnvSpec(VECTOR, Discrete(4, start=2)), mlp((6, 5))),
+    "mlp to Box": (EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0]), action_scaling="rescale"), mlp((6,), "silu")),
+    "mlp to Box, squashed": (EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0])), mlp((6,), "elu", squash_mean=True)),
+    "mlp to integers": (EnvSpec(VECTOR, INTEGER), mlp((6,), "gelu")),
+    "cnn": (EnvSpec(IMAGE, Discrete(4)), nature_cnn((4,))),
+    "lstm of trees": (EnvSpec(MIXED, ACTIONS, action_scaling="rescale"), lstm(4, (3,), "elu", shared_torso=True)),
+    "gru": (EnvSpec(VECTOR, Box([-9.0], [9.0])), gru(4, (), std="state")),
+}
+each_policy = pytest.mark.parametrize("name", POLICIES)
+
+
+def random_obs(spec, rows=ROWS, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def leaf(space):
+        if isinstance(space, Discrete):
+            return rng.integers(space.start, space.start + space.n, rows).astype(np.int32)
+        if isinstance(space, MultiDiscrete):
+            return (rng.integers(0, space.nvec, (rows, 2)) + np.array(space.start)).astype(np.int32)
+        if space.dtype == np.uint8:
+            return rng.integers(0, 256, (rows, *space.shape), np.uint8)
+        return rng.normal(1.0, 2.0, (rows, *space.shape)).astype(np.float32)
+
+    return map_space(leaf, spec.obs)
+
+
+def random_policy(name):
+    """With random weights (small behind an image, whose features are large) and a normaliser that has seen something."""
+    spec, network = POLICIES[name]
+    policy = policy_for(spec, scale=0.1 if name == "cnn" else 0.6, network=network)
+    seen = ObsNormalizer.fresh(spec.obs).update(jax.tree.map(jnp.asarray, random_obs(spec, 50, 1)), jnp.ones(50))
+    return spec, Greedy(dataclasses.replace(policy, normalizer=seen))
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """A policy, observations, and its own actions and carry at an episode's first step and at the next one, by name."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            spec, policy = random_policy(name)
+            obs = random_obs(spec)
+            first, carry = policy.predict(obs)
+            known[name] = (spec, policy, obs, first, policy.predict(obs, carry)[0])
+        return known[name]
+
+    return of
+
+
+def assert_same(got, wanted):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        np.testing.assert_allclose(x, y, atol=1e-4 if y.dtype.kind == "f" else 0)
+
+
+@each_policy
+def test_stablehlo_answers_as_the_policy_for_any_number_of_rows(name, answers, tmp_path):
+    spec, policy, obs, first, second = answers(name)
+    write_policy(policy, spec, "stablehlo", tmp_path / "p", {})
+    loaded = polyak.load_policy(tmp_path / "p")
+    assert loaded.spec == spec
+    got, carry = loaded.predict(obs)
+    assert_same(got, first)
+    assert_same(loaded.predict(obs, carry)[0], second)
+    if name not in ("mlp to Discrete", "gru"):
+        return  # each number of rows is compiled anew
+    one, _ = loaded.predict(jax.tree.map(lambda x: x[7], obs))
+    assert_same(jax.tree.map(lambda x: np.asarray(x)[None], one), jax.tree.map(lambda x: x[7:8], first))
+
+
+@each_policy
+def test_onnxruntime_answers_as_the_policy_within_1e_4_over_1000_observations(name, answers, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    spec, policy, obs, first, second = answers(name)
+    write_policy(policy, spec, "onnx", tmp_path / "p.onnx", {"env": "mine"})
+    session = runtime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
+    header = json.loads(session.get_modelmeta().custom_metadata_map["polyak"])
+    assert (header["kind"], header["about"]) == ("onnx", {"env": "mine"})
+    step = native_step(policy, spec)
+    assert [x.name for x in session.get_inputs()] == list(step.inputs)
+    remembered = [n for n in step.inputs if n.startswith("carry")]
+    feed = dict(zip(step.inputs, jax.tree.leaves(obs), strict=False))
+    if remembered:
+        feed |= {n: np.full((ROWS, *step.inputs[n].shape), np.nan, np.float32) for n in remembered}
+        feed["first"] = np.ones(ROWS, bool)
+    names = [x.name for x in session.get_outputs()]
+    said = dict(zip(names, session.run(None, feed), strict=True))
+    actions = [n for n in names if n.startswith("action")]
+    assert len(actions) == len(list(leaf_spaces(spec.action)))
+    assert_same([said[n] for n in actions], jax.tree.leaves(first))
+    if remembered:
+        feed |= {n: said[f"next_{n}"] for n in remembered} | {"first": np.zeros(ROWS, bool)}
+        again = session.run(actions, feed)
+        assert_same(again, jax.tree.leaves(second))
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name.startswith("mlp")])
+def test_numpy_answers_as_the_policy_where_importing_jax_is_an_error(name, answers, tmp_path):
+    spec, policy, obs, first, _ = answers(name)
+    made = write_policy(policy, spec, "numpy", tmp_path / "p.npz", {})
+    assert [path.name for path in made] == ["p.npz", "numpy_reader.py"]
+    assert_same(polyak.load_policy(tmp_path / "p.npz").predict(obs)[0], first)
+    np.save(tmp_path / "obs.npy", obs)
+    program = (
+        "import sys; sys.modules['jax'] = sys.modules['polyak'] = None\n"
+        "import numpy_reader, numpy\n"
+        "numpy.save('out.npy', numpy_reader.load('p.npz')(numpy.load('obs.npy')))\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, check=True)
+    assert_same(np.load(tmp_path / "out.npy"), first)
+
+
+@pytest.mark.parametrize("name", ["cnn", "lstm of trees", "gru"])
+def test_numpy_refuses_what_is_no_mlp_by_name(name, tmp_path):
+    spec, policy = random_policy(name)
+    with pytest.raises(ValueError, match=r"format numpy takes an mlp .* (the network is Recurrent|the observation is Box)"):
+        write_policy(policy, spec, "numpy", tmp_path / "p", {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["stablehlo", "onnx", "numpy"])
+def test_action_masks_are_refused(kind, tmp_path):
+    spec = EnvSpec(VECTOR, Discrete(2), "masked", has_action_mask=True)
+    with pytest.raises(ValueError, match="export: masked has action masks"):
+        write_policy(policy_for(spec), spec, kind, tmp_path / "p", {})
+
+
+def test_an_exported_policy_checks_what_it_is_given(answers, tmp_path):
+    spec, policy, obs, _, _ = answers("gru")
+    write_policy(policy, spec, "stablehlo", tmp_path / "p", {})
+    loaded = polyak.load_policy(tmp_path / "p")
+    with pytest.raises(ValueError, match=r"obs has shape \(4,\)"):
+        loaded.predict(np.zeros(4))
+    with pytest.raises(ValueError, match="an exported policy is greedy; got deterministic=False"):
+        loaded.predict(obs, deterministic=False)
+    _, carry = loaded.predict(obs)
+    with pytest.raises(ValueError, match=r"carry must have arrays of the shapes \[\(1, 4\)"):
+        loaded.predict(obs[0], carry)
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """The run of the command line's tests as files."""
+    from polyak.cli import main
+
+    directory = tmp_path_factory.mktemp("exported")
+    for kind in ("stablehlo", "numpy"):
+        assert main(["export", str(trained), "--format", kind, "--output", str(directory / kind)]) == 0
+    return directory
+
+
+def test_a_run_is_exported_and_loads_without_training_stack_or_environment(exported, trained):
+    obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    expected = polyak.load_policy(trained).predict(obs)[0].tolist()
+    program = (
+        "import sys, polyak, json\n"
+        f"print([[int(a) for a in polyak.load_policy(f).predict({obs.tolist()})[0]]"
+        f" for f in {[str(exported / kind) for kind in ('stablehlo', 'numpy')]}])\n"
+        "print(json.dumps(list(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    answer, modules = map(json.loads, done.stdout.splitlines())
+    assert answer == [expected] * 2
+    stack = {"gymnasium", "polyak.train", "polyak.envs", "polyak.commands", "tyro", "onnx", "tensorboard"}
+    assert stack & set(modules) == set()
+    about = read_export(exported / "stablehlo").about
+    assert (about["algorithm"], about["env"]) == ("ppo", "CartPole-v1") and about["env_steps"] >= 400
+
+
+def test_the_same_policy_is_the_same_bytes_and_stands_in_the_run_by_default(run, command, exported):
+    code, out, err = command("export run --format numpy")
+    assert (code, err) == (0, "")
+    assert out.startswith("wrote run/policy.npz (") and "wrote run/numpy_reader.py (" in out
+    assert (run / "policy.npz").read_bytes() == (exported / "numpy").read_bytes()
+    with np.load(run / "policy.npz") as arrays:  # as NumPy reads it
+        assert arrays["head_bias"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("export nothing --format onnx", "nothing: there is no such directory; a run was expected"),
+        ("export run", "--format"),
+        ("export run --format pickle", "pickle"),
+        ("export run --format numpy --output run", "run: cannot be written: is a directory"),
+        ("export run --format numpy --output no/where", "no/where: cannot be written"),
+        ("export run --format stablehlo --output -", "--output -: must be a file of its own, not the standard output"),
+        ("export run --format stablehlo --output run/config.json", "run/config.json: must be a file of its own"),
+        ("export run --format stablehlo --output other/config.json", "other/config.json: must be a file of its own"),
+        ("export run --format stablehlo --output run/.summary.json.aside", "must be a file of its own"),
+        ("export run --format stablehlo --output run/../run/tb/new", "--output run/../run/tb/new: must be a file of its own"),
+    ],
+)
+def test_F1_wrong_use_is_refused_by_name(run, command, words, message):
+    shutil.copytree(run, "other")
+    code, out, err = command(words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_what_other_programs_keep_beside_their_own_config_is_no_runs(run, command):
+    Path("project/checkpoints").mkdir(parents=True)
+    Path("project/config.json").write_text("{}")
+    assert command("export run --format stablehlo --output project/checkpoints/new")[0] == 0
+    assert Path("project/checkpoints/new").is_file()
+
+
+def test_only_plain_files_are_replaced(run, command):
+    os.mkfifo("pipe")
+    code, _, err = command("export run --format stablehlo --output pipe")
+    assert code == 2 and "pipe: cannot be written: is there and no plain file" in err
+    assert stat.S_ISFIFO(os.lstat("pipe").st_mode)
+
+
+def test_what_stands_beside_the_weights_is_not_replaced(run, command):
+    code, _, err = command("export run --format numpy --output numpy_reader.py")
+    assert code == 2 and "numpy_reader.py: the reader of the weights is written there; choose another --output" in err
+    assert not (run.parent / "numpy_reader.py").exists()
+    for mine in ("import numpy\n", ""):
+        (run / "numpy_reader.py").write_text(mine)
+        code, _, err = command("export run --format numpy")
+        assert code == 2 and "run/numpy_reader.py: is not polyak's; the reader of the weights would replace it" in err
+        assert (run / "numpy_reader.py").read_text() == mine and not (run / "policy.npz").exists()
+    older = Path(numpy_reader.__file__).read_text().splitlines(keepends=True)[0]
+    (run / "numpy_reader.py").write_text(older)
+    assert command("export run --format numpy")[0] == 0
+    assert (run / "numpy_reader.py").read_bytes() == Path(numpy_reader.__file__).read_bytes()
+
+
+def test_onnx_that_is_not_installed_is_an_error_that_says_what_installs_it(run, command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "polyak.export.onnx", raising=False)
+    code, _, err = command("export run --format onnx")
+    assert code == 2 and "format onnx needs onnx: pip install 'polyak[onnx]'" in err
+
+
+def test_an_agent_for_a_file_is_an_error(exported, trained):
+    with pytest.raises(TypeError, match="agent is for a run directory"):
+        polyak.load_policy(exported / "numpy", agent=read_config(open_run(trained)).agent)
+
+
+@pytest.mark.parametrize("kind", ["stablehlo", "numpy"])
+def test_damage_anywhere_is_an_error_that_names_the_file(kind, exported, tmp_path):
+    whole = (exported / kind).read_bytes()
+    path = tmp_path / "damaged"
+    rng = np.random.default_rng(0)
+    for place in [*rng.integers(0, len(whole), 60), *range(40), *range(len(whole) - 40, len(whole))]:
+        broken = bytearray(whole)
+        broken[place] ^= 0x55
+        path.write_bytes(broken)
+        try:
+            policy = polyak.load_policy(path)
+        except ExportError as error:
+            assert str(path) in str(error)
+        else:  # a byte that says nothing, such as a date in the archive's directory
+            assert policy.predict(np.zeros(4))[0] == polyak.load_policy(exported / kind).predict(np.zeros(4))[0]
+    for length in rng.integers(0, len(whole), 20):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ExportError, match="damaged"):
+            polyak.load_policy(path)

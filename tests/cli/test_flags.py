@@ -1,0 +1,253 @@
+"""Every flag, given wrongly: exit code 2, one message that names it, and nothing on the disk."""
+
+import dataclasses
+import typing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyak.agents.ppo import PPO
+from polyak.cli import main
+from polyak.cli.flags import LinearText, NetworkFlags, UsageError, agent_flags, numbers_by_name, parse, with_horizon
+from polyak.cli.train import TrainFlags, intervals
+from polyak.ops.schedules import Linear
+from polyak.presets import preset
+
+NOT_POSITIVE = ("0", "-1")
+NOT_A_SHARE = ("-0.1", "1.5", "nan", "inf", "1e400")
+NEGATIVE = ("-1", "nan", "inf")
+ZERO_TOO = (*NEGATIVE, "0")
+NO_SCHEDULE = (*NEGATIVE, "linear:", "linear:x", "linear:1:2:3", "cosine:1", "linear:nan", "linear:-1")
+
+# What is of the right type and still wrong; every flag has its line.
+OUT_OF_RANGE = {
+    "env-steps": NOT_POSITIVE,
+    "num-envs": NOT_POSITIVE,
+    "seed": ("-1", "4294967296"),
+    "seeds": NOT_POSITIVE,
+    "run-dir": (),
+    "loop": ("compiled",),
+    "devices": (*NOT_POSITIVE, "3"),
+    "eval-episodes": ("-1", "1.5", "many"),
+    "report-every": NOT_POSITIVE,
+    "checkpoint-every": NOT_POSITIVE,
+    "action-scaling": ("rescaled",),
+    "env-kwargs": ("frameskip", "frameskip=", "=4", "frame skip=4", "frameskip=four", "frameskip=true"),
+    "num-steps": NOT_POSITIVE,
+    "num-epochs": NOT_POSITIVE,
+    "num-minibatches": (*NOT_POSITIVE, "3"),
+    "learning-rate": NO_SCHEDULE,
+    "gamma": NOT_A_SHARE,
+    "gae-lambda": NOT_A_SHARE,
+    "clip-range": NO_SCHEDULE,
+    "clip-range-vf": ZERO_TOO,
+    "ent-coef": NEGATIVE,
+    "vf-coef": NEGATIVE,
+    "max-grad-norm": ZERO_TOO,
+    "target-kl": ZERO_TOO,
+    "advantages": ("td",),
+    "value-targets": ("gae",),
+    "values-when": ("later",),
+    "recompute-values": ("1",),
+    "clip-log-prob": ZERO_TOO,
+    "kl-beta": ZERO_TOO,
+    "kl-target": ZERO_TOO,
+    "kl-tolerance": NOT_A_SHARE,
+    "kl-cutoff-coef": ZERO_TOO,
+    "kl-cutoff-factor": ZERO_TOO,
+    "l2-policy": NEGATIVE,
+    "l2-value": NEGATIVE,
+    "l2-shared": NEGATIVE,
+    "normalize-advantage": ("no",),
+    "normalize-obs": ("1",),
+    "clip-obs": ZERO_TOO,
+    "normalize-reward": ("true",),
+    "clip-reward": ZERO_TOO,
+    "histograms": ("1",),
+    "squash": ("1",),
+    "adam-eps": ZERO_TOO,
+    "max-bad-steps": NOT_POSITIVE,
+    "microbatch-size": (*NOT_POSITIVE, "3"),
+    "hidden": ("0", "-3", "64 0"),
+    "activation": ("sigmoid",),
+    "shared-torso": ("yes",),
+    "squash-mean": ("yes",),
+    "log-std": ("nan", "inf"),
+    "value-hidden": ("0", "64 0"),
+    "value-activation": ("sigmoid",),
+}
+WIDTHS = ("hidden", "value-hidden")
+NO_NUMBER = ("abc", "1,5", "0x10", "1e", "true")
+NO_INTEGER = (*NO_NUMBER, "1.5", "1e3", "nan", "inf")
+
+
+def flags_of(kind):
+    return {field.name.replace("_", "-"): hint for field, hint in zip(dataclasses.fields(kind), hints_of(kind), strict=True)}
+
+
+def hints_of(kind):
+    hints = typing.get_type_hints(kind)
+    return [hints[field.name] for field in dataclasses.fields(kind)]
+
+
+FLAGS = flags_of(TrainFlags) | flags_of(agent_flags(PPO, {})) | flags_of(NetworkFlags)
+
+
+def wrong_types(flag):
+    if FLAGS[flag] is int or FLAGS[flag] == int | None or flag in WIDTHS:
+        return NO_INTEGER
+    return NO_NUMBER if flag not in ("run-dir", "loop", "action-scaling", "activation", "value-activation") else ()
+
+
+def test_F2_every_flag_has_its_wrong_values_here():
+    assert set(OUT_OF_RANGE) == set(FLAGS)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_F2_a_wrong_value_is_refused_before_anything_is_made(flag, command, workdir):
+    for value in (*wrong_types(flag), *OUT_OF_RANGE[flag], None):
+        switch = FLAGS[flag] is bool
+        if value is None and switch:
+            continue  # It has no value.
+        words = f"--{flag}" if value is None else f"--{flag} {value}"
+        code, out, err = command("train ppo CartPole-v1", words)
+        assert code == 2, words
+        assert out == "", words
+        assert "Traceback" not in err, words
+        named = value if switch else flag.replace("-", "_")
+        assert named in err.replace("-", "_"), (words, err)
+        assert list(workdir.iterdir()) == [], words
+
+
+@pytest.mark.parametrize(
+    ("env_steps", "given", "wanted"),
+    [
+        (20_000, {}, (None, 2_000)),
+        (10_000_000, {}, (None, 100_000)),
+        (10_000_000, {"checkpoint_every": 20_000}, (20_000, 20_000)),
+        (10_000_000, {"checkpoint_every": 500_000}, (None, 500_000)),
+        (10_000, {"report_every": 50, "checkpoint_every": 90}, (50, 90)),
+    ],
+)
+def test_reports_are_as_frequent_as_the_checkpoints_that_were_asked_for(env_steps, given, wanted):
+    assert intervals(TrainFlags(env_steps, 2, **given)) == wanted
+
+
+def test_checkpoints_between_reports_are_refused(command, workdir):
+    code, out, err = command("train ppo CartPole-v1 --report-every 100 --checkpoint-every 99")
+    assert (code, out) == (2, "")
+    assert "--checkpoint-every 99 must be --report-every 100 or more" in err
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [("gama 0.9", "--gamma"), ("learning-rat 1", "--learning-rate"), ("num-env 2", "--num-envs"), ("hiden 4", "--hidden")],
+)
+def test_F1_a_misspelt_flag_suggests_the_nearest(flag, nearest, command, workdir):
+    code, out, err = command(f"train ppo CartPole-v1 --{flag}")
+    assert (code, out) == (2, "")
+    assert f"--{flag.split()[0]}" in err
+    assert nearest in err
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "twice", ["--gamma 0.9 --gamma 0.9", "--num_envs 2 --num-envs=4", "--normalize-obs --no-normalize-obs"]
+)
+def test_F1_a_flag_given_twice_is_refused(twice, command, workdir):
+    code, _, err = command("train ppo CartPole-v1", twice)
+    assert code == 2
+    assert "is given more than once" in err
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize("stray", ["8", "CartPole-v1", "-x", "-n 8"])
+def test_F1_what_is_no_flag_is_refused(stray, command, workdir):
+    code, _, _ = command("train ppo CartPole-v1", stray)
+    assert code == 2
+    assert list(workdir.iterdir()) == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """Two numbers."""
+
+    whole: int = 1
+    real: float = 1.0
+
+
+@pytest.mark.parametrize(("text", "value"), [("3e-4", 3e-4), ("1_000", 1000.0), ("-2", -2.0), (".5", 0.5)])
+def test_F3_numbers_are_read_as_python_reads_them(text, value):
+    assert parse(Numbers, ["--real", text], prog="", description="").real == value
+
+
+def test_F3_underscores_in_integers_are_read():
+    assert parse(Numbers, ["--whole", "100_000"], prog="", description="").whole == 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0.001", 0.001), ("linear:0.001", Linear(1e-3, 0.0, 500)), ("linear:0.1:0.05", Linear(0.1, 0.05, 500))],
+)
+def test_a_schedule_is_a_number_or_linear_over_the_whole_training(text, value):
+    flags = parse(agent_flags(PPO, {}), ["--learning-rate", text], prog="", description="")
+    assert with_horizon(flags.learning_rate, 500) == value
+
+
+def test_the_defaults_of_the_flags_are_the_presets():
+    flags = parse(agent_flags(PPO, preset("ppo", "CartPole-v1").settings(1000)), [], prog="", description="")
+    assert (flags.num_steps, flags.gamma, flags.learning_rate) == (32, 0.98, LinearText(1e-3))
+    flags = parse(agent_flags(PPO, {}), [], prog="", description="")
+    assert (flags.num_steps, flags.gamma, flags.learning_rate) == (256, 0.99, 3e-4)
+
+
+def test_every_field_of_the_agent_but_spec_and_network_is_a_flag():
+    fields = {field.name for field in dataclasses.fields(PPO)} - {"spec", "network"}
+    assert {field.name for field in dataclasses.fields(agent_flags(PPO, {}))} == fields
+
+
+def test_help_shows_every_flag_with_what_it_means(command):
+    code, out, _ = command("train ppo Pendulum-v1 --help")
+    assert code == 0
+    for flag in FLAGS:
+        assert f"--{flag}" in out
+    assert "discount per step. (default: 0.9)" in out
+    assert "RL Baselines3 Zoo" in out
+
+
+def test_help_works_before_an_environment_is_named(command):
+    code, out, _ = command("train ppo --help")
+    assert code == 0
+    assert "polyak train ppo CartPole-v1" in out
+
+
+def test_a_flag_given_twice_is_a_usage_error():
+    with pytest.raises(UsageError, match="--whole is given more than once"):
+        parse(Numbers, ["--whole", "1", "--whole", "2"], prog="", description="")
+
+
+@pytest.mark.parametrize("word", ["a=nan", "a=inf", "a=-1e999", f"a={'9' * 5000}", "a", "a=b", "1=2"])
+def test_F2_a_setting_that_is_no_finite_number_is_refused(word):
+    with pytest.raises(UsageError, match="--env-kwargs takes NAME=VALUE, each name once, a value being a finite number"):
+        numbers_by_name("--env-kwargs", ["b=1e3", word])
+
+
+WORDS = st.one_of(
+    st.sampled_from([f"--{flag}" for flag in FLAGS]),
+    st.sampled_from(["0", "1", "-1", "nan", "1e400", "linear:1", "None", "True", "relu", "clip", "", "--", "-h=1"]),
+    st.text(max_size=8).filter(lambda text: text not in ("-h", "--help") and "\0" not in text),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(WORDS, max_size=8))
+def test_F9_whatever_the_words_they_end_in_exit_code_2_and_nothing_on_the_disk(words, workdir, capsys):
+    try:
+        code = main(["train", "ppo", "Nowhere-v0", *words])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    assert capsys.readouterr().err
+    assert list(workdir.iterdir()) == []

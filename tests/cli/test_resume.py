@@ -1,0 +1,339 @@
+"""Stopped, resumed and finished is the same as never stopped, to the bit; what cannot be resumed is refused."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from polyak import envs
+from polyak.cli.training_run import restored_start, writers
+from polyak.runs import read_config
+from polyak.storage.checkpoint import read_manifest, steps
+from polyak.storage.run_directory import open_run
+from tests.cli.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, last_checkpoint
+
+# Box2D warns while it is imported, and dies where warnings are errors; its lander leaves its observation space.
+BOX2D = pytest.mark.filterwarnings("ignore:builtin type", "ignore:LunarLander-v3. env")
+
+
+@pytest.fixture
+def stopped_at(monkeypatch):
+    """Have the next training sent a SIGTERM at the first report from this env step on."""
+    # Out of time, it would end this very process.
+    monkeypatch.setattr("polyak.cli.signals.GRACE_SECONDS", 120.0)
+
+    def arrange(env_steps):
+        sent = []
+
+        def with_signal(run, config, start):
+            def interrupt(progress, metrics, state):
+                if progress.env_steps >= env_steps and not sent:
+                    sent.append(os.kill(os.getpid(), signal.SIGTERM))
+
+            return (interrupt, *writers(run, config, start))
+
+        monkeypatch.setattr("polyak.cli.training_run.writers", with_signal)
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("jax/CartPole-v1", "--env-steps 400"),
+        ("jax/CartPole-v1", "--env-steps 400 --loop host"),
+        ("CartPole-v1", "--env-steps 400 --normalize-obs --normalize-reward return"),
+        ("InvertedPendulum-v5", "--env-steps 400 --action-scaling rescale"),
+    ],
+)
+def test_T2_T3_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, train, command, stopped_at, workdir):
+    train(env, "whole", words)
+    stopped_at(200)
+    code, out, _ = command("train ppo", env, "--run-dir parts", SETTINGS, words)
+    assert code == 143
+    assert "stopped by SIGTERM at" in out
+    assert f"go on with: polyak resume {workdir / 'parts'}" in out
+    half = open_run("parts").read_summary()
+    assert half["stopped"] == "SIGTERM"
+    assert half["eval_mean_return"] is None
+    assert 200 <= half["env_steps"] == steps(workdir / "parts/checkpoints")[-1] < 400
+    assert read_manifest("parts/checkpoints").meta["resume"] == "bit-exact"
+
+    stopped_at(10**9)
+    code, out, _ = command("resume parts --eval-episodes 2")
+    assert code == 0
+    assert last_checkpoint("parts") == last_checkpoint("whole")
+    whole, parts = (open_run(name).read_metrics() for name in ("whole", "parts"))
+    assert [row["env_steps"] for row in parts] == sorted({row["env_steps"] for row in parts})
+    assert without_clocks(parts[-1]) == without_clocks(whole[-1])
+    assert open_run("parts").read_summary()["eval_mean_return"] == open_run("whole").read_summary()["eval_mean_return"]
+
+
+def test_T5_several_seeds_are_stopped_together_and_resumed_one_by_one(command, stopped_at):
+    stopped_at(200)
+    code, out, _ = command("train ppo jax/CartPole-v1 --run-dir parts --env-steps 400 --seeds 2", SETTINGS)
+    assert code == 143
+    assert out.count("stopped by SIGTERM at") == 2
+    stopped_at(10**9)
+    for seed in (0, 1):
+        assert open_run(f"parts/seed-{seed}").read_summary()["stopped"] == "SIGTERM"
+        assert command(f"resume parts/seed-{seed} --eval-episodes 2")[0] == 0
+        assert open_run(f"parts/seed-{seed}").read_summary()["env_steps"] >= 400
+
+
+def test_T5_seeds_one_after_another_are_not_begun_once_a_signal_came(command, stopped_at, workdir):
+    stopped_at(200)
+    code, out, _ = command("train ppo CartPole-v1 --env-steps 400 --seeds 2 --run-dir", Path("my parts"), SETTINGS)
+    assert code == 143
+    assert [path.name for path in (workdir / "my parts").iterdir()] == ["seed-0"]
+    assert out.splitlines()[-1] == f"not begun: --seed 1 --run-dir '{workdir / 'my parts/seed-1'}'"
+    # As a shell takes it.
+    assert out.splitlines()[-2].endswith(f"go on with: polyak resume '{workdir / 'my parts/seed-0'}'")
+
+
+def without_clocks(row):
+    # The mean over the last hundred episodes is one of the clocks: it starts afresh with each process.
+    clocks = ("time/fps", "time/time_elapsed", "rollout/ep_rew_mean", "rollout/ep_len_mean")
+    return {tag: value for tag, value in row.items() if tag not in clocks}
+
+
+def test_F7_a_run_can_be_resumed_beyond_its_end_and_its_config_knows(run, command):
+    before = open_run(run).read_config()
+    code, _, _ = command("resume run --env-steps 600 --eval-episodes 3")
+    assert code == 0
+    assert open_run(run).read_config() == before | {"env_steps": 600}
+    check_that_its_config_runs_again_to_the_same_bits(run)
+    summary = open_run(run).read_summary()
+    assert summary["env_steps"] >= 600
+    assert summary["eval_episodes"] == 3
+    assert steps(run / "checkpoints")[-1] == summary["env_steps"]
+
+
+def test_what_was_last_asked_for_is_gone_on_to(run, command, stopped_at):
+    stopped_at(500)
+    assert command("resume run --env-steps 600 --eval-episodes 2")[0] == 143
+    stopped_at(10**9)
+    assert "run: ends at 560 env_steps now, instead of 600" in command("resume run --env-steps 560 --eval-episodes 2")[1]
+    assert command("resume run --env-steps 600 --eval-episodes 2")[0] == 0
+    assert open_run(run).read_summary()["env_steps"] >= 600
+    code, out, _ = command("resume run")
+    assert (code, "has done its 6" in out) == (0, True)
+
+
+TOY = """
+import pathlib, gymnasium
+pathlib.Path('imported').touch()
+gymnasium.register('Toy-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=10)
+"""
+
+
+def test_S3_an_environments_module_is_imported_only_where_a_person_names_it(train, command, workdir, monkeypatch):
+    (workdir / "toymod.py").write_text(TOY)
+    monkeypatch.syspath_prepend(workdir)
+    train("toymod:Toy-v0", "new", "--env-steps 64")
+
+    def forget():
+        sys.modules.pop("toymod", None)
+        gymnasium.registry.pop("Toy-v0", None)
+        (workdir / "imported").unlink(missing_ok=True)
+
+    for words in ("resume new --env-steps 128 --eval-episodes 2", "evaluate new --episodes 2"):
+        forget()
+        code, _, err = command(words)
+        assert (code, err) == (
+            2,
+            "error: the run's environment toymod:Toy-v0 would import 'toymod'; if you trust it, add --import toymod\n",
+        )
+        code, _, err = command(words, "--import os")
+        assert (code, err) == (
+            2,
+            "error: --import os: the run's environment is toymod:Toy-v0, which needs --import toymod\n",
+        )
+        assert not (workdir / "imported").exists()
+        code, _, err = command(words, "--import toymod")
+        assert (code, err) == (0, "")
+        assert (workdir / "imported").exists()
+    forget()
+
+
+def test_a_run_that_has_ended_is_left_alone(run, command, workdir):
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    code, out, err = command("resume run")
+    assert (code, err) == (0, "")
+    assert "has done its 4" in out
+    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_was_ended_before_its_evaluation_gets_it(run, command):
+    os.remove(run / "summary.json")
+    code, _, _ = command("resume run --eval-episodes 2")
+    assert code == 0
+    assert open_run(run).read_summary()["eval_episodes"] == 2
+
+
+TIMES = ("env_steps", "wall_seconds", "train_seconds", "compile_seconds", "fps")
+
+
+def test_an_evaluation_afterwards_leaves_the_times_of_the_training(run, command, monkeypatch):
+    before = open_run(run).read_summary()
+    (run / "summary.json").write_text(json.dumps(before | {"eval_episodes": 0, "eval_mean_return": None}))
+    with monkeypatch.context() as patched:
+        patched.setattr("polyak.cli.training_run.evaluation_of", lambda *_: 1 / 0)
+        assert command("resume run --eval-episodes 2")[0] == 1
+    failed = open_run(run).read_summary()
+    assert failed["stopped"] == "ZeroDivisionError: division by zero"
+    assert command("resume run --eval-episodes 2")[0] == 0
+    after = open_run(run).read_summary()
+    assert (after["eval_episodes"], after["stopped"]) == (2, None)
+    for name in TIMES:
+        assert after[name] == failed[name] == before[name] > 0
+
+
+@pytest.mark.parametrize("left", [None, {"env_steps": 128, "train_seconds": 1.0, "compile_seconds": 1.0, "fps": 128.0}])
+def test_times_that_nobody_has_written_or_of_another_training_are_none(run, command, left):
+    os.remove(run / "summary.json")
+    if left is not None:
+        (run / "summary.json").write_text(json.dumps(left))
+    assert command("resume run --eval-episodes 2")[0] == 0
+    after = open_run(run).read_summary()
+    assert after["env_steps"] >= 400 and after["wall_seconds"] > 0
+    assert [after[name] for name in TIMES[2:]] == [None] * 3
+
+
+def test_a_run_that_was_ended_before_its_first_checkpoint_starts_again_and_says_so(run, command):
+    wanted = last_checkpoint(run)
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:2]))
+    code, out, _ = command("resume run --eval-episodes 2")
+    assert code == 0
+    assert "was ended before its first checkpoint; it starts again from the beginning" in out
+    assert last_checkpoint(run) == wanted
+    env_steps = [row["env_steps"] for row in open_run(run).read_metrics()]
+    assert env_steps == sorted(set(env_steps))
+
+
+def test_C4_a_run_that_lost_its_checkpoints_is_never_started_afresh(run, command):
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    code, _, err = command("resume run")
+    assert code == 2
+    assert "no checkpoint is there, but the run had come to 4" in err
+    assert len(open_run(run).read_metrics()) > 10
+
+
+def test_C3_C4_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(run, command):
+    wanted = last_checkpoint(run)
+    (run / "summary.json").unlink()
+    arrays = run / "checkpoints" / wanted[0] / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    before = steps(run / "checkpoints")[-2]
+    with pytest.warns(UserWarning, match=f"went back to the checkpoint of step {before}"):
+        code, _, _ = command("resume run --eval-episodes 2")
+    assert code == 0
+    assert last_checkpoint(run) == wanted
+
+
+@BOX2D
+def test_an_environment_without_a_state_begins_new_episodes_with_a_warning(train, command):
+    train("LunarLander-v3", "new", "--env-steps 100")
+    promise = "resume is not bit-exact because env LunarLander-v3 has no state"
+    assert read_manifest("new/checkpoints").meta["resume"] == promise
+    with pytest.warns(UserWarning, match=f"{promise}; new episodes begin"):
+        code, _, _ = command("resume new --env-steps 200 --eval-episodes 1")
+    assert code == 0
+
+
+@BOX2D
+def test_new_episodes_begin_where_the_agent_sees_them_begin(train):
+    train("LunarLander-v3", "new", "--env-steps 100")
+    run = open_run("new")
+    config = read_config(run)
+    env = envs.make(config.env, num_envs=config.num_envs)
+    with pytest.warns(UserWarning, match="new episodes begin"):
+        start = restored_start(run, config, env)
+    assert np.all(start.state.time_step.first)
+    assert not np.any(start.state.time_step.reward)
+    assert not np.any(start.state.episodes.returns)
+    assert start.env_steps == steps(run.checkpoints)[-1]
+    first = env.reset(int(jax.random.bits(jax.random.split(jax.random.key(0), 3)[1], dtype=jax.numpy.uint32) >> 1))
+    assert not np.array_equal(first.obs, start.state.time_step.obs), "the episodes that the run began with"
+    env.close()
+
+
+def test_C9_two_processes_never_write_the_same_run(run, command):
+    with open_run(run, write=True):
+        code, _, err = command("resume run --env-steps 600")
+    assert code == 2
+    assert f"is being written by process {os.getpid()}" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("resume nothing", "nothing: there is no such directory; a run was expected"),
+        ("resume run/checkpoints", "run/checkpoints: holds no run"),
+        ("resume run --env-steps 0", "--env-steps must be an integer >= 1, got 0"),
+        ("resume run --env-steps 100", "--env-steps 100: run has done 4"),
+        ("resume run --env-steps 500 --import os", "--import os: the run's environment is CartPole-v1, which needs none"),
+        ("resume run --eval-episodes -1", "--eval-episodes must be an integer >= 0, got -1"),
+        ("resume run --env-step 500", "--env-steps"),
+        ("resume run --gamma 0.5", "--gamma"),
+        ("resume run --env-steps 500 --env-steps 600", "--env-steps is given more than once"),
+    ],
+)
+def test_F1_F2_wrong_use_is_refused_by_name(words, message, run, command, workdir):
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    code, out, err = command(words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"format": 1', '"format": 2', "has format 2, this version reads 1; upgrade polyak"),
+        ('"gamma": ', '"gama": ', "unknown field 'gama'; did you mean 'gamma'?"),
+        ('"gamma": 0.98', '"gamma": 2.0', "gamma must be a number in [0, 1], got 2.0"),
+        ('"$class": "PPO"', '"$class": "os.system"', "unknown class name 'os.system'"),
+        ('"num_envs": 2', '"num_envs": 0', "num_envs must be an integer >= 1, got 0"),
+        ('"devices": 1', '"devices": 0', "devices must be an integer >= 1, got 0"),
+        ('"threads": null', '"threads": 100000', "threads must be at most 1024, got 100000"),
+        ('"devices": 1', '"devices": 9', "num_envs=2 cannot be split over devices=9"),
+        ('"loop": "host"', '"loop": "hosts"', "loop must be one of 'compiled', 'host', got 'hosts'"),
+        ('"seed": 0', '"seed": -1', "seed must be an integer >= 0, got -1"),
+        ('"env": "CartPole-v1"', '"env": "planted:CartPole-v1"', "would import 'planted'"),
+        ('"env": "CartPole-v1"', '"env": "Pendulum-v1"', "of the environment 'Pendulum-v1'"),
+        ('"loop": "host",', "", "fields missing: ['loop']"),
+    ],
+)
+def test_C7_C8_S3_a_config_that_does_not_fit_is_refused_by_name(old, new, message, run, command):
+    (run / "summary.json").unlink()
+    text = (run / "config.json").read_text()
+    assert old in text
+    (run / "config.json").write_text(text.replace(old, new, 1))
+    code, _, err = command("resume run --env-steps 600")
+    assert code == 2
+    assert message in err
+    assert last_checkpoint(run)
+
+
+def test_a_run_on_more_devices_than_there_are_is_refused_before_it_changes(run, command, monkeypatch):
+    config = run / "config.json"
+    config.write_text(config.read_text().replace('"devices": 1', '"devices": 2', 1))
+    (run / "summary.json").unlink()
+    monkeypatch.setattr("jax.local_device_count", lambda: 1)
+    # Which commands were tried on which machine is recorded.
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "system.json"}
+    code, _, err = command("resume run --env-steps 600")
+    assert (code, "devices=2, but JAX sees 1" in err, "Traceback" in err) == (2, True, False), err
+    assert all(path.read_bytes() == data for path, data in before.items())

@@ -1,0 +1,392 @@
+"""What `polyak train` makes, and what it refuses to make."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import polyak
+from polyak.cli import main
+from polyak.runs import read_config, run_key
+from polyak.storage.checkpoint import read_manifest, restore, steps
+from polyak.storage.run_directory import open_run
+from tests.cli.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, last_checkpoint
+from tests.train.sick import Sick
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_a_run_directory_holds_everything(run):
+    assert {path.name for path in run.iterdir()} == {
+        "config.json",
+        "system.json",
+        "metrics.jsonl",
+        "tb",
+        "checkpoints",
+        "summary.json",
+        "run.lock",
+    }
+    assert stat.S_IMODE(os.stat(run).st_mode) == 0o700
+
+
+def test_the_summary_says_what_was_reached(run):
+    summary = summary_of(run)
+    wanted = "algorithm env seed env_steps wall_seconds train_seconds compile_seconds fps eval_mean_return eval_std_return"
+    assert set(summary) == {*wanted.split(), "eval_mean_length", "eval_episodes", "stopped"}
+    assert (summary["algorithm"], summary["env"], summary["seed"]) == ("ppo", "CartPole-v1", 0)
+    assert 400 <= summary["env_steps"] < 400 + 2 * 8
+    assert (summary["eval_episodes"], summary["stopped"]) == (2, None)
+    assert 1 <= summary["eval_mean_return"] <= 500
+    assert summary["eval_mean_length"] == summary["eval_mean_return"]
+    assert 0 < summary["train_seconds"] + summary["compile_seconds"] < summary["wall_seconds"]
+    assert summary["fps"] == pytest.approx(summary["env_steps"] / summary["train_seconds"])
+
+
+def test_the_system_is_described(run):
+    system = json.loads((run / "system.json").read_text())
+    assert system["packages"]["polyak"] == polyak.__version__
+    assert system["packages"]["jax"] == jax.__version__
+
+
+def test_metrics_carry_the_tags_of_stable_baselines3_on_the_axis_of_env_steps(run):
+    rows = open_run(run).read_metrics()
+    env_steps = [row["env_steps"] for row in rows]
+    assert env_steps == sorted(set(env_steps))
+    assert env_steps[-1] == summary_of(run)["env_steps"]
+    tags = "rollout/ep_rew_mean rollout/ep_len_mean time/fps time/iterations time/time_elapsed time/total_timesteps "
+    tags += (
+        "train/approx_kl train/clip_fraction train/clip_range train/entropy_loss train/explained_variance train/learning_rate "
+    )
+    tags += "train/loss train/n_updates train/policy_gradient_loss train/value_loss"
+    assert set(tags.split()) <= set(rows[-1])
+
+
+def test_tensorboard_reads_the_same_numbers(run):
+    events = EventAccumulator(str(run / "tb")).Reload()
+    rows = open_run(run).read_metrics()
+    read = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert read == {row["env_steps"]: pytest.approx(row["train/loss"], rel=1e-6) for row in rows}
+
+
+def test_checkpoints_are_kept_and_the_last_is_the_end(run):
+    assert len(steps(run / "checkpoints")) == 3
+    assert steps(run / "checkpoints")[-1] == summary_of(run)["env_steps"]
+    assert read_manifest(run / "checkpoints").meta["resume"] == "bit-exact"
+
+
+def test_F7_the_config_runs_again_to_the_same_bits(run):
+    check_that_its_config_runs_again_to_the_same_bits(run)
+
+
+def test_T1_the_same_seed_makes_the_same_checkpoint_and_another_seed_another(run, train):
+    train("CartPole-v1", "again", "--env-steps 400")
+    train("CartPole-v1", "other", "--env-steps 400 --seed 1")
+    assert last_checkpoint("again") == last_checkpoint(run)
+    assert last_checkpoint("other")[1] != last_checkpoint(run)[1]
+
+
+def test_reports_and_checkpoints_change_no_bit(run, train):
+    train("CartPole-v1", "again", "--env-steps 400 --report-every 150 --checkpoint-every 400")
+    assert last_checkpoint("again") == last_checkpoint(run)
+
+
+def test_without_a_terminal_progress_is_plain_lines(train):
+    lines = train("jax/CartPole-v1", "new", "--env-steps 400").splitlines()
+    assert lines[0] == "ppo jax/CartPole-v1: compiling …"
+    assert lines[1].startswith("ppo jax/CartPole-v1: compiled in ")
+    assert 8 <= sum("of 400 env_steps" in line for line in lines) <= 12
+    assert "greedy return" in lines[-2]
+    assert lines[-1].endswith("/new")
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_run_is_put_into_runs_by_default(command, workdir):
+    code, out, _ = command("train ppo jax/CartPole-v1 --env-steps 32", SETTINGS)
+    assert code == 0
+    (directory,) = (workdir / "runs").iterdir()
+    assert directory.name.startswith("ppo-jax-CartPole-v1-0-")
+    assert out.splitlines()[-1] == f"run: {directory}"
+
+
+def test_the_loops_are_chosen_by_name_and_make_the_same_parameters_in_a_jax_environment(train, workdir):
+    train("jax/CartPole-v1", "compiled", "--env-steps 400")
+    train("jax/CartPole-v1", "host", "--env-steps 400 --loop host")
+    agents = []
+    for name in ("compiled", "host"):
+        config = read_config(open_run(name))
+        # Without --loop it is the environment's name that decides.
+        assert config.loop == name
+        like = jax.eval_shape(config.agent.init, run_key(0))
+        agents.append(restore(workdir / name / "checkpoints", like, prefix=".agent").tree.variables)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *agents)
+
+
+def test_settings_given_as_flags_reach_the_agent(train):
+    words = (
+        "--env-steps 64 --gamma 0.5 --learning-rate linear:0.01:0.001 --activation relu --max-grad-norm None --normalize-obs"
+    )
+    train("jax/Pendulum-v1", "new", words, "--action-scaling rescale --log-std -1 --shared-torso True --squash-mean True")
+    agent = read_config(open_run("new")).agent
+    assert (agent.gamma, agent.max_grad_norm, agent.normalize_obs) == (0.5, None, True)
+    assert (agent.learning_rate.start, agent.learning_rate.end, agent.learning_rate.env_steps) == (0.01, 0.001, 64)
+    network = agent.network
+    assert (network.activation, network.log_std, network.shared_torso, network.squash_mean) == ("relu", -1.0, True, True)
+    assert agent.spec.action_scaling == "rescale"
+
+
+@pytest.mark.parametrize("loop", ["compiled", "host"])
+def test_several_seeds_have_a_run_each(loop, train, workdir):
+    out = train("jax/CartPole-v1", "many", f"--env-steps 100 --seeds 2 --seed 5 --loop {loop}")
+    assert stat.S_IMODE(os.lstat("many").st_mode) == 0o700
+    assert sorted(path.name for path in (workdir / "many").iterdir()) == ["seed-5", "seed-6"]
+    for seed in (5, 6):
+        run = workdir / f"many/seed-{seed}"
+        assert summary_of(run)["seed"] == read_config(open_run(run)).seed == seed
+        assert steps(run / "checkpoints")[-1] == summary_of(run)["env_steps"] >= 100
+        assert open_run(run).read_metrics()[-1]["env_steps"] >= 100
+    assert out.count("greedy return") == 2
+    assert last_checkpoint(workdir / "many/seed-5")[1] != last_checkpoint(workdir / "many/seed-6")[1]
+
+
+def test_F1_a_misspelt_algorithm_suggests_the_right_one(command):
+    code, _, err = command("train pp CartPole-v1")
+    assert (code, err) == (2, "error: unknown algorithm 'pp'; did you mean 'ppo'? (algorithms: ppo)\n")
+
+
+@pytest.mark.parametrize(
+    ("env", "nearest"),
+    [("CartPol-v1", "CartPole-v1"), ("jax/Pendulm-v1", "jax/Pendulum-v1"), ("HalfCheeta-v5", "HalfCheetah-v5")],
+)
+def test_F5_a_misspelt_environment_suggests_the_right_one(env, nearest, command, workdir):
+    code, _, err = command("train ppo", env)
+    assert code == 2
+    assert f"unknown environment {env!r}; did you mean {nearest!r}?" in err
+    assert list(workdir.iterdir()) == []
+
+
+def test_an_environment_has_to_be_named(command):
+    code, _, err = command("train ppo --env-steps 5")
+    assert code == 2
+    assert "an environment is missing" in err
+
+
+EXTRAS = {
+    "mujoco": ("mujoco", "HalfCheetah-v5"),
+    "box2d": ("Box2D", "LunarLander-v3"),
+    "atari": ("ale_py", "ALE/Breakout-v5"),
+    "gymnax": ("gymnax", "gymnax/CartPole-v1"),
+}
+
+
+@pytest.fixture(scope="module")
+def without_extras(tmp_path_factory):
+    """For each extra `(exit code, stderr, what is in the directory)` of a training in a process that lacks it."""
+    program = f"""
+import contextlib, io, json, os, sys
+found = {{}}
+for extra, (module, env) in {EXTRAS}.items():
+    sys.modules[module] = None
+    from polyak.cli import main
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(["train", "ppo", env])
+    found[extra] = code, err.getvalue(), os.listdir()
+print(json.dumps(found))
+"""
+    directory = tmp_path_factory.mktemp("without-extras")
+    return json.loads(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, cwd=directory).stdout)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_F5_a_missing_extra_gives_its_pip_line(extra, without_extras):
+    code, err, left = without_extras[extra]
+    assert (code, left) == (2, [])
+    assert f"pip install 'polyak[{extra}]'" in err
+    assert "Traceback" not in err
+
+
+def test_F4_devices_that_are_not_there_are_refused(command, workdir):
+    code, _, err = command("train ppo CartPole-v1 --devices 16 --num-envs 16")
+    assert code == 2
+    assert "devices=16, but JAX sees 8" in err
+    assert list(workdir.iterdir()) == []
+
+
+def test_environments_that_devices_cannot_share_are_refused(command, workdir):
+    code, _, err = command("train ppo CartPole-v1 --devices 3")
+    assert code == 2
+    assert "num_envs=8 cannot be split over devices=3" in err
+    assert list(workdir.iterdir()) == []
+
+
+QUITTING = """
+import sys, gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Quitting(CartPoleEnv):
+    steps = 0
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 150: sys.exit(7)
+        return super().step(action)
+gymnasium.register("Quitting-v0", Quitting, max_episode_steps=50)
+"""
+
+
+def test_an_environment_that_asks_for_the_processs_end_ends_the_training_as_any_error(command, workdir, monkeypatch):
+    (workdir / "quitting.py").write_text(QUITTING)
+    monkeypatch.syspath_prepend(workdir)
+    begun = {"100": "go on from the last checkpoint with", "400": "no checkpoint is there yet; start again with"}
+    for checkpoints, said in begun.items():
+        words = f"--env-steps 400 --checkpoint-every {checkpoints} --report-every 50 --run-dir {checkpoints}"
+        code, out, err = command("train ppo quitting:Quitting-v0", words, SETTINGS)
+        assert code == 1 and "ended by SystemExit: 7" in err
+        assert f"{said}: polyak resume {workdir / checkpoints}\n" in out
+        assert open_run(checkpoints).read_summary()["stopped"] == "SystemExit: 7"
+
+
+def test_the_evaluation_is_announced_and_can_be_left_out(train, command):
+    assert "evaluating 2 episodes" in train("CartPole-v1", "one", "--env-steps 64").splitlines()[-3]
+    without = SETTINGS.replace("--eval-episodes 2", "--eval-episodes 0")
+    code, out, _ = command("train ppo CartPole-v1 --env-steps 64 --run-dir none", without)
+    lines = out.splitlines()
+    assert code == 0 and "greedy" not in out
+    assert "evaluating" not in "".join(lines) and "greedy" not in lines[-2]
+    before = open_run("none").read_summary()
+    assert before["eval_mean_return"] is None
+    # There is nothing to do then: what the training took stays written.
+    code, out, _ = command("resume none --eval-episodes 0")
+    assert (code, "has done its" in out, open_run("none").read_summary()) == (0, True, before)
+
+
+@pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean True"])
+def test_flags_of_box_actions_are_refused_where_there_are_none(flag, command, workdir):
+    code, _, err = command(f"train ppo jax/CartPole-v1 {flag}")
+    assert (code, list(workdir.iterdir())) == (2, [])
+    assert re.search(r"Box.*got Discrete\(n=2", err)
+
+
+def test_several_devices_share_the_environments(train):
+    train("jax/CartPole-v1", "new", "--env-steps 64 --devices 2")
+    assert read_config(open_run("new")).devices == 2
+
+
+def test_several_seeds_at_once_run_on_one_device(command, workdir):
+    code, _, err = command("train ppo jax/CartPole-v1 --seeds 2 --devices 2")
+    assert (code, list(workdir.iterdir())) == (2, [])
+    assert "--devices 2: several seeds are trained at once on one device" in err
+
+
+def test_seeds_beyond_32_bits_are_refused(command, workdir):
+    code, _, err = command("train ppo CartPole-v1 --seed 4294967295 --seeds 2")
+    assert (code, list(workdir.iterdir())) == (2, [])
+    assert "--seed + --seeds - 1 must be an integer in [0, 4294967295], got 4294967296" in err
+
+
+def test_F6_a_run_is_never_overwritten(run, command):
+    before = last_checkpoint(run)
+    code, _, err = command("train ppo CartPole-v1 --run-dir run")
+    assert code == 2
+    assert "holds a run already; resume it (polyak resume run) or choose another directory" in err
+    assert last_checkpoint(run) == before
+
+
+def make_file(path):
+    path.write_text("")
+
+
+def make_other_things(path):
+    path.mkdir()
+    (path / "thesis.tex").write_text("")
+
+
+def make_link(path):
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to(path.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("seeds", ["", "--seeds 2"])
+@pytest.mark.parametrize("make", [make_file, make_other_things, make_link], ids=["a file", "not empty", "a link"])
+def test_F6_a_directory_that_is_taken_is_refused(make, seeds, command, workdir):
+    make(workdir / "taken")
+    before = sorted(workdir.rglob("*"))
+    code, _, err = command("train ppo CartPole-v1 --run-dir taken", seeds)
+    assert code == 2
+    assert err.startswith("error: taken: ")
+    assert sorted(workdir.rglob("*")) == before
+
+
+def test_F6_a_directory_that_cannot_be_made_is_refused(command):
+    code, _, err = command("train ppo CartPole-v1 --run-dir /proc/run")
+    assert code == 2
+    assert err.startswith("error: /proc/run: cannot be made")
+
+
+def test_F6_a_relative_path_may_lead_elsewhere(train, workdir, monkeypatch):
+    (workdir / "deep").mkdir()
+    monkeypatch.chdir(workdir / "deep")
+    train("jax/CartPole-v1", "../new", "--env-steps 32")
+    assert (workdir / "new/summary.json").exists()
+
+
+def test_F8_an_environment_that_fails_while_training_is_exit_code_1_with_its_traceback(command, monkeypatch, workdir):
+    def broken(self, action):
+        raise ZeroDivisionError("the pole is gone")
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleVectorEnv.step", broken)
+    code, out, err = command("train ppo CartPole-v1 --run-dir new", SETTINGS)
+    assert code == 1
+    assert "in broken" in err
+    assert "ZeroDivisionError" in err.splitlines()[-1]
+    assert "the pole is gone" in err.splitlines()[-1]
+    assert "polyak resume" in out
+    assert "the pole is gone" in summary_of(workdir / "new")["stopped"]
+
+
+def test_F8_training_that_diverges_is_exit_code_1_and_names_the_quantity(command, monkeypatch, workdir):
+    monkeypatch.setattr("polyak.agents.ppo.PPO.diagnose", lambda self, metrics: "PPO: the first bad quantity is 'reward'")
+    code, _, err = command("train ppo CartPole-v1 --run-dir new", SETTINGS)
+    assert (code, err) == (1, "error: PPO: the first bad quantity is 'reward'\n")
+    assert summary_of(workdir / "new")["stopped"].endswith("'reward'")
+
+
+def test_A8_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_others_finish(command, monkeypatch, workdir):
+    make = polyak.envs.make
+    monkeypatch.setattr("polyak.envs.make", lambda *args, **options: Sick(make(*args, **options), run_key(0)))
+    words = "--env-steps 400 --report-every 20 --checkpoint-every 20 --seeds 2 --max-bad-steps 3"
+    with pytest.warns(UserWarning, match=r"the seed of keys\[0\] has diverged: PPO: 3 updates in a row"):
+        code, out, err = command("train ppo jax/CartPole-v1 --run-dir many", SETTINGS, words)
+    assert code == 1
+    assert err.count("error: ") == 1
+    assert f"error: {workdir / 'many/seed-0'}: PPO: 3 updates in a row" in err
+    ill, well = (summary_of(workdir / f"many/seed-{seed}") for seed in (0, 1))
+    assert ill["stopped"].startswith("TrainingDiverged: PPO: 3 updates in a row")
+    assert (ill["eval_mean_return"], well["stopped"], well["eval_episodes"]) == (None, None, 2)
+    assert 0 < steps(workdir / "many/seed-0/checkpoints")[-1] <= ill["env_steps"] < 60
+    assert steps(workdir / "many/seed-1/checkpoints")[-1] == well["env_steps"] >= 400
+    assert out.count("greedy return") == 1
+    shown = [line for line in out.splitlines() if " of 400 env_steps" in line]
+    assert 8 <= len(shown) <= 12, "progress of those that still learn"
+
+
+def test_T7_a_checkpoint_that_cannot_be_saved_ends_the_training_with_exit_code_1(command, monkeypatch):
+    def full(*arguments, **options):
+        raise polyak.storage.checkpoint.CheckpointError("no space left on device")
+
+    monkeypatch.setattr("polyak.storage.callbacks.save", full)
+    code, _, err = command("train ppo CartPole-v1 --run-dir new --env-steps 400", SETTINGS)
+    assert code == 1
+    assert "no space left on device" in err.splitlines()[-1]
+
+
+def test_main_takes_its_arguments_from_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["polyak", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("polyak ")

@@ -1,0 +1,31 @@
+"""Metrics of copies: all that there is to watch, under names that do not hide each other."""
+
+import jax
+import pytest
+
+from polyak.copies.copy_metrics import metrics_of
+from polyak.copies.follow import Follow
+from tests.copies.line import gradient, made, moved
+
+
+def test_each_number_stands_under_the_name_of_its_copies():
+    critic = moved(made(Follow(), name="critic"), 4.0).apply_gradients(gradients=gradient(float("nan")))
+    actor = made(shared=True, name="actor").accumulate(gradient(float("inf"))).apply_gradients("shared", gradient(1.0))
+    metrics = jax.jit(lambda a, c: metrics_of([a, c]))(actor, critic)
+    assert {name: float(value) for name, value in metrics.items()} == {
+        "critic/skipped_steps": 1.0,
+        "critic/skipped_in_a_row": 1.0,
+        "critic/refused_gradients": 0.0,
+        "critic/target_distance": pytest.approx(3 * 2**0.5),
+        "actor/skipped_steps": 0.0,
+        "actor/skipped_in_a_row": 0.0,
+        "actor/refused_gradients": 1.0,
+        "actor/shared_version": 1.0,
+        "actor/staleness": 1.0,
+        "actor/dropped_pushes": 0.0,
+    }
+
+
+def test_N9_two_copies_of_one_name_are_an_error_where_one_would_hide_the_other():
+    with pytest.raises(ValueError, match="more than one of the copies has the name 'critic'; create each with its own name="):
+        metrics_of([made(name="critic"), made(name="actor"), made(name="critic")])

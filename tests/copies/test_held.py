@@ -1,0 +1,38 @@
+"""How copies are held: in buffers of their own, float32 where they move by small shares, described by size."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from polyak.copies.follow import Follow
+from polyak.copies.held import Shared, copied, described, held_for, in_dtypes_of
+from polyak.core.types import Variables
+
+NARROW = Variables({"w": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.zeros(2, jnp.float16), "calls": jnp.array(1, jnp.int32)})
+
+
+@pytest.mark.parametrize(
+    ("follow", "dtypes"),
+    [
+        (Follow(), ("bfloat16", "float16")),
+        (Follow(0.1), ("float32", "float32")),
+        (Follow(0.1, stats_tau=1.0), ("float32", "float16")),
+        (Follow(stats_tau=0.1), ("bfloat16", "float32")),
+    ],
+)
+def test_what_moves_by_small_shares_is_held_in_float32_and_used_as_the_network_has_it(follow, dtypes):
+    held = held_for(NARROW, follow)
+    assert (str(held.params["w"].dtype), str(held.stats["mean"].dtype)) == dtypes and held.stats["calls"].dtype == jnp.int32
+    assert jax.tree.map(lambda x: x.dtype, in_dtypes_of(held, NARROW)) == jax.tree.map(lambda x: x.dtype, NARROW)
+
+
+def test_U12_a_copy_has_buffers_of_its_own():
+    shared = Shared.fresh(NARROW, ()).with_stats(NARROW.stats)
+    for other in (copied(NARROW), shared.variables):
+        pairs = zip(jax.tree.leaves(other), jax.tree.leaves(NARROW), strict=True)
+        assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
+
+
+def test_variables_are_described_by_their_size_and_dtypes():
+    assert described(NARROW) == "3 parameters (bfloat16), 3 statistics"
+    assert described(Variables({}, {})) == "0 parameters (none), 0 statistics"

@@ -1,0 +1,81 @@
+"""Weights from a file: those that the spaces next to them ask for, and no others."""
+
+import numpy as np
+import pytest
+
+import polyak
+from polyak.cli.export import write_policy
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary
+from polyak.export.archive import Export, ExportError, read_export, write_export
+from polyak.export.numpy_file import from_members, to_members
+from polyak.export.numpy_weights import check_plain_weights
+from polyak.networks.actor_critic import mlp
+from tests.parts.test_policies import VECTOR, policy_for
+
+SPECS = {
+    "Discrete": EnvSpec(VECTOR, Discrete(2, start=7)),
+    "Box": EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0]), action_scaling="rescale"),
+    "squashed": EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0])),
+    "endless": EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, np.inf])),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Spaces, about and arrays, by the kind of action; and the file that they are from."""
+    known = {}
+    for kind, spec in SPECS.items():
+        path = tmp_path_factory.mktemp("plain") / kind
+        network = mlp((5, 4), squash_mean=kind == "squashed")
+        write_policy(policy_for(spec, network=network), spec, "numpy", path, {"env": "mine"})
+        export = read_export(path)
+        known[kind] = (export, dict(export.about), from_members(export.members, kind))
+    return known
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_was_written_holds(kind, plain):
+    export, about, arrays = plain[kind]
+    check_plain_weights(export.spec, about, arrays)
+    assert about["env"] == "mine"
+
+
+ONES = np.ones((4, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "arrays", "said"),
+    [
+        ("Discrete", {"start": 0}, {}, "start are not those of the spaces"),
+        ("Discrete", {"divide": 255.0}, {}, "divide are not those of the spaces"),
+        ("Discrete", {"action": "box"}, {}, "action are not those of the spaces"),
+        ("Box", {"dtype": "S1000000000"}, {}, "dtype are not those of the spaces"),
+        ("Box", {"dtype": "O", "shape": [1, 1, 2]}, {}, "shape, dtype are not those of the spaces"),
+        ("Box", {"rescale": False}, {}, "rescale are not those of the spaces"),
+        ("squashed", {"rescale": False}, {}, "rescale are not those of the spaces"),
+        ("squashed", {"squash_mean": False}, {}, "rescale are not those of the spaces"),
+        ("squashed", {"squash_mean": 1}, {}, "rescale are not those of the spaces"),
+        ("endless", {"squash_mean": True, "rescale": True}, {}, "squash_mean needs finite bounds"),
+        ("Box", {}, {"low": np.zeros((1, 2), np.float32)}, "low are not those of the spaces"),
+        ("Box", {"layers": -1}, {}, "layers is -1"),
+        ("Box", {"layers": 10**9}, {}, "layers is 1000000000"),
+        ("Box", {"layers": 1}, {}, "its arrays are"),
+        ("Discrete", {}, {"kernel0": ONES}, "its arrays are"),
+        ("Discrete", {}, {"more": ONES}, "its arrays are"),
+        ("Discrete", {}, {"deviation": ONES}, "its arrays are"),
+        ("Discrete", {}, {"head_kernel": ONES, "head_bias": ONES[0]}, "wanted .*, 2 columns at the end"),
+        ("Discrete", {}, {"head_bias": np.ones(2)}, "all float32"),
+    ],
+)
+def test_C2_what_does_not_fit_the_spaces_is_refused(kind, about, arrays, said, plain, tmp_path):
+    export, known, weights = plain[kind]
+    changed = Export("numpy", export.spec, export.inputs, export.outputs, known | about, to_members(weights | arrays))
+    write_export(tmp_path / "changed", changed)
+    with pytest.raises(ExportError, match=f"changed: its weights do not make a policy: .*{said}"):
+        polyak.load_policy(tmp_path / "changed")
+
+
+def test_S5_spaces_that_only_declare_their_size_are_refused_before_anything_of_that_size_is_made(plain):
+    _, about, arrays = plain["Discrete"]
+    with pytest.raises(ValueError, match="the observation is MultiBinary"):
+        check_plain_weights(EnvSpec(MultiBinary((10**9,)), Discrete(2, start=7)), about, arrays)

@@ -1,0 +1,80 @@
+"""A function as a StableHLO program: any number of rows, two platforms, nothing outside itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from polyak.export.archive import ExportError
+from polyak.export.stablehlo import calls_in, load_program, program
+
+ROW = {"x": jax.ShapeDtypeStruct((2,), np.float32)}
+
+
+def double(x):
+    return (2.0 * x,)
+
+
+def test_a_program_is_for_any_number_of_rows_on_cpu_and_cuda():
+    data = program(double, ROW)
+    assert b"test_stablehlo.py" not in data  # nor any other place on the machine that wrote it
+    assert export.deserialize(bytearray(data)).platforms == ("cpu", "cuda")
+    call = load_program(data, ROW, ROW, "file")
+    for rows in (1, 3):
+        x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
+        np.testing.assert_array_equal(call(x)[0], 2 * x)
+
+
+def test_S2_a_program_that_would_call_python_is_refused():
+    def shouting(x):
+        return (jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x),)
+
+    rows = {"x": jax.ShapeDtypeStruct((2,), np.float32)}
+    with pytest.raises(Exception, match="callback"):  # JAX itself writes none
+        program(shouting, rows)
+
+
+@pytest.mark.parametrize("name", ["planted", "/evil", "shape_assertion/evil", "shape_assertion", 'a"b(', "é"])
+def test_S2_a_call_outside_is_refused_whatever_its_name(name):
+    planted = jax.jit(lambda x: (jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(x.shape, x.dtype))(x),))
+    check = [export.DisabledSafetyCheck.custom_call(name)]
+    exported = export.export(planted, disabled_checks=check)(jax.ShapeDtypeStruct((1, 2), jnp.float32))
+    said = "takes" if name == "shape_assertion" else "would call "
+    with pytest.raises(ExportError, match=f"file: policy.jax_export {said}"):
+        load_program(bytes(exported.serialize()), ROW, ROW, "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("%0 = stablehlo.custom_call @shape_assertion(%4, %0) {api_version = 2 : i32}", set()),
+        ("stablehlo.custom_call @shape_assertion.evil(%4)", {"shape_assertion.evil"}),
+        ('stablehlo.custom_call @"shape_assertion"(%4)\nstablehlo.custom_call @"/evil"(%4)', {"/evil"}),
+        ('"stablehlo.custom_call"(%4) <{call_target_name = "shape_assertion"}>', {""}),
+        ('"stablehlo.custom_call"(%4) <{call_target_name = "evil"}>', {""}),
+        ("stablehlo.custom_call @[evil](%4)", {""}),
+        ('"stablehlo.send"(%0, %1) <{is_host_transfer = true}>', {""}),
+        ("%0 = stablehlo.add %send, %1", set()),
+    ],
+)
+def test_S2_a_call_in_whatever_form_is_seen(text, called):
+    assert calls_in(text) == called
+
+
+def test_a_program_that_takes_other_arrays_than_its_header_says_or_is_none_is_refused():
+    data = program(double, ROW)
+    three = {"x": jax.ShapeDtypeStruct((3,), np.float32)}
+    for header, said in (
+        ((three, ROW), r"takes \['float32\[rows,2\]'\], its header says \['float32\[rows,3\]'\]"),
+        ((ROW, three), r"answers \['float32\[rows,2\]'\], its header says \['float32\[rows,3\]'\]"),
+        ((ROW, {"x": ROW["x"], "y": ROW["x"]}), "answers"),
+        ((ROW, {}), "answers"),
+    ):
+        with pytest.raises(ExportError, match=said):
+            load_program(data, *header, "file")
+    with pytest.raises(ExportError, match="trees"):
+        load_program(program(lambda x: {"b": x}, ROW), ROW, ROW, "file")
+    for broken in (b"", b"not a program", data[: len(data) // 2]):
+        with pytest.raises(ExportError, match=r"file: policy\.jax_export cannot be read by JAX"):
+            load_program(broken, ROW, ROW, "file")

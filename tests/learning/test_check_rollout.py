@@ -1,0 +1,145 @@
+"""A rollout with other shapes than the agent's environment has is refused by the name of what is wrong."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
+from polyak.core.types import Rollout, TimeStep
+from polyak.learning.check_rollout import check_memory, check_rollout
+from polyak.networks.recurrent import gru
+
+SPEC = EnvSpec(Dict({"far": Box(np.zeros(3), np.ones(3)), "near": Discrete(4)}), Box(np.zeros(2), np.ones(2)))
+CHOICES = Dict({"by": Box(np.zeros(2), np.ones(2)), "go": Discrete(3), "on": MultiDiscrete((2, 3))})
+MASKED = dataclasses.replace(SPEC, action=CHOICES, has_action_mask=True)
+
+
+def good():
+    flags, lead = np.zeros((6, 2), bool), (6, 2)
+    obs = {"far": np.zeros((*lead, 3), np.float32), "near": np.zeros(lead, np.int32)}
+    steps = TimeStep(obs, np.zeros(lead, np.float32), flags, flags, flags)
+    return Rollout(steps, np.zeros((5, 2, 2), np.float32))
+
+
+def with_steps(**changes):
+    rollout = good()
+    return dataclasses.replace(rollout, time_steps=dataclasses.replace(rollout.time_steps, **changes))
+
+
+def test_a_rollout_of_the_environment_passes_also_while_tracing():
+    assert check_rollout(good(), SPEC) == (5, 2)
+    assert jax.jit(lambda r: jnp.array(check_rollout(r, SPEC)))(good()).tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (with_steps(reward=np.zeros(6)), r"reward must be \[T\+1, B\].*got \(6,\)"),
+        (with_steps(reward=np.zeros((1, 2))), r"reward must be .* got \(1, 2\)"),
+        (
+            with_steps(terminated=np.zeros((5, 2), bool)),
+            r"terminated must be \[T\+1, B\] = \(6, 2\) as reward is, got \(5, 2\)",
+        ),
+        (with_steps(first=np.zeros(2, bool)), r"first must be .* got \(2,\)"),
+        (
+            with_steps(obs={**good().time_steps.obs, "far": np.zeros((6, 2, 4))}),
+            r"obs 'far' must have the shape \(6, 2, 3\), got \(6, 2, 4\)",
+        ),
+        (with_steps(obs=good().obs), r"obs 'far' must have the shape \(6, 2, 3\), got \(5, 2, 3\)"),
+        (
+            with_steps(obs={"far": np.zeros((6, 2, 3))}),
+            r"obs must be a tree of 'far', 'near', as the spec has it, got a tree of 'far'",
+        ),
+        (with_steps(obs=np.zeros((6, 2, 3))), r"obs must be a tree of 'far', 'near', .* got one array"),
+        (dataclasses.replace(good(), actions=np.zeros((6, 2, 2))), r"actions must have the shape \(5, 2, 2\), got \(6, 2, 2\)"),
+        (
+            dataclasses.replace(good(), actions=np.zeros((5, 2), np.int32)),
+            r"actions must have the shape \(5, 2, 2\), got \(5, 2\)",
+        ),
+        (dataclasses.replace(good(), actions=()), r"actions must be one array, .* got nothing"),
+    ],
+)
+def test_other_shapes_are_refused_by_name(rollout, said):
+    with pytest.raises(ValueError, match=f"update: .*{said}"):
+        check_rollout(rollout, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (with_steps(terminated=np.zeros((6, 2), np.int32)), "rollout.time_steps.terminated must be bool, got int32"),
+        (with_steps(first=np.zeros((6, 2), np.float32)), "rollout.time_steps.first must be bool, got float32"),
+        (with_steps(reward=np.zeros((6, 2), np.int32)), "rollout.time_steps.reward must be float32, got int32"),
+        (dataclasses.replace(good(), actions=np.zeros((5, 2, 2), np.int32)), "rollout.actions must be float32, got int32"),
+    ],
+)
+def test_other_kinds_of_numbers_are_refused_by_name(rollout, said):
+    with pytest.raises(TypeError, match=f"update: {said}"):
+        check_rollout(rollout, SPEC)
+
+
+def masked(mask):
+    actions = {"by": np.zeros((5, 2, 2), np.float32), "go": np.zeros((5, 2), np.int32), "on": np.zeros((5, 2, 2), np.int32)}
+    return dataclasses.replace(with_steps(action_mask=mask), actions=actions)
+
+
+def allowed(**changes):
+    return masked({"by": None, "go": np.ones((6, 2, 3), bool), "on": np.ones((6, 2, 5), bool)} | changes)
+
+
+def test_masks_of_the_choices_pass_also_those_of_some_only():
+    assert check_rollout(allowed(), MASKED) == (5, 2)
+    assert check_rollout(allowed(on=None), MASKED) == (5, 2)
+    assert check_rollout(masked(None), dataclasses.replace(MASKED, has_action_mask=False)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (masked(None), "action_mask must be given, for the spec has_action_mask; got None"),
+        (allowed(go=np.ones((5, 2, 3), bool)), r"action_mask 'go' must have the shape \(6, 2, 3\), got \(5, 2, 3\)"),
+        (allowed(on=np.ones((6, 2, 2), bool)), r"action_mask 'on' must have the shape \(6, 2, 5\), got \(6, 2, 2\)"),
+        (allowed(by=np.ones((6, 2, 2), bool)), "action_mask 'by' must be None, for only Discrete and MultiDiscrete"),
+        (masked(np.ones((6, 2, 3), bool)), "action_mask must be None, for only .*, got Dict"),
+    ],
+)
+def test_other_masks_are_refused_by_name(rollout, said):
+    with pytest.raises(ValueError, match=f"update: rollout.time_steps.{said}"):
+        check_rollout(rollout, MASKED)
+
+
+def test_where_nothing_can_be_masked_a_mask_cannot_be_missing():
+    assert check_rollout(good(), dataclasses.replace(SPEC, has_action_mask=True)) == (5, 2)
+
+
+def test_masks_of_other_kinds_are_refused_by_name():
+    with pytest.raises(TypeError, match="action_mask 'go' must be bool, got float32"):
+        check_rollout(allowed(go=np.ones((6, 2, 3), np.float32)), MASKED)
+
+
+def test_boxes_of_integers_are_acted_in_by_floats():
+    spec = dataclasses.replace(SPEC, action=Box([0, 0], [9, 9], np.int32))
+    assert check_rollout(good(), spec) == (5, 2)
+    with pytest.raises(TypeError, match=r"update: rollout\.actions must be float32, got int32"):
+        check_rollout(dataclasses.replace(good(), actions=np.zeros((5, 2, 2), np.int32)), spec)
+
+
+def test_who_put_environments_first_is_told():
+    swapped = dataclasses.replace(good(), actions=np.zeros((2, 5, 2), np.float32))
+    with pytest.raises(ValueError, match=r"must have the shape \(5, 2, 2\), got \(2, 5, 2\): time comes first"):
+        check_rollout(swapped, SPEC)
+
+
+def test_a_carry_that_is_not_the_networks_memory_is_refused_by_shape():
+    network = gru(4, hidden=(3,))
+    memory = network.initial_carry(2)
+    check_memory(memory, network, 2)
+    check_memory((), network, 2)
+    for other in (network.initial_carry(3), {"h": memory}, jax.tree.map(lambda x: x[..., :1], memory)):
+        with pytest.raises(ValueError, match=r"update: rollout.carry must be the network's memory, of shapes .*\(2, 4\)"):
+            check_memory(other, network, 2)
+    with pytest.raises(ValueError, match=r"update: rollout.carry must be of numbers as .*float32.*got .*int32"):
+        check_memory(jax.tree.map(lambda x: x.astype(jnp.int32), memory), network, 2)

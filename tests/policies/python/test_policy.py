@@ -1,0 +1,416 @@
+"""A Python policy in compiled code of one's own: calls, errors, seeds, carries, and what it is shown."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.policy_faults import PythonCalls
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.struct import struct
+from polyak.core.types import Policy, PolicyStep, TimeStep
+from polyak.ops.distributions import Categorical, Deterministic
+from polyak.ops.updates import soft_update
+from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.network_policy import Greedy
+from polyak.policies.python.policy import PythonPolicy
+
+B = 3
+SPEC = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Discrete(4))
+BOX = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Box([-1.0], [1.0]))
+KEY = jax.random.key(0)
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def time_step(obs=None, first=(False,) * B):
+    obs = jnp.arange(2.0 * B).reshape(B, 2) if obs is None else obs
+    zeros = jnp.zeros(B, bool)
+    return TimeStep(obs, jnp.zeros(B), zeros, zeros, jnp.array(first))
+
+
+def steps(policy, count, carry=(), first=None):
+    """Actions and carries of so many compiled steps; the first step's `first` is given."""
+
+    def step(carry, t):
+        flags = jnp.where(t == 0, first, False) if first is not None else jnp.zeros(B, bool)
+        acted = policy.action(time_step(first=flags), carry, jax.random.fold_in(KEY, t))
+        return acted.carry, acted
+
+    return jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(count))[1])(carry)
+
+
+def rule(obs):
+    return obs[:, 0] > 1
+
+
+class Counter:
+    """Counts the steps of each environment's episode, and answers the count."""
+
+    def initial_state(self, batch_size):
+        return np.zeros(batch_size, np.int32)
+
+    def action(self, time_step, carry):
+        return PolicyStep(carry % 4, carry + 1, {"seen": time_step.obs[:, 0]})
+
+
+class Single:
+    """The same, for one environment."""
+
+    def initial_state(self):
+        return 0
+
+    def action(self, time_step, carry):
+        return PolicyStep(carry % 4, carry + 1, {"seen": time_step.obs[0]})
+
+
+COUNTER = {"carry_spec": np.int32(0), "info_spec": {"seen": jax.ShapeDtypeStruct((), np.float32)}}
+
+
+def test_it_is_a_policy_with_no_leaves_and_a_name():
+    policy = PythonPolicy(rule, SPEC)
+    assert isinstance(policy, Policy) and jax.tree.leaves(policy) == []
+    assert "rule" in repr(policy) and PythonPolicy(Counter(), SPEC).side.calls.name == "PythonPolicy 'Counter'"
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "error", "says"),
+    [
+        (3, {}, TypeError, "wanted a function of .* got int"),
+        (lambda: 0, {}, TypeError, r"takes \(\), wanted \(obs"),
+        (lambda a, b, c, d: 0, {}, TypeError, "wanted"),
+        (rule, {"on_error": "ignore"}, ValueError, "on_error"),
+        (rule, {"timeout": 0}, ValueError, "timeout"),
+        (rule, {"bached": False}, TypeError, "did you mean 'batched'"),
+        (rule, {"carry_spec": np.int32(0)}, ValueError, "carry_spec and info_spec are for"),
+        (rule, {"variables": True}, TypeError, "no pytree"),
+        (lambda time_step, carry: 0, {"carry_spec": 0}, TypeError, "PythonPolicy '<lambda>': carry_spec must declare"),
+        (dict, {}, TypeError, "PythonPolicy 'dict': give an instance, not the class dict"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(target, options, error, says):
+    with pytest.raises(error, match=says):
+        PythonPolicy(target, SPEC, **options)
+
+
+def test_P9_P10_in_a_scan_it_is_called_once_a_step_in_order_whether_used_or_not():
+    seen = []
+    policy = PythonPolicy(lambda obs: (seen.append(obs[0, 0]), [0] * B)[1], SPEC)
+
+    @jax.jit
+    def unused(obs):
+        def step(obs, _):
+            policy.action(time_step(obs), (), KEY)
+            policy.action(time_step(obs), (), KEY)
+            return obs + 1, None
+
+        return jax.lax.scan(step, obs, None, 5)[0]
+
+    jax.block_until_ready(unused(jnp.zeros((B, 2))))
+    jax.effects_barrier()
+    assert seen == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] and policy.num_calls == 10
+
+
+def test_P9_outside_jit_and_with_donated_arguments_it_is_called_once():
+    policy = PythonPolicy(rule, SPEC)
+    assert policy.action(time_step(), (), KEY).action.tolist() == [0, 1, 1]
+    act = jax.jit(
+        lambda obs: policy.action(time_step(obs), (), KEY).action[:, None].astype(jnp.float32) + obs, donate_argnums=0
+    )
+    assert act(jnp.full((B, 2), 2.0)).tolist() == [[3, 3]] * B
+    assert policy.num_calls == 2
+
+
+def test_P9_vmap_and_grad_are_refused_with_what_to_use_instead():
+    policy = PythonPolicy(lambda obs: obs[:, :1] / 9, BOX, name="planner")
+
+    def looped(obs):
+        return jax.lax.scan(lambda o, _: (o + policy.action(time_step(o), (), KEY).action, None), obs, None, 2)[0].sum()
+
+    obs = jnp.zeros((B, 2))
+    with pytest.raises(TypeError, match=r"'planner'.* cannot be mapped by vmap .*give it one"):
+        jax.jit(jax.vmap(looped))(obs[None])
+    with pytest.raises(TypeError, match=r"'planner'.* cannot be differentiated: use jax.lax.stop_gradient"):
+        jax.grad(looped)(obs)
+    assert policy.num_calls == 0
+    # What it is given does not depend on w.
+    assert jax.grad(lambda w: w * policy.action(time_step(obs), (), KEY).action.sum())(2.0) == 0.0
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_P9_several_devices_are_refused_with_what_to_use_instead(by_hand):
+    policy = PythonPolicy(rule, SPEC)
+    mesh = jax.make_mesh((B,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:B])
+    rows = jax.sharding.PartitionSpec("x")
+
+    def act(obs):
+        return policy.action(time_step(obs), (), KEY).action
+
+    program = jax.shard_map(act, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False) if by_hand else act
+    obs = jax.device_put(jnp.zeros((B, 2)), jax.sharding.NamedSharding(mesh, rows))
+    with pytest.raises(TypeError, match="cannot be split over devices: use devices=1"):
+        jax.jit(program)(obs)
+
+
+def test_P9_mapped_over_keys_alone_it_is_refused_whether_it_takes_a_seed_or_not():
+    for policy in (PythonPolicy(rule, SPEC), PythonPolicy(lambda obs, seed: [0] * B, SPEC)):
+        with pytest.raises(TypeError, match="cannot be mapped by vmap"):
+            jax.vmap(lambda key, policy=policy: policy.action(time_step(), (), key).action)(jax.random.split(KEY, 2))
+        assert policy.num_calls == 0
+
+
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
+def test_P1_P2_what_it_raises_comes_out_as_it_was(kind):
+    raised = []
+
+    def failing(obs):
+        if len(raised) == 2:
+            raised.append(kind("mine"))
+            raise raised[-1] from ValueError("its cause")
+        raised.append(None)
+        return [0] * B
+
+    policy = PythonPolicy(failing, SPEC)
+    with pytest.raises(kind) as caught, policy.raising():
+        steps(policy, 5)
+    assert caught.value is raised[-1] and isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.__notes__ == ["raised by PythonPolicy 'failing' at its step 2, counted from 0"]
+    assert caught.traceback[-1].name == "failing"
+    # And nothing of it is left behind.
+    raised.clear()
+    policy_after = PythonPolicy(rule, SPEC)
+    with policy_after.raising():
+        assert steps(policy_after, 2).action.shape == (2, B)
+
+
+def test_P1_without_raising_jax_says_what_it_was_and_logs_nothing(caplog):
+    policy = PythonPolicy(lambda obs: {}["lost"], SPEC)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="KeyError: 'lost'"):
+        jax.block_until_ready(steps(policy, 2))
+    assert not caplog.records
+
+
+def test_P1_P14_of_an_unbatched_one_the_environment_is_told():
+    policy = PythonPolicy(lambda obs: 1 // int(obs[0] - 2), SPEC, batched=False, on_error="clip")
+    with pytest.raises(ZeroDivisionError) as caught:
+        policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), None)
+    assert caught.value.__notes__[0] == "for environment 1"
+
+
+def test_P1_errors_that_are_not_its_own_pass_through():
+    with pytest.raises(LookupError, match="other"), PythonPolicy(rule, SPEC).raising():
+        raise LookupError("other")
+
+
+def test_P7_an_observation_that_does_not_fit_is_refused():
+    policy = PythonPolicy(rule, SPEC)
+    for obs in (np.zeros((B, 3), np.float32), np.zeros((B, 2), np.int32), {"a": np.zeros((B, 2), np.float32)}):
+        with pytest.raises(ValueError, match="PythonPolicy 'rule': obs"):
+            policy.in_numpy()(TimeStep(obs, *[None] * 4), (), None)
+        with pytest.raises(ValueError, match="PythonPolicy 'rule': obs"), policy.raising():
+            jax.block_until_ready(policy.action(time_step(jax.tree.map(jnp.asarray, obs)), (), KEY))
+
+
+def test_P8_what_it_sees_cannot_be_written_to_and_may_be_kept():
+    kept, copies = [], []
+
+    def spoiling(time_step, carry):
+        kept.append(time_step.obs)
+        copies.append(time_step.obs.copy())
+        for array in (*jax.tree.leaves(time_step), carry):
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 1
+        return PolicyStep([0] * B, carry)
+
+    policy = PythonPolicy(spoiling, SPEC, carry_spec=np.zeros(2, np.float32))
+    now = jax.tree.map(np.array, time_step())
+    policy.in_numpy()(now, policy.initial_state(B), None)
+    assert now.obs.flags.writeable and now.obs[1, 0] == 2.0
+    # Not even by force: what the environment has is elsewhere.
+    assert not np.shares_memory(kept[0], now.obs)
+
+    def step(obs, _):
+        policy.action(time_step(obs), policy.initial_state(B), KEY)
+        return obs + 1, None
+
+    with policy.raising():
+        jax.block_until_ready(jax.jit(lambda obs: jax.lax.scan(step, obs, None, 3))(now.obs))
+    np.testing.assert_array_equal(kept, copies)
+    assert [obs[0, 0] for obs in kept] == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("target", "batched"), [(Counter(), True), (Single(), False)])
+def test_P6_P14_the_carry_is_reset_where_an_episode_begins_and_info_is_handed_on(target, batched):
+    policy = PythonPolicy(target, SPEC, batched=batched, **COUNTER)
+    first = jnp.array([False, True, False])
+    carry = jnp.full(B, 2, jnp.int32)
+    got = steps(policy, 3, carry, first)
+    assert got.action.tolist() == [[2, 0, 2], [3, 1, 3], [0, 2, 0]] and got.action.dtype == jnp.int32
+    assert got.carry[-1].tolist() == [5, 3, 5]
+    assert got.info["seen"].tolist() == [[0.0, 2.0, 4.0]] * 3
+    assert policy.initial_state(5).tolist() == [0] * 5
+    directly = policy.in_numpy()(jax.tree.map(np.asarray, time_step(first=first)), np.asarray(carry), None)
+    assert directly.carry.tolist() == [3, 1, 3] and directly.info["seen"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        (lambda c: (c, c), TypeError, "answered a tuple, wanted a PolicyStep"),
+        (lambda c: None, TypeError, "answered a NoneType"),
+        (lambda c: PolicyStep([0] * B), ValueError, "carry has shape"),
+        (lambda c: PolicyStep([0] * B, c[:2]), ValueError, r"carry has shape \(2,\), wanted \(3,\) of int32"),
+        (lambda c: PolicyStep([0] * B, c * 0.5), TypeError, "carry has dtype float64, wanted int32"),
+        (lambda c: PolicyStep([0] * B, c, c), ValueError, r"info has the wrong structure: .* wanted \(\)"),
+    ],
+)
+def test_P6_wrong_carries_and_infos_are_refused(answer, error, says):
+    if says == "carry has shape":
+        error, says = TypeError, r"carry is \(\)"
+    policy = PythonPolicy(lambda time_step, carry: answer(carry), SPEC, carry_spec=np.int32(0), name="odd")
+    with pytest.raises(error, match=f"PythonPolicy 'odd': {says}"):
+        policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(B, np.int32), None)
+
+
+def test_P6_a_carry_that_does_not_fit_is_not_given_to_it():
+    policy = PythonPolicy(Counter(), SPEC, **COUNTER)
+    with pytest.raises(ValueError, match=r"the carry that it is given has shape \(2,\), wanted \(3,\)"):
+        policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(2, np.int32), None)
+
+
+def test_P11_ten_thousand_calls_of_a_policy_that_runs_jitted_jax_do_not_deadlock():
+    program = """
+import jax, jax.numpy as jnp, numpy as np
+from polyak import PythonPolicy, EnvSpec, TimeStep
+from polyak.core.spaces import Box, Discrete
+net = jax.jit(lambda x: (jnp.tanh(x @ jnp.ones((2, 64))) @ jnp.ones((64, 2))).argmax(1))
+policy = PythonPolicy(lambda obs: np.asarray(net(obs)), EnvSpec(Box([-9.0] * 2, [9.0] * 2), Discrete(2)))
+no = jnp.zeros(4, bool)
+def step(obs, _):
+    action = policy.action(TimeStep(obs, jnp.zeros(4), no, no, no), (), jax.random.key(0)).action
+    return jnp.sin(obs + action[:, None]), None
+jax.block_until_ready(jax.jit(lambda obs: jax.lax.scan(step, obs, None, 10_000))(jnp.ones((4, 2))))
+print(policy.num_calls)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "10000", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        (lambda obs, seed: seeds.append(seed) or [0] * B, {}),
+        (lambda obs, gain=2, *, seed: seeds.append(seed) or [0] * B, {}),
+        (lambda time_step, carry, dice: seeds.append(dice) or PolicyStep([0] * B), {}),
+        (lambda time_step, carry=(), seed=0: seeds.append(seed) or PolicyStep([0] * B), {}),
+        (lambda obs, seed: seeds.append(seed) or 0, {"batched": False}),
+    ],
+)
+def test_P13_a_seed_comes_from_the_key_and_is_the_same_in_both_loops(target, options):
+    policy = PythonPolicy(target, SPEC, **options)
+    seeds.clear()
+    jax.block_until_ready(policy.action(time_step(), (), KEY))
+    compiled = list(seeds)
+    seeds.clear()
+    policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), np.asarray(policy.noise(KEY, B)))
+    assert seeds == compiled and len(set(seeds)) == (B if options else 1)
+    assert all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
+    seeds.clear()
+    jax.block_until_ready(policy.action(time_step(), (), jax.random.key(1)))
+    assert seeds != compiled
+    assert policy.python_calls.inexact is None
+
+
+seeds: list[int] = []
+
+
+def test_P13_one_that_takes_no_seed_is_noted_unless_it_is_declared_deterministic():
+    note = "PythonPolicy 'rule' takes no seed and is not declared deterministic"
+    assert PythonPolicy(rule, SPEC).python_calls.inexact == note
+    assert PythonPolicy(rule, SPEC, deterministic=True).python_calls.inexact is None
+    assert isinstance(PythonPolicy(rule, SPEC).python_calls, PythonCalls)
+
+
+def test_its_distribution_is_deterministic_around_the_action_for_both_kinds_of_spaces():
+    for policy in (PythonPolicy(rule, SPEC), PythonPolicy(lambda obs: obs[:, :1] / 9, BOX)):
+        distribution, carry = policy.distribution(time_step())
+        action = policy.action(time_step(), (), KEY).action
+        assert isinstance(distribution, Deterministic) and carry == ()
+        assert distribution.mode().tolist() == action.tolist()
+        assert distribution.log_prob(action).tolist() == [0.0] * B
+    greedy = Greedy(PythonPolicy(rule, SPEC))
+    assert greedy.action(time_step(), (), KEY).action.tolist() == [0, 1, 1]
+
+
+class Odds(Counter):
+    """Knows its distribution."""
+
+    def distribution(self, time_step, carry):
+        return np.eye(4)[carry] * 3, carry + 1
+
+
+def test_its_own_distribution_is_used_where_it_offers_one():
+    policy = PythonPolicy(Odds(), SPEC, **COUNTER)
+    distribution, carry = policy.distribution(time_step(), jnp.array([1, 2, 3], jnp.int32))
+    assert isinstance(distribution, Categorical) and distribution.mode().tolist() == [1, 2, 3]
+    assert carry.tolist() == [2, 3, 4]
+
+
+@struct
+class Linear:
+    """A foreign model that is a tree of arrays."""
+
+    weight: np.ndarray
+
+    def __call__(self, obs):
+        assert isinstance(self.weight, np.ndarray)
+        return np.clip(obs @ self.weight, -1, 1)
+
+
+def test_declared_variables_are_followed_by_soft_updates():
+    online = PythonPolicy(Linear(np.full((2, 1), 0.5, np.float32)), BOX, variables=True)
+    target = jax.tree.map(jnp.zeros_like, online)
+    moved = soft_update(online, target, 0.25)
+    obs = jnp.ones((B, 2))
+    assert moved.action(time_step(obs), (), KEY).action.tolist() == [[0.25]] * B
+    assert jax.jit(lambda policy: policy.action(time_step(obs), (), KEY).action)(online).tolist() == [[1.0]] * B
+    in_numpy = jax.tree.map(np.asarray, moved).in_numpy()
+    assert in_numpy(jax.tree.map(np.asarray, time_step(obs)), (), None).action.tolist() == [[0.25]] * B
+
+
+def test_policies_around_two_objects_follow_each_other_by_name():
+    online, target = (PythonPolicy(Linear(np.full((2, 1), w, np.float32)), BOX, variables=True) for w in (0.5, 0.0))
+    with pytest.raises(ValueError, match=r'static fields differ.*must match, or match="name" says that names are enough'):
+        soft_update(online, target, 0.25)
+    moved = soft_update(online, target, 0.25, match="name")
+    assert moved.action(time_step(jnp.ones((B, 2))), (), KEY).action.tolist() == [[0.25]] * B and moved.side is target.side
+    # Without variables there is nothing that could follow.
+    online, target = PythonPolicy(lambda obs: obs[:, :1], BOX), PythonPolicy(lambda obs: obs[:, 1:], BOX)
+    assert soft_update(online, target, 1.0).side is target.side
+
+
+def test_clipped_actions_are_counted():
+    policy = PythonPolicy(lambda obs: obs[:, :1] * 9, BOX, on_error="clip")
+    assert steps(policy, 2).action[:, :, 0].tolist() == [[0.0, 1.0, 1.0]] * 2
+    assert policy.clipped == 4
+
+
+def test_predict_gives_the_environments_action_and_raises_what_it_raises():
+    policy = PythonPolicy(rule, EnvSpec(SPEC.obs, Discrete(4, start=10)))
+    assert policy.predict(np.array([2.0, 0.0]))[0] == 11
+    failing = PythonPolicy(lambda obs: {}["mine"], SPEC, name="odd")
+    # Greedy has a predict of its own; the other is that of every wrapper.
+    for wrapped in (failing, Greedy(failing), EpsilonGreedy(failing, 0.1)):
+        with pytest.raises(KeyError, match="mine") as caught:
+            wrapped.predict(np.zeros(2))
+        assert caught.value.__notes__[0].startswith("raised by PythonPolicy 'odd' at its step 0")
+
+
+def test_P2_a_wrapper_as_plain_python_raises_what_the_policy_raised():
+    def failing(obs):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Greedy(PythonPolicy(failing, SPEC)).as_python()(np.zeros(SPEC.obs.shape, np.float32))

@@ -1,0 +1,195 @@
+"""What is accepted of Python's answers, what is cast, and how everything else is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+from polyak.policies.python.validation import Answers, first_values, forbidden, wanted_actions, wanted_like
+
+OBS = Box([-1.0], [1.0])
+TORQUE = Box([-2.0, -1.0], [2.0, 1.0])
+TREE = Dict({"gear": Discrete(3), "pair": Tuple((Box([-1.0], [1.0]), MultiDiscrete((2, 4))))})
+
+
+def answers(action, clip=False, check=True, **spec):
+    return Answers("rule", "action", wanted_actions(EnvSpec(OBS, action, **spec)), clip=clip, check=check)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "wanted"),
+    [
+        (Discrete(3), np.array([0, 2], np.int64), np.array([0, 2], np.int32)),
+        (Discrete(3), np.array([0, 2], np.uint8), np.array([0, 2], np.int32)),
+        (Discrete(3), np.array([True, False]), np.array([1, 0], np.int32)),
+        (Discrete(3), [0, 2], np.array([0, 2], np.int32)),
+        (Discrete(3, start=5), [0, 2], np.array([0, 2], np.int32)),
+        (MultiBinary((2,)), np.ones((2, 2), bool), np.ones((2, 2), np.int8)),
+        (TORQUE, np.full((2, 2), 0.5), np.full((2, 2), 0.5, np.float32)),
+        (TORQUE, np.full((2, 2), 0.5, np.float16), np.full((2, 2), 0.5, np.float32)),
+        (TORQUE, [[1, 0], [0, 1]], np.array([[1, 0], [0, 1]], np.float32)),
+        # The nearest float32 is the bound itself.
+        (TORQUE, np.full((2, 2), 1.00000001), np.ones((2, 2), np.float32)),
+    ],
+)
+def test_P4_documented_casts_are_made(space, value, wanted):
+    got = answers(space).batch(value, 2)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("size", [1, 8, 9, 64])
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", ">i4", "f4", "f8"])
+def test_P5_bounds_hold_for_every_width_and_number_of_numbers(size, dtype):
+    good, many = np.arange(size) % 100, answers(Discrete(300)) if dtype[0] != "f" else answers(Box(0.0, 299.0))
+    np.testing.assert_array_equal(many.batch(good.astype(dtype), size), good)
+    for wrong in (-1, 300) if np.dtype(dtype).itemsize > 1 else (-1,):
+        bad = good.copy()
+        bad[size // 2] = wrong
+        with pytest.raises(ValueError, match=r"lies outside \[0(\.0)?, 299(\.0)?\]"):
+            many.batch(bad.astype(dtype), size)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "error", "says"),
+    [
+        (Discrete(3), np.array([0.0, 1.0]), TypeError, "rule: action has dtype float64, wanted int32 (integers or bools)"),
+        (TORQUE, np.ones((2, 2), bool), TypeError, "rule: action has dtype bool, wanted float32 (floats or integers)"),
+        (TORQUE, np.ones((2, 2), complex), TypeError, "has dtype complex128"),
+        (Discrete(3), None, TypeError, "rule: action is None, wanted an array of int32"),
+        (Discrete(3), (0, 1), TypeError, "rule: action is (0, 1), wanted an array"),
+        (Discrete(3), (np.array([0, 1]),), TypeError, "wanted an array"),
+        (Discrete(3), "01", TypeError, "rule: action is '01'"),
+        (Discrete(3), [[0], [1, 2]], TypeError, "rule: action is no array"),
+        (Discrete(3), [object(), object()], TypeError, "has dtype object"),
+        (Discrete(3), np.int32(1), ValueError, "rule: action has shape (), wanted (2,) of int32"),
+        (TORQUE, np.zeros((2, 1)), ValueError, "rule: action has shape (2, 1), wanted (2, 2) of float32"),
+        (TORQUE, np.zeros(2), ValueError, "rule: action has shape (2,), wanted (2, 2)"),
+        (TORQUE, 0.5, ValueError, "rule: action has shape (), wanted (2, 2)"),
+        (TREE, np.zeros(2), ValueError, "rule: action has the wrong structure: got array([0., 0.])"),
+        (TREE, {"gear": [0, 1]}, ValueError, "wanted {'gear': 'int32[]', 'pair': ('float32[1]', 'int32[2]')}"),
+        (
+            TREE,
+            {"gear": [0, 1], "pair": (np.zeros((2, 1)), np.zeros((2, 3), int))},
+            ValueError,
+            "rule: action at 'pair/1' has shape (2, 3), wanted (2, 2) of int32",
+        ),
+    ],
+)
+def test_P3_P4_other_shapes_kinds_and_structures_are_refused(space, value, error, says):
+    with pytest.raises(error) as caught:
+        answers(space).batch(value, 2)
+    assert says in str(caught.value)
+
+
+BEYOND = [
+    (Discrete(3), [0, 3], [0, 2], 1),
+    (Discrete(3), [-1, 10**12], [0, 2], 2),
+    (MultiDiscrete((2, 4)), [[1, 3], [2, 4]], [[1, 3], [1, 3]], 2),
+    (MultiBinary((1,)), [[1], [7]], [[1], [1]], 1),
+    (TORQUE, [[0.0, 1e6], [-3.0, 0.0]], [[0.0, 1.0], [-2.0, 0.0]], 2),
+    (TORQUE, [[0.0, np.inf], [0.0, 0.0]], [[0.0, 1.0], [0.0, 0.0]], 1),
+    (Box([-1.0], [1.0]), [[1e300], [0.5]], [[1.0], [0.5]], 1),
+    (Box([0.0], [255.0], np.uint8), [[256], [3]], [[255.0], [3.0]], 1),
+]
+
+
+@pytest.mark.parametrize(("space", "value", "clipped", "count"), BEYOND)
+def test_P5_what_is_out_of_bounds_is_an_error_or_clipped_and_counted(space, value, clipped, count):
+    with pytest.raises(ValueError, match=r"rule: action lies outside \[.*\] in environment [01]"):
+        answers(space).batch(value, 2)
+    clipping = answers(space, clip=True)
+    np.testing.assert_array_equal(clipping.batch(value, 2), np.array(clipped, np.float32))
+    assert clipping.clipped == count
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_P5_a_nan_is_an_error_either_way(clip):
+    value = np.zeros((9, 2))
+    value[4, 1] = np.nan
+    with pytest.raises(ValueError, match="rule: action holds NaN in environment 4"):
+        answers(TORQUE, clip=clip).batch(value, 9)
+
+
+def test_P5_no_action_of_an_unbounded_box_is_infinite():
+    with pytest.raises(ValueError, match="outside"):
+        answers(Box([-np.inf], [np.inf])).batch([[np.inf]], 1)
+
+
+def test_a_rescaled_box_is_bounded_by_one():
+    rescaled = answers(TORQUE, action_scaling="rescale")
+    assert rescaled.batch([[1.0, -1.0]], 1).tolist() == [[1.0, -1.0]]
+    with pytest.raises(ValueError, match="outside"):
+        rescaled.batch([[1.5, 0.0]], 1)
+
+
+def test_without_checks_values_pass_but_shapes_do_not():
+    loose = answers(TORQUE, check=False)
+    assert np.isnan(loose.batch([[np.nan, 9.0]], 1)[0, 0])
+    with pytest.raises(ValueError, match="shape"):
+        loose.batch([[0.0]], 1)
+
+
+def test_P14_single_answers_are_stacked_and_the_wrong_one_is_named():
+    one = answers(TREE)
+    row = {"gear": 2, "pair": (np.array([0.5]), [1, 3])}
+    stacked = one.stacked([one.row(row, i) for i in range(3)])
+    assert jax.tree.map(np.shape, stacked) == {"gear": (3,), "pair": ((3, 1), (3, 2))}
+    with pytest.raises(ValueError, match=r"rule: action at 'gear' of environment 1 has shape \(2,\), wanted \(\)"):
+        one.row(row | {"gear": [0, 1]}, 1)
+    with pytest.raises(ValueError, match=r"outside .* in environment 2"):
+        one.stacked([one.row(row | {"gear": 3 if i == 2 else 0}, i) for i in range(3)])
+
+
+def test_what_a_declared_carry_is_and_begins_with():
+    spec = {"h": Box([-1.0] * 2, [1.0] * 2), "n": jax.ShapeDtypeStruct((), np.int32), "x": np.array([3, 4], np.int8)}
+    carry = first_values(spec, 2)
+    assert carry["h"].shape == (2, 2) and carry["n"].dtype == np.int32
+    assert carry["x"].tolist() == [[3, 4], [3, 4]]
+    held = Answers("rule", "carry", wanted_like(spec))
+    assert jax.tree.map(np.shape, held.batch(carry, 2)) == jax.tree.map(np.shape, carry)
+    with pytest.raises(ValueError, match=r"rule: carry at 'h' has shape \(2, 3\), wanted \(2, 2\) of float32"):
+        held.batch(carry | {"h": np.zeros((2, 3))}, 2)
+    with pytest.raises(TypeError, match="rule: carry at 'n' has dtype float64, wanted int32"):
+        held.batch(carry | {"n": np.zeros(2)}, 2)
+    with pytest.raises(ValueError, match="outside"):
+        held.batch(carry | {"x": np.full((2, 2), 300)}, 2)
+
+
+def test_P4_answers_are_copies_of_what_the_policy_may_fill_again():
+    one = answers(Discrete(3))
+    mine = np.zeros(2, np.int32)
+    whole, rows = one.batch(mine, 2), [one.row(mine[0:1].reshape(()), 0)]
+    mine[:] = 2
+    assert whole.tolist() == [0, 0] and one.stacked(rows).tolist() == [0]
+
+
+def test_P6_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
+    held = Answers("rule", "carry", wanted_like({"x": np.zeros(3), "n": np.array(7)}))
+    carry = first_values({"x": np.zeros(3), "n": np.array(7)}, 2)
+    assert carry["x"].dtype == np.float32 and carry["n"].dtype == np.int32 and carry["n"].tolist() == [7, 7]
+    assert jax.tree.map(lambda x: x.dtype, held.batch(carry, 2)) == {"x": np.float32, "n": np.int32}
+    with pytest.raises(TypeError, match=r"arrays at 'n', e.g. np.int32\(0\), got 0"):
+        wanted_like({"n": 0})
+
+
+def test_P5_a_carry_that_float32_cannot_hold_is_refused_and_one_that_was_infinite_is_not():
+    held = Answers("rule", "carry", wanted_like(np.float32(0)))
+    assert held.batch(np.array([1.0, -np.inf]), 2).tolist() == [1.0, -np.inf]
+    with pytest.raises(ValueError, match="rule: carry holds what no float32 can in environment 1"):
+        held.batch(np.array([1.0, -1e300]), 2)
+
+
+def test_P5_what_a_mask_forbids_is_named_and_a_row_without_choice_is_not_looked_at():
+    spec = EnvSpec(OBS, TREE, has_action_mask=True)
+    action = {"gear": np.array([2, 0, 2]), "pair": (np.zeros((3, 1)), np.array([[1, 0], [0, 3], [1, 3]]))}
+    gear, lever = np.ones((3, 3), bool), np.ones((3, 6), bool)
+
+    def said():
+        return forbidden(spec, action, {"gear": gear, "pair": (None, lever)})
+
+    assert said() == ""
+    gear[2], lever[:, 0], lever[1, 5] = False, False, False
+    assert said() == "'pair/1': array([0, 3]) in environment 1"
+    gear[0, 2] = False
+    assert said() == "'gear': np.int64(2) in environment 0; 'pair/1': array([0, 3]) in environment 1"

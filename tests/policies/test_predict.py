@@ -1,0 +1,255 @@
+"""`predict` from NumPy to NumPy: answers, speed without staleness, and what does not fit."""
+
+import dataclasses
+import gc
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+from polyak.networks.actor_critic import mlp
+from polyak.networks.recurrent import lstm
+from polyak.policies import predict
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, VECTOR, act, greedy, normalizer_of, policy_for, time_step
+
+MASKED = EnvSpec(VECTOR, Dict({"a": Discrete(3), "b": MultiDiscrete((2, 3), (1, 0))}), has_action_mask=True)
+
+
+def test_predict_answers_for_one_and_for_many():
+    policy = greedy(SPEC)
+    obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    many, carry = policy.predict(obs)
+    ones = [policy.predict(one)[0] for one in obs]
+    assert isinstance(many, np.ndarray) and many.shape == (6,) and many.dtype == np.int32 and carry == ()
+    assert np.shape(ones[0]) == () and np.array_equal(many, ones)
+    assert len(set(ones)) > 1
+
+
+def test_predict_counts_discrete_actions_from_their_start():
+    policy = policy_for(SPEC)
+    obs = np.ones((50, 3), np.float32)
+    drawn, _ = policy.predict(obs, deterministic=False, key=KEY)
+    inner = act(policy, time_step(jnp.asarray(obs)), ()).action
+    assert np.array_equal(drawn, np.asarray(inner) + 2)
+    assert drawn.min() >= 2 and drawn.max() <= 5 and len(np.unique(drawn)) > 1
+
+
+@pytest.mark.parametrize(("scaling", "low", "high"), [("clip", -1.0, 1.0), ("rescale", -3.0, 5.0)])
+def test_box_actions_reach_the_environments_bounds_and_no_further(scaling, low, high):
+    spec = EnvSpec(VECTOR, Box([low], [high]), action_scaling=scaling)
+    policy = policy_for(spec, scale=0.7)
+    action, _ = policy.predict(np.random.default_rng(0).normal(size=(200, 3)), deterministic=False, key=KEY)
+    assert action.shape == (200, 1) and action.dtype == np.float32
+    assert action.min() == low and action.max() == high and len(np.unique(action)) > 20
+
+
+def test_what_predict_answers_can_be_written_to():
+    for spec in (SPEC, EnvSpec(VECTOR, MultiBinary((2,)))):
+        action, _ = greedy(spec).predict(np.zeros((2, 3), np.float32))
+        action[0] = 0
+
+
+def test_predict_takes_lists_and_other_widths():
+    policy = greedy(SPEC)
+    expected, _ = policy.predict(np.array([0.1, -0.2, 0.3], np.float32))
+    for obs in ([0.1, -0.2, 0.3], np.array([0.1, -0.2, 0.3]), jnp.array([0.1, -0.2, 0.3])):
+        assert policy.predict(obs)[0] == expected
+
+
+def test_predict_takes_trees():
+    spec = EnvSpec(Dict({"x": VECTOR, "pair": Tuple((Discrete(3, start=1), MultiBinary((2,))))}), SPEC.action)
+    policy = greedy(spec)
+    one = {"x": np.zeros(3), "pair": (3, np.array([1, 0]))}
+    two = {"x": np.zeros((2, 3)), "pair": (np.array([3, 1]), np.array([[1, 0], [0, 1]]))}
+    single, (both, _) = policy.predict(one)[0], policy.predict(two)
+    assert np.shape(single) == () and both.shape == (2,) and both[0] == single
+
+
+def test_discrete_observations_are_counted_from_their_start():
+    wide = greedy(EnvSpec(Discrete(3, start=-1), Discrete(4)))
+    plain = greedy(EnvSpec(Discrete(3), Discrete(4)))
+    assert np.array_equal(wide.predict(np.array([-1, 0, 1]))[0], plain.predict(np.array([0, 1, 2]))[0])
+
+
+def test_a_sample_needs_a_key_and_follows_it():
+    policy = greedy(EnvSpec(VECTOR, Box([-9.0], [9.0])))
+    with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
+        policy.predict(np.zeros(3), deterministic=False)
+    a, b, c = (policy.predict(np.zeros(3), deterministic=False, key=jax.random.key(seed))[0] for seed in (1, 1, 2))
+    assert a == b != c
+
+
+def test_masks_are_obeyed():
+    policy = policy_for(MASKED)
+    mask = {"a": [False, False, True], "b": np.array([1, 0, 0, 1, 0])}
+    action, _ = policy.predict(np.zeros(3), action_mask=mask)
+    assert action["a"] == 2 and np.array_equal(action["b"], [1, 1])
+    many = jax.tree.map(lambda x: np.tile(np.asarray(x, bool), (30, 1)), mask, is_leaf=lambda x: isinstance(x, list))
+    drawn, _ = policy.predict(np.zeros((30, 3)), action_mask=many, deterministic=False, key=KEY)
+    assert set(drawn["a"]) == {2} and set(map(tuple, drawn["b"])) == {(1, 1)}
+    free = {"a": None, "b": mask["b"]}
+    drawn, _ = policy.predict(np.zeros((30, 3)), action_mask={**free, "b": many["b"]}, deterministic=False, key=KEY)
+    assert len(set(drawn["a"])) > 1
+
+
+RESCALED = EnvSpec(VECTOR, BOX.action, action_scaling="rescale")
+PAIR = EnvSpec(Dict({"x": VECTOR, "n": Discrete(3, start=1)}), Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "obs", "said"),
+    [
+        (SPEC, np.zeros(4), r"obs has shape (4,), wanted (3,) or a batch (N, *(3,))"),
+        (SPEC, np.zeros((2, 4)), "obs has shape (2, 4)"),
+        (SPEC, np.zeros((2, 2, 3)), "obs has shape (2, 2, 3)"),
+        (SPEC, np.zeros((0, 3)), "obs has shape (0, 3)"),
+        (SPEC, 1.0, "obs has shape ()"),
+        (SPEC, None, "obs has shape ()"),
+        (SPEC, ["a", "b", "c"], "obs must hold numbers, got <U1"),
+        (SPEC, [None, 1.0, 2.0], "obs must hold numbers, got object"),
+        (SPEC, [np.nan, 0.0, 0.0], "obs must be finite"),
+        (SPEC, [[0.0, 0.0, 0.0], [0.0, np.inf, 0.0]], "obs must be finite"),
+        (PAIR, {"x": np.zeros(3)}, "obs does not have the tree of Dict"),
+        (PAIR, np.zeros(3), "obs does not have the tree of Dict"),
+        (PAIR, {"x": np.zeros(2), "n": 1}, "obs at 'x' has shape (2,)"),
+        (PAIR, {"x": np.zeros((2, 3)), "n": 1}, "disagree about the batch size"),
+        (PAIR, {"x": np.zeros((2, 3)), "n": [1, 1, 1]}, "disagree about the batch size"),
+        (PAIR, {"x": np.zeros(3), "n": 1.5}, "obs at 'n' must hold integers, got float64"),
+        (PAIR, {"x": np.zeros(3), "n": 0}, "obs at 'n' must lie in Discrete(n=3, start=1), got 0"),
+        (PAIR, {"x": np.zeros(3), "n": 4}, "obs at 'n' must lie in Discrete(n=3, start=1), got 4"),
+    ],
+)
+def test_P7_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, obs, said):
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
+        greedy(spec).predict(obs)
+    assert str(caught.value).startswith("predict: ")
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        ({"a": [True, True], "b": None}, "action_mask at 'a' has shape (2,), wanted (3,)"),
+        ({"a": [False, False, False], "b": None}, "action_mask at 'a' allows no action"),
+        ({"a": None, "b": [True, True, False, False, False]}, "action_mask at 'b' allows no action"),
+        ([True, True], "action_mask does not have the tree of Dict"),
+    ],
+)
+def test_A10_a_mask_that_does_not_fit_or_allows_nothing_is_an_error(mask, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        greedy(MASKED).predict(np.zeros(3), action_mask=mask)
+
+
+def test_a_mask_for_a_space_that_has_none_is_an_error():
+    with pytest.raises(ValueError, match="has no mask"):
+        greedy(EnvSpec(VECTOR, MultiBinary((2,)))).predict(np.zeros(3), action_mask=[True, True])
+
+
+def test_predict_goes_on_from_the_carry_it_returned():
+    policy = Greedy(policy_for(BOX, network=REMEMBERS["lstm"], scale=0.5))
+    obs = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    first, carry = policy.predict(obs[0])
+    second, _ = policy.predict(obs[1], carry)
+    alone, _ = policy.predict(obs[1])
+    assert first.shape == second.shape == (2,) and not np.allclose(second, alone)
+    again, _ = policy.predict(obs[1], policy.predict(obs[0])[1])
+    assert np.array_equal(again, second)
+
+
+def test_predict_refuses_a_carry_of_another_batch():
+    spec = EnvSpec(VECTOR, Discrete(2))
+    policy = policy_for(spec, network=lstm(4, (4,)))
+    _, carry = policy.predict(np.zeros((3, 3), np.float32))
+    with pytest.raises(ValueError, match=r"predict: carry must have 2 rows as obs, got an array of shape \(3, 4\)"):
+        policy.predict(np.zeros((2, 3), np.float32), carry)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize(
+    "spec", [SPEC, BOX, EnvSpec(VECTOR, BOX.action, action_scaling="rescale")], ids=["n", "clip", "rescale"]
+)
+def test_a_small_mlp_answers_in_numpy_what_is_compiled_up_to_rounding(spec, activation, monkeypatch):
+    squash = spec.action_scaling == "rescale"
+    policy = policy_for(spec, network=mlp((5, 4), activation), squash=squash)
+    obs = np.random.default_rng(0).normal(1.0, 3.0, (1000, 3)).astype(np.float32)
+    policy = dataclasses.replace(policy, normalizer=normalizer_of(obs[:100]))
+    compiled = spec.native_action(np.asarray(jax.jit(lambda p, x: p.distribution(time_step(x))[0].mode())(policy, obs)))
+    with monkeypatch.context() as without_jax:
+        without_jax.setattr(predict, "_mode", None)
+        many, ones = policy.predict(obs)[0], np.array([policy.predict(x)[0] for x in obs[:50]])
+    assert many.dtype == compiled.dtype
+    if squash or spec is not SPEC:
+        np.testing.assert_allclose(many, compiled, atol=1e-5)
+        np.testing.assert_allclose(ones, compiled[:50], atol=1e-5)
+    else:
+        assert np.mean(many != compiled) <= 1e-3 and np.mean(ones != compiled[:50]) == 0
+
+
+def test_the_same_observation_has_the_same_bits_every_time():
+    obs = np.random.default_rng(0).normal(size=3).astype(np.float32)
+    policy = policy_for(BOX)
+    again = jax.tree.map(lambda x: x, policy)
+    assert {one.predict(np.array(x))[0].tobytes() for one in (policy, again) for x in [obs] * 100} == {
+        policy.predict(obs)[0].tobytes()
+    }
+
+
+def test_what_is_kept_of_a_policy_goes_with_it():
+    gc.collect()
+    before = len(predict._forms)
+    policies = [policy_for(BOX, scale=0.1 * i) for i in range(1, 6)]
+    answers = [policy.predict(np.ones(3))[0].tolist() for policy in policies]
+    assert len(predict._forms) == before + 5 and len(set(map(tuple, answers))) == 5
+    del policies
+    gc.collect()
+    assert len(predict._forms) == before
+    for i in range(20):  # at addresses of those that are gone
+        assert policy_for(BOX, scale=0.1 * (i % 5 + 1)).predict(np.ones(3))[0].tolist() == answers[i % 5]
+
+
+def test_arrays_that_are_changed_or_exchanged_under_a_policy_are_noticed():
+    policy = policy_for(EnvSpec(VECTOR, Box([-99.0, -99.0], [99.0, 99.0])))
+    first = policy.predict(np.ones(3))[0]
+    policy.variables.params["policy"]["linear"]["bias"] += 1.0
+    second = policy.predict(np.ones(3))[0]
+    np.testing.assert_allclose(second, first + 1.0, atol=1e-5)
+    in_numpy = jax.tree.map(np.array, policy)
+    assert np.array_equal(in_numpy.predict(np.ones(3))[0], second)
+    in_numpy.variables.params["policy"]["linear"]["bias"][:] -= 1.0
+    np.testing.assert_allclose(in_numpy.predict(np.ones(3))[0], first, atol=1e-5)
+
+
+def test_buffers_that_are_donated_afterwards_change_no_answer():
+    policy = policy_for(BOX)
+    first = policy.predict(np.ones(3))[0]
+    jax.block_until_ready(jax.jit(lambda tree: jax.tree.map(lambda x: x * 0.0 - 7.0, tree), donate_argnums=0)(policy))
+    assert np.array_equal(policy.predict(np.ones(3))[0], first)
+
+
+def test_a_large_batch_is_compiled_and_a_class_derived_from_ours_too():
+    rows = policy_for(BOX).most_rows_in_numpy()
+    assert rows == 2**17 // 15
+
+    class Shy(NetworkPolicy):
+        pass
+
+    policy = policy_for(BOX)
+    assert Shy(policy.variables, None, policy.network, BOX).most_rows_in_numpy() == 0
+    # Nothing is too small to be compiled: answers agree on both sides of the border.
+    obs = np.random.default_rng(0).normal(size=(rows + 1, 3)).astype(np.float32)
+    np.testing.assert_allclose(policy.predict(obs)[0][:rows], policy.predict(obs[:rows])[0], atol=1e-5)
+
+
+def test_an_observation_that_overflows_in_the_network_warns_no_more_than_jax():
+    action, _ = policy_for(BOX, scale=1e30).predict(np.full(3, 1e30, np.float32))
+    assert action.shape == (2,)
+
+
+def test_a_box_without_dimensions_is_answered_by_an_array_of_none():
+    spec = EnvSpec(Box([-1.0], [1.0]), Box(np.array(-3.0), np.array(3.0)))
+    policy = greedy(spec)
+    for action in (policy.predict(np.zeros(1))[0], policy.as_python()(np.zeros(1))):
+        assert isinstance(action, np.ndarray) and action.shape == ()

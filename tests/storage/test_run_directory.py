@@ -1,0 +1,353 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyak.storage.run_directory import CONFIG, Run, RunError, create, finite_or_none, open_run
+
+HOLD = """
+import sys, time
+from polyak.storage.run_directory import open_run
+run = open_run(sys.argv[1], write=True)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    with create(tmp_path / "run", {"seed": 1}) as made:
+        yield made
+
+
+def test_a_run_holds_its_settings_and_circumstances(run):
+    assert sorted(os.listdir(run.directory)) == ["checkpoints", "config.json", "run.lock", "system.json", "tb"]
+    assert run.read_config() == {"seed": 1}
+    system = json.loads((run.directory / "system.json").read_text())
+    assert system["command_line"] == sys.argv
+    assert system["packages"]["jax"]
+    assert open_run(run.directory).read_config() == {"seed": 1}
+
+
+def test_missing_parents_are_made_and_an_empty_directory_is_taken(tmp_path):
+    create(tmp_path / "a" / "b" / "run", {}).close()
+    (tmp_path / "empty").mkdir()
+    create(tmp_path / "empty", {}).close()
+    create(tmp_path / "a" / ".." / "up", {}).close()
+    assert open_run(tmp_path / "up").directory == tmp_path / "up"
+
+
+def test_E15_a_run_stays_where_it_is_when_the_working_directory_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with create("run", {}) as run:
+        monkeypatch.chdir("/")
+        run.append_metrics({"env_steps": 1})
+        run.write_summary({"fps": 1.0})
+    assert (tmp_path / "run" / "summary.json").exists()
+    monkeypatch.chdir(tmp_path)
+    opened = open_run("run")
+    monkeypatch.chdir("/")
+    assert opened.read_summary() == {"fps": 1.0}
+
+
+def test_F6_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
+    run.close()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "way").symlink_to(tmp_path / "full")
+    for name, message in {
+        "run": r"holds a run already; resume it \(polyak resume .*run\) or choose another directory",
+        "file": "is a file; a run needs a directory",
+        "full": r"is not empty \(it has 'notes\.txt'\)",
+        "link": "is a symbolic link",
+        "way": "is a symbolic link",
+        "file/run": "cannot be made: Not a directory",
+    }.items():
+        with pytest.raises(RunError, match=message):
+            create(tmp_path / name, {})
+    assert (tmp_path / "file").read_text() == (tmp_path / "full" / "notes.txt").read_text() == "mine"
+    assert os.listdir(tmp_path / "full") == ["notes.txt"]
+    assert not (tmp_path / "elsewhere").exists()
+    assert open_run(tmp_path / "run").read_config() == {"seed": 1}
+
+
+def test_F6_no_permission_is_an_error_that_says_so(tmp_path, nobody):
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    with nobody(), pytest.raises(RunError, match="theirs/run: cannot be made: Permission denied"):
+        create(tmp_path / "theirs" / "run", {})
+
+
+def test_a_config_that_is_no_json_makes_no_directory(tmp_path):
+    with pytest.raises(TypeError, match=r"config\.json: cannot be written as JSON"):
+        create(tmp_path / "run", {"f": print})
+    with pytest.raises(ValueError, match=r"config\.json: cannot be written as JSON"):
+        create(tmp_path / "run", {"f": float("nan")})
+    assert not (tmp_path / "run").exists()
+
+
+def test_T4_a_create_that_was_killed_is_no_obstacle(tmp_path):
+    directory = tmp_path / "run"
+    with create(directory, {"seed": 1}):
+        (directory / CONFIG).unlink()
+        (directory / ".config.json.aside").write_text("{")
+    with create(directory, {"seed": 2}) as run:
+        assert run.read_config() == {"seed": 2}
+
+
+@pytest.mark.parametrize("size", [0, 200])
+def test_T7_a_full_disk_is_an_error_and_no_run(tmp_path, full_disk, size):
+    with full_disk(size), pytest.raises((RunError, OSError), match="too large"):
+        create(tmp_path / "run", {"seed": 1, "long": "x" * 1000})
+    with pytest.raises(RunError, match="holds no run"):
+        open_run(tmp_path / "run")
+    create(tmp_path / "run", {"seed": 1}).close()
+
+
+def test_S7_a_run_is_for_its_owner(tmp_path):
+    old = os.umask(0)
+    try:
+        with create(tmp_path / "run", {}) as run:
+            run.append_metrics({"env_steps": 1})
+            run.write_summary({})
+    finally:
+        os.umask(old)
+    modes = {str(p): stat.S_IMODE(p.stat().st_mode) for p in [run.directory, *run.directory.iterdir()]}
+    assert {mode for path, mode in modes.items() if Path(path).is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if Path(path).is_file()} == {0o600}
+
+
+def test_S7_a_directory_that_everyone_may_write_is_a_warning(tmp_path):
+    create(tmp_path / "open" / "run", {}).close()
+    (tmp_path / "open" / "run").chmod(0o777)
+    with pytest.warns(UserWarning, match="run: everyone on this machine may write here; chmod 700 it"):
+        open_run(tmp_path / "open" / "run")
+    (tmp_path / "open" / "run").chmod(0o700)
+    (tmp_path / "open").chmod(0o777)
+    with pytest.warns(UserWarning, match="open: everyone on this machine may replace what is in it"):
+        create(tmp_path / "open" / "other", {}).close()
+
+
+def test_S11_no_environment_variable_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "topsecret123")
+    with create(tmp_path / "run", {"seed": 1}) as run:
+        run.append_metrics({"env_steps": 1})
+        run.write_summary({"fps": 1.0})
+    for path in run.directory.rglob("*"):
+        assert path.is_dir() or b"topsecret123" not in path.read_bytes(), path
+
+
+# One writer
+
+
+def test_C9_a_second_writer_is_told_who_the_first_is(run):
+    with pytest.raises(RunError, match=rf"run: is being written by process {os.getpid()} on host .* since"):
+        open_run(run.directory, write=True)
+    assert open_run(run.directory).read_config() == {"seed": 1}
+    run.close()
+    open_run(run.directory, write=True).close()
+
+
+def test_C9_the_lock_of_a_killed_writer_is_recovered(run):
+    run.close()
+    command = [sys.executable, "-W", "ignore", "-c", HOLD, str(run.directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"by process {process.pid}"):
+            open_run(run.directory, write=True)
+        process.kill()
+    with open_run(run.directory, write=True) as again:
+        again.append_metrics({"env_steps": 1})
+
+
+def test_a_reader_may_not_write(run):
+    reader = open_run(run.directory)
+    for write in (
+        lambda: reader.append_metrics({}),
+        lambda: reader.write_summary({}),
+        lambda: reader.rewind(0),
+        lambda: reader.change_config(),
+    ):
+        with pytest.raises(RunError, match=r"opened for reading; open_run\(\.\.\., write=True\) to write"):
+            write()
+
+
+def test_a_writer_that_comes_back_records_its_machine_too(run):
+    for times in (1, 2):
+        run.close()
+        run = open_run(run.directory, write=True)
+        system = json.loads((run.directory / "system.json").read_text())
+        assert len(system["resumed"]) == times
+    run.close()
+
+
+def test_a_lost_record_of_the_machine_keeps_nobody_from_training_on(run):
+    run.close()
+    (run.directory / "system.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"system\.json: not valid JSON.*; a new record begins"):
+        open_run(run.directory, write=True).close()
+    open_run(run.directory, write=True).close()
+    assert len(json.loads((run.directory / "system.json").read_text())["resumed"]) == 2
+
+
+def test_opening_a_run_does_not_start_jax(run):
+    run.close()
+    code = (
+        "import sys, jax\n"
+        "from polyak.storage.run_directory import open_run\n"
+        "open_run(sys.argv[1], write=True).close()\n"
+        "jax.config.update('jax_num_cpu_devices', 3)\n"
+        "print(jax.device_count())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    done = subprocess.run([sys.executable, "-c", code, str(run.directory)], capture_output=True, text=True, env=environment)
+    assert done.stdout == "3\n", done.stderr
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none", "none: there is no such directory; a run was expected"),
+        ("file", "file: not a directory; a run was expected"),
+        ("", r"holds no run \(it has no config\.json\); give one of .*/seed-1"),
+        ("empty", r"empty: holds no run \(it has no config\.json\)"),
+    ],
+)
+def test_what_is_no_run_is_an_error(tmp_path, name, message):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1/config.json").write_text("")
+    with pytest.raises(RunError, match=message):
+        open_run(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[1]", "a JSON object was expected"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a":' * 5000, "nested more than 64 deep"),
+        (" " * (16 * 2**20 + 1), "at most 16777216 are read"),
+    ],
+)
+def test_S5_a_damaged_or_hostile_config_is_an_error_that_names_the_file(run, text, message):
+    (run.directory / CONFIG).write_text(text)
+    with pytest.raises(RunError, match=rf"config\.json.*{message}"):
+        run.read_config()
+
+
+def test_S4_links_out_of_the_run_are_refused(tmp_path, run):
+    run.close()
+    (tmp_path / "secret.json").write_text('{"password": "x"}')
+    for name in ("config.json", "summary.json", "metrics.jsonl"):
+        (run.directory / name).unlink(missing_ok=True)
+        (run.directory / name).symlink_to(tmp_path / "secret.json")
+    opened = open_run(run.directory)
+    for read in (opened.read_config, opened.read_summary, opened.read_metrics):
+        with pytest.raises(RunError, match="is a symbolic link"):
+            read()
+    (run.directory / "checkpoints").rmdir()
+    (run.directory / "checkpoints").symlink_to(tmp_path)
+    with pytest.raises(RunError, match="checkpoints: is a symbolic link"):
+        open_run(run.directory)
+
+
+def test_a_link_to_a_run_may_be_opened(tmp_path, run):
+    run.close()
+    (tmp_path / "latest").symlink_to(run.directory)
+    assert open_run(tmp_path / "latest").directory == run.directory
+
+
+# Metrics and summary
+
+
+def test_metrics_can_be_read_by_any_json_reader(run):
+    run.append_metrics({"env_steps": 1, "rollout/ep_rew_mean": float("nan"), "a": float("inf"), "b": -0.5})
+    run.append_metrics({"env_steps": 2})
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in run.metrics.read_text().splitlines()]
+    assert rows == run.read_metrics()
+    assert rows == [{"env_steps": 1, "rollout/ep_rew_mean": None, "a": None, "b": -0.5}, {"env_steps": 2}]
+
+
+def test_no_metrics_yet_are_no_rows(run):
+    assert run.read_metrics() == []
+    run.rewind(0)
+    assert not run.metrics.exists()
+
+
+def test_T3_rows_after_the_restored_step_are_dropped(run):
+    for step in (10, 20, 30, 40):
+        run.append_metrics({"env_steps": step})
+    run.rewind(20)
+    run.append_metrics({"env_steps": 30})
+    assert [row["env_steps"] for row in run.read_metrics()] == [10, 20, 30]
+
+
+def test_T4_a_row_that_a_kill_cut_short_is_left_out_and_cut_off(run):
+    run.append_metrics({"env_steps": 1})
+    with run.metrics.open("ab") as file:
+        file.write(b'{"env_steps": 2, "a"')
+    assert run.read_metrics() == [{"env_steps": 1}]
+    run.close()
+    with open_run(run.directory, write=True) as again:
+        again.append_metrics({"env_steps": 3})
+        assert [row["env_steps"] for row in again.read_metrics()] == [1, 3]
+
+
+def test_a_damaged_line_is_an_error_for_readers_and_dropped_on_resume(run):
+    for step in (1, 2):
+        run.append_metrics({"env_steps": step})
+    run.metrics.write_bytes(run.metrics.read_bytes() + b"\0\0\0\n" + b'{"env_steps": "x"}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 3: not valid JSON"):
+        run.read_metrics()
+    with pytest.warns(UserWarning, match="damaged lines were dropped: line 3: .*line 4"):
+        run.rewind(2)
+    assert run.read_metrics() == [{"env_steps": 1}, {"env_steps": 2}]
+
+
+def test_fields_of_the_config_are_replaced_as_a_whole(tmp_path, full_disk):
+    config = {"env_steps": 100, "seed": 1, "agent": {"$class": "PPO"}}
+    with create(tmp_path / "run", config) as run:
+        run.change_config(env_steps=200)
+        assert run.read_config() == config | {"env_steps": 200}
+        assert list(run.read_config()) == list(config)
+        with pytest.raises(RunError, match=r"config\.json: has no field 'env_step' to change"):
+            run.change_config(env_step=300)
+        with full_disk(10), pytest.raises(RunError, match=r"config\.json: cannot be written: File too large"):
+            run.change_config(env_steps=300)
+        with full_disk(10):
+            run.change_config(env_steps=200)
+        assert run.read_config()["env_steps"] == 200
+        assert ".config.json.aside" not in os.listdir(run.directory)
+
+
+def test_the_summary_is_replaced_as_a_whole(run, full_disk):
+    run.write_summary({"eval_mean_return": float("nan"), "seeds": [1.0, float("inf")], "n": {"a": 1}})
+    assert run.read_summary() == {"eval_mean_return": None, "seeds": [1.0, None], "n": {"a": 1}}
+    with full_disk(100), pytest.raises(RunError, match=r"summary\.json: cannot be written: File too large"):
+        run.write_summary({"long": "x" * 1000})
+    assert run.read_summary()["n"] == {"a": 1}
+    with pytest.raises(RunError, match=r"summary\.json: .*builtin_function"):
+        run.write_summary({"f": print})
+
+
+def test_a_run_that_has_not_ended_has_no_summary(run):
+    with pytest.raises(RunError, match=r"summary\.json: there is no such file"):
+        run.read_summary()
+
+
+def test_finite_or_none_leaves_everything_else():
+    value = {"a": [1, True, "nan", (None, 1e308)]}
+    assert finite_or_none(value) == {"a": [1, True, "nan", [None, 1e308]]}
+    assert isinstance(Run(Path("x")), Run)

@@ -1,0 +1,375 @@
+"""Files from a stranger: nothing in them runs, nothing outside them is touched, nothing is allocated on their word alone.
+
+And a scan of the source for every way by which a file could come to run code.
+"""
+
+import ast
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+import tracemalloc
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyak
+from polyak.storage import directory as layout
+from polyak.storage.checkpoint import CheckpointError, read_manifest, restore, save, steps
+from polyak.storage.config import ConfigError, from_json
+from polyak.storage.directory import ARRAYS, COMMIT, MANIFEST
+from polyak.storage.manifest import MAX_BYTES, MAX_LEAVES
+from polyak.storage.run_directory import RunError, create, open_run
+from tests.storage.test_checkpoint import forge
+
+SOURCE = Path(polyak.__file__).parent
+LIKE = {"a": np.zeros(3, np.float32)}
+
+
+class Payload:
+    """Pickled, it runs a command when it is loaded."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def payloads(marker):
+    """Files that run code in one loader or another."""
+    array = io.BytesIO()
+    np.save(array, np.array([Payload(marker)], object), allow_pickle=True)
+    command = f"touch {marker}"
+    return {
+        "pickle": pickle.dumps(Payload(marker)),
+        "npy": array.getvalue(),
+        "yaml": f'!!python/object/apply:os.system ["{command}"]'.encode(),
+        "hydra": json.dumps({"_target_": "os.system", "command": command}).encode(),
+        "class": json.dumps({"$class": "os.system", "command": command}).encode(),
+        "python": f"__import__('os').system({command!r})".encode(),
+        "dill in json": json.dumps({"format": 1, "meta": {"$bytes": pickle.dumps(Payload(marker)).hex()}}).encode(),
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with everything in it, closed."""
+    with create(tmp_path / "run", {"seed": 1}) as made:
+        made.append_metrics({"env_steps": 1})
+        made.write_summary({"fps": 1.0})
+        save(made.checkpoints, LIKE, step=1, meta={})
+    return made.directory
+
+
+def read_everything(directory):
+    """Every way to read a run; whatever is wrong with it may only end in the errors that are promised."""
+    promised = (CheckpointError, ConfigError, RunError)
+    for read in (
+        lambda: from_json(open_run(directory).read_config(), {}),
+        lambda: open_run(directory).read_summary(),
+        lambda: open_run(directory).read_metrics(),
+        lambda: open_run(directory, write=True).close(),
+        lambda: steps(directory / "checkpoints"),
+        lambda: read_manifest(directory / "checkpoints"),
+        lambda: restore(directory / "checkpoints", LIKE),
+        lambda: restore(directory / "checkpoints", LIKE, step=1),
+    ):
+        with contextlib.suppress(*promised), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read()
+
+
+@pytest.mark.parametrize("kind", payloads("x"))
+def test_S1_a_payload_in_any_file_never_runs(run, tmp_path, kind):
+    marker = tmp_path / "marker"
+    payload = payloads(marker)[kind]
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) >= 9
+    for path in files:
+        whole = path.read_bytes()
+        for content in (payload, payload + whole, whole + payload):
+            path.write_bytes(content)
+            read_everything(run)
+        path.write_bytes(whole)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", payloads("x"))
+def test_S1_a_payload_among_valid_hashes_never_runs(run, tmp_path, kind):
+    marker = tmp_path / "marker"
+    payload = payloads(marker)[kind]
+    arrays = run / "checkpoints" / layout.directory_name(1) / ARRAYS
+    head = len(arrays.read_bytes()) - 12
+    arrays.write_bytes(arrays.read_bytes()[:head] + payload)
+    sha256 = hashlib.sha256(arrays.read_bytes()).hexdigest()
+
+    def change(document):
+        document["files"][ARRAYS] = {"size": head + len(payload), "sha256": sha256}
+        document["leaves"][0] |= {"dtype": "uint8", "shape": [len(payload)]}
+        document["meta"] = {"text": payload.decode("latin1")}
+        return document
+
+    forge(run / "checkpoints", change)
+    read_everything(run)
+    assert not marker.exists()
+
+
+def test_the_payloads_are_live(tmp_path):
+    loaders = {"pickle": "import pickle; pickle.loads({0!r})", "python": "eval({0!r})"}
+    for kind, loader in loaders.items():
+        marker = tmp_path / kind
+        subprocess.run([sys.executable, "-c", loader.format(payloads(marker)[kind])], check=True)
+        assert marker.exists()
+
+
+@pytest.mark.parametrize("path", ["/../../escaped", "../../escaped", "/etc/passwd", "a\0b", "\x1b[2J", "C:\\x", "CON", "."])
+def test_S4_a_leaf_s_name_is_never_a_path(run, tmp_path, path):
+    def change(document):
+        document["leaves"][0]["path"] = path
+        return document
+
+    forge(run / "checkpoints", change)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=r"not wanted|not printable|does not fit") as error:
+        restore(run / "checkpoints", LIKE, step=1)
+    assert all(line.isprintable() for line in str(error.value).splitlines())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [ARRAYS, MANIFEST, COMMIT])
+def test_S4_linked_files_are_refused(run, tmp_path, name):
+    path = run / "checkpoints" / layout.directory_name(1) / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert steps(run / "checkpoints") == []
+    with pytest.raises(CheckpointError, match=f"{name} is a symbolic link"):
+        restore(run / "checkpoints", LIKE)
+
+
+def test_S4_a_linked_step_is_refused_and_never_pruned_through(run, tmp_path):
+    path = run / "checkpoints" / layout.directory_name(1)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="is a symbolic link"):
+        restore(run / "checkpoints", LIKE)
+    save(run / "checkpoints", LIKE, step=2, meta={}, keep=1)
+    assert len(os.listdir(tmp_path / "elsewhere")) == 3
+    with pytest.raises(CheckpointError, match="in the way"):
+        save(run / "checkpoints", LIKE, step=1, meta={}, overwrite=True)
+
+
+def test_S4_planted_links_among_the_hidden_names_are_not_followed(run, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("x")
+    checkpoints = run / "checkpoints"
+    (checkpoints / ".tmp-000000000001-ab").symlink_to(precious)
+    (checkpoints / ".replaced-000000000001").symlink_to(precious)
+    save(checkpoints, LIKE, step=2, meta={})
+    (checkpoints / ".lock").unlink()
+    (checkpoints / ".lock").symlink_to(precious / "thesis.tex")
+    with pytest.raises(CheckpointError, match="symbolic links"):
+        save(checkpoints, LIKE, step=3, meta={})
+    assert (precious / "thesis.tex").read_text() == "x"
+
+
+def declare(size):
+    """A change of the manifest: its array has so many bytes, and so has the file, it says."""
+
+    def change(document):
+        document["leaves"][0] |= {"dtype": "uint8", "shape": [size]}
+        document["files"][ARRAYS]["size"] += size - 12 + len(str(size)) * 2
+        return document
+
+    return change
+
+
+def bombs(checkpoints):
+    """What a small file may claim, by name; each is planted when it is called."""
+    path = checkpoints / layout.directory_name(1)
+
+    def sparse():
+        size = 10 * 2**30
+        forge(checkpoints, declare(size))
+        os.truncate(path / ARRAYS, json.loads((path / MANIFEST).read_bytes())["files"][ARRAYS]["size"])
+
+    def many_leaves():
+        leaves = [{"path": f".{i}", "kind": "int", "value": 1} for i in range(MAX_LEAVES + 1)]
+        forge(checkpoints, lambda document: document | {"leaves": leaves})
+
+    def nested():
+        text = b'{"format":' + b"[" * 1_000_000
+        (path / MANIFEST).write_bytes(text)
+        (path / COMMIT).write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n")
+
+    fill = {"$array": {"dtype": "uint8", "shape": [10 * 2**30], "fill": 0}}
+    return {
+        "10 GB declared": lambda: forge(checkpoints, declare(10 * 2**30)),
+        "10 GB declared, in a sparse file": sparse,
+        "2^60 declared": lambda: forge(checkpoints, declare(2**60)),
+        "header of 2^60 bytes": lambda: (path / ARRAYS).write_bytes((2**60).to_bytes(8, "little") + b"{}"),
+        "manifest of 10 GB": lambda: os.truncate(path / MANIFEST, 10 * 2**30),
+        "manifest over the limit": lambda: os.truncate(path / MANIFEST, MAX_BYTES + 1),
+        "commit of 10 GB": lambda: os.truncate(path / COMMIT, 10 * 2**30),
+        "nested a million deep": nested,
+        "a leaf too many": many_leaves,
+        "10 GB of one value": lambda: forge(checkpoints, lambda document: document | {"meta": {"a": fill}}),
+    }
+
+
+@pytest.mark.parametrize("name", bombs(Path("x")))
+def test_S5_bombs_are_refused_by_what_they_declare(run, name):
+    bombs(run / "checkpoints")[name]()
+    start = time.monotonic()
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError):
+            restore(run / "checkpoints", LIKE)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 200 * 2**20
+    assert time.monotonic() - start < 20
+
+
+def test_S5_a_config_of_10_GB_is_refused(run):
+    os.truncate(run / "config.json", 10 * 2**30)
+    with pytest.raises(RunError, match="at most 16777216 are read"):
+        open_run(run).read_config()
+
+
+# The source
+
+MODULES = {
+    *("pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"),
+    *("runpy", "imp", "code", "codeop", "pydoc", "yaml", "torch", "tensorflow", "orbax"),
+}
+NAMES = {"eval", "exec", "compile", "__import__", "execfile", "__builtins__", "builtins"}
+ATTRIBUTES = {
+    *("import_module", "exec_module", "load_module", "run_module", "run_path", "find_spec", "spec_from_file_location"),
+    *("unsafe_load", "full_load", "read_pickle", "to_pickle", "__reduce__", "__reduce_ex__", "__subclasses__"),
+}
+LOADERS = {("numpy", "load"), ("jax.numpy", "load"), ("numpy", "loadtxt"), ("numpy", "fromregex"), ("gymnasium", "load_env")}
+
+
+def findings(source):
+    """Every construct by which a file could come to run code: its line and name."""
+    tree = ast.parse(source)
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names}
+    return sorted((node.lineno, what) for node in ast.walk(tree) for what in _suspicions(node, modules))
+
+
+def _suspicions(node, modules):
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names if alias.name.partition(".")[0] in MODULES | {"builtins"})
+        case ast.ImportFrom(module=str(module), names=names):
+            yield from [module] * (module.partition(".")[0] in MODULES | {"builtins"})
+            imported = {alias.name for alias in names}
+            yield from sorted(imported & (ATTRIBUTES | MODULES))
+            yield from sorted(f"{m}.{name}" for m, name in LOADERS if m == module and name in imported)
+        case ast.Name(id=name) if name in NAMES:
+            yield name
+        case ast.Attribute(attr=name) if name in ATTRIBUTES:
+            yield name
+        case ast.Attribute(value=ast.Name(id=base), attr=name) if (modules.get(base), name) in LOADERS:
+            yield f"{base}.{name}"
+        case ast.keyword(arg="allow_pickle"):
+            yield "allow_pickle"
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]) if name in NAMES | ATTRIBUTES:
+            yield f"getattr {name}"
+
+
+# Gymnasium's `module:Name-v0`, typed by a person, imports the module; for names from files `import_modules=False` refuses it.
+# So is the `module:name` of `polyak evaluate --policy`.
+ALLOWED = {"envs/named.py": {"import_module", "find_spec"}, "cli/imports.py": {"import_module"}}
+
+
+@pytest.mark.parametrize("path", sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")))
+def test_S2_no_source_file_can_run_what_it_reads(path):
+    found = [(line, what) for line, what in findings((SOURCE / path).read_text()) if what not in ALLOWED.get(path, ())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import pickle",
+        "import pickle as p",
+        "from pickle import loads",
+        "import os, _pickle",
+        "import cloudpickle",
+        "import dill",
+        "from joblib import load",
+        "import shelve",
+        "import marshal",
+        "import torch",
+        "from torch import load",
+        "import torch.serialization as s",
+        "import yaml\nyaml.load(f)",
+        "from yaml import unsafe_load",
+        "eval(text)",
+        "exec(text)",
+        "e = eval",
+        "list(map(eval, texts))",
+        "compile(text, 'x', 'exec')",
+        "__import__(name)",
+        "__builtins__['eval'](text)",
+        "import builtins\nbuiltins.eval(text)",
+        "from builtins import eval as e",
+        "getattr(x, 'eval')(text)",
+        "import importlib\nimportlib.import_module(name)",
+        "from importlib import import_module",
+        "from importlib import import_module as load",
+        "import importlib.util\nimportlib.util.spec_from_file_location('x', path)",
+        "spec.loader.exec_module(module)",
+        "import runpy\nrunpy.run_path(path)",
+        "from pydoc import locate",
+        "import numpy as np\nnp.load(path)",
+        "import numpy\nnumpy.load(path)",
+        "from numpy import load",
+        "import jax.numpy as jnp\njnp.load(path)",
+        "import numpy as np\nf(path, allow_pickle=True)",
+        "import pandas\npandas.read_pickle(path)",
+        "def f():\n    if x:\n        import pickle",
+        "def f(self):\n    return self.__class__.__subclasses__()",
+    ],
+)
+def test_S2_the_scan_catches_planted_samples(planted):
+    assert findings(textwrap.dedent(planted))
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "import json\njson.loads(text)",
+        "from importlib import metadata\nmetadata.version('polyak')",
+        "import re\nre.compile('a')",
+        "jax.jit(f).lower(x).compile()",
+        "policy.evaluate(env)",
+        "model.eval()",
+        "import numpy as np\nnp.frombuffer(data)",
+        "snapshot.load(env)",
+    ],
+)
+def test_S2_the_scan_passes_harmless_code(harmless):
+    assert findings(harmless) == []
+
+
+def test_reading_everything_of_a_whole_run_raises_nothing(run):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_run(run).read_config() == {"seed": 1}
+        assert restore(run / "checkpoints", LIKE).step == 1
