@@ -6,7 +6,9 @@ the bit is promised with the compiler as users have it; such tests are marked `t
 
 import gc
 import os
+import resource
 import signal
+from contextlib import contextmanager
 from importlib.metadata import version
 
 # Eight host devices, so that sharded code has somewhere to go; before JAX starts, as it must be.
@@ -56,7 +58,7 @@ LONGEST = (
     "test_to_the_bit.py",
     "test_loops.py",
     "test_train.py",
-    "test_networks.py",
+    "test_actor_critic.py",
     "test_readme.py",
     "test_flags.py",
     "test_examples.py",
@@ -83,3 +85,36 @@ def pytest_collection_modifyitems(items):
 def unchecked(monkeypatch):
     """Without the tests' own type checker, which would be faster to object to a wrong argument."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def full_disk():
+    """A context in which no file of this process may grow beyond `size` bytes."""
+
+    @contextmanager
+    def limit(size):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit
+
+
+@pytest.fixture
+def nobody():
+    """A context in which this process is not the superuser, to whom permissions mean nothing."""
+
+    @contextmanager
+    def as_nobody():
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(user)
+
+    return as_nobody

@@ -84,7 +84,7 @@ def test_a_policy_acts_without_the_training_stack(run_and_policy):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     action, *modules = done.stdout.split()
     assert int(action) == policy.predict(OBS)[0]
-    assert {"gymnasium", "polyak.train", "polyak.envs", "polyak.commands", "tensorboard", "tyro"} & set(modules) == set()
+    assert {"gymnasium", "polyak.train", "polyak.envs", "polyak.cli", "tensorboard", "tyro"} & set(modules) == set()
 
 
 def test_a_network_of_your_own_is_given_again(tmp_path):

@@ -96,7 +96,7 @@ def test_jax_has_not_started_when_the_threads_are_settled(trained, tmp_path):
     # Afterwards it would be too late, without a word.
     program = """
 import sys
-from polyak.commands import resume, train
+from polyak.cli import resume, train
 from polyak.cli.devices import has_started
 
 def started(threads):

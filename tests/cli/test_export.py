@@ -26,7 +26,7 @@ from polyak.ops.normalizer import ObsNormalizer
 from polyak.policies.network_policy import Greedy
 from polyak.runs import read_config
 from polyak.storage.run_directory import open_run
-from tests.parts.test_policies import VECTOR, policy_for
+from tests.policies.test_network_policy import VECTOR, policy_for
 
 ROWS = 1000
 IMAGE = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
@@ -201,7 +201,7 @@ def test_a_run_is_exported_and_loads_without_training_stack_or_environment(expor
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     answer, modules = map(json.loads, done.stdout.splitlines())
     assert answer == [expected] * 2
-    stack = {"gymnasium", "polyak.train", "polyak.envs", "polyak.commands", "tyro", "onnx", "tensorboard"}
+    stack = {"gymnasium", "polyak.train", "polyak.envs", "polyak.cli", "tyro", "onnx", "tensorboard"}
     assert stack & set(modules) == set()
     about = read_export(exported / "stablehlo").about
     assert (about["algorithm"], about["env"]) == ("ppo", "CartPole-v1") and about["env_steps"] >= 400

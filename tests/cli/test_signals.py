@@ -13,7 +13,7 @@ from polyak.cli import signals as interrupts
 
 PROGRAM = """
 import hashlib, signal, time
-from polyak.commands import interrupts
+from polyak.cli import signals as interrupts
 signal.signal(signal.SIGUSR1, lambda *_: None)
 interrupts.GRACE_SECONDS = {grace}
 with interrupts.catching({catching}) as caught:

@@ -13,7 +13,7 @@ import pytest
 from polyak.core import policy_faults as python_calls
 from polyak.core.policy_faults import CallRaised, PythonCalls, Watch
 from polyak.policies.python.policy import PythonPolicy
-from tests.parts.test_python_policy import KEY, SPEC, B, rule, time_step
+from tests.policies.python.test_policy import KEY, SPEC, B, rule, time_step
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -10,7 +10,7 @@ from polyak.export.archive import Export, ExportError, read_export, write_export
 from polyak.export.numpy_file import from_members, to_members
 from polyak.export.numpy_weights import check_plain_weights
 from polyak.networks.actor_critic import mlp
-from tests.parts.test_policies import VECTOR, policy_for
+from tests.policies.test_network_policy import VECTOR, policy_for
 
 SPECS = {
     "Discrete": EnvSpec(VECTOR, Discrete(2, start=7)),

@@ -14,7 +14,18 @@ from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import lstm
 from polyak.policies import predict
 from polyak.policies.network_policy import Greedy, NetworkPolicy
-from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, VECTOR, act, greedy, normalizer_of, policy_for, time_step
+from tests.policies.test_network_policy import (
+    BOX,
+    KEY,
+    REMEMBERS,
+    SPEC,
+    VECTOR,
+    act,
+    greedy,
+    normalizer_of,
+    policy_for,
+    time_step,
+)
 
 MASKED = EnvSpec(VECTOR, Dict({"a": Discrete(3), "b": MultiDiscrete((2, 3), (1, 0))}), has_action_mask=True)
 

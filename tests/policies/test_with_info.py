@@ -19,8 +19,8 @@ from polyak.policies.scripted import Scripted, Uniform
 from polyak.policies.with_info import with_info
 from tests.agents.rollouts import same_bits
 from tests.copies.inner import DISCRETE, Inner
-from tests.parts.test_policies import BOX, KEY, REMEMBERS, SPEC, act, normalizer_of, policy_for, said, time_step
-from tests.parts.test_predict import MASKED
+from tests.policies.test_network_policy import BOX, KEY, REMEMBERS, SPEC, act, normalizer_of, policy_for, said, time_step
+from tests.policies.test_predict import MASKED
 
 OBS = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 FIRST = time_step(OBS, first=np.ones(4, bool))

@@ -13,7 +13,7 @@ from polyak.core.types import Histogram, HostEnv, Progress
 from polyak.storage.callbacks import checkpointer, jsonl_logger, save_progress, tensorboard_logger, with_time
 from polyak.storage.checkpoint import CheckpointError, restore, save, steps
 from polyak.storage.run_directory import RunError, create, open_run
-from tests.storage.test_events import read
+from tests.storage.test_tensorboard import read
 
 STATE = {"agent": jnp.arange(3.0), "key": jax.random.key(0)}
 

@@ -10,7 +10,7 @@ import pytest
 from polyak.core.spaces import Dict, EnvSpec
 from polyak.core.types import PolicyStep, TimeStep
 from polyak.policies.python.policy import PythonPolicy
-from tests.parts.test_python_policy import KEY, SPEC, B, rule, time_step
+from tests.policies.python.test_policy import KEY, SPEC, B, rule, time_step
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from polyak.policies.python.policy import PythonPolicy
-from tests.parts.test_python_policy import SPEC, B, steps, time_step
+from tests.policies.python.test_policy import SPEC, B, steps, time_step
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
