@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
 from polyak.core.types import PyTree
 from polyak.kernels.convolution import convolve
+from polyak.networks.initializers import constant, orthogonal, uniform
 from polyak.networks.products import product
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -121,14 +122,8 @@ class Layer(nnx.Module):
     """A linear layer, which starts orthogonal with a gain, or as PyTorch's."""
 
     def __init__(self, inputs: int, outputs: int, settings: Layers, gain: float, rngs: nnx.Rngs) -> None:
-        most = inputs**-0.5
-
-        def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-            return jax.random.uniform(key, shape, dtype, -most, most)
-
-        kernel, bias = (
-            (nnx.initializers.orthogonal(gain), nnx.initializers.zeros) if settings.orthogonal else (uniform, uniform)
-        )
+        as_in_pytorch = uniform(inputs**-0.5)
+        kernel, bias = (orthogonal(gain), constant(0.0)) if settings.orthogonal else (as_in_pytorch, as_in_pytorch)
         self.kernel = nnx.Param(kernel(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(bias(rngs.params(), (outputs,), jnp.float32))
 
@@ -159,7 +154,7 @@ class Convolutions(nnx.Module):
     def __init__(self, shape: tuple[int, ...], rngs: nnx.Rngs) -> None:
         self.channels_first = channels_first(shape)
         channels = shape[0] if self.channels_first else shape[-1]
-        init = nnx.initializers.orthogonal(np.sqrt(2.0))
+        init = orthogonal(np.sqrt(2.0))
         plan = ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
         self.strides = tuple(stride for *_, stride in plan)
         self.layers: Any = nnx.List(
@@ -225,7 +220,7 @@ class PolicyHead(nnx.Module):
         self.linear = Layer(features, outputs, settings, 0.01, rngs)
         free = boxes if settings.std == "free" else []
         self.log_std = nnx.Dict(
-            {_name(path): nnx.Param(jnp.full(leaf.shape, settings.log_std, jnp.float32)) for path, leaf in free}
+            {_name(path): nnx.Param(jax.device_put(np.full(leaf.shape, settings.log_std, np.float32))) for path, leaf in free}
         )
         self.scales = nnx.Dict(
             {
