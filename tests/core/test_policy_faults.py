@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from polyak.core import policy_faults as python_calls
-from polyak.core.policy_faults import CallRaised, PythonCalls, Watch
+from polyak.core.policy_faults import CallRaised, ExceptionRelay, PythonCalls
 from polyak.policies.python.policy import PythonPolicy
 from tests.policies.python.test_policy import KEY, SPEC, B, rule, time_step
 
@@ -35,7 +35,7 @@ def test_P2_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
     program = jax.jit(lambda obs: jax.lax.scan(step, obs, None, 3)[0]).lower(obs).compile()
     threading.Thread(target=lambda: between.wait(9) and os.kill(os.getpid(), signal.SIGINT), daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        Watch(policy).run(partial(program, obs))
+        ExceptionRelay(policy).run(partial(program, obs))
     assert policy.num_calls == 1
     with pytest.raises(CallRaised, match="stopped, until the program that was interrupted has ended"):
         policy.in_numpy()(time_step(), (), None)

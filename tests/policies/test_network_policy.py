@@ -171,7 +171,7 @@ def test_wrappers_carry_the_memory_along(network):
 
 @pytest.mark.parametrize("network", [mlp((5,)), REMEMBERS["gru"]], ids=["mlp", "gru"])
 def test_what_the_network_said_is_kept_where_it_is_asked_for(network):
-    policy = policy_for(BOX, network=network, keeps=True)
+    policy = policy_for(BOX, network=network, return_info=True)
     obs = jnp.ones((4, 3))
     now, carry = time_step(obs, first=np.ones(4, bool)), policy.initial_state(4)
     step = act(policy, now, carry)
@@ -179,7 +179,7 @@ def test_what_the_network_said_is_kept_where_it_is_asked_for(network):
     assert same_bits(step.info, {"value": value, "params": params}) and value.shape == (4,)
     outer = act(DiscountedReturn(policy, 0.9), now, (carry, jnp.zeros(4)))
     assert same_bits(outer.info, step.info) and same_bits(outer.action, step.action)
-    without = act(dataclasses.replace(policy, keeps=False), now, carry)
+    without = act(dataclasses.replace(policy, return_info=False), now, carry)
     assert without.info == () and same_bits(without.action, step.action)
 
 
@@ -203,4 +203,4 @@ def test_only_what_numpy_has_a_form_of_acts_there():
         return policy.suits_numpy(2)
 
     assert suits() and suits(squash=True) and suits(mlp((5,), squash_mean=True))
-    assert not suits(keeps=True) and not suits(REMEMBERS["lstm"]) and not suits(mlp((5,), std="state"))
+    assert not suits(return_info=True) and not suits(REMEMBERS["lstm"]) and not suits(mlp((5,), std="state"))

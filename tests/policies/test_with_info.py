@@ -67,7 +67,9 @@ def test_log_prob_value_and_id_are_added_through_wrappers_with_a_memory(build):
 
 
 def test_info_within_is_kept_and_the_outer_word_counts():
-    policy = with_info(ActionSmoothing(with_info(policy_for(BOX, keeps=True), policy_id=1), 0.5), value=False, policy_id=2)
+    policy = with_info(
+        ActionSmoothing(with_info(policy_for(BOX, return_info=True), policy_id=1), 0.5), value=False, policy_id=2
+    )
     carry = (policy.policy.policy.initial_state(4), jnp.ones((4, 2)))
     step = act(policy, time_step(OBS), carry)
     assert set(step.info) == {"value", "params", "log_prob", "policy_id"} and int(step.info["policy_id"][0]) == 2

@@ -11,7 +11,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.networks.actor_critic import mlp
-from polyak.train.actor import InNumPy, Jitted, acting
+from polyak.train.actor import Jitted, NumPyActor, acting
 from polyak.train.loop import initial, iteration_keys
 from polyak.train.philox import philox_key
 
@@ -77,7 +77,7 @@ def test_both_ways_give_the_policys_actions_and_carry(action, settings, exact):
     agent = agent_for(ACTIONS[action], **settings)
     state = started(agent, rng)
     how = acting(agent, state, None, exact=exact)
-    assert isinstance(how, Jitted if exact else InNumPy)
+    assert isinstance(how, Jitted if exact else NumPyActor)
     act, carry, its_carry = how.rollout(agent, state), jax.tree.map(np.asarray, state.carry), state.carry
     for t in range(NUM_STEPS):
         now = time_step(rng)

@@ -227,7 +227,7 @@ class PPO:
 
     def collect_policy(self, state: PPOState) -> NetworkPolicy | DiscountedReturn:
         """A sample from the policy."""
-        policy = self._network_policy(state, keeps=self.values_when == "collect")
+        policy = self._network_policy(state, return_info=self.values_when == "collect")
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(
@@ -377,8 +377,8 @@ class PPO:
         adapted = adapted_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
         return jnp.where(taken.kept.any(), adapted, beta)  # without a step the divergence says nothing about it
 
-    def _network_policy(self, state: PPOState, *, keeps: bool = False) -> NetworkPolicy:
-        return NetworkPolicy(state.variables, state.normalizer, self._network, self.spec, keeps, self.squash)
+    def _network_policy(self, state: PPOState, *, return_info: bool = False) -> NetworkPolicy:
+        return NetworkPolicy(state.variables, state.normalizer, self._network, self.spec, return_info, self.squash)
 
     @property
     def _adam(self) -> Adam:

@@ -25,7 +25,7 @@ class CallRaised(RuntimeError):
     """Ends a compiled program; its cause is what Python raised, if it did."""
 
 
-class Tally:
+class CallLog:
     """What happened under one watch: calls made, those under way, and the first exception."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class PythonCalls:
     def __init__(self, name: str, inexact: str | None = None) -> None:
         self.name, self.inexact = name, inexact
         self.count = 0
-        self.tally = Tally()
+        self.tally = CallLog()
         self._ending: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -94,9 +94,9 @@ class PythonCalls:
             self._ending.join(BUSY_SECONDS)
             if self._ending.is_alive():
                 raise TimeoutError(f"{self.name}: a program that was interrupted is still busy after {BUSY_SECONDS:g} seconds")
-            self._ending, self.tally = None, Tally()
+            self._ending, self.tally = None, CallLog()
 
-    def switch(self, tally: Tally) -> None:
+    def switch(self, tally: CallLog) -> None:
         """To the tally of another watch, unless calls stay stopped."""
         if self._ending is None:
             self.tally = tally
@@ -128,7 +128,7 @@ def python_calls_in(tree: Any) -> list[PythonCalls]:
     return list(dict.fromkeys(node.python_calls for node in nodes if isinstance(node, CallsPython)))
 
 
-class Watch:
+class ExceptionRelay:
     """What Python raises inside compiled programs comes out as it was raised: same exception, same traceback.
 
     A context manager; and `run`, for one program. Watches of the same policy nest.
@@ -138,8 +138,8 @@ class Watch:
     """
 
     def __init__(self, tree: Any) -> None:
-        self._tallies = [(calls, Tally()) for calls in python_calls_in(tree)]
-        self._before: list[Tally] = []
+        self._tallies = [(calls, CallLog()) for calls in python_calls_in(tree)]
+        self._before: list[CallLog] = []
 
     @property
     def active(self) -> bool:
@@ -151,7 +151,7 @@ class Watch:
         """Why programs with these calls may not do the same twice."""
         return tuple(calls.inexact for calls, _ in self._tallies if calls.inexact is not None)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "ExceptionRelay":
         for calls, _ in self._tallies:
             calls.wait()
         self._before = [calls.tally for calls, _ in self._tallies]
@@ -234,7 +234,7 @@ class Watch:
 
 
 def compiling(jitted: Any) -> Callable[..., Any]:
-    """`compiled(*arguments)`: the program of a jitted function for arguments like these, for `Watch.run`; each compiled once.
+    """`compiled(*arguments)`: the program of a jitted function for these argument shapes, for `ExceptionRelay.run`.
 
     A function that is traced in the watch's thread would not see the settings of the caller's.
     """

@@ -8,7 +8,7 @@ import numpy as np
 from polyak.core.carries import check_carry
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space, only_value
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
-from polyak.policies.predict import SpecifiedPolicy, rows_of, watching
+from polyak.policies.predict import PolicyWithSpec, rows_of, watching
 
 
 @jax.jit
@@ -32,7 +32,7 @@ class AsPython:
     is `predict`.
     """
 
-    def __init__(self, policy: SpecifiedPolicy, *, deterministic: bool) -> None:
+    def __init__(self, policy: PolicyWithSpec, *, deterministic: bool) -> None:
         self._policy, self._deterministic = policy, deterministic
 
     @property
@@ -95,7 +95,7 @@ class AsPython:
             raise type(error)(str(error).replace("predict:", "as_python:", 1)) from None
 
 
-def as_python(policy: SpecifiedPolicy, *, deterministic: bool = True) -> AsPython:
+def as_python(policy: PolicyWithSpec, *, deterministic: bool = True) -> AsPython:
     """The policy as a plain NumPy callable, for one observation or a batch: see `AsPython`.
 
     Args:

@@ -18,8 +18,8 @@ from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCateg
 from polyak.ops.distributions.exploration import Chosen, EpsilonMixture, uniform_over
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.as_python import as_python
-from polyak.policies.predict import SpecifiedPolicy, predict
-from polyak.policies.wrapper import as_count, check_wrapped, decided, sampled
+from polyak.policies.predict import PolicyWithSpec, predict
+from polyak.policies.wrapper import as_count, check_wrapped, draw_for_new_episodes, sampled
 
 INFINITE = float("inf")
 # A temperature of 0, where a schedule ends, counts as this.
@@ -43,7 +43,7 @@ class EpsilonGreedy:
         TypeError, ValueError: `policy` is none or has Box actions, `epsilon` leaves [0, 1].
     """
 
-    policy: SpecifiedPolicy
+    policy: PolicyWithSpec
     epsilon: Schedule
     env_steps: Any = 0
 
@@ -69,7 +69,7 @@ class EpsilonGreedy:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """A draw from P, with its logarithm."""
-        carry, key = decided(carry, time_step, key)
+        carry, key = draw_for_new_episodes(carry, time_step, key)
         distribution, carry = self.distribution(time_step, carry)
         action, log_prob = distribution.sample_and_log_prob(seed=key)
         return PolicyStep(action, carry, {"log_prob": log_prob})
@@ -95,7 +95,7 @@ class Boltzmann:
             a distribution that has no logits.
     """
 
-    policy: SpecifiedPolicy
+    policy: PolicyWithSpec
     temperature: Schedule = 1.0
     env_steps: Any = 0
 
@@ -123,7 +123,7 @@ class Boltzmann:
     as_python = as_python
 
 
-def _check_choices(owner: str, policy: SpecifiedPolicy) -> None:
+def _check_choices(owner: str, policy: PolicyWithSpec) -> None:
     check_wrapped(owner, policy, (Discrete, MultiDiscrete, MultiBinary), every=True, instead="for a Box take GaussianNoise")
 
 

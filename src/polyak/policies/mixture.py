@@ -15,7 +15,7 @@ from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions.exploration import Chosen, chosen
 from polyak.policies.as_python import as_python
 from polyak.policies.predict import predict
-from polyak.policies.wrapper import Lots, check_policy, decided
+from polyak.policies.wrapper import EpisodeDraw, check_policy, draw_for_new_episodes
 
 
 @struct
@@ -56,7 +56,7 @@ class Mixture:
 
     def initial_state(self, batch_size: int) -> PyTree:
         """Nothing drawn, and the memory of each."""
-        return Lots.none(batch_size), tuple(policy.initial_state(batch_size) for policy in self.policies)
+        return EpisodeDraw.none(batch_size), tuple(policy.initial_state(batch_size) for policy in self.policies)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Chosen, PyTree]:
         """The chosen one's."""
@@ -67,7 +67,7 @@ class Mixture:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The chosen one's step, with the memory of all."""
-        (lots, inner), key = decided(carry, time_step, key)
+        (lots, inner), key = draw_for_new_episodes(carry, time_step, key)
         choice, lots = self._choice(lots, time_step)
         each = zip(self.policies, inner, jax.random.split(key, len(self.policies)), strict=True)
         steps = [policy.action(time_step, its, its_key) for policy, its, its_key in each]
@@ -77,7 +77,7 @@ class Mixture:
         action, info = (chosen(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
         return PolicyStep(action, (lots, _after(choice, inner, [step.carry for step in steps])), info)
 
-    def _choice(self, lots: Lots, time_step: TimeStep) -> tuple[Int32[Array, " B"], Lots]:
+    def _choice(self, lots: EpisodeDraw, time_step: TimeStep) -> tuple[Int32[Array, " B"], EpisodeDraw]:
         """Which policy each environment follows, and lots that say so until the episode ends."""
         weights = jnp.asarray(self.weights)
         sums = jnp.cumsum(weights)
@@ -86,7 +86,7 @@ class Mixture:
         known = ~jnp.asarray(time_step.first) | lots.drawn
         number = jnp.where(known, lots.number, middle)
         choice = jnp.sum((number * sums[-1])[:, None] >= sums[None, :-1], axis=1, dtype=jnp.int32)
-        return choice, Lots(number, jnp.zeros_like(lots.drawn))
+        return choice, EpisodeDraw(number, jnp.zeros_like(lots.drawn))
 
     predict = predict
     as_python = as_python

@@ -16,8 +16,8 @@ from polyak.ops.normalizer import ObsNormalizer
 from polyak.ops.returns import discounted_on
 from polyak.policies import numpy_actor as numpy_acting
 from polyak.policies.as_python import as_python
-from polyak.policies.predict import SpecifiedPolicy, predict
-from polyak.policies.wrapper import check_policy, decided
+from polyak.policies.predict import PolicyWithSpec, predict
+from polyak.policies.wrapper import check_policy, draw_for_new_episodes
 
 
 @struct
@@ -29,7 +29,7 @@ class NetworkPolicy:
         normalizer: statistics that observations are normalised with, or None.
         network: what turns variables and an observation into `(action_params, value)`.
         spec: the spaces.
-        keeps: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that wants what the
+        return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that wants what the
             network said when it acted.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
     """
@@ -38,7 +38,7 @@ class NetworkPolicy:
     normalizer: ObsNormalizer | None
     network: Network = static()
     spec: EnvSpec = static()
-    keeps: bool = static(default=False)
+    return_info: bool = static(default=False)
     squash: bool = static(default=False)
 
     def initial_state(self, batch_size: int) -> PyTree:
@@ -66,12 +66,16 @@ class NetworkPolicy:
         carry = reset_carry(self.network, carry, time_step.first)
         (params, value), carry, _ = self.network.apply(self.variables, obs, carry)
         distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
-        return distribution, carry, {"value": value, "params": broadcast_params(self.spec.action, params)} if self.keeps else ()
+        return (
+            distribution,
+            carry,
+            {"value": value, "params": broadcast_params(self.spec.action, params)} if self.return_info else (),
+        )
 
     def suits_numpy(self, num_envs: int) -> bool:
         """A small built-in network does, where nothing but a plain sample is asked for."""
         # What a class derived from this one does otherwise, NumPy would not do.
-        plain = type(self) is NetworkPolicy and not self.keeps
+        plain = type(self) is NetworkPolicy and not self.return_info
         return plain and numpy_acting.suits_numpy(self.network, self.spec, num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
@@ -106,7 +110,7 @@ class Greedy:
         TypeError: it is no policy that knows its spaces.
     """
 
-    policy: SpecifiedPolicy
+    policy: PolicyWithSpec
 
     def __post_init__(self) -> None:
         check_policy("Greedy", self.policy)
@@ -127,7 +131,7 @@ class Greedy:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The mode for each row; the key is used only where something within is chosen once an episode."""
-        carry, _ = decided(carry, time_step, key)
+        carry, _ = draw_for_new_episodes(carry, time_step, key)
         distribution, carry = self.policy.distribution(time_step, carry)
         return PolicyStep(distribution.mode(), carry)
 

@@ -17,8 +17,8 @@ from polyak.ops.distributions.bounded import ClippedNormal
 from polyak.ops.distributions.exploration import Chosen, moved
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.as_python import as_python
-from polyak.policies.predict import SpecifiedPolicy, predict
-from polyak.policies.wrapper import as_count, check_wrapped, decided, is_box, sampled
+from polyak.policies.predict import PolicyWithSpec, predict
+from polyak.policies.wrapper import as_count, check_wrapped, draw_for_new_episodes, is_box, sampled
 
 
 @struct
@@ -38,7 +38,7 @@ class GaussianNoise:
         TypeError, ValueError: `policy` is none or has no Box action, or `scale` is not above 0.
     """
 
-    policy: SpecifiedPolicy
+    policy: PolicyWithSpec
     scale: Schedule = 0.1
     env_steps: Any = 0
 
@@ -89,7 +89,7 @@ class OUNoise:
     Source: Lillicrap et al. 2016, arXiv:1509.02971, section 7, whose θ and scale are the defaults.
     """
 
-    policy: SpecifiedPolicy
+    policy: PolicyWithSpec
     scale: Schedule = 0.2
     theta: Scalar = number(default=0.15, above=0, at_most=1)
     env_steps: Any = 0
@@ -118,7 +118,7 @@ class OUNoise:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The mode with noise, which moves on."""
-        (inner, noise), key = decided(carry, time_step, key)
+        (inner, noise), key = draw_for_new_episodes(carry, time_step, key)
         distribution, inner = self.policy.distribution(time_step, inner)
         scale = value_at(self.scale, self.env_steps)
         keys = iter(jax.random.split(key, len(list(leaf_spaces(self.spec.action)))))
@@ -158,7 +158,7 @@ class ActionSmoothing:
         TypeError, ValueError: `policy` is none or has no Box action, or `share` is not in (0, 1].
     """
 
-    policy: SpecifiedPolicy
+    policy: PolicyWithSpec
     share: Scalar = number(default=0.5, above=0, at_most=1)
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class ActionSmoothing:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's step, its action smoothed."""
-        (inner, last), key = decided(carry, time_step, key)
+        (inner, last), key = draw_for_new_episodes(carry, time_step, key)
         step = self.policy.action(time_step, inner, key)
         action = self._smoothed(Deterministic(step.action), time_step, last).mode()
         return PolicyStep(action, (step.carry, self._boxes(action)), step.info)

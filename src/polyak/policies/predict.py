@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.carries import check_carry
-from polyak.core.policy_faults import Watch, python_calls_in
+from polyak.core.policy_faults import ExceptionRelay, python_calls_in
 from polyak.core.spaces import (
     Box,
     Dict,
@@ -33,7 +33,7 @@ from polyak.core.types import Policy, PyTree, TimeStep
 Mode: TypeAlias = Callable[[Any], Any]
 
 
-class SpecifiedPolicy(Policy, Protocol):
+class PolicyWithSpec(Policy, Protocol):
     """A policy that knows the spaces it acts in."""
 
     @property
@@ -68,7 +68,7 @@ def _mode(policy: Policy, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, P
 
 
 def predict(
-    policy: SpecifiedPolicy,
+    policy: PolicyWithSpec,
     obs: Any,
     carry: PyTree = None,
     *,
@@ -98,12 +98,12 @@ def predict(
     given = partial(_predicted, policy, form, obs, carry, deterministic, action_mask, key)
     if not form.calls_python:
         return given()
-    with Watch(policy):
+    with ExceptionRelay(policy):
         return given()
 
 
 def _predicted(
-    policy: SpecifiedPolicy,
+    policy: PolicyWithSpec,
     form: "_Form",
     obs: Any,
     carry: PyTree,
@@ -150,12 +150,12 @@ class _Form(NamedTuple):
 _forms: dict[int, _Form] = {}
 
 
-def watching(policy: SpecifiedPolicy) -> AbstractContextManager[Any]:
+def watching(policy: PolicyWithSpec) -> AbstractContextManager[Any]:
     """A context in which what a policy raises that calls Python comes out as it was raised."""
-    return Watch(policy) if _form_of(policy).calls_python else nullcontext()
+    return ExceptionRelay(policy) if _form_of(policy).calls_python else nullcontext()
 
 
-def _form_of(policy: SpecifiedPolicy) -> _Form:
+def _form_of(policy: PolicyWithSpec) -> _Form:
     """What is known of it, looked up anew where it is another than before."""
     form, arrays = _forms.get(id(policy)), jax.tree.leaves(policy)
     # The arrays too: a policy is frozen, but the dicts in it are not.
@@ -164,7 +164,7 @@ def _form_of(policy: SpecifiedPolicy) -> _Form:
     return form
 
 
-def _new_form(policy: SpecifiedPolicy, arrays: list[Any]) -> _Form:
+def _new_form(policy: PolicyWithSpec, arrays: list[Any]) -> _Form:
     known, number = weakref.ref(policy, lambda _: _forms.pop(number, None)), id(policy)
     most = policy.most_rows_in_numpy() if isinstance(policy, ModeInNumPy) else 0
     # Copies, for a buffer that is donated is written over.

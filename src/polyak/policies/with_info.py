@@ -15,9 +15,9 @@ from polyak.policies.as_python import as_python
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
-from polyak.policies.predict import SpecifiedPolicy, predict
+from polyak.policies.predict import PolicyWithSpec, predict
 from polyak.policies.python.policy import PythonPolicy
-from polyak.policies.wrapper import check_policy, decided
+from polyak.policies.wrapper import check_policy, draw_for_new_episodes
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class WithInfo:
         TypeError, ValueError: `policy` is none, a setting is not that, or `value` is True and no policy within has one.
     """
 
-    policy: SpecifiedPolicy
+    policy: PolicyWithSpec
     log_prob: bool = static(default=True)
     value: bool = static(default=False)
     policy_id: int | None = static(default=None)
@@ -74,7 +74,7 @@ class WithInfo:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's step, saying more."""
-        carry, key = decided(carry, time_step, key)
+        carry, key = draw_for_new_episodes(carry, time_step, key)
         policy = _calling_once(self.policy) if self.log_prob else self.policy
         step = policy.action(time_step, carry, key)
         if not isinstance(step.info, dict) and step.info != ():
@@ -94,7 +94,7 @@ class WithInfo:
 
 
 def with_info(
-    policy: SpecifiedPolicy, *, log_prob: bool = True, value: bool | None = None, policy_id: int | None = None
+    policy: PolicyWithSpec, *, log_prob: bool = True, value: bool | None = None, policy_id: int | None = None
 ) -> WithInfo:
     """A policy whose steps say more: see `WithInfo`.
 
@@ -129,15 +129,15 @@ class _Asked:
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The policy's step."""
         step = self._policy.action(time_step, carry, key)
-        if not self._policy.side.has_distribution:
+        if not self._policy.callee.has_distribution:
             self._said = Deterministic(step.action), step.carry
         return step
 
 
-def _calling_once(policy: SpecifiedPolicy) -> SpecifiedPolicy:
+def _calling_once(policy: PolicyWithSpec) -> PolicyWithSpec:
     """The policy for one step: `action` and then `distribution` call what is Python within once."""
     is_python = lambda node: isinstance(node, PythonPolicy)  # noqa: E731
-    asked: SpecifiedPolicy = jax.tree.map(lambda node: _Asked(node) if is_python(node) else node, policy, is_leaf=is_python)
+    asked: PolicyWithSpec = jax.tree.map(lambda node: _Asked(node) if is_python(node) else node, policy, is_leaf=is_python)
     return asked
 
 

@@ -11,14 +11,15 @@ from polyak.core.checks import check_number
 from polyak.core.spaces import Box, Leaf, leaf_spaces
 from polyak.core.struct import struct
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
-from polyak.policies.predict import SpecifiedPolicy
+from polyak.policies.predict import PolicyWithSpec
 
 
 @struct
-class Lots:
+class EpisodeDraw:
     """A part of a carry: one random number an episode, by which a policy is chosen.
 
-    `Policy.distribution` gets no key, so it cannot draw. Whoever acts by another policy's distribution calls `decided` first.
+    `Policy.distribution` gets no key, so it cannot draw: a wrapper that acts by another policy's distribution calls
+    `draw_for_new_episodes` first.
 
     Attributes:
         number: uniform in [0, 1).
@@ -29,12 +30,12 @@ class Lots:
     drawn: Bool[Array, " B"]
 
     @classmethod
-    def none(cls, batch_size: int) -> "Lots":
+    def none(cls, batch_size: int) -> "EpisodeDraw":
         """Nothing drawn."""
         return cls(jnp.zeros(batch_size), jnp.zeros(batch_size, bool))
 
 
-def decided(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray) -> tuple[PyTree, PRNGKeyArray]:
+def draw_for_new_episodes(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray) -> tuple[PyTree, PRNGKeyArray]:
     """The carry with its lots drawn for the episodes that begin, and the key for the rest; both as they are without lots."""
     parts, tree = jax.tree.flatten(carry, is_leaf=_is_lots)
     count = sum(map(_is_lots, parts))
@@ -46,23 +47,23 @@ def decided(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray) -> tuple[PyTr
     return jax.tree.unflatten(tree, drawn), key
 
 
-def sampled(policy: SpecifiedPolicy, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+def sampled(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
     """The `action` of a policy that draws from its own distribution."""
-    carry, key = decided(carry, time_step, key)
+    carry, key = draw_for_new_episodes(carry, time_step, key)
     distribution, carry = policy.distribution(time_step, carry)
     return PolicyStep(distribution.sample(seed=key), carry)
 
 
-def _drawn(lots: Lots, time_step: TimeStep, key: PRNGKeyArray) -> Lots:
+def _drawn(lots: EpisodeDraw, time_step: TimeStep, key: PRNGKeyArray) -> EpisodeDraw:
     anew = jnp.asarray(time_step.first) & ~lots.drawn
-    return Lots(jnp.where(anew, jax.random.uniform(key, lots.number.shape), lots.number), lots.drawn | anew)
+    return EpisodeDraw(jnp.where(anew, jax.random.uniform(key, lots.number.shape), lots.number), lots.drawn | anew)
 
 
 def _is_lots(node: Any) -> bool:
-    return isinstance(node, Lots)
+    return isinstance(node, EpisodeDraw)
 
 
-def check_wrapped(owner: str, policy: SpecifiedPolicy, kinds: tuple[type, ...], *, every: bool, instead: str) -> None:
+def check_wrapped(owner: str, policy: PolicyWithSpec, kinds: tuple[type, ...], *, every: bool, instead: str) -> None:
     """A policy whose actions are of these kinds: all of them, or one at least.
 
     Raises:

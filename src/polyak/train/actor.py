@@ -46,7 +46,7 @@ def acting(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) ->
 
 @kept
 def _in_numpy(num_envs: int, shape: tuple[Any, ...]) -> Acting:
-    return InNumPy(num_envs)
+    return NumPyActor(num_envs)
 
 
 @kept
@@ -56,7 +56,7 @@ def _jitted(mesh: Mesh | None, shape: tuple[Any, ...]) -> Acting:
     return Jitted(agent, state, mesh)
 
 
-class InNumPy:
+class NumPyActor:
     """All that is random is drawn beforehand, in one jitted call a rollout; the policy's arrays are NumPy's."""
 
     def __init__(self, num_envs: int) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.core.carries import check_carry
 from polyak.core.checks import check_integer
-from polyak.core.policy_faults import Watch, compiling
+from polyak.core.policy_faults import ExceptionRelay, compiling
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
@@ -45,7 +45,7 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
     check_integer("collect", "num_steps", num_steps)
     watched = _Watched(policy, policy.spec if isinstance(policy, _Specified) else env.spec, num_steps)
     check_match(watched, env, 1)
-    watch = Watch(policy)
+    watch = ExceptionRelay(policy)
     if isinstance(env, HostEnv):
         with watch:
             return _stepped(watched, env, key)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
 from polyak.core.carries import can_fail, check_carry
 from polyak.core.checks import check_same_types
-from polyak.core.policy_faults import Watch
+from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Finished
 from polyak.train.loop import (
@@ -87,7 +87,7 @@ def compiled(
     mesh = mesh_over(devices, env.num_envs)
     state = start(agent, env, key) if resume_from is None else resume_from
     state = _place(state, mesh, env.num_envs)
-    watch = Watch(jax.eval_shape(agent.collect_policy, state.agent))
+    watch = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, watch.inexact)
     with reporter.compiling():
         chunk = _program(env, mesh, _alone, shape_of(agent, state)).lower(agent, state, 1, 1).compile()

@@ -14,7 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
-from polyak.core.policy_faults import CallsPython, Watch, compiling
+from polyak.core.policy_faults import CallsPython, ExceptionRelay, compiling
 from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
 from polyak.train.loop import env_reset_key, env_step_key, jitted_init, kept
 
@@ -78,7 +78,7 @@ def evaluate(
     quota[: episodes % env.num_envs] += 1
     env_key, act_key = jax.random.split(key)
     if isinstance(env, HostEnv):
-        with Watch(policy):
+        with ExceptionRelay(policy):
             return _on_host(policy, env, quota, env_key, act_key, max_steps)
     return _compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
 
@@ -172,7 +172,7 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     chunk, compiled = _programs(env)
     env_state, time_step = jitted_init(env)(env_reset_key(env_key))
     now = (env_state, time_step, policy.initial_state(env.num_envs))
-    watch = Watch(policy)
+    watch = ExceptionRelay(policy)
     if watch.active:
         chunk = compiled(policy, now, env_key, act_key, np.uint32(0), np.uint32(0), quota.astype(np.int32))
     tally, t = _Tally(quota), 0

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.carries import check_carry
-from polyak.core.policy_faults import Watch
+from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PolicyStep, PyTree, Rollout, TimeStep
 from polyak.train.actor import Acting, acting
 from polyak.train.episodes import Finished
@@ -82,7 +82,7 @@ def host(
     hosted = as_host_env(env, key)
     state = start(agent, hosted, key) if resume_from is None else resume_from
     state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-    watch = Watch(jax.eval_shape(agent.collect_policy, state.agent))
+    watch = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, watch.inexact)
     with reporter.compiling():
         how = acting(agent, state, mesh, exact=isinstance(hosted, HostedEnv))

@@ -72,7 +72,7 @@ COUNTER = {"carry_spec": np.int32(0), "info_spec": {"seen": jax.ShapeDtypeStruct
 def test_it_is_a_policy_with_no_leaves_and_a_name():
     policy = PythonPolicy(rule, SPEC)
     assert isinstance(policy, Policy) and jax.tree.leaves(policy) == []
-    assert "rule" in repr(policy) and PythonPolicy(Counter(), SPEC).side.calls.name == "PythonPolicy 'Counter'"
+    assert "rule" in repr(policy) and PythonPolicy(Counter(), SPEC).callee.calls.name == "PythonPolicy 'Counter'"
 
 
 @pytest.mark.parametrize(
@@ -385,10 +385,10 @@ def test_policies_around_two_objects_follow_each_other_by_name():
     with pytest.raises(ValueError, match=r'static fields differ.*must match, or match="name" says that names are enough'):
         soft_update(online, target, 0.25)
     moved = soft_update(online, target, 0.25, match="name")
-    assert moved.action(time_step(jnp.ones((B, 2))), (), KEY).action.tolist() == [[0.25]] * B and moved.side is target.side
+    assert moved.action(time_step(jnp.ones((B, 2))), (), KEY).action.tolist() == [[0.25]] * B and moved.callee is target.callee
     # Without variables there is nothing that could follow.
     online, target = PythonPolicy(lambda obs: obs[:, :1], BOX), PythonPolicy(lambda obs: obs[:, 1:], BOX)
-    assert soft_update(online, target, 1.0).side is target.side
+    assert soft_update(online, target, 1.0).callee is target.callee
 
 
 def test_clipped_actions_are_counted():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
-from polyak.policies.python.validation import Answers, first_values, forbidden, wanted_actions, wanted_like
+from polyak.policies.python.validation import OutputChecker, action_specs, forbidden, initial_carry_values, specs_like
 
 OBS = Box([-1.0], [1.0])
 TORQUE = Box([-2.0, -1.0], [2.0, 1.0])
@@ -13,7 +13,7 @@ TREE = Dict({"gear": Discrete(3), "pair": Tuple((Box([-1.0], [1.0]), MultiDiscre
 
 
 def answers(action, clip=False, check=True, **spec):
-    return Answers("rule", "action", wanted_actions(EnvSpec(OBS, action, **spec)), clip=clip, check=check)
+    return OutputChecker("rule", "action", action_specs(EnvSpec(OBS, action, **spec)), clip=clip, check=check)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_P14_single_answers_are_stacked_and_the_wrong_one_is_named():
 
 def test_what_a_declared_carry_is_and_begins_with():
     spec = {"h": Box([-1.0] * 2, [1.0] * 2), "n": jax.ShapeDtypeStruct((), np.int32), "x": np.array([3, 4], np.int8)}
-    carry = first_values(spec, 2)
+    carry = initial_carry_values(spec, 2)
     assert carry["h"].shape == (2, 2) and carry["n"].dtype == np.int32
     assert carry["x"].tolist() == [[3, 4], [3, 4]]
-    held = Answers("rule", "carry", wanted_like(spec))
+    held = OutputChecker("rule", "carry", specs_like(spec))
     assert jax.tree.map(np.shape, held.batch(carry, 2)) == jax.tree.map(np.shape, carry)
     with pytest.raises(ValueError, match=r"rule: carry at 'h' has shape \(2, 3\), wanted \(2, 2\) of float32"):
         held.batch(carry | {"h": np.zeros((2, 3))}, 2)
@@ -165,16 +165,16 @@ def test_P4_answers_are_copies_of_what_the_policy_may_fill_again():
 
 
 def test_P6_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
-    held = Answers("rule", "carry", wanted_like({"x": np.zeros(3), "n": np.array(7)}))
-    carry = first_values({"x": np.zeros(3), "n": np.array(7)}, 2)
+    held = OutputChecker("rule", "carry", specs_like({"x": np.zeros(3), "n": np.array(7)}))
+    carry = initial_carry_values({"x": np.zeros(3), "n": np.array(7)}, 2)
     assert carry["x"].dtype == np.float32 and carry["n"].dtype == np.int32 and carry["n"].tolist() == [7, 7]
     assert jax.tree.map(lambda x: x.dtype, held.batch(carry, 2)) == {"x": np.float32, "n": np.int32}
     with pytest.raises(TypeError, match=r"arrays at 'n', e.g. np.int32\(0\), got 0"):
-        wanted_like({"n": 0})
+        specs_like({"n": 0})
 
 
 def test_P5_a_carry_that_float32_cannot_hold_is_refused_and_one_that_was_infinite_is_not():
-    held = Answers("rule", "carry", wanted_like(np.float32(0)))
+    held = OutputChecker("rule", "carry", specs_like(np.float32(0)))
     assert held.batch(np.array([1.0, -np.inf]), 2).tolist() == [1.0, -np.inf]
     with pytest.raises(ValueError, match="rule: carry holds what no float32 can in environment 1"):
         held.batch(np.array([1.0, -1e300]), 2)

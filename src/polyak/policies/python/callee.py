@@ -13,7 +13,15 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import parameter_shapes
 from polyak.policies.python.timeout import Deadline
-from polyak.policies.python.validation import Answers, Wanted, first_values, forbidden, wanted_actions, wanted_like, wanted_obs
+from polyak.policies.python.validation import (
+    ArraySpec,
+    OutputChecker,
+    action_specs,
+    forbidden,
+    initial_carry_values,
+    obs_specs,
+    specs_like,
+)
 
 # Under a microsecond.
 COPIED_BYTES = 4096
@@ -41,7 +49,7 @@ class ObjectWithDistribution(Protocol):
         ...
 
 
-class PythonSide:
+class PythonCallee:
     """What of a PythonPolicy does not travel in a pytree; two are equal if they are the same.
 
     Attributes:
@@ -79,16 +87,16 @@ class PythonSide:
             raise ValueError(f"{who}: carry_spec and info_spec are for a policy of (time_step, carry)")
         unseeded = f"{who} takes no seed and is not declared deterministic"
         self.calls = PythonCalls(who, None if self.takes_seed or deterministic else unseeded)
-        self.actions = Answers(who, "action", wanted_actions(spec), check=check, clip=on_error == "clip")
+        self.actions = OutputChecker(who, "action", action_specs(spec), check=check, clip=on_error == "clip")
         wanted_carry = _declared(who, "carry_spec", carry_spec)
-        self.carries = Answers(who, "carry", wanted_carry, check=check)
-        self.infos = Answers(who, "info", _declared(who, "info_spec", info_spec), check=check)
-        self.parameters = Answers(who, "distribution", wanted_parameters(spec), check=check)
-        self._carries_given = Answers(who, "the carry that it is given", wanted_carry, check=False)
+        self.carries = OutputChecker(who, "carry", wanted_carry, check=check)
+        self.infos = OutputChecker(who, "info", _declared(who, "info_spec", info_spec), check=check)
+        self.parameters = OutputChecker(who, "distribution", parameter_specs(spec), check=check)
+        self._carries_given = OutputChecker(who, "the carry that it is given", wanted_carry, check=False)
         self._carry_spec, self._check = carry_spec, check
-        self._obs: list[Wanted]
+        self._obs: list[ArraySpec]
         self._obs_structure: Any
-        self._obs, self._obs_structure = jax.tree.flatten(wanted_obs(spec))
+        self._obs, self._obs_structure = jax.tree.flatten(obs_specs(spec))
         self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
         self._call = _called if timeout is None else Deadline(timeout, who).call
 
@@ -102,7 +110,7 @@ class PythonSide:
             TypeError, ValueError: the object's does not fit its `carry_spec`.
         """
         if not self.is_object:
-            return first_values(self._carry_spec, batch_size)
+            return initial_carry_values(self._carry_spec, batch_size)
         begin = self.target.initial_state
         if self.batched:
             return self.carries.batch(self._call(begin, batch_size), batch_size)
@@ -154,7 +162,7 @@ class PythonSide:
         size: int,
         seed: Any,
         parts_of: Callable[[Any], tuple[Any, ...]],
-        against: tuple[Answers, ...],
+        against: tuple[OutputChecker, ...],
     ) -> list[PyTree]:
         """The parts of its answer for a batch of that size, after the checks; of an unbatched policy stacked."""
         if self.batched:
@@ -192,7 +200,7 @@ class PythonSide:
             self._check_obs(wanted, leaf, len(leaves[0]))
         return jax.tree.unflatten(structure, [_read_only(leaf) for leaf in leaves])
 
-    def _check_obs(self, wanted: Wanted, obs: Any, batch_size: int) -> None:
+    def _check_obs(self, wanted: ArraySpec, obs: Any, batch_size: int) -> None:
         if obs.shape != (batch_size, *wanted.shape) or obs.dtype != wanted.dtype:
             path = f" at {wanted.path!r}" if wanted.path else ""
             rows = f"wanted {wanted.dtype} ({', '.join(map(str, (batch_size, *wanted.shape)))})"
@@ -216,7 +224,7 @@ class PythonSide:
 
 def _declared(who: str, what: str, tree: PyTree) -> PyTree:
     try:
-        return wanted_like(tree)
+        return specs_like(tree)
     except TypeError as error:
         raise TypeError(f"{who}: {what} {error}") from None
 
@@ -225,10 +233,10 @@ def _alone(answer: Any) -> tuple[Any, ...]:
     return (answer,)
 
 
-def wanted_parameters(spec: EnvSpec) -> PyTree:
+def parameter_specs(spec: EnvSpec) -> PyTree:
     """Of the parameters of a distribution over the action space: float32, in the tree of `parameter_shapes`."""
     shapes = parameter_shapes(spec.action)
-    return wanted_like(
+    return specs_like(
         jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, np.float32), shapes, is_leaf=lambda x: _is_shape(x))
     )
 

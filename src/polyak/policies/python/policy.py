@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_number
-from polyak.core.policy_faults import PythonCalls, Watch
+from polyak.core.policy_faults import ExceptionRelay, PythonCalls
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, for_space
 from polyak.policies.predict import predict
 from polyak.policies.python.callback import ordered_call
-from polyak.policies.python.callee import PythonSide
+from polyak.policies.python.callee import PythonCallee
 
 
 @struct
@@ -38,7 +38,7 @@ class PythonPolicy:
 
     Attributes:
         variables: the arrays that it declared, else `()`.
-        side: the Python half.
+        callee: the Python half.
 
     Args:
         target: the function or object.
@@ -66,7 +66,7 @@ class PythonPolicy:
     """
 
     variables: PyTree
-    side: PythonSide = static()
+    callee: PythonCallee = static()
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class PythonPolicy:
             raise TypeError(f"PythonPolicy: spec must be an EnvSpec, e.g. env.spec, got {type(spec).__name__}")
         check_choice("PythonPolicy", "on_error", on_error, ("raise", "clip"))
         check_number("PythonPolicy", "timeout", timeout, above=0, optional=True)
-        side = PythonSide(
+        callee = PythonCallee(
             target,
             spec,
             batched=batched,
@@ -100,37 +100,37 @@ class PythonPolicy:
             deterministic=deterministic,
         )
         if variables and jax.tree_util.all_leaves([target]):
-            raise TypeError(f"{side}: variables=True, but a {type(target).__name__} is no pytree")
-        object.__setattr__(self, "side", side)
+            raise TypeError(f"{callee}: variables=True, but a {type(target).__name__} is no pytree")
+        object.__setattr__(self, "callee", callee)
         object.__setattr__(self, "variables", jax.tree.map(jnp.asarray, target) if variables else ())
 
     @property
     def spec(self) -> EnvSpec:
         """The environment's spaces."""
-        return self.side.spec
+        return self.callee.spec
 
     @property
     def python_calls(self) -> PythonCalls:
         """The calls of the function or object."""
-        return self.side.calls
+        return self.callee.calls
 
     @property
     def num_calls(self) -> int:
         """How many steps it was asked for."""
-        return self.side.calls.count
+        return self.callee.calls.count
 
     @property
     def clipped(self) -> int:
         """How many numbers of its actions were out of bounds, with `on_error="clip"`."""
-        return self.side.actions.clipped
+        return self.callee.actions.clipped
 
-    def raising(self) -> Watch:
+    def raising(self) -> ExceptionRelay:
         """A context around compiled code of your own, in which what the policy raises comes out as it was raised."""
-        return Watch(self)
+        return ExceptionRelay(self)
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The object's own, else the declared carry."""
-        return jax.tree.map(jnp.asarray, self.side.initial_state(batch_size))
+        return jax.tree.map(jnp.asarray, self.callee.initial_state(batch_size))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """Its answer for a batch; the seed is derived from the key."""
@@ -141,33 +141,33 @@ class PythonPolicy:
         """The object's own distribution, of the parameters that its `distribution(time_step, carry)` answers (see
         `polyak.ops.distributions.parameter_shapes`); else all probability on the action, for every space, with seed 0.
         """
-        side, size = self.side, _batch_size(time_step)
-        if not side.has_distribution:
+        callee, size = self.callee, _batch_size(time_step)
+        if not callee.has_distribution:
             step = self._step(time_step, carry, jnp.zeros(self._seed_shape(size), jnp.uint32))
             return Deterministic(step.action), step.carry
-        shapes = side.parameters.shapes(size), side.carries.shapes(size)
-        call = self._asking(lambda target, given: side.distribution(target, *given))
-        params, carry = ordered_call(side.calls, call, shapes, (self.variables, (time_step, carry)))
+        shapes = callee.parameters.shapes(size), callee.carries.shapes(size)
+        call = self._asking(lambda target, given: callee.distribution(target, *given))
+        params, carry = ordered_call(callee.calls, call, shapes, (self.variables, (time_step, carry)))
         return for_space(self.spec.action, params, time_step.action_mask), carry
 
     def _step(self, time_step: TimeStep, carry: PyTree, seed: Array, *unused: Array) -> PolicyStep:
-        side, size = self.side, _batch_size(time_step)
-        seeds = (seed,) if side.takes_seed else ()
-        if not side.sees_all:
+        callee, size = self.callee, _batch_size(time_step)
+        seeds = (seed,) if callee.takes_seed else ()
+        if not callee.sees_all:
             call = self._asking(
-                lambda target, given: side.action_of_obs(target, given[0], given[1], given[2] if seeds else None)
+                lambda target, given: callee.action_of_obs(target, given[0], given[1], given[2] if seeds else None)
             )
             seen = (time_step.obs, time_step.action_mask, *seeds)
-            action = ordered_call(side.calls, call, side.actions.shapes(size), (self.variables, seen), unused)
+            action = ordered_call(callee.calls, call, callee.actions.shapes(size), (self.variables, seen), unused)
             return PolicyStep(action, carry)
-        shapes = PolicyStep(side.actions.shapes(size), side.carries.shapes(size), side.infos.shapes(size))
-        call = self._asking(lambda target, given: side.step(target, given[0], given[1], given[2] if seeds else None))
-        step: PolicyStep = ordered_call(side.calls, call, shapes, (self.variables, (time_step, carry, *seeds)), unused)
+        shapes = PolicyStep(callee.actions.shapes(size), callee.carries.shapes(size), callee.infos.shapes(size))
+        call = self._asking(lambda target, given: callee.step(target, given[0], given[1], given[2] if seeds else None))
+        step: PolicyStep = ordered_call(callee.calls, call, shapes, (self.variables, (time_step, carry, *seeds)), unused)
         return step
 
     def _asking(self, function: Callable[[Any, Any], Any]) -> Callable[[tuple[Any, Any]], Any]:
         """`function(target, given)` as one of `(variables, given)`."""
-        target, declares = self.side.target, self._declares
+        target, declares = self.callee.target, self._declares
         return lambda both: function(both[0] if declares else target, both[1])
 
     @property
@@ -182,23 +182,25 @@ class PythonPolicy:
         """The seed of a step: a number in [0, 2³¹), of an unbatched policy one for each environment."""
         shape = self._seed_shape(num_envs)
         return (
-            jax.random.bits(key, shape, jnp.uint32) >> jnp.uint32(1) if self.side.takes_seed else jnp.zeros(shape, jnp.uint32)
+            jax.random.bits(key, shape, jnp.uint32) >> jnp.uint32(1) if self.callee.takes_seed else jnp.zeros(shape, jnp.uint32)
         )
 
     def _seed_shape(self, num_envs: int) -> tuple[int, ...]:
-        return () if self.side.batched else (num_envs,)
+        return () if self.callee.batched else (num_envs,)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """The direct call, for host loops."""
-        side = self.side
-        target = self.variables if self._declares else side.target
-        calls, takes_seed = side.calls, side.takes_seed
-        if side.sees_all:
-            return lambda time_step, carry, seed: calls.call(side.step, target, time_step, carry, seed if takes_seed else None)
+        callee = self.callee
+        target = self.variables if self._declares else callee.target
+        calls, takes_seed = callee.calls, callee.takes_seed
+        if callee.sees_all:
+            return lambda time_step, carry, seed: calls.call(
+                callee.step, target, time_step, carry, seed if takes_seed else None
+            )
 
         def act(time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
             given = time_step.obs, time_step.action_mask, seed if takes_seed else None
-            return PolicyStep(calls.call(side.action_of_obs, target, *given), carry)
+            return PolicyStep(calls.call(callee.action_of_obs, target, *given), carry)
 
         return act
 

@@ -52,7 +52,7 @@ class Declared(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ArraySpec:
     """One array of an answer.
 
     Attributes:
@@ -75,20 +75,20 @@ class Wanted:
         return self.dtype.kind not in "fiu"
 
 
-class Answers:
+class OutputChecker:
     """Checks one part of an answer (`"action"`, `"carry"`, `"info"`) of one policy.
 
     Args:
         who: the policy, for messages.
         what: the part.
-        tree: of `Wanted`.
+        tree: of `ArraySpec`.
         check: look at NaN and bounds too.
         clip: what is out of bounds is clipped and counted, not refused.
     """
 
     def __init__(self, who: str, what: str, tree: PyTree, *, check: bool = True, clip: bool = False) -> None:
         self._who, self._what, self._check, self._clip = who, what, check, clip
-        self._wanted: list[Wanted]
+        self._wanted: list[ArraySpec]
         self.structure: Any  # jaxlib's stubs leave out how it flattens what is like it
         self._wanted, self.structure = jax.tree.flatten(tree)
         self._is_leaf = self.structure == jax.tree.structure(0)
@@ -147,7 +147,7 @@ class Answers:
             ) from None
         return leaves
 
-    def _array(self, wanted: Wanted, value: Any, shape: tuple[int, ...], where: str) -> Numbers:
+    def _array(self, wanted: ArraySpec, value: Any, shape: tuple[int, ...], where: str) -> Numbers:
         """As an array of the right shape and a kind that can be cast."""
         array = value if type(value) is np.ndarray else self._converted(wanted, value, where)
         if array.dtype != wanted.dtype and array.dtype.kind not in CASTS.get(wanted.dtype.kind, ""):
@@ -157,7 +157,7 @@ class Answers:
             raise ValueError(f"{self._name(wanted, where)} has shape {array.shape}, wanted {shape} of {wanted.dtype}")
         return array
 
-    def _converted(self, wanted: Wanted, value: Any, where: str) -> Numbers:
+    def _converted(self, wanted: ArraySpec, value: Any, where: str) -> Numbers:
         # A tuple is structure, None is an answer forgotten: NumPy would make arrays of both.
         if value is None or isinstance(value, tuple | dict | str | bytes):
             raise TypeError(f"{self._name(wanted, where)} is {_short(value)}, wanted an array of {wanted.dtype}")
@@ -166,7 +166,7 @@ class Answers:
         except (ValueError, TypeError) as error:
             raise TypeError(f"{self._name(wanted, where)} is no array: {error}; got {_short(value)}") from error
 
-    def _bounded(self, wanted: Wanted, array: Numbers) -> Numbers:
+    def _bounded(self, wanted: ArraySpec, array: Numbers) -> Numbers:
         """Within bounds, or clipped; then cast, which copies."""
         dtype = wanted.dtype
         if dtype.kind == "f" and array.dtype != dtype:
@@ -180,7 +180,7 @@ class Answers:
             array = self._refused_or_clipped(wanted, array)
         return array.astype(dtype)
 
-    def _refused_or_clipped(self, wanted: Wanted, array: Numbers) -> Numbers:
+    def _refused_or_clipped(self, wanted: ArraySpec, array: Numbers) -> Numbers:
         low, high = wanted.low, wanted.high
         if np.isnan(array).any():
             raise ValueError(f"{self._name(wanted)} holds NaN{_rows(np.isnan(array))}: {_short(array)}")
@@ -193,12 +193,12 @@ class Answers:
         # Bounds that a narrow integer cannot hold are bounds all the same.
         return np.clip(array if array.dtype.kind == "f" else array.astype(np.int64), low, high)
 
-    def _name(self, wanted: Wanted, where: str = "") -> str:
+    def _name(self, wanted: ArraySpec, where: str = "") -> str:
         path = f" at {wanted.path!r}" if wanted.path else ""
         return f"{self._who}: {self._what}{path}{where}"
 
 
-def _within(wanted: Wanted, array: Numbers) -> bool:
+def _within(wanted: ArraySpec, array: Numbers) -> bool:
     """False also where a value is NaN."""
     low, high = wanted.low, wanted.high
     if type(low) is np.ndarray or type(high) is np.ndarray:
@@ -213,22 +213,22 @@ def _within(wanted: Wanted, array: Numbers) -> bool:
     return bool(np.minimum.reduce(flat) >= low and np.maximum.reduce(flat) <= high)
 
 
-def wanted_actions(spec: EnvSpec) -> PyTree:
+def action_specs(spec: EnvSpec) -> PyTree:
     """Of an agent's actions: counted from 0, a Box within its bounds or, where it is rescaled, within [-1, 1]."""
     rescaled = spec.action_scaling == "rescale"
 
-    def of_leaf(space: Leaf, path: str) -> Wanted:
+    def of_leaf(space: Leaf, path: str) -> ArraySpec:
         match space:
             case Discrete():
-                return Wanted(path, (), space.dtype, 0, space.n - 1)
+                return ArraySpec(path, (), space.dtype, 0, space.n - 1)
             case MultiDiscrete():
-                return Wanted(path, space.shape, space.dtype, 0, np.array(space.nvec) - 1)
+                return ArraySpec(path, space.shape, space.dtype, 0, np.array(space.nvec) - 1)
             case MultiBinary():
-                return Wanted(path, space.shape, space.dtype, 0, 1)
+                return ArraySpec(path, space.shape, space.dtype, 0, 1)
             case Box():
                 if rescaled:
-                    return Wanted(path, space.shape, np.dtype(np.float32), -1.0, 1.0)
-                return Wanted(path, space.shape, np.dtype(np.float32), *_finite_bounds(space))
+                    return ArraySpec(path, space.shape, np.dtype(np.float32), -1.0, 1.0)
+                return ArraySpec(path, space.shape, np.dtype(np.float32), *_finite_bounds(space))
 
     return _with_paths(of_leaf, spec.action)
 
@@ -255,12 +255,12 @@ def _forbidden_in(path: str, space: Leaf, action: Numbers, mask: Any) -> str:
     return ", ".join(f"{f'{path!r}: ' if path else ''}{_short(action[i])} in environment {i}" for i in rows[:5])
 
 
-def wanted_obs(spec: EnvSpec) -> PyTree:
+def obs_specs(spec: EnvSpec) -> PyTree:
     """Of observations, whose bounds nobody keeps."""
     return _with_paths(lambda space, path: _any_number(path, space.shape, space.dtype), spec.obs)
 
 
-def wanted_like(tree: PyTree) -> PyTree:
+def specs_like(tree: PyTree) -> PyTree:
     """Of a declared carry or info: a tree of spaces, shapes or arrays, each for one environment; bounds are not looked at.
 
     Raises:
@@ -280,7 +280,7 @@ def wanted_like(tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
 
-def first_values(tree: PyTree, batch_size: int) -> PyTree:
+def initial_carry_values(tree: PyTree, batch_size: int) -> PyTree:
     """What a declared carry begins with: a declared array's own values, else zeros; a row for each environment."""
 
     def zeros(shape: tuple[int, ...], dtype: Any) -> Numbers:
@@ -297,11 +297,11 @@ def first_values(tree: PyTree, batch_size: int) -> PyTree:
     return jax.tree.map(of_leaf, tree)
 
 
-def _any_number(path: str, shape: tuple[int, ...], dtype: Any) -> Wanted:
+def _any_number(path: str, shape: tuple[int, ...], dtype: Any) -> ArraySpec:
     dtype = np.dtype(dtype)
     if dtype.kind in "iu":
-        return Wanted(path, shape, dtype, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    return Wanted(path, shape, dtype, -np.inf, np.inf)
+        return ArraySpec(path, shape, dtype, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return ArraySpec(path, shape, dtype, -np.inf, np.inf)
 
 
 def _finite_bounds(space: Box) -> tuple[Any, Any]:
@@ -313,7 +313,7 @@ def _finite_bounds(space: Box) -> tuple[Any, Any]:
     return low, high
 
 
-def _with_paths(function: Callable[[Leaf, str], Wanted], space: Space, path: str = "") -> PyTree:
+def _with_paths(function: Callable[[Leaf, str], ArraySpec], space: Space, path: str = "") -> PyTree:
     if isinstance(space, Dict):
         return {name: _with_paths(function, part, f"{path}/{name}" if path else name) for name, part in space.spaces.items()}
     if isinstance(space, Tuple):
@@ -327,7 +327,7 @@ def _rows(wrong: Numbers) -> str:
     return f" in environment {', '.join(map(str, rows[:5]))}" + (" and more" if len(rows) > 5 else "")
 
 
-def _described(wanted: Wanted) -> str:
+def _described(wanted: ArraySpec) -> str:
     return f"{wanted.dtype}[{','.join(map(str, wanted.shape))}]"
 
 
