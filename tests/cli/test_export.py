@@ -169,7 +169,7 @@ def test_an_exported_policy_checks_what_it_is_given(answers, tmp_path):
     spec, policy, obs, _, _ = answers("gru")
     write_policy(policy, spec, "stablehlo", tmp_path / "p", {})
     loaded = polyak.load_policy(tmp_path / "p")
-    with pytest.raises(ValueError, match=r"obs has shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"obs must have shape \(3,\), got \(4,\)"):
         loaded.predict(np.zeros(4))
     with pytest.raises(ValueError, match="an exported policy is greedy; got deterministic=False"):
         loaded.predict(obs, deterministic=False)

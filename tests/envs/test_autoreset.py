@@ -147,10 +147,10 @@ def test_it_is_a_hashable_setting():
 @pytest.mark.parametrize(
     ("action", "error", "says"),
     [
-        (jnp.zeros((4, 1), jnp.int32), ValueError, r"script: action: wanted shape \(4,\), got \(4, 1\)"),
-        (jnp.zeros(3, jnp.int32), ValueError, r"wanted shape \(4,\), got \(3,\)"),
-        (jnp.zeros(4), TypeError, "wanted integers, got float32"),
-        ([0, 1, 0, 1], TypeError, "wanted integers, got list"),
+        (jnp.zeros((4, 1), jnp.int32), ValueError, r"script: action must have shape \(4,\), got \(4, 1\)"),
+        (jnp.zeros(3, jnp.int32), ValueError, r"must have shape \(4,\), got \(3,\)"),
+        (jnp.zeros(4), TypeError, r"must have dtype int32 \(integers or bools\), got float32"),
+        ([0, 1, 0, 1], TypeError, r"must have dtype int32 \(integers or bools\), got list"),
     ],
 )
 def test_E8_a_wrong_action_is_refused(action, error, says):
@@ -163,7 +163,7 @@ def test_E8_a_wrong_action_is_refused(action, error, says):
 def test_E8_floats_are_wanted_for_a_box():
     env = AutoReset(Pendulum(), 2)
     state, _ = env.init(jax.random.key(0))
-    with pytest.raises(TypeError, match=r"jax/Pendulum-v1: action: wanted floats, got int32"):
+    with pytest.raises(TypeError, match=r"jax/Pendulum-v1: action must have dtype float32 \(floats\), got int32"):
         env.step(state, jnp.zeros((2, 1), jnp.int32), jax.random.key(0))
 
 
@@ -182,7 +182,7 @@ class Pair(Script):
 def test_E8_another_tree_of_actions_is_refused(action):
     env = AutoReset(Pair(), 4)
     state, _ = env.init(jax.random.key(0))
-    with pytest.raises(TypeError, match="pair: action: the tree must be that of Dict"):
+    with pytest.raises(ValueError, match=r"pair: action must be a tree of 'a', 'b/0'; .* is missing"):
         env.step(state, action, jax.random.key(0))
 
 
@@ -224,7 +224,7 @@ class Wrong(Script):
     ("what", "error", "says"),
     [
         ("rows", ValueError, r"script: reset\(\) must hand out the state\['steps'\] with a row for each of 4 .*got shape \(\)"),
-        ("obs", ValueError, r"script: observation: wanted shape \(4, 2\), got \(1, 2\)"),
+        ("obs", ValueError, r"script: observation must have shape \(4, 2\), got \(1, 2\)"),
         ("reward", ValueError, r"script: step\(\) must hand out reward of shape \(4,\), got \(4, 1\)"),
         ("complex", TypeError, r"step\(\) must hand out reward as real numbers, got complex64"),
         ("flags", TypeError, r"step\(\) must hand out truncated as bool, got float32"),

@@ -47,13 +47,13 @@ def test_E1_an_observation_of_the_wrong_shape_is_an_error_naming_env_and_step(ob
 @pytest.mark.parametrize(
     ("obs", "says"),
     [
-        (None, "dtype float32, got NoneType None"),
-        ("up", "dtype float32, got str 'up'"),
-        ({"a": GOOD}, "dtype float32, got dict"),
-        (np.array([None, 1, 2]), "dtype float32, got object array"),
-        (np.zeros(3, bool), "dtype float32, got bool array"),
-        (np.zeros(3, complex), "dtype float32, got complex128 array"),
-        ([[1.0], [1.0, 2.0]], "is no array"),
+        (None, r"dtype float32 \(floats or integers\), got NoneType None"),
+        ("up", r"dtype float32 \(floats or integers\), got str 'up'"),
+        ({"a": GOOD}, r"dtype float32 \(floats or integers\), got dict"),
+        (np.array([None, 1, 2]), r"dtype float32 \(floats or integers\), got object"),
+        (np.zeros(3, bool), r"dtype float32 \(floats or integers\), got bool"),
+        (np.zeros(3, complex), r"dtype float32 \(floats or integers\), got complex128"),
+        ([[1.0], [1.0, 2.0]], "is not an array"),
     ],
 )
 def test_E2_an_observation_of_the_wrong_kind_is_an_error_naming_env_and_step(obs, says):
@@ -72,29 +72,29 @@ def test_E2_numbers_of_another_width_are_cast(obs):
 def test_E2_floats_for_integers_are_an_error():
     space = gymnasium.spaces.Box(0, 9, (3,), np.uint8)
     env = envs.make(lambda: toys.Faulty(obs_space=space, at=1))
-    with pytest.raises(TypeError, match=r"env 0, step 0: the observation must be of dtype uint8, got float32 array"):
+    with pytest.raises(TypeError, match=r"step 0: the observation must have dtype uint8 \(integers or bools\), got float32"):
         env.reset(0)
 
 
 def test_E2_an_integer_that_would_wrap_around_is_an_error():
     space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
     env = envs.make(lambda: toys.Faulty(obs_space=space, on_reset=lambda: (np.array([0, 300, 1]), {})))
-    with pytest.raises(ValueError, match=r"env 0, step 0: the observation must fit into uint8, got values up to 300"):
+    with pytest.raises(ValueError, match=r"env 0, step 0: the observation must be in \[0, 255\], got 300 at \[1\]"):
         env.reset(0)
 
 
 @pytest.mark.parametrize(
     ("obs", "says"),
     [
-        ({"b": 0}, "has no 'a'; got a dict with keys"),
-        (np.zeros(3), "has no 'a'; got ndarray"),
-        ({"a": np.zeros((2, 2), np.uint8), "b": (np.int64(5),), "c": {}}, "has no 'b/1'; got tuple"),
+        ({"b": 0}, "'a' is missing, got a dict with keys"),
+        (np.zeros(3), "'a' is missing, got an array"),
+        ({"a": np.zeros((2, 2), np.uint8), "b": (np.int64(5),), "c": {}}, "'b/1' is missing, got tuple"),
     ],
 )
 def test_E2_another_tree_is_an_error_with_the_missing_path(obs, says):
     space = toys.Tree().observation_space
     env = envs.make(lambda: toys.Faulty(obs_space=space, on_reset=lambda: (obs, {})))
-    with pytest.raises(TypeError, match=rf"env 0, step 0: the observation {says}"):
+    with pytest.raises(ValueError, match=rf"env 0, step 0: the observation must be a tree of 'a', 'b/0', .*; {says}"):
         env.reset(0)
 
 

@@ -181,11 +181,11 @@ def test_a_policy_with_a_memory_is_a_python_object():
 
 def test_a_python_policys_observation_must_fit(unchecked):
     for wrong in (np.zeros(4), np.zeros((2, 4)), np.zeros((2, 2, 3)), 1.0):
-        with pytest.raises(ValueError, match=r"as_python: obs has shape .*, wanted \(3,\) or a batch"):
+        with pytest.raises(ValueError, match=r"as_python: obs must have shape \(3,\), got .*; a batch has shape \(N, 3\)"):
             policy_for(SPEC).as_python()(wrong)
     with pytest.raises(ValueError, match="as_python: obs must be finite, got"):
         policy_for(SPEC).as_python()([0.0, np.nan, 0.0])
-    with pytest.raises(TypeError, match="as_python: obs must hold numbers, got <U1"):
+    with pytest.raises(TypeError, match=r"as_python: obs must have dtype float32 \(floats or integers\), got <U1"):
         policy_for(SPEC).as_python()(["a", "b", "c"])
 
 

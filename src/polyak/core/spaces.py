@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -220,14 +218,26 @@ def map_space(function: Any, space: Space, *values: Any) -> Any:
     return function(space, *values)
 
 
-def leaf_spaces(space: Space, path: str = "") -> Iterable[tuple[str, Leaf]]:
-    """Every leaf with its path (`""` for a space that is itself a leaf, else `camera`, `pair/0`, ...)."""
+def leaf_keys(space: Space, keys: tuple[Any, ...] = ()) -> Iterable[tuple[tuple[Any, ...], Leaf]]:
+    """Every leaf with the keys that lead to it through dicts and tuples."""
     if isinstance(space, Dict | Tuple):
-        parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        for name, part in parts:
-            yield from leaf_spaces(part, f"{path}/{name}" if path else str(name))
+        parts: Iterable[tuple[Any, Space]] = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from leaf_keys(part, (*keys, key))
     else:
-        yield path, space
+        yield keys, space
+
+
+def leaf_spaces(space: Space) -> Iterable[tuple[str, Leaf]]:
+    """Every leaf with its path (`""` for a space that is itself a leaf, else `camera`, `pair/0`, ...)."""
+    for keys, leaf in leaf_keys(space):
+        yield "/".join(map(str, keys)), leaf
+
+
+def unflatten(space: Space, leaves: Iterable[Any]) -> Any:
+    """The tree of a space with these leaves, in the order of `leaf_spaces`."""
+    iterator = iter(leaves)
+    return map_space(lambda _: next(iterator), space)
 
 
 def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
@@ -366,7 +376,7 @@ class EnvSpec:
                 return action
 
     def _native_box(self, space: Box, action: Any) -> Any:
-        xp: Any = jnp if isinstance(action, jax.Array) else np
+        xp: Any = np if isinstance(action, np.ndarray | np.generic) else action.__array_namespace__()
         low, high = _like(space.low, action), _like(space.high, action)
         if self.action_scaling == "rescale":
             unit = (xp.minimum(xp.maximum(action, -1.0), 1.0) + 1.0) / 2.0

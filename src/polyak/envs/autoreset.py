@@ -5,11 +5,11 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_same_types
-from polyak.core.spaces import EnvSpec, Leaf, Space, leaf_spaces, map_space
+from polyak.core.space_check import action_specs, check_dtype, check_shape, obs_specs, read_leaves
+from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, TimeStep
 
@@ -136,47 +136,24 @@ def _check_step(spec: EnvSpec, before: PyTree, answer: Any, num_envs: int) -> No
 
 
 def _check_obs(spec: EnvSpec, obs: PyTree, num_envs: int) -> None:
-    """Tree and shapes of a batch of observations.
+    """Check tree and shapes of a batch of observations.
 
     Raises:
-        TypeError: another tree than the space's.
-        ValueError: another shape than `[num_envs, ...]`.
+        ValueError: a leaf is missing, or its shape is not `[num_envs, ...]`.
     """
-    what = f"{spec.id}: observation"
-    for (path, leaf), array in zip(leaf_spaces(spec.obs), _leaves(what, spec.obs, obs), strict=True):
-        _check_shape(what, path, leaf, array, num_envs)
+    what, arrays = f"{spec.id}: observation", obs_specs(spec.obs)
+    for array, leaf in zip(arrays, read_leaves(what, arrays, obs), strict=True):
+        check_shape(array.name(what), leaf, (num_envs, *array.shape))
 
 
 def check_actions(spec: EnvSpec, action: PyTree, num_envs: int) -> None:
-    """Shape and kind of number of a batch of actions; both are static, so a compiled loop checks once.
+    """Check dtypes and shapes of a batch of actions; both are static, so a compiled loop checks once.
 
     Raises:
-        TypeError: a float for an integer space or the other way round, or another tree than the action space's.
-        ValueError: another shape than `[num_envs, ...]`.
+        TypeError: a float for an integer space or the other way round.
+        ValueError: a leaf is missing, or its shape is not `[num_envs, ...]`.
     """
-    what = f"{spec.id}: action"
-    for (path, leaf), array in zip(leaf_spaces(spec.action), _leaves(what, spec.action, action), strict=True):
-        floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-        if not isinstance(array, jax.Array | np.ndarray) or jnp.issubdtype(array.dtype, jnp.floating) != floats:
-            got = getattr(array, "dtype", type(array).__name__)
-            raise TypeError(f"{_named(what, path)}: wanted {'floats' if floats else 'integers'}, got {got}")
-        _check_shape(what, path, leaf, array, num_envs)
-
-
-def _leaves(what: str, space: Space, tree: PyTree) -> list[Any]:
-    leaves: list[Any] = []
-    try:
-        map_space(lambda _, array: leaves.append(array), space, tree)
-    except (KeyError, IndexError, TypeError) as error:
-        got = jax.tree.structure(tree)
-        raise TypeError(f"{what}: the tree must be that of {space}, got {got}") from error
-    return leaves
-
-
-def _check_shape(what: str, path: str, leaf: Leaf, array: Any, num_envs: int) -> None:
-    if jnp.shape(array) != (num_envs, *leaf.shape):
-        raise ValueError(f"{_named(what, path)}: wanted shape {(num_envs, *leaf.shape)}, got {jnp.shape(array)}")
-
-
-def _named(what: str, path: str) -> str:
-    return f"{what} {path!r}" if path else what
+    what, arrays = f"{spec.id}: action", action_specs(spec)
+    for array, leaf in zip(arrays, read_leaves(what, arrays, action), strict=True):
+        check_dtype(array.name(what), leaf, array.dtype, exact=True)
+        check_shape(array.name(what), leaf, (num_envs, *array.shape))

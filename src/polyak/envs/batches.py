@@ -8,7 +8,8 @@ import gymnasium.spaces as gym
 import numpy as np
 import numpy.typing as npt
 
-from polyak.envs.leaves import ObsLeaf, obs_leaves
+from polyak.core.space_check import ArraySpec
+from polyak.envs.leaves import obs_leaves
 from polyak.envs.masks import Flags
 from polyak.envs.single import Row, SingleEnv
 
@@ -130,7 +131,7 @@ class SingleBatch:
         self._no_arguments: list[tuple[Any, ...]] = [()] * self.num_envs
 
     @functools.cached_property
-    def leaves(self) -> list[ObsLeaf]:
+    def leaves(self) -> list[ArraySpec]:
         """The arrays of an observation; asked for only after the spaces were found to be supported."""
         return obs_leaves(self.obs_space)
 
@@ -192,7 +193,7 @@ def split_action(space: Any, action: Any) -> list[Any]:
     return [np.asarray(action[i]) for i in range(len(action))] if action.ndim == 1 else list(action)
 
 
-def stack(leaves: list[ObsLeaf], rows: Sequence[Row]) -> RawStep:
+def stack(leaves: list[ArraySpec], rows: Sequence[Row]) -> RawStep:
     """Rows as arrays."""
     obs = []
     for j, leaf in enumerate(leaves):

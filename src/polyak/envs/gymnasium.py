@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
-from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space
+from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space, unflatten
 from polyak.core.types import PyTree, Score, TimeStep
 from polyak.envs.batches import Batch, RawStep
 from polyak.envs.leaves import obs_leaves
 from polyak.envs.masks import Flags
-from polyak.envs.values import ObsCheck, action_checks, check_action, check_reward
+from polyak.envs.values import ActionReader, ObsCheck, check_reward
 
 
 class GymnasiumEnv:
@@ -53,7 +53,7 @@ class GymnasiumEnv:
         EnvSpec(obs, action, id, action_scaling)
         self.spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())
         self.num_envs = batch.num_envs
-        self._check_action = action_checks(self.spec, batch.action_space, self.num_envs)
+        self._read_action = ActionReader(self.spec, batch.action_space, self.num_envs)
         leaves = zip(obs_leaves(batch.obs_space), leaf_spaces(obs), strict=True)
         self._check_obs = [ObsCheck(leaf, space, self.num_envs, nonfinite, out_of_bounds) for leaf, (_, space) in leaves]
         self._single_leaf = len(self._check_obs) == 1 and self._check_obs[0].leaf.path == ""
@@ -82,7 +82,7 @@ class GymnasiumEnv:
             TypeError, ValueError: the action is wrong (nothing was done), or something that the environment handed out.
             Exception: whatever the environment raises, with a note that says where.
         """
-        native = check_action(self._check_action, self.spec.action, action)
+        native = self._read_action(action)
         if self._last is None:
             raise RuntimeError(f"{self.spec.id}: step() needs a reset() before it, and after an error")
         first, self._last = self._last, None
@@ -137,8 +137,8 @@ class GymnasiumEnv:
         if self._single_leaf:
             obs: PyTree = self._check_obs[0](leaves[0], self._where)
         else:
-            arrays = iter([check(array, self._where) for check, array in zip(self._check_obs, leaves, strict=True)])
-            obs = map_space(lambda _: next(arrays), self.spec.obs)
+            checked = [check(array, self._where) for check, array in zip(self._check_obs, leaves, strict=True)]
+            obs = unflatten(self.spec.obs, checked)
         reward = check_reward(reward, self._nonfinite, self._where)
         self._last = terminated | truncated
         mask = None if masks is None else self._mask_tree(masks)

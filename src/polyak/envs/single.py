@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import gymnasium
 import numpy as np
 
+from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
-from polyak.envs.leaves import ObsLeaf, obs_leaves, read_obs
+from polyak.envs.leaves import obs_leaves, read_obs
 from polyak.envs.masks import Flags, check_maskable, read_masks
 
 Row: TypeAlias = tuple[list[Any], float, bool, bool, list[Flags] | None]
@@ -43,7 +44,7 @@ class SingleEnv:
         self.seed: int | None = None
 
     @functools.cached_property
-    def leaves(self) -> list[ObsLeaf]:
+    def leaves(self) -> list[ArraySpec]:
         """The arrays of an observation; asked for only after the spaces were found to be supported."""
         return obs_leaves(self.env.observation_space)
 

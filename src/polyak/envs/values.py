@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, Tuple, leaf_spaces, map_space
-from polyak.envs.leaves import FLOAT32_MAX, ObsLeaf
+from polyak.core.space_check import FLOAT32_MAX, ArraySpec, action_specs, check_range, range_error, read_leaves, to_array
+from polyak.core.spaces import Box, EnvSpec, Leaf, leaf_spaces, unflatten
 
 Where = Callable[[int], str]
-"""Says which environment and step, given the environment's index."""
+"""Names environment and step for errors, given the environment's index."""
 
 
 class ObsCheck:
@@ -27,13 +27,13 @@ class ObsCheck:
 
     def __init__(
         self,
-        leaf: ObsLeaf,
+        leaf: ArraySpec,
         space: Leaf,
         num_envs: int,
         nonfinite: Literal["error", "pass"],
         out_of_bounds: Literal["warn", "error", "clip"],
     ) -> None:
-        self.name = f"observation {leaf.path!r}" if leaf.path else "observation"
+        self.name = leaf.name("the observation")
         self.leaf = leaf
         self.dtype = space.dtype
         self.nonfinite = nonfinite
@@ -69,25 +69,28 @@ class ObsCheck:
         floats = array.dtype.kind == "f"
         finite = np.isfinite(array) & (np.abs(array) <= FLOAT32_MAX) if floats else np.ones(array.shape, bool)
         if self.nonfinite == "error" and not finite.all():
-            env, at = _first(~finite)
-            raise ValueError(f"{where(env)}: the {self.name} is {array[env][at]}{_at(at)}")
+            raise ValueError(self._message(array, ~finite, -FLOAT32_MAX, FLOAT32_MAX, where))
         outside = finite & ((array < low) | (array > high))
         if outside.any() and not (self.warned and self.out_of_bounds == "warn" and floats):
-            env, at = _first(outside)
-            bounds = f"[{low[env][at]:g}, {high[env][at]:g}]"
-            message = f"{where(env)}: the {self.name} is {array[env][at]:g}{_at(at)}, its space says {bounds}"
+            message = self._message(array, outside, low, high, where)
             if self.out_of_bounds == "error" or not floats:
                 raise ValueError(message)
             if self.out_of_bounds == "warn":
                 self.warned = True
-                warnings.warn(f"{message} (this is said once)", stacklevel=4)
+                warnings.warn(f"{message} (this warning is shown once)", stacklevel=4)
         if self.out_of_bounds == "clip" or not floats:
             array = np.clip(array, low, high)
         if not finite.all():
-            # Floats too large for float32 become infinite here, as is asked for, and without NumPy's warning.
+            # Floats too large for float32 become infinite here, which `nonfinite="pass"` requests; without NumPy's warning.
             with np.errstate(over="ignore"):
                 array = array.astype(self.dtype)
         return array
+
+    def _message(self, array: npt.NDArray[Any], bad: npt.NDArray[np.bool_], low: Any, high: Any, where: Where) -> str:
+        """The error of the first environment with a bad value."""
+        env = int(np.argwhere(bad)[0][0])
+        low, high = (np.broadcast_to(bound, array.shape)[env] for bound in (low, high))
+        return range_error(f"{where(env)}: {self.name}", np.asarray(array[env]), low, high)
 
 
 def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], where: Where) -> npt.NDArray[np.float32]:
@@ -103,31 +106,23 @@ def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], 
         return reward if narrow else reward.astype(np.float32)
     if nonfinite == "error":
         env = int(np.flatnonzero(~good)[0])
-        raise ValueError(f"{where(env)}: the reward is {reward[env]}")
+        raise ValueError(f"{where(env)}: the reward must be finite, got {reward[env]}")
     with np.errstate(over="ignore"):
         return reward.astype(np.float32)
 
 
-def _first(bad: npt.NDArray[np.bool_]) -> tuple[int, tuple[int, ...]]:
-    env, *at = (int(i) for i in np.argwhere(bad)[0])
-    return env, tuple(at)
-
-
-def _at(index: tuple[int, ...]) -> str:
-    return f" at {list(index)}" if index else ""
-
-
 class ActionCheck:
-    """One array of a batch of an agent's actions, checked and in the environment's units and dtype.
+    """Checks one array of a batch of an agent's actions, and converts it to the environment's units and dtype.
 
     Args:
-        name: what errors call it.
+        array: what it must be.
         spec: of the environment, with this array's space as the action space.
         gym_space: the same space in Gymnasium's terms.
     """
 
-    def __init__(self, name: str, spec: EnvSpec, gym_space: Any, num_envs: int) -> None:
-        self.name = name
+    def __init__(self, array: ArraySpec, spec: EnvSpec, gym_space: Any, num_envs: int) -> None:
+        self.name = f"{spec.id}: {array.name('the action')}"
+        self.array = array
         self.spec = spec
         self.gym_space = gym_space
         space = spec.action
@@ -137,27 +132,22 @@ class ActionCheck:
         self.dtype = np.dtype(gym_space.dtype)
         self.box = isinstance(space, Box)
         self.converts = self.box or bool(np.any(getattr(space, "start", 0)))
-        counts = space.n if isinstance(space, Discrete) else space.nvec if isinstance(space, MultiDiscrete) else 2
-        self.counts = np.array(np.broadcast_to(np.asarray(counts, np.uint64), self.shape))
+        self.highest = np.array(np.broadcast_to(0 if self.box else np.asarray(array.high, np.uint64), self.shape))
 
     def __call__(self, action: Any) -> npt.NDArray[Any]:
-        """The environment's actions, in a fresh array.
+        """The environment's actions, in a new array.
 
         Raises:
             TypeError: floats for integers or the other way round.
             ValueError: a wrong shape, NaN, infinity, or an integer out of its space.
         """
-        array = np.asarray(action)
-        if array.dtype.kind not in ("f" if self.box else "iub"):
-            raise TypeError(f"{self.name} must be {'floats' if self.box else 'integers'}, got {array.dtype}")
-        if array.shape != self.shape:
-            raise ValueError(f"{self.name} must have shape {self.shape}, got {array.shape}")
+        array = to_array(self.name, action, self.shape, self.array.dtype, exact=True)
         # As an unsigned number, a negative one is too large as well.
-        good = np.isfinite(array) if self.box else array.astype(np.uint64) < self.counts
+        good = np.isfinite(array) if self.box else array.astype(np.uint64) <= self.highest
         if np.count_nonzero(good) != self.size:
-            env, at = _first(~good)
-            wanted = "a finite number" if self.box else f"0 to {self.counts[env][at] - 1}"
-            raise ValueError(f"{self.name} of env {env} is {array[env][at]}{_at(at)}, wanted {wanted}")
+            # A finite Box action out of bounds is clipped, so that its bounds are not checked.
+            low, high = (-FLOAT32_MAX, FLOAT32_MAX) if self.box else (self.array.low, self.array.high)
+            check_range(self.name, np.where(good, 0, array), low, high, batched=True)
         native: npt.NDArray[Any] = (self.spec.native_action(array) if self.converts else array).astype(self.dtype)
         if native.dtype == np.float64:
             # A bound in float64 need not be one in float32.
@@ -165,32 +155,37 @@ class ActionCheck:
         return native
 
 
-def action_checks(spec: EnvSpec, gym_space: Any, num_envs: int) -> list[ActionCheck]:
-    """A check for each array of an action."""
-    pairs = zip(leaf_spaces(spec.action), _gym_leaves(gym_space), strict=True)
-    return [
-        ActionCheck(f"{spec.id}: the action{path and f' {path!r}'}", dataclasses.replace(spec, action=leaf), part, num_envs)
-        for (path, leaf), part in pairs
-    ]
+class ActionReader:
+    """Checks a batch of an agent's actions, and converts it to the environment's units and dtypes.
 
-
-def check_action(checks: list[ActionCheck], space: Space, action: Any) -> Any:
-    """A whole action.
-
-    Raises:
-        TypeError: another tree than the space's.
+    Args:
+        spec: of the environment.
+        gym_space: its action space in Gymnasium's terms.
     """
-    if not isinstance(space, Dict | Tuple):
-        return checks[0](action)
-    check = iter(checks)
-    try:
-        return map_space(lambda _, part: next(check)(part), space, action)
-    except (KeyError, IndexError) as error:
-        raise TypeError(f"{checks[0].name} is missing; the action space is {space}, got {type(action).__name__}") from error
+
+    def __init__(self, spec: EnvSpec, gym_space: Any, num_envs: int) -> None:
+        self.name = f"{spec.id}: the action"
+        self.space = spec.action
+        self.arrays = action_specs(spec)
+        parts = zip(self.arrays, leaf_spaces(spec.action), _gym_leaves(gym_space), strict=True)
+        self.checks = [
+            ActionCheck(array, dataclasses.replace(spec, action=leaf), part, num_envs) for array, (_, leaf), part in parts
+        ]
+
+    def __call__(self, action: Any) -> Any:
+        """The environment's action.
+
+        Raises:
+            TypeError, ValueError: as `ActionCheck`, or a part is missing.
+        """
+        if isinstance(self.space, Leaf):
+            return self.checks[0](action)
+        parts = read_leaves(self.name, self.arrays, action)
+        return unflatten(self.space, [check(part) for check, part in zip(self.checks, parts, strict=True)])
 
 
 def _gym_leaves(space: Any) -> list[Any]:
-    """The leaves of a Gymnasium space in the order of ours."""
+    """The leaves of a Gymnasium space in the order of polyak's."""
     parts = getattr(space, "spaces", None)
     if parts is None:
         return [space]

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
 from polyak.envs.batches import RawStep
-from polyak.envs.leaves import ObsLeaf, obs_leaves, read_obs
+from polyak.envs.leaves import obs_leaves, read_obs
 from polyak.envs.masks import Flags, check_maskable, mask_of_row, mask_widths, read_masks
 
 
@@ -45,8 +46,8 @@ class VectorBatch:
         self.plain = False
         self.steps = 0
         self.seed = 0
-        self._leaves: list[ObsLeaf] = []
-        self._batched: list[ObsLeaf] = []
+        self._leaves: list[ArraySpec] = []
+        self._batched: list[ArraySpec] = []
         self._nobody = np.zeros(self.num_envs, bool)
 
     def where(self) -> str:

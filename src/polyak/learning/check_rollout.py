@@ -1,11 +1,14 @@
 """A rollout that somebody hands in is of the environment, and its memory of the network, that the agent has."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.checks import check_step_arrays
-from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, leaf_spaces
+from polyak.core.space_check import ArraySpec, action_specs, check_dtype, check_shape, obs_specs, read_leaves
+from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
 from polyak.core.types import PyTree, RecurrentNetwork, Rollout
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.trees import flatten, named_leaves
@@ -29,10 +32,12 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
         got = jnp.shape(getattr(steps, name))
         if got != shape:
             raise ValueError(f"update: rollout.time_steps.{name} must be [T+1, B] = {shape} as reward is, got {got}")
-    _check_leaves("time_steps.obs", steps.obs, spec.obs, (times, num_envs))
-    _check_leaves("actions", rollout.actions, spec.action, (times - 1, num_envs))
+    _check_leaves("update: rollout.time_steps.obs", steps.obs, obs_specs(spec.obs), (times, num_envs))
+    specs = action_specs(spec)
+    actions = _check_leaves("update: rollout.actions", rollout.actions, specs, (times - 1, num_envs))
     check_step_arrays("update: rollout.time_steps", steps)
-    _check_kinds(rollout.actions, spec.action)
+    for wanted, leaf in zip(specs, actions, strict=True):
+        check_dtype(wanted.name("update: rollout.actions"), leaf, wanted.dtype, exact=True)
     _check_masks(steps.action_mask, spec, (times, num_envs))
     return times - 1, num_envs
 
@@ -74,35 +79,18 @@ def _check_masks(mask: PyTree, spec: EnvSpec, lead: tuple[int, int]) -> None:
         name = "update: rollout.time_steps.action_mask" + (f" {path!r}" if path else "")
         if path not in wanted:
             raise ValueError(f"{name} must be None, for only Discrete and MultiDiscrete actions have masks, got {spec.action}")
-        if jnp.shape(leaf) != wanted[path]:
-            raise ValueError(f"{name} must have the shape {wanted[path]}, got {jnp.shape(leaf)}")
+        check_shape(name, leaf, wanted[path])
         if jnp.result_type(leaf) != jnp.bool_:
             raise TypeError(f"{name} must be bool, got {jnp.result_type(leaf)}")
 
 
-def _check_kinds(actions: PyTree, space: Space) -> None:
-    got = {path: jnp.result_type(leaf) for path, leaf in named_leaves(actions)}
-    for path, leaf in leaf_spaces(space):
-        # An agent's Box actions are floats also where the environment's are integers: its actions are rounded on their way.
-        wanted = np.dtype(np.float32) if isinstance(leaf, Box) else leaf.dtype
-        if jnp.issubdtype(wanted, jnp.floating) != jnp.issubdtype(got[path], jnp.floating):
-            name = f" {path!r}" if path else ""
-            raise TypeError(f"update: rollout.actions{name} must be {wanted}, got {got[path]}")
-
-
-def _check_leaves(name: str, tree: PyTree, space: Space, lead: tuple[int, int]) -> None:
-    got = {path: jnp.shape(leaf) for path, leaf in named_leaves(tree)}
-    wanted = {path: (*lead, *leaf.shape) for path, leaf in leaf_spaces(space)}
-    if got.keys() != wanted.keys():
-        raise ValueError(f"update: rollout.{name} must be {_listed(wanted)}, as the spec has it, got {_listed(got)}")
-    for path, shape in wanted.items():
-        if got[path] != shape:
-            leaf = f" {path!r}" if path else ""
-            hint = ": time comes first" if got[path] == (shape[1], shape[0], *shape[2:]) else ""
-            raise ValueError(f"update: rollout.{name}{leaf} must have the shape {shape}, got {got[path]}{hint}")
-
-
-def _listed(paths: dict[str, tuple[int, ...]]) -> str:
-    if "" in paths:
-        return "one array"
-    return f"a tree of {', '.join(map(repr, paths))}" if paths else "nothing"
+def _check_leaves(name: str, tree: PyTree, specs: tuple[ArraySpec, ...], lead: tuple[int, int]) -> list[Any]:
+    """The leaves of a tree, after a check of paths and shapes."""
+    leaves = read_leaves(name, specs, tree)
+    for spec, leaf in zip(specs, leaves, strict=True):
+        is_swapped = np.shape(leaf) == (lead[1], lead[0], *spec.shape)
+        check_shape(spec.name(name), leaf, (*lead, *spec.shape), hint=": time comes first" if is_swapped else "")
+    if len(jax.tree.leaves(tree)) != len(specs):
+        paths = [path for path, _ in named_leaves(tree)]
+        raise ValueError(f"{name} must have the leaves {[spec.path for spec in specs]} of the spec, got {paths}")
+    return leaves

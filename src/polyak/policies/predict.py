@@ -14,20 +14,8 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.core.carries import check_carry
 from polyak.core.policy_faults import ExceptionRelay, python_calls_in
-from polyak.core.spaces import (
-    Box,
-    Dict,
-    Discrete,
-    EnvSpec,
-    Leaf,
-    MultiBinary,
-    MultiDiscrete,
-    Space,
-    Tuple,
-    leaf_spaces,
-    map_space,
-    only_value,
-)
+from polyak.core.space_check import ArraySpec, action_specs, check_range, check_shape, obs_specs, read_leaves, to_array
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, Space, leaf_spaces, only_value, unflatten
 from polyak.core.types import Policy, PyTree, TimeStep
 
 Mode: TypeAlias = Callable[[Any], Any]
@@ -125,7 +113,7 @@ def _predicted(
         with np.errstate(all="ignore"):
             action, carry = in_numpy(rows), () if carry is None else carry
     else:
-        mask = None if action_mask is None else _mapped(partial(_mask_rows, batch), spec.action, action_mask, "action_mask")
+        mask = None if action_mask is None else _mask_rows(spec, action_mask, batch)
         flags = np.zeros(size, bool)
         time_step = TimeStep(rows, np.zeros(size, np.float32), flags, flags, np.full(size, carry is None), mask)
         carry = policy.initial_state(size) if carry is None else carry
@@ -184,73 +172,54 @@ def rows_of(space: Space, obs: Any, *, native: bool = False) -> tuple[Any, int |
     Raises:
         TypeError, ValueError: as `predict`.
     """
-    if not isinstance(space, Dict | Tuple):
-        array = np.asarray(obs)
-        batch = _batch_of("obs", space, array.shape)
-        return _obs_rows(batch or 1, native, "obs", space, array), batch
-    batch = _batch_size(space, obs)
-    return _mapped(partial(_obs_rows, batch or 1, native), space, obs, "obs"), batch
+    specs = obs_specs(space)
+    leaves = read_leaves("predict: obs", specs, obs)
+    sizes = [_batch_size(spec, leaf) for spec, leaf in zip(specs, leaves, strict=True)]
+    if len(set(sizes)) > 1:
+        raise ValueError(f"predict: the leaves of obs must have the same batch size, got {sizes}")
+    rows = [_obs_rows(spec, leaf, sizes[0], native) for spec, leaf in zip(specs, leaves, strict=True)]
+    return unflatten(space, rows), sizes[0]
 
 
-def _batch_size(space: Space, obs: Any) -> int | None:
-    sizes: set[int | None] = set()
-    _mapped(lambda what, leaf, x: sizes.add(_batch_of(what, leaf, np.shape(x))), space, obs, "obs")
-    if len(sizes) > 1:
-        raise ValueError(f"predict: the parts of obs disagree about the batch size: {sorted(sizes, key=str)}")
-    return sizes.pop()
-
-
-def _batch_of(what: str, space: Leaf, shape: tuple[int, ...]) -> int | None:
+def _batch_size(spec: ArraySpec, leaf: Any) -> int | None:
     """The length of the first axis, or None for a single observation."""
-    if shape == space.shape:
-        return None
-    if shape[1:] == space.shape and shape[0] > 0:
+    shape = np.shape(leaf)
+    if len(shape) == len(spec.shape) + 1 and shape[1:] == spec.shape and shape[0] > 0:
         return shape[0]
-    raise ValueError(f"predict: {what} has shape {shape}, wanted {space.shape} or a batch (N, *{space.shape})")
+    if shape != spec.shape:
+        batch = ", ".join(map(str, ("N", *spec.shape)))
+        check_shape(spec.name("predict: obs"), leaf, spec.shape, hint=f"; a batch has shape ({batch})")
+    return None
 
 
-def _mapped(function: Callable[[str, Leaf, Any], Any], space: Space, tree: Any, what: str) -> Any:
-    """`function(name, leaf_space, leaf)` over what a person gave, whose tree is compared with the space's first."""
-    leaves: list[Any] = []
-    try:
-        map_space(lambda _, x: leaves.append(x), space, tree)
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"predict: {what} does not have the tree of {space}: {error!r}") from error
-    named = iter(zip(leaf_spaces(space), leaves, strict=True))
-
-    def leaf(space: Leaf) -> Any:
-        (path, _), x = next(named)
-        return function(f"{what} at {path!r}" if path else what, space, x)
-
-    return map_space(leaf, space)
+def _obs_rows(spec: ArraySpec, leaf: Any, batch: int | None, native: bool) -> npt.NDArray[Any]:
+    name, shape = spec.name("predict: obs"), np.shape(leaf)
+    array = np.asarray(leaf)
+    array = to_array(name, array.view(np.int8) if array.dtype == bool else array, shape, spec.dtype)
+    if spec.low is not None:
+        check_range(name, array, spec.low, spec.high, batched=batch is not None)
+        if not native and spec.dtype.kind == "i":
+            array = array.astype(np.int64) - spec.low
+    return array.astype(spec.dtype).reshape(batch or 1, *spec.shape)
 
 
-def _obs_rows(batch: int, native: bool, what: str, space: Leaf, x: Any) -> npt.NDArray[Any]:
-    array = np.asarray(x)
-    kinds, wanted = ("fiub", "numbers") if space.dtype.kind == "f" else ("iub", "integers")
-    if array.dtype.kind not in kinds:
-        raise TypeError(f"predict: {what} must hold {wanted}, got {array.dtype}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"predict: {what} must be finite, got {x}")
-    if isinstance(space, Discrete | MultiDiscrete):
-        counted = array.astype(np.int64) - np.asarray(space.start)
-        if (counted < 0).any() or (counted >= (space.n if isinstance(space, Discrete) else space.nvec)).any():
-            raise ValueError(f"predict: {what} must lie in {space}, got {x}")
-        array = array if native else counted
-    return array.astype(space.dtype).reshape(batch, *space.shape)
+def _mask_rows(spec: EnvSpec, action_mask: Any, batch: int | None) -> PyTree:
+    """The mask in the tree of the action space, with a first axis; None for the parts that are not masked."""
+    masks = read_leaves("predict: action_mask", action_specs(spec), action_mask)
+    parts = zip(leaf_spaces(spec.action), masks, strict=True)
+    return unflatten(spec.action, [_leaf_mask_rows(path, space, mask, batch) for (path, space), mask in parts])
 
 
-def _mask_rows(batch: int | None, what: str, space: Leaf, x: Any) -> npt.NDArray[np.bool_] | None:
-    if x is None:
+def _leaf_mask_rows(path: str, space: Leaf, mask: Any, batch: int | None) -> npt.NDArray[np.bool_] | None:
+    if mask is None:
         return None
+    name = "predict: action_mask" + (f" {path!r}" if path else "")
     if isinstance(space, Box | MultiBinary):
-        raise ValueError(f"predict: {what} must be None, for {space} has no mask")
+        raise ValueError(f"{name} must be None, for {space} has no mask")
     sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
-    mask = np.asarray(x, bool)
-    wanted = (sum(sizes),) if batch is None else (batch, sum(sizes))
-    if mask.shape != wanted:
-        raise ValueError(f"predict: {what} has shape {mask.shape}, wanted {wanted}")
-    rows = mask.reshape(-1, sum(sizes))
+    flags = np.asarray(mask, bool)
+    check_shape(name, flags, (sum(sizes),) if batch is None else (batch, sum(sizes)))
+    rows = flags.reshape(-1, sum(sizes))
     if not all(part.any(axis=1).all() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)):
-        raise ValueError(f"predict: {what} allows no action in some row; got {x}")
+        raise ValueError(f"{name} allows no action in some row; got {mask}")
     return rows

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray
 
-from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, leaf_spaces, map_space
+from polyak.core.space_check import action_specs, check_range, read_leaves, to_array
+from polyak.core.spaces import Box, EnvSpec, leaf_spaces, unflatten
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution
@@ -174,31 +175,9 @@ def _written(spec: EnvSpec, script: Any) -> Script:
 
 
 def _action(spec: EnvSpec, number: int, action: Any) -> PyTree:
-    where = f"Scripted: action of part {number}"
-
-    def leaf(space: Leaf, x: Any) -> Any:
-        array = np.asarray(x)
-        kinds = "fiu" if isinstance(space, Box) else "iu"
-        if array.shape != space.shape or array.dtype.kind not in kinds:
-            raise ValueError(f"{where} must be one of {space}, got {x!r}")
-        low, high, dtype = _limits(spec, space)
-        if not np.all((array >= low) & (array <= high)):
-            raise ValueError(f"{where} must lie between {low} and {high}, got {x!r}")
-        return array.astype(dtype)
-
-    try:
-        return map_space(leaf, spec.action, action)
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{where} does not have the tree of {spec.action}: {error!r}") from error
-
-
-def _limits(spec: EnvSpec, space: Leaf) -> tuple[Any, Any, Any]:
-    match space:
-        case Box():
-            return *spec.action_bounds(space), np.float32
-        case Discrete():
-            return 0, space.n - 1, space.dtype
-        case MultiDiscrete():
-            return 0, np.asarray(space.nvec) - 1, space.dtype
-        case MultiBinary():
-            return 0, 1, space.dtype
+    name, specs, arrays = f"Scripted: action of part {number}", action_specs(spec), []
+    for wanted, leaf in zip(specs, read_leaves(name, specs, action), strict=True):
+        array = to_array(wanted.name(name), leaf, wanted.shape, wanted.dtype)
+        check_range(wanted.name(name), array, wanted.low, wanted.high)
+        arrays.append(array.astype(wanted.dtype))
+    return unflatten(spec.action, arrays)

@@ -9,19 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.policy_faults import PythonCalls
-from polyak.core.spaces import EnvSpec
+from polyak.core.space_check import ArraySpec, action_specs, obs_specs
+from polyak.core.spaces import EnvSpec, unflatten
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import parameter_shapes
 from polyak.policies.python.timeout import Deadline
-from polyak.policies.python.validation import (
-    ArraySpec,
-    OutputChecker,
-    action_specs,
-    forbidden,
-    initial_carry_values,
-    obs_specs,
-    specs_like,
-)
+from polyak.policies.python.validation import OutputChecker, forbidden, initial_carry_values, specs_like
 
 # Under a microsecond.
 COPIED_BYTES = 4096
@@ -87,7 +80,9 @@ class PythonCallee:
             raise ValueError(f"{who}: carry_spec and info_spec are for a policy of (time_step, carry)")
         unseeded = f"{who} takes no seed and is not declared deterministic"
         self.calls = PythonCalls(who, None if self.takes_seed or deterministic else unseeded)
-        self.actions = OutputChecker(who, "action", action_specs(spec), check=check, clip=on_error == "clip")
+        self.actions = OutputChecker(
+            who, "action", unflatten(spec.action, action_specs(spec)), check=check, clip=on_error == "clip"
+        )
         wanted_carry = _declared(who, "carry_spec", carry_spec)
         self.carries = OutputChecker(who, "carry", wanted_carry, check=check)
         self.infos = OutputChecker(who, "info", _declared(who, "info_spec", info_spec), check=check)
@@ -96,7 +91,7 @@ class PythonCallee:
         self._carry_spec, self._check = carry_spec, check
         self._obs: list[ArraySpec]
         self._obs_structure: Any
-        self._obs, self._obs_structure = jax.tree.flatten(obs_specs(spec))
+        self._obs, self._obs_structure = jax.tree.flatten(unflatten(spec.obs, obs_specs(spec.obs)))
         self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
         self._call = _called if timeout is None else Deadline(timeout, who).call
 

@@ -1,34 +1,17 @@
 """What Python answers, held against what was declared: structure, shape, kind of number, NaN, bounds."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.spaces import (
-    Box,
-    Dict,
-    Discrete,
-    EnvSpec,
-    Leaf,
-    MultiBinary,
-    MultiDiscrete,
-    Space,
-    Tuple,
-    leaf_spaces,
-    map_space,
-)
+from polyak.core.space_check import ArraySpec, check_range, to_array
+from polyak.core.spaces import Dict, Discrete, EnvSpec, Leaf, MultiDiscrete, Tuple, leaf_spaces, map_space
 from polyak.core.types import PyTree
 
 Numbers: TypeAlias = npt.NDArray[Any]
-
-# What is cast without a word, by kind: floats of another width and integers to floats; integers of another width, where the
-# value fits, and truth values to integers.
-CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "b"}
-KINDS = {"f": "floats or integers", "i": "integers or bools", "u": "integers or bools", "b": "bools"}
 
 # Of a signed integer: the unsigned one of its width, and its own greatest number.
 UNSIGNED = {np.dtype(f"i{size}"): (np.dtype(f"u{size}"), np.iinfo(f"i{size}").max) for size in (1, 2, 4, 8)}
@@ -49,30 +32,6 @@ class Declared(Protocol):
     def dtype(self) -> Any:
         """Of its numbers."""
         ...
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """One array of an answer.
-
-    Attributes:
-        path: where it stands, or `""`.
-        shape: without the batch.
-        dtype: to be cast to.
-        low: the least value, a number or an array.
-        high: the greatest.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    low: Any
-    high: Any
-
-    @property
-    def unbounded(self) -> bool:
-        """Every number that the dtype holds."""
-        return self.dtype.kind not in "fiu"
 
 
 class OutputChecker:
@@ -148,23 +107,14 @@ class OutputChecker:
         return leaves
 
     def _array(self, wanted: ArraySpec, value: Any, shape: tuple[int, ...], where: str) -> Numbers:
-        """As an array of the right shape and a kind that can be cast."""
-        array = value if type(value) is np.ndarray else self._converted(wanted, value, where)
-        if array.dtype != wanted.dtype and array.dtype.kind not in CASTS.get(wanted.dtype.kind, ""):
-            kinds = KINDS.get(wanted.dtype.kind, "nothing else")
-            raise TypeError(f"{self._name(wanted, where)} has dtype {array.dtype}, wanted {wanted.dtype} ({kinds})")
-        if array.shape != shape:
-            raise ValueError(f"{self._name(wanted, where)} has shape {array.shape}, wanted {shape} of {wanted.dtype}")
-        return array
-
-    def _converted(self, wanted: ArraySpec, value: Any, where: str) -> Numbers:
-        # A tuple is structure, None is an answer forgotten: NumPy would make arrays of both.
+        """As an array of the right shape and a dtype that can be cast."""
+        if type(value) is np.ndarray and value.shape == shape and value.dtype == wanted.dtype:
+            return value
+        name = self._name(wanted, where)
+        # A tuple is structure, None a forgotten return value: NumPy would make arrays of both.
         if value is None or isinstance(value, tuple | dict | str | bytes):
-            raise TypeError(f"{self._name(wanted, where)} is {_short(value)}, wanted an array of {wanted.dtype}")
-        try:
-            return np.asarray(value)
-        except (ValueError, TypeError) as error:
-            raise TypeError(f"{self._name(wanted, where)} is no array: {error}; got {_short(value)}") from error
+            raise TypeError(f"{name} must be an array of {wanted.dtype}, got {_short(value)}")
+        return to_array(name, value, shape, wanted.dtype)
 
     def _bounded(self, wanted: ArraySpec, array: Numbers) -> Numbers:
         """Within bounds, or clipped; then cast, which copies."""
@@ -176,26 +126,22 @@ class OutputChecker:
             if self._check and wanted.high is np.inf and (lost := np.isinf(cast) & ~np.isinf(array)).any():
                 raise ValueError(f"{self._name(wanted)} holds what no {dtype} can{_rows(lost)}: {_short(array)}")
             array = cast
-        if self._check and not wanted.unbounded and not _within(wanted, array):
+        if self._check and wanted.low is not None and not _within(wanted, array):
             array = self._refused_or_clipped(wanted, array)
         return array.astype(dtype)
 
     def _refused_or_clipped(self, wanted: ArraySpec, array: Numbers) -> Numbers:
         low, high = wanted.low, wanted.high
-        if np.isnan(array).any():
-            raise ValueError(f"{self._name(wanted)} holds NaN{_rows(np.isnan(array))}: {_short(array)}")
+        # NaN cannot be clipped.
+        wrong = np.where(np.isnan(array), array, low) if self._clip else array
+        check_range(self._name(wanted), wrong, low, high, batched=True)
         outside = (array < low) | (array > high)
-        if not self._clip:
-            raise ValueError(
-                f"{self._name(wanted)} lies outside [{_short(low)}, {_short(high)}]{_rows(outside)}: {_short(array)}"
-            )
         self.clipped += int(outside.sum())
         # Bounds that a narrow integer cannot hold are bounds all the same.
         return np.clip(array if array.dtype.kind == "f" else array.astype(np.int64), low, high)
 
     def _name(self, wanted: ArraySpec, where: str = "") -> str:
-        path = f" at {wanted.path!r}" if wanted.path else ""
-        return f"{self._who}: {self._what}{path}{where}"
+        return f"{self._who}: {wanted.name(self._what)}{where}"
 
 
 def _within(wanted: ArraySpec, array: Numbers) -> bool:
@@ -211,26 +157,6 @@ def _within(wanted: ArraySpec, array: Numbers) -> bool:
         # Read without their sign, negative numbers are greater than all others: one look instead of two.
         return bool(np.maximum.reduce(flat.view(unsigned)) <= min(high, greatest))
     return bool(np.minimum.reduce(flat) >= low and np.maximum.reduce(flat) <= high)
-
-
-def action_specs(spec: EnvSpec) -> PyTree:
-    """Of an agent's actions: counted from 0, a Box within its bounds or, where it is rescaled, within [-1, 1]."""
-    rescaled = spec.action_scaling == "rescale"
-
-    def of_leaf(space: Leaf, path: str) -> ArraySpec:
-        match space:
-            case Discrete():
-                return ArraySpec(path, (), space.dtype, 0, space.n - 1)
-            case MultiDiscrete():
-                return ArraySpec(path, space.shape, space.dtype, 0, np.array(space.nvec) - 1)
-            case MultiBinary():
-                return ArraySpec(path, space.shape, space.dtype, 0, 1)
-            case Box():
-                if rescaled:
-                    return ArraySpec(path, space.shape, np.dtype(np.float32), -1.0, 1.0)
-                return ArraySpec(path, space.shape, np.dtype(np.float32), *_finite_bounds(space))
-
-    return _with_paths(of_leaf, spec.action)
 
 
 def forbidden(spec: EnvSpec, action: PyTree, mask: PyTree) -> str:
@@ -253,11 +179,6 @@ def _forbidden_in(path: str, space: Leaf, action: Numbers, mask: Any) -> str:
     wrong = [~part[np.arange(len(part)), chosen] & part.any(axis=1) for part, chosen in columns]
     rows = np.flatnonzero(np.logical_or.reduce(wrong))
     return ", ".join(f"{f'{path!r}: ' if path else ''}{_short(action[i])} in environment {i}" for i in rows[:5])
-
-
-def obs_specs(spec: EnvSpec) -> PyTree:
-    """Of observations, whose bounds nobody keeps."""
-    return _with_paths(lambda space, path: _any_number(path, space.shape, space.dtype), spec.obs)
 
 
 def specs_like(tree: PyTree) -> PyTree:
@@ -298,27 +219,10 @@ def initial_carry_values(tree: PyTree, batch_size: int) -> PyTree:
 
 
 def _any_number(path: str, shape: tuple[int, ...], dtype: Any) -> ArraySpec:
-    dtype = np.dtype(dtype)
+    dtype, keys = np.dtype(dtype), (path,) if path else ()
     if dtype.kind in "iu":
-        return ArraySpec(path, shape, dtype, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    return ArraySpec(path, shape, dtype, -np.inf, np.inf)
-
-
-def _finite_bounds(space: Box) -> tuple[Any, Any]:
-    """As numbers where all are equal, which is checked faster; infinite ones as the largest float: no action is infinite."""
-    largest = float(np.finfo(np.float32).max)
-    low, high = (np.clip(bound.astype(np.float32), -largest, largest) for bound in (space.low, space.high))
-    if np.all(low == low.flat[0]) and np.all(high == high.flat[0]):
-        return float(low.flat[0]), float(high.flat[0])
-    return low, high
-
-
-def _with_paths(function: Callable[[Leaf, str], ArraySpec], space: Space, path: str = "") -> PyTree:
-    if isinstance(space, Dict):
-        return {name: _with_paths(function, part, f"{path}/{name}" if path else name) for name, part in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_with_paths(function, part, f"{path}/{i}" if path else str(i)) for i, part in enumerate(space.spaces))
-    return function(space, path)
+        return ArraySpec(keys, shape, dtype, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return ArraySpec(keys, shape, dtype, -np.inf, np.inf) if dtype.kind == "f" else ArraySpec(keys, shape, dtype)
 
 
 def _rows(wrong: Numbers) -> str:
