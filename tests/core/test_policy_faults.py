@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from tests.policies.python.test_policy import KEY, SPEC, B, rule, time_step
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-def test_P2_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
+def test_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
     monkeypatch.setattr(python_calls, "GRACE_SECONDS", 0.05)
     policy, between, go_on = PythonPolicy(rule, SPEC), threading.Event(), threading.Event()
 
@@ -35,11 +34,11 @@ def test_P2_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
     program = jax.jit(lambda obs: jax.lax.scan(step, obs, None, 3)[0]).lower(obs).compile()
     threading.Thread(target=lambda: between.wait(9) and os.kill(os.getpid(), signal.SIGINT), daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        ExceptionRelay(policy).run(partial(program, obs))
+        ExceptionRelay(policy).run(program, obs)
     assert policy.num_calls == 1
     with pytest.raises(CallRaised, match="stopped, until the program that was interrupted has ended"):
         policy.in_numpy()(time_step(), (), None)
-    # A new watch waits for its end.
+    # A new relay waits for its end.
     threading.Timer(0.2, go_on.set).start()
     with policy.raising():
         assert policy.action(time_step(), (), KEY).action.tolist() == [0, 1, 1]
@@ -50,7 +49,6 @@ def test_P2_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
 def test_calls_go_on_by_themselves_when_that_program_has_ended():
     calls, thread = PythonCalls("rule"), threading.Thread(target=time.sleep, args=(0.1,))
     thread.start()
-    calls.tally.stopped = True
     calls.stay_stopped(thread)
     with pytest.raises(CallRaised):
         calls.call(int)

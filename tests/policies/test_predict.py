@@ -174,7 +174,7 @@ def test_predict_refuses_a_carry_of_another_batch():
     spec = EnvSpec(VECTOR, Discrete(2))
     policy = policy_for(spec, network=lstm(4, (4,)))
     _, carry = policy.predict(np.zeros((3, 3), np.float32))
-    with pytest.raises(ValueError, match=r"predict: carry must have 2 rows as obs, got an array of shape \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"predict: carry must have a batch size of 2 as obs, got an array of shape \(3, 4\)"):
         policy.predict(np.zeros((2, 3), np.float32), carry)
 
 

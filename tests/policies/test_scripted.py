@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from polyak.core.carries import can_fail, check_carry, failed_rows
+from polyak.core.policy_faults import check_carry, failed_envs, has_error_flags
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Policy
 from polyak.policies.mixture import Mixture
@@ -79,7 +79,7 @@ def test_a_script_is_followed_from_the_beginning_of_every_episode():
         seen.append((np.asarray(step.action).tolist(), [script[min(i, 5)] for i in at]))
         at, carry = at + 1, step.carry
     assert all(got == wanted for got, wanted in seen)
-    assert can_fail(carry) and not np.any(failed_rows(carry, 2))
+    assert has_error_flags(carry) and not np.any(failed_envs(carry, 2))
     check_carry(carry)
 
 
@@ -91,13 +91,13 @@ def test_an_episode_beyond_the_scripts_end_is_an_error_that_names_it():
         step = act(policy, time_step(3, first=[t == 0, t in (0, 1), t == 0], last=[False, False, t == 2]), carry, KEY)
         carry = step.carry
         if t == 2:
-            assert np.array_equal(failed_rows(carry, 3), [True, False, False])
+            assert np.array_equal(failed_envs(carry, 3), [True, False, False])
             break
     assert np.array_equal(step.action["gear"], [0, 0, 0]), "the last action is held"
     with pytest.raises(RuntimeError, match=r"Scripted: the script has ended after its 2 steps, and environments \[0\] went on"):
         check_carry(carry)
     again = act(policy, time_step(3, first=True), carry, KEY).carry
-    assert np.array_equal(failed_rows(again, 3), [True, False, False]), "what went wrong is not forgotten"
+    assert np.array_equal(failed_envs(again, 3), [True, False, False]), "what went wrong is not forgotten"
 
 
 def test_predict_raises_at_the_scripts_end_and_answers_native_actions():
@@ -213,7 +213,7 @@ def test_a_script_may_end_where_another_policy_was_chosen():
             now = dataclasses.replace(time_step(64), first=jnp.full(64, t == 0))
             _, (_, followed) = policy.distribution(now, carry)
             step = policy.action(now, carry, jax.random.fold_in(KEY, t))
-            return step.carry, (step.action, failed_rows(step.carry, 64), failed_rows(followed, 64))
+            return step.carry, (step.action, failed_envs(step.carry, 64), failed_envs(followed, 64))
 
         return jax.lax.scan(step, carry, jnp.arange(4))
 
@@ -225,7 +225,7 @@ def test_a_script_may_end_where_another_policy_was_chosen():
     with pytest.raises(RuntimeError, match="the script has ended after its 2 steps"):
         check_carry(carry)
     again = act(policy, time_step(64, first=True), carry, KEY).carry
-    assert np.array_equal(failed_rows(again, 64), is_short), "what went wrong is not forgotten"
+    assert np.array_equal(failed_envs(again, 64), is_short), "what went wrong is not forgotten"
     alone = Mixture((long, short), weights=(1, 0))
     for t in range(4):
         carry = act(alone, time_step(2, first=t == 0), alone.initial_state(2) if t == 0 else carry, KEY).carry

@@ -163,7 +163,7 @@ def test_the_way_through_numpy_is_exact(policy):
     )
 
 
-def test_a_policy_with_a_memory_is_a_python_object():
+def test_recurrent_policy_is_a_python_object():
     policy = Greedy(policy_for(BOX, network=REMEMBERS["lstm"], scale=0.3))
     plain = policy.as_python()
     carry, mine = plain.initial_state(4), policy.initial_state(4)
@@ -175,7 +175,7 @@ def test_a_policy_with_a_memory_is_a_python_object():
         assert np.array_equal(step.action, np.clip(wanted.action, BOX.action.low, BOX.action.high))
         assert same_bits(step.carry, jax.tree.map(np.asarray, wanted.carry))
         carry, mine = step.carry, wanted.carry
-    with pytest.raises(TypeError, match="as_python: the policy has a memory"):
+    with pytest.raises(TypeError, match="as_python: the policy is recurrent"):
         plain(np.zeros(3))
 
 

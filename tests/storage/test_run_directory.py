@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import stat
@@ -6,23 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 
-from polyak.storage.files import dump_json
-from polyak.storage.json import finite_or_none
-from polyak.storage.run_directory import (
-    CONFIG,
-    Run,
-    RunError,
-    create,
-    describe_system,
-    library_version,
-    machine_shape,
-    open_run,
-    package_version,
-)
+from polyak.storage.run_directory import CONFIG, Run, RunError, create, finite_or_none, open_run
 
 HOLD = """
 import sys, time
@@ -40,7 +25,7 @@ def run(tmp_path):
 
 
 def test_a_run_holds_its_settings_and_circumstances(run):
-    assert sorted(os.listdir(run.directory)) == ["checkpoints", "config.json", "run.lock", "system.json"]
+    assert sorted(os.listdir(run.directory)) == ["checkpoints", "config.json", "run.lock", "system.json", "tb"]
     assert run.read_config() == {"seed": 1}
     system = json.loads((run.directory / "system.json").read_text())
     assert system["command_line"] == sys.argv
@@ -82,7 +67,7 @@ def test_F6_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
         "full": r"is not empty \(it has 'notes\.txt'\)",
         "link": "is a symbolic link",
         "way": "is a symbolic link",
-        "file/run": "cannot be created: Not a directory",
+        "file/run": "cannot be made: Not a directory",
     }.items():
         with pytest.raises(RunError, match=message):
             create(tmp_path / name, {})
@@ -94,7 +79,7 @@ def test_F6_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
 
 def test_F6_no_permission_is_an_error_that_says_so(tmp_path, nobody):
     (tmp_path / "theirs").mkdir(mode=0o500)
-    with nobody(), pytest.raises(RunError, match="theirs/run: cannot be created: Permission denied"):
+    with nobody(), pytest.raises(RunError, match="theirs/run: cannot be made: Permission denied"):
         create(tmp_path / "theirs" / "run", {})
 
 
@@ -250,7 +235,7 @@ def test_what_is_no_run_is_an_error(tmp_path, name, message):
     [
         ("", "not valid JSON"),
         ("{", "not valid JSON"),
-        ("[1]", "must be a JSON object"),
+        ("[1]", "a JSON object was expected"),
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"a":' * 5000, "nested more than 64 deep"),
         (" " * (16 * 2**20 + 1), "at most 16777216 are read"),
@@ -347,47 +332,6 @@ def test_fields_of_the_config_are_replaced_as_a_whole(tmp_path, full_disk):
         assert ".config.json.aside" not in os.listdir(run.directory)
 
 
-def test_an_edited_or_damaged_config_is_rejected_and_can_be_accepted(run):
-    path = run.directory / CONFIG
-    path.write_text(path.read_text().replace('"seed": 1', '"seed": 3'))
-    with pytest.raises(RunError, match=r"config\.json: was edited or damaged .* polyak resume .*run --force"):
-        run.read_config()
-    run.accept_config()
-    assert run.read_config() == {"seed": 3}
-
-
-def test_a_config_of_an_older_version_has_no_hash(run):
-    (run.directory / CONFIG).write_text('{"seed": 1}')
-    assert run.read_config() == {"seed": 1}
-
-
-def test_every_bit_flip_of_a_config_that_changes_it_is_noticed(run):
-    path = run.directory / CONFIG
-    whole = path.read_bytes()
-    for position in range(len(whole) * 8):
-        damaged = bytearray(whole)
-        damaged[position // 8] ^= 1 << position % 8
-        path.write_bytes(damaged)
-        with contextlib.suppress(RunError):
-            # White space, and the name of the hash, which is then an unknown field of the config.
-            assert run.read_config() == {"seed": 1} or len(run.read_config()) == 2
-
-
-@pytest.mark.parametrize("row", ["{}", '{"env_steps": true}', '{"env_steps": "1"}', '{"env_steps": null}'])
-def test_a_row_of_metrics_needs_env_steps(run, row):
-    run.metrics.write_text(row + "\n")
-    with pytest.raises(RunError, match=r"metrics\.jsonl, line 1: env_steps=.* must be an integer"):
-        run.read_metrics()
-
-
-def test_a_file_in_the_place_of_the_checkpoints_is_an_error(run):
-    run.close()
-    run.checkpoints.rmdir()
-    run.checkpoints.write_text("mine")
-    with pytest.raises(RunError, match="checkpoints: cannot be created: File exists"):
-        open_run(run.directory, write=True)
-
-
 def test_the_summary_is_replaced_as_a_whole(run, full_disk):
     run.write_summary({"eval_mean_return": float("nan"), "seeds": [1.0, float("inf")], "n": {"a": 1}})
     assert run.read_summary() == {"eval_mean_return": None, "seeds": [1.0, None], "n": {"a": 1}}
@@ -407,25 +351,3 @@ def test_finite_or_none_leaves_everything_else():
     value = {"a": [1, True, "nan", (None, 1e308)]}
     assert finite_or_none(value) == {"a": [1, True, "nan", [None, 1e308]]}
     assert isinstance(Run(Path("x")), Run)
-
-
-# The machine
-
-
-def test_versions_are_those_installed():
-    assert package_version("jax") == jax.__version__
-    assert package_version("numpy") == np.__version__
-    assert package_version("no-such-package-anywhere") is None
-    assert library_version() == package_version("polyak")
-
-
-def test_the_description_is_json_and_names_machine_and_command():
-    system = describe_system()
-    dump_json(system, "system.json")
-    assert system["command_line"] == sys.argv
-    assert (system["devices"], system["device_kinds"]) == (jax.device_count(), ["cpu"])
-    assert set(system["packages"]) >= {"polyak", "jax", "numpy", "flax", "optax", "gymnasium"}
-
-
-def test_the_machine_s_shape_counts_its_devices():
-    assert machine_shape() == {"platform": "cpu", "devices": jax.device_count(), "processes": 1}

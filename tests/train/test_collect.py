@@ -14,7 +14,7 @@ from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.mixture import Mixture
 from polyak.policies.scripted import Scripted, Uniform
 from polyak.policies.with_info import with_info
-from polyak.train.collect import _programs, _Watched, collect
+from polyak.train.collect import _program, _Watched, collect
 from tests.agents.rollouts import same_bits
 from tests.train.scripted import Scripted as ScriptedEnv
 from tests.train.setting import AGENT, ENV, KEY, NUM_ENVS, NUM_STEPS, hosted, run
@@ -45,7 +45,7 @@ def test_a_rollout_is_the_same_compiled_and_stepped_from_the_host():
 
 
 def test_collecting_again_does_not_compile_again():
-    program, _ = _programs(ENV)
+    program = _program(ENV)
     collect(SHORT, ENV, 5, key=KEY)
     before = program._cache_size()
     collect(SHORT, ENV, 5, key=jax.random.key(8))

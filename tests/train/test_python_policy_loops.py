@@ -52,7 +52,7 @@ def run(loop, agent, env=ENV, **options):
 def test_P13_both_loops_ask_the_same_and_get_the_same():
     agents = {loop: planning() for loop in LOOPS}
     results = {loop: run(loop, agent) for loop, agent in agents.items()}
-    compiled, host = (agents[loop].chosen.side.target.seen for loop in ("compiled", "host"))
+    compiled, host = (agents[loop].chosen.callee.target.seen for loop in ("compiled", "host"))
     assert len(compiled) == len(host) == 8 * int(results["host"].state["updates"]) == agents["host"].chosen.num_calls
     for (obs, *given), (its_obs, *its_given) in zip(compiled, host, strict=True):
         jax.tree.map(np.testing.assert_array_equal, given, its_given)
@@ -114,11 +114,11 @@ def test_evaluation_calls_for_the_steps_that_count_and_no_more():
 @pytest.mark.parametrize("env", [ENV, hosted()], ids=["compiled", "host"])
 def test_P1_P2_P13_collecting_asks_as_training_does_and_raises_what_the_policy_raised(env):
     policy = planning().chosen
-    seen = policy.side.target.seen
+    seen = policy.callee.target.seen
     rollout = train.collect(policy, env, 6, key=KEY)
     assert policy.num_calls == 6 and [seed % 100 for *_, seed in seen] == rollout.info["seed"][:, 0].tolist()
     np.testing.assert_array_equal(rollout.first[:6], [first for _, first, _, _ in seen])
-    policy.side.target.seen = None
+    policy.callee.target.seen = None
     for acting in (policy, Wrapped(policy)):
         with pytest.raises(AttributeError, match="append") as caught:
             train.collect(acting, env, 6, key=KEY)
@@ -163,10 +163,10 @@ class Wrapped:
 def test_one_inside_a_wrapper_is_found(loop):
     agent = planning()
     wrapped = type(agent)(Wrapped(agent.chosen))
-    seen = agent.chosen.side.target.seen
+    seen = agent.chosen.callee.target.seen
     result = run(loop, wrapped)
     assert len(seen) == 8 * int(result.state["updates"])
-    agent.chosen.side.target.seen = None
+    agent.chosen.callee.target.seen = None
     with pytest.raises(AttributeError, match="append") as caught:
         run(loop, wrapped)
     assert "at its step 0" in caught.value.__notes__[0]

@@ -1,91 +1,184 @@
-"""Calls of Python from compiled programs: they are counted, and what they raise comes out as it was raised."""
+"""Faults of policies: error flags in carries, since compiled code cannot raise, and exceptions of Python policies."""
 
 import atexit
+import contextlib
+import itertools
+import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from polyak.core.types import PyTree
 
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
-"""After Ctrl-C, how long a call that is under way is waited for."""
+"""How long Ctrl-C waits for the call that is under way."""
 
 BUSY_SECONDS = 60.0
-"""How long a new watch waits for an interrupted program to come to its next call, which ends it."""
+"""How long a new relay waits for an interrupted program to reach its next call, which ends it."""
 
 EXIT_SECONDS = 5.0
-"""How long the interpreter's end waits for such a call: JAX aborts when one returns into what is being torn down."""
+"""How long the exit of the interpreter waits for such a call: JAX aborts when one returns during the teardown."""
+
+MAX_PROGRAMS = 32
+"""Compiled programs that call Python, the last used ones; each takes some 6 MB."""
+
+MAX_EXCEPTIONS = 32
+"""Exceptions that wait for their relay; compiled code outside of relays leaves them behind."""
+
+
+@runtime_checkable
+class ErrorFlag(Protocol):
+    """A part of a carry that records where a policy has failed."""
+
+    def failed_envs(self) -> Bool[Array | np.ndarray, " B"]:
+        """The environments in which it has; once True, it stays."""
+        ...
+
+    def error_message(self) -> str:
+        """What has failed; for values on the host."""
+        ...
+
+    def clear(self, envs: Bool[Array, " B"]) -> "ErrorFlag":
+        """This flag, lowered in these environments."""
+        ...
+
+
+def failed_envs(carry: PyTree, batch_size: int) -> Bool[Array, " B"]:
+    """The environments in which a flag of the carry is raised; False everywhere for a carry without flags."""
+    failed = jnp.zeros(batch_size, bool)
+    for flag in _flags(carry):
+        failed = failed | flag.failed_envs()
+    return failed
+
+
+def count_failures_in(envs: Bool[Array, " B"], before: PyTree, after: PyTree) -> PyTree:
+    """The carry `after` a step from `before`, in which new failures count in these environments only."""
+    parts, tree = jax.tree.flatten(after, is_leaf=_is_flag)
+    earlier = jax.tree.leaves(before, is_leaf=_is_flag)
+    pairs = zip(parts, earlier, strict=True)
+    return jax.tree.unflatten(tree, [part.clear(~envs & ~old.failed_envs()) if _is_flag(part) else part for part, old in pairs])
+
+
+def has_error_flags(carry: PyTree) -> bool:
+    """Whether the carry holds flags; looks at the structure alone."""
+    return bool(_flags(carry))
+
+
+def check_carry(carry: PyTree, envs: Any = True) -> None:
+    """Raise the error of a flag in a carry, or in any tree that holds one.
+
+    Args:
+        envs: `[B]`, the environments that count.
+
+    Raises:
+        RuntimeError: the policy has failed in one of these environments.
+    """
+    for flag in _flags(carry):
+        if np.any(np.asarray(flag.failed_envs()) & envs):
+            raise RuntimeError(flag.error_message())
+
+
+def _flags(carry: PyTree) -> list[Any]:
+    return [part for part in jax.tree.leaves(carry, is_leaf=_is_flag) if _is_flag(part)]
+
+
+def _is_flag(node: Any) -> bool:
+    return _is_flag_class(node.__class__)
+
+
+@lru_cache(maxsize=256)
+def _is_flag_class(cls: type) -> bool:
+    # Cached: against a protocol it takes 10 µs, and `predict` asks at every call.
+    return issubclass(cls, ErrorFlag)
 
 
 class CallRaised(RuntimeError):
-    """Ends a compiled program; its cause is what Python raised, if it did."""
+    """Ends a compiled program; its cause is the exception of the Python policy, if there was one."""
 
 
 class CallLog:
-    """What happened under one watch: calls made, those under way, and the first exception."""
+    """The calls made inside one relay: how many, how many are under way, and whether the next one must end the program."""
 
     def __init__(self) -> None:
         self.steps = self.under_way = 0
-        self.raised: BaseException | None = None
         self.stopped = False
 
 
 class PythonCalls:
-    """The calls of one piece of Python.
+    """The calls of one Python function or object.
 
     Attributes:
-        name: who is called, for messages.
+        name: for messages.
         count: calls so far.
-        inexact: why a program with these calls may not do the same twice, or None.
+        inexact: why a program with these calls may not be reproducible, or None.
+        logs: of the relays around, innermost last; the first one is for calls outside of relays.
     """
 
     def __init__(self, name: str, inexact: str | None = None) -> None:
         self.name, self.inexact = name, inexact
         self.count = 0
-        self.tally = CallLog()
+        self.logs = [CallLog()]
         self._ending: threading.Thread | None = None
 
     def __repr__(self) -> str:
         return self.name
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """`function(*args)`; what it raises gets a note of who was called and when.
+        """`function(*args)`; an exception gets a note with the policy's name and step.
 
         Raises:
-            CallRaised: the program shall end.
+            CallRaised: the program was interrupted and must end.
         """
         if self._ending is not None and not self._ending.is_alive():
             self.wait()
-        tally = self.tally
-        if tally.stopped:
+        # Several threads may be inside relays; Ctrl-C ends all of their programs.
+        if any(log.stopped for log in self.logs):
             raise CallRaised(f"{self.name}: stopped, until the program that was interrupted has ended")
-        step = tally.steps
-        tally.steps = step + 1
+        log = self.logs[-1]
+        step = log.steps
+        log.steps = step + 1
         self.count += 1
-        tally.under_way += 1
+        log.under_way += 1
         try:
             result = function(*args)
         except BaseException as error:
-            if tally.raised is None:
-                error.add_note(f"raised by {self.name} at its step {step}, counted from 0")
-                tally.raised = error
+            add_note(error, f"raised by {self.name} at its step {step}, counted from 0")
             raise
         finally:
-            tally.under_way -= 1
-        if tally.stopped:
+            log.under_way -= 1
+        if log.stopped:
             raise CallRaised(f"{self.name}: stopped")
         return result
 
+    def call_compiled(self, function: Callable[..., T], *args: Any) -> T:
+        """As `call`, from a compiled program: every exception becomes the cause of a `CallRaised`."""
+        try:
+            return self.call(function, *args)
+        except CallRaised:
+            raise
+        except BaseException as error:
+            said = f"{self.name} raised {type(error).__name__}: {_text(error)}"
+            number = _remember(error)
+            raise CallRaised(f"{said} (`with policy.raising():` raises the exception itself; [exception {number}])") from error
+
     def stay_stopped(self, thread: threading.Thread) -> None:
-        """Until this thread, which runs a program that was left between two calls, has ended: its next call ends it."""
+        """Make calls end their programs until this thread, which runs an interrupted program, has ended."""
         self._ending = thread
+        self.logs[0].stopped = True
 
     def wait(self) -> None:
-        """For such a program.
+        """Wait for the interrupted program.
 
         Raises:
             TimeoutError: it is still busy after a minute.
@@ -94,22 +187,8 @@ class PythonCalls:
             self._ending.join(BUSY_SECONDS)
             if self._ending.is_alive():
                 raise TimeoutError(f"{self.name}: a program that was interrupted is still busy after {BUSY_SECONDS:g} seconds")
-            self._ending, self.tally = None, CallLog()
-
-    def switch(self, tally: CallLog) -> None:
-        """To the tally of another watch, unless calls stay stopped."""
-        if self._ending is None:
-            self.tally = tally
-
-    def call_compiled(self, function: Callable[..., T], *args: Any) -> T:
-        """As `call`, from inside a compiled program: whatever is raised is the cause of a `CallRaised`."""
-        try:
-            return self.call(function, *args)
-        except CallRaised:
-            raise
-        except BaseException as error:
-            said = f"{self.name} raised {type(error).__name__}: {error}"
-            raise CallRaised(f"{said} (inside `with policy.raising():` it comes out as it was raised)") from error
+            self._ending = None
+            self.logs[0] = CallLog()
 
 
 @runtime_checkable
@@ -123,54 +202,52 @@ class CallsPython(Protocol):
 
 
 def python_calls_in(tree: Any) -> list[PythonCalls]:
-    """Those of all parts of a tree, each once."""
+    """The calls of all Python policies in a tree, each once."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, CallsPython))
     return list(dict.fromkeys(node.python_calls for node in nodes if isinstance(node, CallsPython)))
 
 
 class ExceptionRelay:
-    """What Python raises inside compiled programs comes out as it was raised: same exception, same traceback.
+    """Raises the exceptions of Python policies as they are, where JAX would raise its own error about them.
 
-    A context manager; and `run`, for one program. Watches of the same policy nest.
+    A context manager; and `run`, for one program. Relays nest, also of the same policy, and threads have their own.
 
     Args:
         tree: anything with policies in it.
     """
 
     def __init__(self, tree: Any) -> None:
-        self._tallies = [(calls, CallLog()) for calls in python_calls_in(tree)]
-        self._before: list[CallLog] = []
+        self._logs = [(calls, CallLog()) for calls in python_calls_in(tree)]
 
     @property
     def active(self) -> bool:
-        """There is something to watch."""
-        return bool(self._tallies)
+        """Whether the tree calls Python."""
+        return bool(self._logs)
 
     @property
     def inexact(self) -> tuple[str, ...]:
-        """Why programs with these calls may not do the same twice."""
-        return tuple(calls.inexact for calls, _ in self._tallies if calls.inexact is not None)
+        """Why programs with these calls may not be reproducible."""
+        return tuple(calls.inexact for calls, _ in self._logs if calls.inexact is not None)
 
     def __enter__(self) -> "ExceptionRelay":
-        for calls, _ in self._tallies:
+        for calls, _ in self._logs:
             calls.wait()
-        self._before = [calls.tally for calls, _ in self._tallies]
-        for calls, tally in self._tallies:
-            calls.switch(tally)
+        for calls, log in self._logs:
+            calls.logs.append(log)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         try:
-            if self._tallies and error is None:
-                # What is still running belongs to this block.
+            if self._logs and error is None:
+                # Programs that are still running belong to this block.
                 jax.effects_barrier()
         except jax.errors.JaxRuntimeError as late:
             error = late
         finally:
-            for (calls, _), tally in zip(self._tallies, self._before, strict=True):
-                calls.switch(tally)
-        raised = self._raised()
-        if raised is None or error is raised or not isinstance(error, jax.errors.JaxRuntimeError):
+            for calls, log in self._logs:
+                calls.logs.remove(log)
+        raised = _recall(error)
+        if raised is None:
             if error is not None and kind is None:
                 raise error
             return
@@ -181,28 +258,37 @@ class ExceptionRelay:
             # JAX's error around it would hide it in a long text.
             raised.__context__ = context
 
-    def run(self, program: Callable[[], T]) -> T:
-        """The program's result, once it is there.
+    def run(self, program: Callable[..., T], *arguments: Any) -> T:
+        """The program's result, after both kinds of faults were looked for: exceptions, and error flags in the result.
 
-        In the main thread the program runs in another one, since a thread that waits inside XLA hears no signal: Ctrl-C stops
-        it at the next call, or leaves it alone with a call that does not return.
+        In the main thread a program that calls Python runs in another one, since a thread that waits inside XLA receives no
+        signals: Ctrl-C stops it at the next call, or abandons it with a call that does not return.
 
         Args:
-            program: runs what was compiled before; JAX's thread-local settings do not hold in it.
-        """
-        if not self._tallies:
-            return program()
-        with self:
-            if threading.current_thread() is not threading.main_thread():
-                return jax.block_until_ready(program())
-            return self._in_a_thread(program)
+            program: jitted, or compiled. If it calls Python it is compiled here first, because JAX's thread-local settings do
+                not hold in the other thread.
 
-    def _in_a_thread(self, program: Callable[[], T]) -> T:
+        Raises:
+            RuntimeError: a policy has failed; see `check_carry`.
+            Exception: whatever a Python policy raised.
+        """
+        if not self._logs:
+            result = program(*arguments)
+        else:
+            compiled: Any = program if isinstance(program, jax.stages.Compiled) else _compile(program, arguments)
+            finish = partial(_finish, compiled, arguments)
+            with self:
+                in_main = threading.current_thread() is threading.main_thread()
+                result = self._run_in_thread(finish) if in_main else finish()
+        check_carry(result)
+        return result
+
+    def _run_in_thread(self, finish: Callable[[], T]) -> T:
         done, results, errors = threading.Event(), list[T](), list[BaseException]()
 
         def body() -> None:
             try:
-                results.append(jax.block_until_ready(program()))
+                results.append(finish())
             except BaseException as error:
                 errors.append(error)
             finally:
@@ -213,8 +299,8 @@ class ExceptionRelay:
             thread.start()
             done.wait()
         except BaseException:
-            for _, tally in self._tallies:
-                tally.stopped = True
+            for _, log in self._logs:
+                log.stopped = True
             if not done.wait(GRACE_SECONDS) and thread.is_alive():
                 self._abandon(thread)
             raise
@@ -225,28 +311,65 @@ class ExceptionRelay:
     def _abandon(self, thread: threading.Thread) -> None:
         _abandoned.append(thread)
         # A call that is under way ends the program when it returns, and may never; between calls, the next one must.
-        if not any(tally.under_way for _, tally in self._tallies):
-            for calls, _ in self._tallies:
+        if not any(log.under_way for _, log in self._logs):
+            for calls, _ in self._logs:
                 calls.stay_stopped(thread)
 
-    def _raised(self) -> BaseException | None:
-        return next((tally.raised for _, tally in self._tallies if tally.raised is not None), None)
+
+def add_note(error: BaseException, note: str) -> None:
+    """`error.add_note(note)`, unless its class does not allow notes."""
+    with contextlib.suppress(Exception):
+        error.add_note(note)
 
 
-def compiling(jitted: Any) -> Callable[..., Any]:
-    """`compiled(*arguments)`: the program of a jitted function for these argument shapes, for `ExceptionRelay.run`.
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
-    A function that is traced in the watch's thread would not see the settings of the caller's.
-    """
-    kept = dict[Any, Any]()
 
-    def compiled(*arguments: Any) -> Any:
-        shapes = jax.tree.structure(arguments), tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(arguments))
-        if shapes not in kept:
-            kept[shapes] = jitted.lower(*arguments).compile()
-        return kept[shapes]
+def _finish(program: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return jax.block_until_ready(program(*arguments))
 
-    return compiled
+
+# JAX hands on the text of an exception only: a number in it leads back to the exception, whichever thread it arrives in.
+_numbers = itertools.count(1)
+_exceptions: dict[int, BaseException] = {}
+
+
+def _remember(error: BaseException) -> int:
+    number = next(_numbers)
+    _exceptions[number] = error
+    _exceptions.pop(number - MAX_EXCEPTIONS, None)
+    return number
+
+
+def _recall(error: BaseException | None) -> BaseException | None:
+    """The exception of a Python policy that JAX's error is about."""
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return None
+    numbers = re.findall(r"\[exception (\d+)\]", str(error))
+    return _exceptions.pop(int(numbers[-1]), None) if numbers else None
+
+
+_programs: dict[Any, Any] = {}
+
+
+def _compile(jitted: Any, arguments: tuple[Any, ...]) -> Any:
+    """The program of a jitted function for arguments of these shapes; kept no longer than the policies that it calls."""
+    leaves, structure = jax.tree.flatten(arguments)
+    key = jitted, structure, tuple(jax.typeof(leaf) for leaf in leaves)
+    program = _programs.pop(key, None)
+    if program is None:
+        # Of a function of its own: in JAX's caches, what belongs to a function goes with it.
+        program = jax.jit(partial(jitted.__wrapped__)).lower(*arguments).compile()
+        for calls in python_calls_in(arguments):
+            weakref.finalize(calls, _programs.pop, key, None)
+    _programs[key] = program
+    while len(_programs) > MAX_PROGRAMS:
+        _programs.pop(next(iter(_programs)), None)
+    return program
 
 
 _abandoned: list[threading.Thread] = []

@@ -120,14 +120,13 @@ def struct(cls: type[T]) -> type[T]:
         return tree
 
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
-    # Of the constructor, which a class may have written itself.
-    names = tuple(inspect.signature(data.__init__).parameters)[1:]
-    data.__init__ = _suggesting(data.__init__, names)  # type: ignore[method-assign]
+    data.__init__ = suggest_names(data.__init__)  # type: ignore[method-assign]
     return data
 
 
-def _suggesting(init: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
-    """`init`, which answers an unknown keyword with the nearest known one."""
+def suggest_names(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose error about an unknown keyword suggests the nearest known one."""
+    names = tuple(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from polyak.core.spaces import EnvSpec, map_space
 from polyak.core.types import PyTree
-from polyak.policies.predict import rows_of
+from polyak.policies.predict import obs_batch
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExportedPolicy:
         """
         if not deterministic:
             raise ValueError("predict: an exported policy is greedy; got deterministic=False")
-        rows, batch = rows_of(self.spec.obs, obs, native=True)
+        rows, batch = obs_batch(self.spec.obs, obs, native=True)
         size = batch or 1
         inputs: list[npt.NDArray[Any]] = []
         map_space(lambda _, x: inputs.append(x), self.spec.obs, rows)

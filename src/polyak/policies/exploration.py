@@ -10,16 +10,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.spaces import Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from polyak.core.spaces import Discrete, MultiBinary, MultiDiscrete
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Distribution, Joint
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from polyak.ops.distributions.exploration import Chosen, EpsilonMixture, uniform_over
 from polyak.ops.schedules import Schedule, check_schedule, value_at
-from polyak.policies.as_python import as_python
-from polyak.policies.predict import PolicyWithSpec, predict
-from polyak.policies.wrapper import as_count, check_wrapped, draw_for_new_episodes, sampled
+from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.wrapper import (
+    check_env_steps,
+    check_wrapped,
+    draw_for_new_episodes,
+    inner_initial_state,
+    inner_spec,
+    sample_action,
+)
 
 INFINITE = float("inf")
 # A temperature of 0, where a schedule ends, counts as this.
@@ -50,16 +56,10 @@ class EpsilonGreedy:
     def __post_init__(self) -> None:
         _check_choices("EpsilonGreedy", self.policy)
         check_schedule("EpsilonGreedy", "epsilon", self.epsilon, above=-INFINITE, at_least=0, at_most=1)
-        object.__setattr__(self, "env_steps", as_count("EpsilonGreedy", self.env_steps))
+        check_env_steps(self)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
-
-    def initial_state(self, batch_size: int) -> PyTree:
-        """The inner policy's."""
-        return self.policy.initial_state(batch_size)
+    spec = inner_spec
+    initial_state = inner_initial_state
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[EpsilonMixture, PyTree]:
         """P, and the inner carry."""
@@ -102,23 +102,17 @@ class Boltzmann:
     def __post_init__(self) -> None:
         _check_choices("Boltzmann", self.policy)
         check_schedule("Boltzmann", "temperature", self.temperature)
-        object.__setattr__(self, "env_steps", as_count("Boltzmann", self.env_steps))
+        check_env_steps(self)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
-
-    def initial_state(self, batch_size: int) -> PyTree:
-        """The inner policy's."""
-        return self.policy.initial_state(batch_size)
+    spec = inner_spec
+    initial_state = inner_initial_state
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The softened distribution, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
         return _softened(inner, jnp.maximum(value_at(self.temperature, self.env_steps), SMALLEST_TEMPERATURE)), carry
 
-    action = sampled
+    action = sample_action
     predict = predict
     as_python = as_python
 

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32, PRNGKeyArray
 
-from polyak.core.carries import failing_only_in
+from polyak.core.policy_faults import count_failures_in
 from polyak.core.spaces import EnvSpec, difference
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions.exploration import Chosen, chosen
-from polyak.policies.as_python import as_python
-from polyak.policies.predict import predict
+from polyak.policies.predict import as_python, predict
 from polyak.policies.wrapper import EpisodeDraw, check_policy, draw_for_new_episodes
 
 
@@ -56,37 +55,37 @@ class Mixture:
 
     def initial_state(self, batch_size: int) -> PyTree:
         """Nothing drawn, and the memory of each."""
-        return EpisodeDraw.none(batch_size), tuple(policy.initial_state(batch_size) for policy in self.policies)
+        return EpisodeDraw.empty(batch_size), tuple(policy.initial_state(batch_size) for policy in self.policies)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Chosen, PyTree]:
         """The chosen one's."""
-        lots, inner = carry
-        choice, lots = self._choice(lots, time_step)
+        draw, inner = carry
+        choice, draw = self._choice(draw, time_step)
         pairs = [policy.distribution(time_step, its) for policy, its in zip(self.policies, inner, strict=True)]
-        return Chosen(tuple(each for each, _ in pairs), choice), (lots, _after(choice, inner, [its for _, its in pairs]))
+        return Chosen(tuple(each for each, _ in pairs), choice), (draw, _after(choice, inner, [its for _, its in pairs]))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The chosen one's step, with the memory of all."""
-        (lots, inner), key = draw_for_new_episodes(carry, time_step, key)
-        choice, lots = self._choice(lots, time_step)
+        (draw, inner), key = draw_for_new_episodes(carry, time_step, key)
+        choice, draw = self._choice(draw, time_step)
         each = zip(self.policies, inner, jax.random.split(key, len(self.policies)), strict=True)
         steps = [policy.action(time_step, its, its_key) for policy, its, its_key in each]
         trees: list[Any] = [jax.tree.structure(step.info) for step in steps]
         if any(tree != trees[0] for tree in trees):
             raise ValueError(f"Mixture: info of all policies must have one tree, got {trees}; give each the same with_info")
         action, info = (chosen(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
-        return PolicyStep(action, (lots, _after(choice, inner, [step.carry for step in steps])), info)
+        return PolicyStep(action, (draw, _after(choice, inner, [step.carry for step in steps])), info)
 
-    def _choice(self, lots: EpisodeDraw, time_step: TimeStep) -> tuple[Int32[Array, " B"], EpisodeDraw]:
-        """Which policy each environment follows, and lots that say so until the episode ends."""
+    def _choice(self, draw: EpisodeDraw, time_step: TimeStep) -> tuple[Int32[Array, " B"], EpisodeDraw]:
+        """Which policy each environment follows, and the draw that keeps it until the episode ends."""
         weights = jnp.asarray(self.weights)
         sums = jnp.cumsum(weights)
         heaviest = jnp.argmax(weights)
         middle = (sums[heaviest] - 0.5 * weights[heaviest]) / sums[-1]
-        known = ~jnp.asarray(time_step.first) | lots.drawn
-        number = jnp.where(known, lots.number, middle)
+        known = ~jnp.asarray(time_step.first) | draw.is_drawn
+        number = jnp.where(known, draw.number, middle)
         choice = jnp.sum((number * sums[-1])[:, None] >= sums[None, :-1], axis=1, dtype=jnp.int32)
-        return choice, EpisodeDraw(number, jnp.zeros_like(lots.drawn))
+        return choice, EpisodeDraw(number, jnp.zeros_like(draw.is_drawn))
 
     predict = predict
     as_python = as_python
@@ -95,7 +94,7 @@ class Mixture:
 def _after(choice: Int32[Array, " B"], before: Sequence[PyTree], after: Sequence[PyTree]) -> tuple[PyTree, ...]:
     """The memories after a step; that one could not go on is no matter where another was chosen."""
     numbered = enumerate(zip(before, after, strict=True))
-    return tuple(failing_only_in(choice == number, its, then) for number, (its, then) in numbered)
+    return tuple(count_failures_in(choice == number, its, then) for number, (its, then) in numbered)
 
 
 def _checked(weights: Any, count: int) -> Any:

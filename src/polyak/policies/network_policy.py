@@ -15,9 +15,8 @@ from polyak.ops.distributions import Deterministic, Distribution, broadcast_para
 from polyak.ops.normalizer import ObsNormalizer
 from polyak.ops.returns import discounted_on
 from polyak.policies import numpy_actor as numpy_acting
-from polyak.policies.as_python import as_python
-from polyak.policies.predict import PolicyWithSpec, predict
-from polyak.policies.wrapper import check_policy, draw_for_new_episodes
+from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_predict, inner_spec
 
 
 @struct
@@ -115,14 +114,8 @@ class Greedy:
     def __post_init__(self) -> None:
         check_policy("Greedy", self.policy)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
-
-    def initial_state(self, batch_size: int) -> PyTree:
-        """The inner policy's."""
-        return self.policy.initial_state(batch_size)
+    spec = inner_spec
+    initial_state = inner_initial_state
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """All probability on the mode."""
@@ -135,18 +128,7 @@ class Greedy:
         distribution, carry = self.policy.distribution(time_step, carry)
         return PolicyStep(distribution.mode(), carry)
 
-    def predict(
-        self,
-        obs: Any,
-        carry: PyTree = None,
-        *,
-        deterministic: bool = True,
-        action_mask: Any = None,
-        key: PRNGKeyArray | None = None,
-    ) -> tuple[Any, PyTree]:
-        """The environment's action for a NumPy observation; with `deterministic=False` the inner policy's sample."""
-        return predict(self.policy, obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
-
+    predict = inner_predict
     as_python = as_python
 
 
@@ -163,10 +145,7 @@ class DiscountedReturn:
     policy: NetworkPolicy
     gamma: Scalar
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
+    spec = inner_spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and zeros."""
@@ -207,14 +186,4 @@ class DiscountedReturn:
 
         return step
 
-    def predict(
-        self,
-        obs: Any,
-        carry: PyTree = None,
-        *,
-        deterministic: bool = True,
-        action_mask: Any = None,
-        key: PRNGKeyArray | None = None,
-    ) -> tuple[Any, PyTree]:
-        """The inner policy's, with the inner carry: rewards, which the return needs, are not known here."""
-        return self.policy.predict(obs, carry, deterministic=deterministic, action_mask=action_mask, key=key)
+    predict = inner_predict

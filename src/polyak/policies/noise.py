@@ -16,9 +16,15 @@ from polyak.ops.distributions import Deterministic, Distribution, Joint
 from polyak.ops.distributions.bounded import ClippedNormal
 from polyak.ops.distributions.exploration import Chosen, moved
 from polyak.ops.schedules import Schedule, check_schedule, value_at
-from polyak.policies.as_python import as_python
-from polyak.policies.predict import PolicyWithSpec, predict
-from polyak.policies.wrapper import as_count, check_wrapped, draw_for_new_episodes, is_box, sampled
+from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.wrapper import (
+    check_env_steps,
+    check_wrapped,
+    draw_for_new_episodes,
+    inner_initial_state,
+    inner_spec,
+    sample_action,
+)
 
 
 @struct
@@ -45,16 +51,10 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         check_wrapped("GaussianNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
         check_schedule("GaussianNoise", "scale", self.scale)
-        object.__setattr__(self, "env_steps", as_count("GaussianNoise", self.env_steps))
+        check_env_steps(self)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
-
-    def initial_state(self, batch_size: int) -> PyTree:
-        """The inner policy's."""
-        return self.policy.initial_state(batch_size)
+    spec = inner_spec
+    initial_state = inner_initial_state
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """That of the clipped action, and the inner carry."""
@@ -63,7 +63,7 @@ class GaussianNoise:
         shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
         return _noisy(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
 
-    action = sampled
+    action = sample_action
     predict = predict
     as_python = as_python
 
@@ -98,12 +98,9 @@ class OUNoise:
         check_wrapped("OUNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
         check_schedule("OUNoise", "scale", self.scale)
         check_settings(self)
-        object.__setattr__(self, "env_steps", as_count("OUNoise", self.env_steps))
+        check_env_steps(self)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
+    spec = inner_spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and no noise."""
@@ -125,7 +122,7 @@ class OUNoise:
 
         def moved_on(leaf: Leaf, x: Any) -> Any:
             its = next(keys)
-            return x + scale * jax.random.normal(its, x.shape) if is_box(leaf) else x
+            return x + scale * jax.random.normal(its, x.shape) if isinstance(leaf, Box) else x
 
         noise = map_space(moved_on, self.spec.action, self._faded(time_step, noise))
         # Without deviation the distribution is its own mode.
@@ -134,7 +131,7 @@ class OUNoise:
 
     def _faded(self, time_step: TimeStep, noise: PyTree) -> PyTree:
         def leaf(leaf: Leaf, x: Any) -> Any:
-            return (1.0 - self.theta) * jnp.where(_rows(time_step.first, x), 0.0, x) if is_box(leaf) else x
+            return (1.0 - self.theta) * jnp.where(_rows(time_step.first, x), 0.0, x) if isinstance(leaf, Box) else x
 
         return map_space(leaf, self.spec.action, noise)
 
@@ -165,10 +162,7 @@ class ActionSmoothing:
         check_wrapped("ActionSmoothing", self.policy, (Box,), every=False, instead="there is nothing to smooth")
         check_settings(self)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
+    spec = inner_spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and zeros for the last action, which the first one of an episode does not look at."""
@@ -190,7 +184,7 @@ class ActionSmoothing:
 
     def _smoothed(self, distribution: Any, time_step: TimeStep, last: PyTree) -> Distribution:
         def leaf(space: Any, part: Any, last: Any) -> Any:
-            if not is_box(space):
+            if not isinstance(space, Box):
                 return part
             first = _rows(time_step.first, last)
             scale = jnp.where(first, jnp.ones_like(last), self.share)
@@ -210,7 +204,7 @@ class ActionSmoothing:
                 return leaf(space, distribution, last)
 
     def _boxes(self, action: PyTree) -> PyTree:
-        return map_space(lambda leaf, x: x if is_box(leaf) else (), self.spec.action, action)
+        return map_space(lambda leaf, x: x if isinstance(leaf, Box) else (), self.spec.action, action)
 
     predict = predict
     as_python = as_python
@@ -230,7 +224,7 @@ def _noisy(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]
 
 
 def _zeros_of_boxes(spec: EnvSpec, batch_size: int) -> PyTree:
-    return map_space(lambda leaf: jnp.zeros((batch_size, *leaf.shape)) if is_box(leaf) else (), spec.action)
+    return map_space(lambda leaf: jnp.zeros((batch_size, *leaf.shape)) if isinstance(leaf, Box) else (), spec.action)
 
 
 def _rows(flag: Any, like: Any) -> Array:

@@ -1,9 +1,7 @@
-"""From a NumPy observation to the environment's action: what a policy's `predict` does."""
+"""From a NumPy observation to an action: the `predict` and `as_python` of all policies."""
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from operator import is_
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -12,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.carries import check_carry
-from polyak.core.policy_faults import ExceptionRelay, python_calls_in
+from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, python_calls_in
 from polyak.core.space_check import ArraySpec, action_specs, check_range, check_shape, obs_specs, read_leaves, to_array
-from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, Space, leaf_spaces, only_value, unflatten
-from polyak.core.types import Policy, PyTree, TimeStep
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, Space, leaf_spaces, map_space, only_value, unflatten
+from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 
 Mode: TypeAlias = Callable[[Any], Any]
 
@@ -32,14 +29,23 @@ class PolicyWithSpec(Policy, Protocol):
 
 @runtime_checkable
 class ModeInNumPy(Protocol):
-    """A policy without a memory whose greedy action NumPy can find, where that is cheaper than a call of JAX."""
+    """A policy without a recurrent state whose mode NumPy computes faster than a call of JAX."""
 
     def most_rows_in_numpy(self) -> int:
-        """For how many observations at once it is; 0 for never."""
+        """Up to which batch size it does; 0 for never."""
         ...
 
     def mode_in_numpy(self) -> Mode:
         """`mode(obs)`, of a policy whose arrays are NumPy's."""
+        ...
+
+
+@runtime_checkable
+class StepInNumPy(CallsPython, Protocol):
+    """A Python policy, which needs no JAX for a step."""
+
+    def step_in_numpy(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> PolicyStep | None:
+        """One step in NumPy, the mode if the key is None; None where that mode needs JAX."""
         ...
 
 
@@ -61,72 +67,146 @@ def predict(
     carry: PyTree = None,
     *,
     deterministic: bool = True,
+    first: Any = None,
     action_mask: Any = None,
     key: PRNGKeyArray | None = None,
 ) -> tuple[Any, PyTree]:
     """NumPy in, NumPy out: the environment's own action (clipped or rescaled, counted from its `start`) for an observation.
 
-    The greedy action of a small `mlp` is found in NumPy, where one observation costs less than handing the policy's arrays to
-    JAX: the same bits at every call, and up to rounding what `policy.distribution(...)` says compiled.
+    The mode of a small `mlp` is computed in NumPy, which for one observation costs less than the call of a JAX function: the
+    same bits at every call, and up to rounding those of `policy.distribution(...)` compiled.
 
-    What a Python policy raises, also one inside wrappers, comes out as it was raised.
+    A Python policy's exceptions are raised as they are, also from inside wrappers.
 
     Args:
         obs: one observation, or a batch of them along a first axis.
-        carry: what the call before returned; None at the start of an episode.
+        carry: what the previous call returned; None at the start of an episode.
         deterministic: the mode of the distribution; else a sample, for which a `key` is needed.
+        first: one bool per observation, True where an episode begins: its carry is reset.
         action_mask: which actions are allowed, as the observation single or batched, and in the tree of the action space.
 
     Raises:
         TypeError: an observation of the wrong kind of number.
-        ValueError: the observation does not fit the space (leaf, shape got, shape wanted) or holds what is not finite; a
-            mask that does not fit the action space or allows nothing; a carry of another batch; a sample without a key.
+        ValueError: the observation does not fit the space (leaf, shape got, shape expected) or holds NaN or infinity; a
+            mask that does not fit the action space or allows nothing; a carry or `first` of another batch size; a sample
+            without a key.
     """
-    form = _form_of(policy)
-    given = partial(_predicted, policy, form, obs, carry, deterministic, action_mask, key)
-    if not form.calls_python:
-        return given()
-    with ExceptionRelay(policy):
-        return given()
-
-
-def _predicted(
-    policy: PolicyWithSpec,
-    form: "_Form",
-    obs: Any,
-    carry: PyTree,
-    deterministic: bool,
-    action_mask: Any,
-    key: PRNGKeyArray | None,
-) -> tuple[Any, PyTree]:
     spec = policy.spec
-    rows, batch = rows_of(spec.obs, obs)
+    batched, batch = obs_batch(spec.obs, obs)
     size = batch or 1
     for leaf in jax.tree.leaves(carry):
         if np.shape(leaf)[:1] != (size,):
-            raise ValueError(f"predict: carry must have {size} rows as obs, got an array of shape {np.shape(leaf)}")
+            raise ValueError(f"predict: carry must have a batch size of {size} as obs, got an array of shape {np.shape(leaf)}")
     if not deterministic and key is None:
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
-    in_numpy = form.mode if deterministic and action_mask is None and size <= form.most_rows else None
-    if in_numpy is not None:
-        # What overflows in the network is silent in JAX too.
+    resets = first_of_batch(first, size, carry is None)
+    form = _form_of(policy) if deterministic and action_mask is None else None
+    if form is not None and form.mode is not None and size <= form.most_rows:
+        # An overflow in the network is silent in JAX too.
         with np.errstate(all="ignore"):
-            action, carry = in_numpy(rows), () if carry is None else carry
+            action, carry = form.mode(batched), () if carry is None else carry
     else:
-        mask = None if action_mask is None else _mask_rows(spec, action_mask, batch)
-        flags = np.zeros(size, bool)
-        time_step = TimeStep(rows, np.zeros(size, np.float32), flags, flags, np.full(size, carry is None), mask)
+        time_step = _time_step(batched, size, resets, _mask_batch(spec, action_mask, batch, "predict"))
         carry = policy.initial_state(size) if carry is None else carry
-        acted = _mode(policy, time_step, carry) if key is None or deterministic else _sample(policy, time_step, carry, key)
-        # Copies, for what JAX hands out is read-only.
-        action, carry = jax.tree.map(np.array, acted[0]), acted[1]
-    check_carry(carry)
+        action, carry = _act(policy, time_step, carry, None if deterministic else key)
     native = spec.native_action(action)
     return (native if batch else only_value(spec.action, native)), carry
 
 
+def _act(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> tuple[PyTree, PyTree]:
+    """The action of a batch, in NumPy, and the next carry; the mode if the key is None."""
+    program, arguments = (_mode, (policy, time_step, carry)) if key is None else (_sample, (policy, time_step, carry, key))
+    if not _form_of(policy).calls_python:
+        action, carry = program(*arguments)
+        check_carry(carry)
+    else:
+        relay = ExceptionRelay(policy)
+        with relay:
+            step = policy.step_in_numpy(time_step, carry, key) if isinstance(policy, StepInNumPy) else None
+        if step is not None:
+            return step.action, step.carry
+        action, carry = relay.run(program, *arguments)
+    # Copies, for JAX's arrays are read-only.
+    return jax.tree.map(np.array, action), carry
+
+
+class AsPython:
+    """A policy as an object with `initial_state` and `action`; one that is not recurrent also as a function of the observation.
+
+    Actions are the policy's own, bit for bit, as agents choose them (counted from 0, before `spec.native_action`); a Box
+    action beyond its bounds is clipped, as by the environment. So `PythonPolicy(policy.as_python(), spec)` acts as the policy
+    does, a recurrent one with `carry_spec=` that of this object. For the environment's own actions there is `predict`.
+
+    Args:
+        act: `(time_step, carry, seed) -> (action, carry)`, in NumPy.
+        initial_state: the carry of so many fresh episodes.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        initial_state: Callable[[int], PyTree],
+        act: Callable[[TimeStep, PyTree, int], tuple[PyTree, PyTree]],
+    ) -> None:
+        self._spec, self._initial_state, self._act = spec, initial_state, act
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The policy's."""
+        return self._spec
+
+    @property
+    def carry_spec(self) -> PyTree:
+        """The carry of one fresh episode, without a batch dimension."""
+        return jax.tree.map(lambda x: x[0], self.initial_state(1))
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The carry of so many fresh episodes."""
+        return jax.tree.map(np.array, self._initial_state(batch_size))
+
+    def action(self, time_step: TimeStep, carry: PyTree, seed: int = 0) -> PolicyStep:
+        """One step of a batch; the seed, 32 bits, decides what is drawn."""
+        action, carry = self._act(time_step, carry, seed)
+        return PolicyStep(map_space(self._clip, self.spec.action, action), jax.tree.map(np.array, carry))
+
+    def __call__(self, obs: PyTree, action_mask: PyTree = None, *, seed: int = 0) -> PyTree:
+        """The action for one observation, or for a batch along a first axis.
+
+        Args:
+            obs: as for `predict`.
+            action_mask: as for `predict`.
+
+        Raises:
+            TypeError: the policy is recurrent, and a function of the observation has no carry; the wrong kind of number.
+            ValueError: the observation does not fit the space, or holds NaN or infinity.
+        """
+        if jax.tree.leaves(self._initial_state(1)):
+            raise TypeError("as_python: the policy is recurrent; call initial_state(batch_size) and action(time_step, carry)")
+        batched, batch = obs_batch(self.spec.obs, obs, owner="as_python")
+        size = batch or 1
+        mask = _mask_batch(self.spec, action_mask, batch, "as_python")
+        action = self.action(_time_step(batched, size, np.ones(size, bool), mask), self._initial_state(size), seed).action
+        return action if batch else only_value(self.spec.action, action)
+
+    def _clip(self, leaf: Leaf, action: Any) -> Any:
+        return np.clip(action, *self.spec.action_bounds(leaf)) if isinstance(leaf, Box) else action
+
+
+def as_python(policy: PolicyWithSpec, *, deterministic: bool = True) -> AsPython:
+    """The policy as a plain NumPy callable, for one observation or a batch: see `AsPython`.
+
+    Args:
+        deterministic: the mode of its distribution; else a draw, by the seed.
+    """
+
+    def act(time_step: TimeStep, carry: PyTree, seed: int) -> tuple[PyTree, PyTree]:
+        return _act(policy, time_step, carry, None if deterministic else jax.random.key(np.uint32(seed)))
+
+    return AsPython(policy.spec, policy.initial_state, act)
+
+
 class _Form(NamedTuple):
-    """What is kept of a policy for as long as it lives."""
+    """What is cached of a policy for as long as it lives."""
 
     policy: "weakref.ref[Any]"
     arrays: list[Any]
@@ -138,13 +218,8 @@ class _Form(NamedTuple):
 _forms: dict[int, _Form] = {}
 
 
-def watching(policy: PolicyWithSpec) -> AbstractContextManager[Any]:
-    """A context in which what a policy raises that calls Python comes out as it was raised."""
-    return ExceptionRelay(policy) if _form_of(policy).calls_python else nullcontext()
-
-
 def _form_of(policy: PolicyWithSpec) -> _Form:
-    """What is known of it, looked up anew where it is another than before."""
+    """The policy's form, from the cache unless its arrays are others than before."""
     form, arrays = _forms.get(id(policy)), jax.tree.leaves(policy)
     # The arrays too: a policy is frozen, but the dicts in it are not.
     if form is None or form.policy() is not policy or not all(map(is_, form.arrays, arrays)):
@@ -163,38 +238,57 @@ def _new_form(policy: PolicyWithSpec, arrays: list[Any]) -> _Form:
     return form
 
 
-def rows_of(space: Space, obs: Any, *, native: bool = False) -> tuple[Any, int | None]:
-    """An observation in its space's dtype, with a first axis; and the length of that axis, None for one observation alone.
+def _time_step(obs: PyTree, size: int, first: npt.NDArray[np.bool_], mask: PyTree) -> TimeStep:
+    flags = np.zeros(size, bool)
+    return TimeStep(obs, np.zeros(size, np.float32), flags, flags, first, mask)
+
+
+def first_of_batch(first: Any, size: int, starts: bool) -> npt.NDArray[np.bool_]:
+    """The user's `first` as `[B]`; True everywhere where `starts`.
+
+    Raises:
+        ValueError: it is not one bool per observation.
+    """
+    if first is None or starts:
+        return np.full(size, starts)
+    array = np.asarray(first)
+    if array.dtype != bool or array.shape not in ((size,), () if size == 1 else (size,)):
+        raise ValueError(f"predict: first must be one bool per observation, shape ({size},), got {array.dtype} {array.shape}")
+    return array.reshape(size)
+
+
+def obs_batch(space: Space, obs: Any, *, owner: str = "predict", native: bool = False) -> tuple[Any, int | None]:
+    """An observation in its space's dtype, with a batch axis; and the batch size, None for a single observation.
 
     Args:
+        owner: for messages.
         native: integers as the environment counts them; else from 0, as agents see them.
 
     Raises:
         TypeError, ValueError: as `predict`.
     """
-    specs = obs_specs(space)
-    leaves = read_leaves("predict: obs", specs, obs)
-    sizes = [_batch_size(spec, leaf) for spec, leaf in zip(specs, leaves, strict=True)]
+    name, specs = f"{owner}: obs", obs_specs(space)
+    leaves = read_leaves(name, specs, obs)
+    sizes = [_batch_size(spec.name(name), spec, leaf) for spec, leaf in zip(specs, leaves, strict=True)]
     if len(set(sizes)) > 1:
-        raise ValueError(f"predict: the leaves of obs must have the same batch size, got {sizes}")
-    rows = [_obs_rows(spec, leaf, sizes[0], native) for spec, leaf in zip(specs, leaves, strict=True)]
-    return unflatten(space, rows), sizes[0]
+        raise ValueError(f"{owner}: the leaves of obs must have the same batch size, got {sizes}")
+    arrays = [_obs_leaf(spec.name(name), spec, leaf, sizes[0], native) for spec, leaf in zip(specs, leaves, strict=True)]
+    return unflatten(space, arrays), sizes[0]
 
 
-def _batch_size(spec: ArraySpec, leaf: Any) -> int | None:
+def _batch_size(name: str, spec: ArraySpec, leaf: Any) -> int | None:
     """The length of the first axis, or None for a single observation."""
     shape = np.shape(leaf)
     if len(shape) == len(spec.shape) + 1 and shape[1:] == spec.shape and shape[0] > 0:
         return shape[0]
     if shape != spec.shape:
         batch = ", ".join(map(str, ("N", *spec.shape)))
-        check_shape(spec.name("predict: obs"), leaf, spec.shape, hint=f"; a batch has shape ({batch})")
+        check_shape(name, leaf, spec.shape, hint=f"; a batch has shape ({batch})")
     return None
 
 
-def _obs_rows(spec: ArraySpec, leaf: Any, batch: int | None, native: bool) -> npt.NDArray[Any]:
-    name, shape = spec.name("predict: obs"), np.shape(leaf)
-    array = np.asarray(leaf)
+def _obs_leaf(name: str, spec: ArraySpec, leaf: Any, batch: int | None, native: bool) -> npt.NDArray[Any]:
+    array, shape = np.asarray(leaf), np.shape(leaf)
     array = to_array(name, array.view(np.int8) if array.dtype == bool else array, shape, spec.dtype)
     if spec.low is not None:
         check_range(name, array, spec.low, spec.high, batched=batch is not None)
@@ -203,17 +297,21 @@ def _obs_rows(spec: ArraySpec, leaf: Any, batch: int | None, native: bool) -> np
     return array.astype(spec.dtype).reshape(batch or 1, *spec.shape)
 
 
-def _mask_rows(spec: EnvSpec, action_mask: Any, batch: int | None) -> PyTree:
-    """The mask in the tree of the action space, with a first axis; None for the parts that are not masked."""
-    masks = read_leaves("predict: action_mask", action_specs(spec), action_mask)
+def _mask_batch(spec: EnvSpec, action_mask: Any, batch: int | None, owner: str) -> PyTree:
+    """The mask in the tree of the action space, with a batch axis; None for the parts that are not masked."""
+    if action_mask is None:
+        return None
+    masks = read_leaves(f"{owner}: action_mask", action_specs(spec), action_mask)
     parts = zip(leaf_spaces(spec.action), masks, strict=True)
-    return unflatten(spec.action, [_leaf_mask_rows(path, space, mask, batch) for (path, space), mask in parts])
+    names = (f"{owner}: action_mask" + (f" {path!r}" if path else "") for path, _ in leaf_spaces(spec.action))
+    return unflatten(
+        spec.action, [_mask_leaf(name, space, mask, batch) for name, ((_, space), mask) in zip(names, parts, strict=True)]
+    )
 
 
-def _leaf_mask_rows(path: str, space: Leaf, mask: Any, batch: int | None) -> npt.NDArray[np.bool_] | None:
+def _mask_leaf(name: str, space: Leaf, mask: Any, batch: int | None) -> npt.NDArray[np.bool_] | None:
     if mask is None:
         return None
-    name = "predict: action_mask" + (f" {path!r}" if path else "")
     if isinstance(space, Box | MultiBinary):
         raise ValueError(f"{name} must be None, for {space} has no mask")
     sizes = (space.n,) if isinstance(space, Discrete) else space.nvec

@@ -14,8 +14,7 @@ from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution
 from polyak.ops.distributions.exploration import uniform_over
-from polyak.policies.as_python import as_python
-from polyak.policies.predict import predict
+from polyak.policies.predict import as_python, predict
 
 
 @struct
@@ -83,19 +82,19 @@ class ScriptPosition:
     failed: Bool[Array | np.ndarray, " B"]
     length: int = static()
 
-    def went_wrong(self) -> Bool[Array | np.ndarray, " B"]:
-        """Where it failed."""
+    def failed_envs(self) -> Bool[Array | np.ndarray, " B"]:
+        """Where the script has ended too early."""
         return self.failed
 
-    def excused(self, rows: Bool[Array, " B"]) -> "ScriptPosition":
-        """As if it had not failed there."""
-        return dataclasses.replace(self, failed=jnp.asarray(self.failed) & ~rows)
+    def clear(self, envs: Bool[Array, " B"]) -> "ScriptPosition":
+        """The same position, with no failure in these environments."""
+        return dataclasses.replace(self, failed=jnp.asarray(self.failed) & ~envs)
 
-    def diagnose(self) -> str:
-        """What went wrong."""
-        rows = np.flatnonzero(np.asarray(self.failed)).tolist()
+    def error_message(self) -> str:
+        """The length of the script, and the environments that went on."""
+        envs = np.flatnonzero(np.asarray(self.failed)).tolist()
         return (
-            f"Scripted: the script has ended after its {self.length} steps, and environments {rows} went on; make it as long "
+            f"Scripted: the script has ended after its {self.length} steps, and environments {envs} went on; make it as long "
             "as the longest episode, or evaluate and collect no further"
         )
 

@@ -11,13 +11,12 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution
-from polyak.policies.as_python import as_python
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
-from polyak.policies.predict import PolicyWithSpec, predict
+from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.python.policy import PythonPolicy
-from polyak.policies.wrapper import check_policy, draw_for_new_episodes
+from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_spec
 
 
 @runtime_checkable
@@ -59,14 +58,8 @@ class WithInfo:
         if self.value and _valued(self.policy) is None:
             raise ValueError(f"with_info: value must be False where no policy within has one, got {self.policy!r}")
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The inner policy's."""
-        return self.policy.spec
-
-    def initial_state(self, batch_size: int) -> PyTree:
-        """The inner policy's."""
-        return self.policy.initial_state(batch_size)
+    spec = inner_spec
+    initial_state = inner_initial_state
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Any, PyTree]:
         """The inner policy's."""

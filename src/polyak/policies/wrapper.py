@@ -1,6 +1,9 @@
-"""What policies around policies share: checks, and what is drawn once an episode."""
+"""What policies around another policy share: their common methods, their checks, and draws made once an episode.
 
-from typing import Any
+A wrapper's class takes the methods over by name: `spec = inner_spec`, `initial_state = inner_initial_state`.
+"""
+
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +11,55 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.checks import check_number
-from polyak.core.spaces import Box, Leaf, leaf_spaces
+from polyak.core.spaces import EnvSpec, leaf_spaces
 from polyak.core.struct import struct
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
-from polyak.policies.predict import PolicyWithSpec
+from polyak.policies.predict import PolicyWithSpec, predict
+
+
+@runtime_checkable
+class Wrapper(Protocol):
+    """A policy around another one."""
+
+    @property
+    def policy(self) -> Any:
+        """The inner policy."""
+        ...
+
+
+def _spec_of_inner(wrapper: Wrapper) -> EnvSpec:
+    """The inner policy's."""
+    spec: EnvSpec = wrapper.policy.spec
+    return spec
+
+
+inner_spec: Any = property(_spec_of_inner)
+
+
+def inner_initial_state(wrapper: Wrapper, batch_size: int) -> PyTree:
+    """The inner policy's."""
+    return wrapper.policy.initial_state(batch_size)
+
+
+def inner_predict(
+    wrapper: Wrapper,
+    obs: Any,
+    carry: PyTree = None,
+    *,
+    deterministic: bool = True,
+    first: Any = None,
+    action_mask: Any = None,
+    key: PRNGKeyArray | None = None,
+) -> tuple[Any, PyTree]:
+    """`predict` of the inner policy, with the inner carry."""
+    return predict(wrapper.policy, obs, carry, deterministic=deterministic, first=first, action_mask=action_mask, key=key)
+
+
+def sample_action(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+    """The `action` of a policy that draws from its own distribution."""
+    carry, key = draw_for_new_episodes(carry, time_step, key)
+    distribution, carry = policy.distribution(time_step, carry)
+    return PolicyStep(distribution.sample(seed=key), carry)
 
 
 @struct
@@ -23,52 +71,51 @@ class EpisodeDraw:
 
     Attributes:
         number: uniform in [0, 1).
-        drawn: it was drawn for the time step at hand.
+        is_drawn: it was drawn for the current time step.
     """
 
     number: Float[Array, " B"]
-    drawn: Bool[Array, " B"]
+    is_drawn: Bool[Array, " B"]
 
     @classmethod
-    def none(cls, batch_size: int) -> "EpisodeDraw":
+    def empty(cls, batch_size: int) -> "EpisodeDraw":
         """Nothing drawn."""
         return cls(jnp.zeros(batch_size), jnp.zeros(batch_size, bool))
 
 
 def draw_for_new_episodes(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray) -> tuple[PyTree, PRNGKeyArray]:
-    """The carry with its lots drawn for the episodes that begin, and the key for the rest; both as they are without lots."""
-    parts, tree = jax.tree.flatten(carry, is_leaf=_is_lots)
-    count = sum(map(_is_lots, parts))
+    """The carry with its `EpisodeDraw`s made for the episodes that begin, and the key for the rest of the step.
+
+    A carry without `EpisodeDraw` is returned as it is, and so is the key.
+    """
+    parts, tree = jax.tree.flatten(carry, is_leaf=_is_draw)
+    count = sum(map(_is_draw, parts))
     if count == 0:
         return carry, key
     key, *keys = jax.random.split(key, count + 1)
-    of_lots = iter(keys)
-    drawn = [_drawn(part, time_step, next(of_lots)) if _is_lots(part) else part for part in parts]
-    return jax.tree.unflatten(tree, drawn), key
+    draw_keys = iter(keys)
+    parts = [_draw(part, time_step, next(draw_keys)) if _is_draw(part) else part for part in parts]
+    return jax.tree.unflatten(tree, parts), key
 
 
-def sampled(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-    """The `action` of a policy that draws from its own distribution."""
-    carry, key = draw_for_new_episodes(carry, time_step, key)
-    distribution, carry = policy.distribution(time_step, carry)
-    return PolicyStep(distribution.sample(seed=key), carry)
+def _draw(draw: EpisodeDraw, time_step: TimeStep, key: PRNGKeyArray) -> EpisodeDraw:
+    is_new = jnp.asarray(time_step.first) & ~draw.is_drawn
+    return EpisodeDraw(jnp.where(is_new, jax.random.uniform(key, draw.number.shape), draw.number), draw.is_drawn | is_new)
 
 
-def _drawn(lots: EpisodeDraw, time_step: TimeStep, key: PRNGKeyArray) -> EpisodeDraw:
-    anew = jnp.asarray(time_step.first) & ~lots.drawn
-    return EpisodeDraw(jnp.where(anew, jax.random.uniform(key, lots.number.shape), lots.number), lots.drawn | anew)
-
-
-def _is_lots(node: Any) -> bool:
+def _is_draw(node: Any) -> bool:
     return isinstance(node, EpisodeDraw)
 
 
 def check_wrapped(owner: str, policy: PolicyWithSpec, kinds: tuple[type, ...], *, every: bool, instead: str) -> None:
-    """A policy whose actions are of these kinds: all of them, or one at least.
+    """Check that a policy's actions are of these kinds: all of them, or at least one.
+
+    Args:
+        instead: the way out, for the error.
 
     Raises:
         TypeError: it is no policy, or has no spec.
-        ValueError: its action space does not suit, with what to take `instead`.
+        ValueError: its action space does not suit.
     """
     check_policy(owner, policy)
     suits = [isinstance(leaf, kinds) for _, leaf in leaf_spaces(policy.spec.action)]
@@ -79,26 +126,22 @@ def check_wrapped(owner: str, policy: PolicyWithSpec, kinds: tuple[type, ...], *
 
 
 def check_policy(owner: str, policy: Any) -> None:
-    """A policy that knows its spaces.
+    """Check that this is a policy that knows its spaces.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not.
     """
     if not isinstance(policy, Policy) or getattr(policy, "spec", None) is None:
         raise TypeError(f"{owner}: policy must have initial_state, distribution, action and spec, got {policy!r}")
 
 
-def as_count(owner: str, env_steps: Any) -> Any:
-    """A count of env_steps as a leaf: what schedules follow.
+def check_env_steps(policy: Any) -> None:
+    """Check the field `env_steps`, which the schedules of a policy follow, and make it a leaf that `jit` takes.
 
     Raises:
         TypeError, ValueError: it is no number, negative, or more than 2³² - 1.
     """
-    check_number(owner, "env_steps", env_steps, at_least=0, at_most=2**32 - 1)
-    # As a leaf, a Python int of more than 31 bits is refused by `jit`.
-    return np.uint32(env_steps) if isinstance(env_steps, int) else env_steps
-
-
-def is_box(leaf: Leaf) -> bool:
-    """The space is a Box."""
-    return isinstance(leaf, Box)
+    env_steps = policy.env_steps
+    check_number(type(policy).__name__, "env_steps", env_steps, at_least=0, at_most=2**32 - 1)
+    # `jit` rejects a Python int of more than 31 bits.
+    object.__setattr__(policy, "env_steps", np.uint32(env_steps) if isinstance(env_steps, int) else env_steps)

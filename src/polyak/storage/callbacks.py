@@ -6,14 +6,14 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from polyak.core.checks import check_integer
 from polyak.core.types import Callback, Progress, PyTree
-from polyak.storage.checkpoint import steps
+from polyak.storage import tensorboard as events
+from polyak.storage.checkpoint import save, steps
 from polyak.storage.files import append
-from polyak.storage.progress import save_progress
-from polyak.storage.run_directory import Run, package_version
-from polyak.storage.run_files import make_directory
+from polyak.storage.run_directory import Run
 
 
 def with_time(progress: Progress, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -48,35 +48,28 @@ def jsonl_logger(run: Run) -> Callback:
 
 
 def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
-    """A callback that appends every tag, and the agent's histograms, to an event file in `tb/`, on the axis of env steps.
+    """A callback that appends every tag, and the histograms of agents that were asked for them, to an event file in `tb/`, on
+    the axis of env steps.
 
     A full disk costs the row and one warning; training goes on.
 
     Args:
-        resumed_at: the env steps of the checkpoint that training resumes from: TensorBoard discards later values.
+        resumed_at: the env steps of the checkpoint that training goes on from: TensorBoard forgets what lies beyond.
 
     Raises:
-        RunError: the run was opened for reading, or `tb` is not a directory.
-        ImportError: the package `tensorboard` is not installed.
+        RunError: the run was opened for reading.
     """
     run.require_writer()
-    if package_version("tensorboard") is None:
-        raise ImportError("tensorboard_logger needs the package tensorboard: pip install 'polyak[tensorboard]'")
-    make_directory(run.tensorboard)
     # TensorBoard reads the files of a directory in the order of their names; counted, since clocks go backwards.
     earlier = len(list(run.tensorboard.glob("*tfevents*")))
     path = run.tensorboard / f"events.out.tfevents.{earlier:06d}.{socket.gethostname()}.{secrets.token_hex(4)}"
 
     def write(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
-        from polyak.storage import tensorboard  # After the first update: importing protobuf takes 0.2 s.
-
         now = time.time()
         start = b""
         if not path.exists() or path.stat().st_size == 0:
-            start = tensorboard.file_start(now)
-            start += b"" if resumed_at is None else tensorboard.restart(now, resumed_at + 1)
-        row = tensorboard.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms)
-        append(path, start + row)
+            start = events.file_start(now) + (b"" if resumed_at is None else events.restart(now, resumed_at + 1))
+        append(path, start + events.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms))
 
     return _tolerant(write, path)
 
@@ -129,3 +122,48 @@ def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool =
             last = now
 
     return callback
+
+
+def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3, allow_nonfinite: bool = False) -> Path:
+    """Save the loop's state at `progress.env_steps`, with what `meta` needs to go on: the counters and the environment.
+
+    `meta["progress"]` holds the counters; `meta["env"]` the host environment's snapshot, or None; `meta["resume"]` says in
+    words whether going on will be bit-exact. Later checkpoints, from which this training did not come, are replaced.
+
+    NaN and infinities are refused in the agent's part. What the environment handed out may hold them: the agent takes none of
+    it into its parameters, and says itself when training cannot go on.
+
+    Raises:
+        CheckpointError: it cannot be saved.
+        RunError: the run was opened for reading.
+    """
+    run.require_writer()
+    snapshot = None if progress.env is None else progress.env.snapshot()
+    meta: dict[str, Any] = {
+        "progress": {
+            "env_steps": progress.env_steps,
+            "target_env_steps": progress.target_env_steps,
+            "iteration": progress.iteration,
+            "seconds": progress.seconds,
+            "compile_seconds": progress.compile_seconds,
+        },
+        "env": snapshot,
+        "resume": _resume_promise(progress, snapshot),
+    }
+    return save(
+        run.checkpoints,
+        state,
+        step=progress.env_steps,
+        meta=meta,
+        keep=keep,
+        overwrite=True,
+        allow_nonfinite=allow_nonfinite,
+        finite=".agent",
+    )
+
+
+def _resume_promise(progress: Progress, snapshot: Mapping[str, Any] | None) -> str:
+    reasons = list(progress.inexact)
+    if progress.env is not None and snapshot is None:
+        reasons.insert(0, f"env {progress.env.spec.id or type(progress.env).__name__} has no state")
+    return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"

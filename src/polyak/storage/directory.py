@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from polyak.storage.files import sync_directory
+from polyak.storage.files import sync_directory, try_lock
 from polyak.storage.leaves import CheckpointError
-from polyak.storage.lock import LockedError, acquire
 
 ARRAYS, MANIFEST, COMMIT = "arrays.safetensors", "manifest.json", "COMMIT"
 
@@ -70,15 +69,14 @@ def one_saver(root: Path) -> Iterator[None]:
     Raises:
         CheckpointError: another save is under way.
     """
+    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        lock = acquire(root / ".lock")
-    except LockedError as error:
-        raise CheckpointError(f"{root}: is being saved into {error}; give each run its own directory") from None
-    try:
+        if try_lock(descriptor) is False:
+            raise CheckpointError(f"{root}: another save into this directory is under way; give each run its own")
         _tidy(root)
         yield
     finally:
-        lock.release()
+        os.close(descriptor)
 
 
 def _tidy(root: Path) -> None:

@@ -1,16 +1,14 @@
 """A rollout of any policy, for learning from what it does: imitation, demonstrations, data sets."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.carries import check_carry
 from polyak.core.checks import check_integer
-from polyak.core.policy_faults import ExceptionRelay, compiling
+from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
@@ -45,15 +43,11 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
     check_integer("collect", "num_steps", num_steps)
     watched = _Watched(policy, policy.spec if isinstance(policy, _Specified) else env.spec, num_steps)
     check_match(watched, env, 1)
-    watch = ExceptionRelay(policy)
+    relay = ExceptionRelay(policy)
     if isinstance(env, HostEnv):
-        with watch:
+        with relay:
             return _stepped(watched, env, key)
-    jitted, compiled = _programs(env)
-    state = compiled_start(watched, env, key)
-    program = compiled(watched, state) if watch.active else jitted
-    rollout, carry = watch.run(partial(program, watched, state))
-    check_carry(carry)
+    rollout, _ = relay.run(_program(env), watched, compiled_start(watched, env, key))
     return rollout
 
 
@@ -101,13 +95,12 @@ class _Watched:
 
 
 @kept
-def _programs(env: Env) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The jitted program, and what compiles it for a watch."""
+def _program(env: Env) -> Callable[..., tuple[Rollout, PyTree]]:
+    """The rollout and the policy's carry after it, jitted."""
 
     def program(watched: _Watched, state: LoopState) -> tuple[Rollout, PyTree]:
         keys = iteration_keys(state.key, state.iteration, watched.num_steps)
         (_, _, carry), rollout = compiled_rollout(watched, env, state, keys)
         return rollout, carry
 
-    jitted = jax.jit(program)
-    return jitted, compiling(jitted)
+    return jax.jit(program)

@@ -14,9 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
-from polyak.core.carries import can_fail, check_carry
 from polyak.core.checks import check_same_types
-from polyak.core.policy_faults import ExceptionRelay
+from polyak.core.policy_faults import ExceptionRelay, check_carry, has_error_flags
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, TimeStep
 from polyak.train.episodes import Finished
 from polyak.train.loop import (
@@ -87,8 +86,8 @@ def compiled(
     mesh = mesh_over(devices, env.num_envs)
     state = start(agent, env, key) if resume_from is None else resume_from
     state = _place(state, mesh, env.num_envs)
-    watch = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
-    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, watch.inexact)
+    relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.inexact)
     with reporter.compiling():
         chunk = _program(env, mesh, _alone, shape_of(agent, state)).lower(agent, state, 1, 1).compile()
 
@@ -98,9 +97,8 @@ def compiled(
         before = reporter.seconds
         with reporter.training():
             arguments = (agent, state, most, min(due - reporter.env_steps, MOST_IN_A_CHUNK))
-            state, done, finished, metrics = watch.run(partial(chunk, *arguments))
+            state, done, finished, metrics = relay.run(chunk, *arguments)
             steps, iterations = (int(x) for x in jax.device_get(done))
-        check_carry(state.carry)
         reporter.advance(steps, iterations, finished)
         most = _iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
         stopped = "request" if should_stop() else None
@@ -199,7 +197,7 @@ def _report_each(
 
 def _check_each(seeds: Iterable[int], carry: PyTree) -> None:
     """`check_carry` for each of these seeds; one that could not go on is named."""
-    if not can_fail(carry):
+    if not has_error_flags(carry):
         return
     for i in seeds:
         try:

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, PRNGKeyArray
 
-from polyak.core.carries import can_fail, check_carry, failed_rows
 from polyak.core.checks import check_integer
-from polyak.core.policy_faults import CallsPython, ExceptionRelay, compiling
+from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, count_failures_in
 from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
 from polyak.train.loop import env_reset_key, env_step_key, jitted_init, kept
 
@@ -161,7 +160,7 @@ def _on_host(
         if t == max_steps:
             raise _too_long(env, t)
         action, carry = act(t, time_step, carry)
-        _check(carry, failed_rows(carry, env.num_envs) if can_fail(carry) else np.zeros(env.num_envs, bool), tally)
+        check_carry(carry, tally.open)
         time_step = env.step(jax.tree.map(np.asarray, action))
         tally.add(time_step.counted)
         t += 1
@@ -169,60 +168,49 @@ def _on_host(
 
 
 def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int) -> Evaluation:
-    chunk, compiled = _programs(env)
+    chunk = _program(env)
     env_state, time_step = jitted_init(env)(env_reset_key(env_key))
     now = (env_state, time_step, policy.initial_state(env.num_envs))
-    watch = ExceptionRelay(policy)
-    if watch.active:
-        chunk = compiled(policy, now, env_key, act_key, np.uint32(0), np.uint32(0), quota.astype(np.int32))
+    relay = ExceptionRelay(policy)
     tally, t = _Tally(quota), 0
     while not tally.full:
         if t == max_steps:
             raise _too_long(env, t)
         limits = np.uint32(t), np.uint32(min(t + CHUNK, max_steps)), tally.left
-        now, done, seen = watch.run(partial(chunk, policy, now, env_key, act_key, *limits))
-        counted, failed = jax.tree.map(np.asarray, seen)
+        now, done, seen = relay.run(chunk, policy, now, env_key, act_key, *limits)
+        counted = jax.tree.map(np.asarray, seen)
         for i in range(int(done) - t):
-            _check(now[2], failed[i], tally)
             tally.add(Score(counted.reward[i], counted.last[i], counted.first[i]))
         t = int(done)
     return tally.result()
 
 
 @kept
-def _programs(env: Env) -> tuple[Callable[..., Any], ...]:
-    """Some steps, and these compiled for arguments."""
+def _program(env: Env) -> Callable[..., tuple[PyTree, Array, Score]]:
+    """Some steps, jitted. Only in episodes that count may the policy fail."""
 
     def chunk(
         policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, left: Array
-    ) -> tuple[PyTree, Array, PyTree]:
+    ) -> tuple[PyTree, Array, Score]:
         def step(at: PyTree) -> PyTree:
             t, left, (env_state, time_step, carry), seen = at
             acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
-            failed = failed_rows(acted.carry, env.num_envs)
+            carry = count_failures_in(left > 0, carry, acted.carry)
             env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
             put = partial(jax.lax.dynamic_update_index_in_dim, index=t - start, axis=0)
-            seen = jax.tree.map(put, seen, (time_step.counted, failed))
-            return t + jnp.uint32(1), left - time_step.counted.last.astype(jnp.int32), (env_state, time_step, acted.carry), seen
+            seen = jax.tree.map(put, seen, time_step.counted)
+            return t + jnp.uint32(1), left - time_step.counted.last.astype(jnp.int32), (env_state, time_step, carry), seen
 
         def more(at: PyTree) -> Array:
             # A policy that calls Python is called for no step that nobody counts.
             t, left, *_ = at
             return (t < end) & jnp.any(left > 0)
 
-        each = now[1].counted, jnp.zeros(env.num_envs, bool)
-        seen = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), each)
+        seen = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), now[1].counted)
         t, _, now, seen = jax.lax.while_loop(more, step, (start, left, now, seen))
         return now, t, seen
 
-    jitted = jax.jit(chunk)
-    return jitted, compiling(jitted)
-
-
-def _check(carry: PyTree, failed: Any, tally: _Tally) -> None:
-    """Raise what the policy says of environments whose episodes still count; what it does after them is nobody's concern."""
-    if np.any(np.asarray(failed) & tally.open):
-        check_carry(carry)
+    return jax.jit(chunk)
 
 
 def _too_long(env: Env | HostEnv, steps: int) -> TimeoutError:

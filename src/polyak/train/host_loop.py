@@ -11,8 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.carries import check_carry
-from polyak.core.policy_faults import ExceptionRelay
+from polyak.core.policy_faults import ExceptionRelay, check_carry
 from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PolicyStep, PyTree, Rollout, TimeStep
 from polyak.train.actor import Acting, acting
 from polyak.train.episodes import Finished
@@ -82,18 +81,18 @@ def host(
     hosted = as_host_env(env, key)
     state = start(agent, hosted, key) if resume_from is None else resume_from
     state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-    watch = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
-    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, watch.inexact)
+    relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.inexact)
     with reporter.compiling():
         how = acting(agent, state, mesh, exact=isinstance(hosted, HostedEnv))
-        learn_compiled = _compile(agent, mesh, state, None if watch.active else how)
+        learn_compiled = _compile(agent, mesh, state, None if relay.active else how)
 
     stopped, slow = None, True
     due = target.next_report(reporter.env_steps)
     time_step = jax.tree.map(np.asarray, state.time_step)
     while reporter.env_steps < env_steps:
         before = hosted.snapshot() if slow else None
-        with reporter.training(), watch:
+        with reporter.training(), relay:
             # Without a snapshot the environment would stay where the rollout was given up.
             patience = _Patience(should_stop, may_give_up=slow)
             rollout = collected(how, agent, state, hosted, time_step, patience)

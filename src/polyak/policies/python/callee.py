@@ -1,14 +1,16 @@
-"""The Python half of a PythonPolicy: how it is asked, what it is shown, and what its answers are held against."""
+"""The Python half of a PythonPolicy: how it is called, with which inputs, and how its outputs are checked."""
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.extend.core import get_opaque_trace_state
 
-from polyak.core.policy_faults import PythonCalls
+from polyak.core.policy_faults import PythonCalls, add_note
 from polyak.core.space_check import ArraySpec, action_specs, obs_specs
 from polyak.core.spaces import EnvSpec, unflatten
 from polyak.core.types import PolicyStep, PyTree, TimeStep
@@ -16,8 +18,10 @@ from polyak.ops.distributions import parameter_shapes
 from polyak.policies.python.timeout import Deadline
 from polyak.policies.python.validation import OutputChecker, forbidden, initial_carry_values, specs_like
 
-# Under a microsecond.
+# Copied in less than a microsecond.
 COPIED_BYTES = 4096
+
+_NOT_TRACING = get_opaque_trace_state()
 
 
 @runtime_checkable
@@ -40,6 +44,32 @@ class ObjectWithDistribution(Protocol):
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
         """`(parameters, carry)`, the parameters in the tree of `polyak.ops.distributions.parameter_shapes`."""
         ...
+
+
+class CalleeRef:
+    """A weak reference to the Python half of a policy: JAX's caches of programs hold it, and may not keep the policy alive.
+
+    Two are equal if they are the same. A policy that is made while JAX traces lives as long as the program.
+    """
+
+    def __init__(self, callee: "PythonCallee") -> None:
+        self.name = callee.calls.name
+        self._weak = weakref.ref(callee)
+        self._kept = callee if get_opaque_trace_state() != _NOT_TRACING else None
+
+    def __call__(self) -> "PythonCallee":
+        """The callee.
+
+        Raises:
+            ReferenceError: the policy is no longer there.
+        """
+        callee = self._weak()
+        if callee is None:
+            raise ReferenceError(f"{self.name} was garbage collected; keep a reference to the policy while its programs run")
+        return callee
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 class PythonCallee:
@@ -94,6 +124,7 @@ class PythonCallee:
         self._obs, self._obs_structure = jax.tree.flatten(unflatten(spec.obs, obs_specs(spec.obs)))
         self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
         self._call = _called if timeout is None else Deadline(timeout, who).call
+        self.ref = CalleeRef(self)
 
     def __repr__(self) -> str:
         return self.calls.name
@@ -168,7 +199,7 @@ class PythonCallee:
             try:
                 answer = self._answer(function, _row(given, i), None if seed is None else seed[i])
             except BaseException as error:
-                error.add_note(f"for environment {i}")
+                add_note(error, f"for environment {i}")
                 raise
             # Taken over at once, for the next call may fill the same arrays again.
             return [answers.row(part, i) for answers, part in zip(against, parts_of(answer), strict=True)]

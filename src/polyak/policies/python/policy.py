@@ -1,40 +1,44 @@
 """A policy that is ordinary Python (a rule, a planner, a model of another library, a remote service), in any loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_number
 from polyak.core.policy_faults import ExceptionRelay, PythonCalls
 from polyak.core.spaces import EnvSpec
-from polyak.core.struct import static, struct
+from polyak.core.struct import suggest_names
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, for_space
-from polyak.policies.predict import predict
+from polyak.policies.predict import as_python, predict
 from polyak.policies.python.callback import ordered_call
-from polyak.policies.python.callee import PythonCallee
+from polyak.policies.python.callee import CalleeRef, PythonCallee
 
 
-@struct
+@dataclass(frozen=True, init=False)
 class PythonPolicy:
-    """Acts by calling Python, with NumPy arrays that it cannot write to, exactly once a step.
+    """Acts by calling Python, with read-only NumPy arrays, exactly once a step.
 
-    It is a function `(obs) -> action` or `(time_step, carry) -> PolicyStep`, or an object with `initial_state(batch_size)` and
-    `action(time_step, carry) -> PolicyStep`. One that has a last argument `seed` is given an integer derived from the key, the
-    same in the compiled and the host loop. An unbatched one sees one environment at a time, without a batch dimension (its
-    `initial_state` takes no argument), and its answers are stacked.
+    The target is a function `(obs) -> action` or `(time_step, carry) -> PolicyStep`, or an object with
+    `initial_state(batch_size)` and `action(time_step, carry) -> PolicyStep`. One that has a last argument `seed` gets an
+    integer derived from the key, the same in the compiled and the host loop. An unbatched target sees one environment at a
+    time, without a batch dimension (its `initial_state` takes no argument), and its outputs are stacked.
 
-    A host loop calls it directly where it stands by itself; inside a wrapper, and in compiled code, it goes through an ordered
-    callback: once a step, in order, also where the action is not used. What it raises comes out of the loops as it was raised;
-    around a `jax.jit` of your own, use `raising()`. Its answers are taken over at once, so it may fill the same arrays again.
-    An object's `initial_state` is asked anew at every step at which an episode begins, and used for the rows where one does.
+    `predict` and the host loops call it directly where it stands by itself; inside a wrapper, and in compiled code, it goes
+    through an ordered callback: once a step, in order, also where the action is not used. The loops raise its exceptions as
+    they are; around a `jax.jit` of your own, use `raising()`. Its outputs are copied at once, so it may fill the same arrays
+    again.
+    An object's `initial_state` is called anew at every step at which an episode begins, and used for the environments where one
+    does.
 
-    Actions are an agent's: counted from 0, and within [-1, 1] where the environment rescales. Casts are made from integers and
-    floats of any width to a Box's float32, from integers of any width and bools to integers, and from lists of such numbers.
-    Everything else is an error that names the policy, what was got and what is wanted.
+    Actions are an agent's: counted from 0, and within [-1, 1] where the environment rescales. Integers and floats of any width
+    are cast to a Box's float32; integers of any width, bools, and floats without a fraction to integers; lists of such numbers
+    likewise. Everything else is an error that names the policy, what was returned and what is expected.
 
     Attributes:
         variables: the arrays that it declared, else `()`.
@@ -45,18 +49,18 @@ class PythonPolicy:
         spec: the environment's spaces.
         batched: it takes a batch.
         carry_spec: a tree of spaces, of shapes with dtypes, or of arrays that are also the first values; for one environment.
-        info_spec: likewise of the info that it answers.
+        info_spec: likewise of the info that it returns.
         name: for messages; the function's or the class's own if None.
         timeout: seconds for one call, which then runs in a thread of its own.
         on_error: `"clip"`: actions out of bounds are clipped, and counted in `clipped`; NaN is an error all the same.
-        check: False leaves out the search for NaN, bounds and actions that `action_mask` forbids, and the observation's check.
-        deterministic: equal observations get equal actions; a policy that says neither this nor takes a seed is noted in
+        check: False skips the checks for NaN, bounds and actions that `action_mask` forbids, and the observation's.
+        deterministic: equal observations get equal actions; a policy that neither is deterministic nor takes a seed is noted in
             checkpoints, which then are not bit-exact.
         variables: True if the target is a pytree whose arrays other policies may follow (`soft_update`); when it is called they
             are NumPy arrays.
 
     Raises:
-        TypeError, ValueError: an argument; the target can be asked in none of the ways.
+        TypeError, ValueError: an argument; the target can be called in none of the ways.
 
     >>> import numpy as np
     >>> from polyak.core.spaces import Box, Discrete
@@ -66,8 +70,9 @@ class PythonPolicy:
     """
 
     variables: PyTree
-    callee: PythonCallee = static()
+    callee: PythonCallee
 
+    @suggest_names
     def __init__(
         self,
         target: Any,
@@ -116,7 +121,7 @@ class PythonPolicy:
 
     @property
     def num_calls(self) -> int:
-        """How many steps it was asked for."""
+        """How many steps it was called for."""
         return self.callee.calls.count
 
     @property
@@ -125,7 +130,7 @@ class PythonPolicy:
         return self.callee.actions.clipped
 
     def raising(self) -> ExceptionRelay:
-        """A context around compiled code of your own, in which what the policy raises comes out as it was raised."""
+        """A context around compiled code of your own that raises the policy's exceptions as they are."""
         return ExceptionRelay(self)
 
     def initial_state(self, batch_size: int) -> PyTree:
@@ -133,12 +138,12 @@ class PythonPolicy:
         return jax.tree.map(jnp.asarray, self.callee.initial_state(batch_size))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """Its answer for a batch; the seed is derived from the key."""
-        # The key goes along also where there is no seed: mapped over keys, one call would answer for all.
+        """Its step for a batch; the seed is derived from the key."""
+        # The key goes along also where there is no seed: mapped over keys, one call would serve for all.
         return self._step(time_step, carry, self.noise(key, _batch_size(time_step)), jax.random.key_data(key))
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
-        """The object's own distribution, of the parameters that its `distribution(time_step, carry)` answers (see
+        """The object's own distribution, of the parameters that its `distribution(time_step, carry)` returns (see
         `polyak.ops.distributions.parameter_shapes`); else all probability on the action, for every space, with seed 0.
         """
         callee, size = self.callee, _batch_size(time_step)
@@ -146,29 +151,21 @@ class PythonPolicy:
             step = self._step(time_step, carry, jnp.zeros(self._seed_shape(size), jnp.uint32))
             return Deterministic(step.action), step.carry
         shapes = callee.parameters.shapes(size), callee.carries.shapes(size)
-        call = self._asking(lambda target, given: callee.distribution(target, *given))
-        params, carry = ordered_call(callee.calls, call, shapes, (self.variables, (time_step, carry)))
+        inputs = self.variables, (time_step, carry)
+        params, carry = ordered_call(callee.ref, _calling(PythonCallee.distribution, self._declares), shapes, inputs)
         return for_space(self.spec.action, params, time_step.action_mask), carry
 
     def _step(self, time_step: TimeStep, carry: PyTree, seed: Array, *unused: Array) -> PolicyStep:
         callee, size = self.callee, _batch_size(time_step)
-        seeds = (seed,) if callee.takes_seed else ()
+        seed_or_none = seed if callee.takes_seed else None
         if not callee.sees_all:
-            call = self._asking(
-                lambda target, given: callee.action_of_obs(target, given[0], given[1], given[2] if seeds else None)
-            )
-            seen = (time_step.obs, time_step.action_mask, *seeds)
-            action = ordered_call(callee.calls, call, callee.actions.shapes(size), (self.variables, seen), unused)
-            return PolicyStep(action, carry)
+            inputs = self.variables, (time_step.obs, time_step.action_mask, seed_or_none)
+            function = _calling(PythonCallee.action_of_obs, self._declares)
+            return PolicyStep(ordered_call(callee.ref, function, callee.actions.shapes(size), inputs, unused), carry)
         shapes = PolicyStep(callee.actions.shapes(size), callee.carries.shapes(size), callee.infos.shapes(size))
-        call = self._asking(lambda target, given: callee.step(target, given[0], given[1], given[2] if seeds else None))
-        step: PolicyStep = ordered_call(callee.calls, call, shapes, (self.variables, (time_step, carry, *seeds)), unused)
+        inputs = self.variables, (time_step, carry, seed_or_none)
+        step: PolicyStep = ordered_call(callee.ref, _calling(PythonCallee.step, self._declares), shapes, inputs, unused)
         return step
-
-    def _asking(self, function: Callable[[Any, Any], Any]) -> Callable[[tuple[Any, Any]], Any]:
-        """`function(target, given)` as one of `(variables, given)`."""
-        target, declares = self.callee.target, self._declares
-        return lambda both: function(both[0] if declares else target, both[1])
 
     @property
     def _declares(self) -> bool:
@@ -181,30 +178,62 @@ class PythonPolicy:
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """The seed of a step: a number in [0, 2³¹), of an unbatched policy one for each environment."""
         shape = self._seed_shape(num_envs)
-        return (
-            jax.random.bits(key, shape, jnp.uint32) >> jnp.uint32(1) if self.callee.takes_seed else jnp.zeros(shape, jnp.uint32)
-        )
+        if not self.callee.takes_seed:
+            return jnp.zeros(shape, jnp.uint32)
+        return jax.random.bits(key, shape, jnp.uint32) >> jnp.uint32(1)
 
     def _seed_shape(self, num_envs: int) -> tuple[int, ...]:
         return () if self.callee.batched else (num_envs,)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """The direct call, for host loops."""
-        callee = self.callee
+        callee, takes_seed, call = self.callee, self.callee.takes_seed, self.callee.calls.call
         target = self.variables if self._declares else callee.target
-        calls, takes_seed = callee.calls, callee.takes_seed
-        if callee.sees_all:
-            return lambda time_step, carry, seed: calls.call(
-                callee.step, target, time_step, carry, seed if takes_seed else None
-            )
 
-        def act(time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
-            given = time_step.obs, time_step.action_mask, seed if takes_seed else None
-            return PolicyStep(calls.call(callee.action_of_obs, target, *given), carry)
+        def step(time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
+            return call(callee.step, target, time_step, carry, seed if takes_seed else None)
 
-        return act
+        def step_of_obs(time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
+            inputs = time_step.obs, time_step.action_mask, seed if takes_seed else None
+            return PolicyStep(call(callee.action_of_obs, target, *inputs), carry)
+
+        return step if callee.sees_all else step_of_obs
+
+    def step_in_numpy(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> PolicyStep | None:
+        """One step without JAX, the mode of its distribution if the key is None; None where that mode needs JAX."""
+        if key is None and self.callee.has_distribution:
+            return None
+        size = _batch_size(time_step)
+        seed = np.zeros(self._seed_shape(size), np.uint32) if key is None else np.asarray(self.noise(key, size))
+        policy: PythonPolicy = jax.tree.map(np.asarray, self) if self._declares else self
+        return policy.in_numpy()(time_step, jax.tree.map(np.asarray, carry), seed)
 
     predict = predict
+    as_python = as_python
+
+
+def _flatten(policy: PythonPolicy) -> tuple[tuple[PyTree], CalleeRef]:
+    return (policy.variables,), policy.callee.ref
+
+
+def _flatten_with_keys(policy: PythonPolicy) -> tuple[tuple[tuple[Any, PyTree]], CalleeRef]:
+    return ((jax.tree_util.GetAttrKey("variables"), policy.variables),), policy.callee.ref
+
+
+def _unflatten(ref: CalleeRef, children: Iterable[PyTree]) -> PythonPolicy:
+    policy = object.__new__(PythonPolicy)
+    object.__setattr__(policy, "variables", next(iter(children)))
+    object.__setattr__(policy, "callee", ref())
+    return policy
+
+
+# The structure of the tree, which JAX's caches hold, has a weak reference; the policy itself has a strong one.
+jax.tree_util.register_pytree_with_keys(PythonPolicy, _flatten_with_keys, _unflatten, _flatten)
+
+
+def _calling(method: Callable[..., PyTree], declares: bool) -> Callable[[PythonCallee, PyTree], PyTree]:
+    """`method(callee, target, *inputs)` as a function of `(callee, (variables, inputs))`."""
+    return lambda callee, both: method(callee, both[0] if declares else callee.target, *both[1])
 
 
 def _batch_size(time_step: TimeStep) -> int:
