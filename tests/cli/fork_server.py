@@ -176,11 +176,6 @@ if __name__ == "__main__":
     # Before any fork: what commands import, and what JAX and environments import as they start.
     import scipy.linalg  # noqa: F401
 
-    import polyak.cli.resume
-    import polyak.cli.train
-    import polyak.envs.classic
-    import polyak.envs.gymnasium
-    import polyak.envs.named  # noqa: F401
     from polyak.cli import main
 
     gc.freeze()

@@ -18,13 +18,13 @@ def test_numbers_and_arrays_of_them_within_the_bounds_pass(value):
 
 
 @pytest.mark.parametrize("value", [-1e-9, 1.5, NAN, INF, -INF, np.array([0.5, 2.0]), np.array([NAN])])
-def test_U4_numbers_out_of_bounds_are_refused(value):
+def test_numbers_out_of_bounds_are_rejected(value):
     with pytest.raises(ValueError, match=re.escape("X: tau must be a number in [0, 1], got ")):
         check_number("X", "tau", value, at_least=0, at_most=1)
 
 
 @pytest.mark.parametrize("value", ["0.5", None, True, False, [0.5, "a"], 1j, np.array([True]), object()])
-def test_U4_what_is_no_number_is_refused(value):
+def test_what_is_no_number_is_rejected(value):
     with pytest.raises(TypeError, match=re.escape(f"X: tau must be a number in [0, 1], got {value!r}")):
         check_number("X", "tau", value, at_least=0, at_most=1)
 

@@ -122,5 +122,5 @@ def test_the_first_value_out_of_range_is_named(array, batched, says):
 
 
 def test_workers_check_observations_without_importing_jax():
-    program = "import sys, polyak.envs.single, polyak.core.space_check; sys.exit('jax' in sys.modules)"
+    program = "import sys, polyak.envs.single_env, polyak.core.space_check; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

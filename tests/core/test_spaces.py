@@ -53,7 +53,7 @@ OBS = Box([0.0], [1.0])
         ),
     ],
 )
-def test_a_bad_space_is_refused(make, error, says, unchecked):
+def test_a_bad_space_is_rejected(make, error, says, unchecked):
     with pytest.raises(error, match=says):
         make()
 
@@ -97,19 +97,19 @@ def test_a_copy_takes_no_hash_along_since_another_process_hashes_otherwise():
         ),
     ],
 )
-def test_E7_a_supported_gymnasium_space_becomes_ours(space, expected):
+def test_a_supported_gymnasium_space_becomes_ours(space, expected):
     assert from_gymnasium(space) == expected
 
 
 @pytest.mark.parametrize("space", [gym.Text(5), gym.Graph(gym.Box(0, 1), None), gym.Sequence(gym.Discrete(2))])
-def test_E7_an_unsupported_space_is_refused_by_name_and_place(space):
+def test_an_unsupported_space_is_rejected_by_name_and_place(space):
     nested = gym.Dict({"words": gym.Tuple((gym.Discrete(2), space))})
     with pytest.raises(TypeError, match=rf"obs\['words'\]\[1\]: {type(space).__name__} is not supported; supported are Box"):
         from_gymnasium(nested, "obs")
 
 
 @pytest.mark.parametrize("space", [gym.MultiDiscrete(np.array([[2, 3], [4, 5]])), gym.Box(0, 1, (0,))])
-def test_E7_a_space_without_a_flat_shape_or_an_element_is_refused_with_its_place(space):
+def test_a_space_without_a_flat_shape_or_an_element_is_rejected_with_its_place(space):
     with pytest.raises(ValueError, match=r"action space: (MultiDiscrete|Box): "):
         from_gymnasium(space, "action space")
 

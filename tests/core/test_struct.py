@@ -89,7 +89,7 @@ def _check_even(owner, name, value):
         ({"limit": -1.0, "rate": 2.0}, "Checked: rate"),
     ],
 )
-def test_F2_a_wrong_setting_is_refused_by_its_owner_and_name_the_first_one_first(monkeypatch, wrong, said):
+def test_a_wrong_setting_is_rejected_by_its_owner_and_name_the_first_one_first(monkeypatch, wrong, said):
     # The tests' own type checker would be faster to object.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):

@@ -62,7 +62,7 @@ def play(env, steps, seed=0):
 
 # Breakout wants FIRE, and its games are over soon; Ms. Pac-Man has no FIRE and gives ten points and more.
 @pytest.mark.parametrize(("name", "rom", "steps"), [("Breakout", "breakout", 230), ("MsPacman", "ms_pacman", 220)])
-def test_A15_frames_rewards_lives_and_resets_are_those_of_the_emulator(name, rom, steps):
+def test_frames_rewards_lives_and_resets_are_those_of_the_emulator(name, rom, steps):
     env = envs.make(f"ALE/{name}-v5", num_envs=2, env_kwargs=BARE)
     time_steps, actions = play(env, steps)
     lives_lost = games = clipped = 0
@@ -90,7 +90,7 @@ def test_A15_frames_rewards_lives_and_resets_are_those_of_the_emulator(name, rom
     assert (games >= 2 and lives_lost >= 8) if name == "Breakout" else (lives_lost >= 2 and clipped >= 20)
 
 
-def test_A15_images_are_grey_84x84_each_pixel_the_mean_of_its_area():
+def test_images_are_grey_84x84_each_pixel_the_mean_of_its_area():
     def area(size, length):
         edges = np.arange(length + 1) * size / length
         pixels = np.arange(size)
@@ -106,7 +106,7 @@ def test_A15_images_are_grey_84x84_each_pixel_the_mean_of_its_area():
 @pytest.mark.parametrize(
     ("rom", "noop_max", "frames"), [("ms_pacman", 30, (0, 30)), ("breakout", 30, (1, 30)), ("pong", 0, (1, 1))]
 )
-def test_A15_a_game_begins_after_up_to_30_frames_of_nothing_the_press_of_fire_among_them(rom, noop_max, frames):
+def test_a_game_begins_after_up_to_30_frames_of_nothing_the_press_of_fire_among_them(rom, noop_max, frames):
     games, seen = Atari(noop_max=noop_max, img_height=8, img_width=8).make(rom, 2), set()
     games.reset(seed=0)
     for _ in range(60 if noop_max else 3):
@@ -193,7 +193,7 @@ def test_closing_ends_the_threads_and_there_is_no_snapshot():
     env.close()
     env.close()
     assert len(os.listdir("/proc/self/task")) == before
-    with pytest.raises(RuntimeError, match="step\\(\\) needs a reset"):
+    with pytest.raises(RuntimeError, match="must be called before step"):
         env.step(np.zeros(2, np.int32))
 
 
@@ -209,12 +209,12 @@ def test_closing_ends_the_threads_and_there_is_no_snapshot():
         ("Pong", {"env_kwargs": {"repeat_action_probability": 1.5}}, ValueError, r"must be a number in \[0, 1\], got 1.5"),
     ],
 )
-def test_F5_a_wrong_name_or_setting_is_refused(name, arguments, error, says):
+def test_a_wrong_name_or_setting_is_rejected(name, arguments, error, says):
     with pytest.raises(error, match=says):
         envs.make(f"ALE/{name}-v5", **arguments)
 
 
-def test_the_settings_are_those_of_the_name_unless_they_are_given():
+def test_the_settings_are_those_of_the_name_unless_env_kwargs_set_them():
     import gymnasium
 
     registered = gymnasium.spec("ALE/Pong-v5").kwargs

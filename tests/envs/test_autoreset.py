@@ -82,7 +82,7 @@ def test_every_row_resets_on_the_step_after_its_end_and_ignores_that_action():
     assert {x.dtype for x in (time_steps.terminated, time_steps.truncated, time_steps.first)} == {np.dtype(bool)}
 
 
-def test_E9_episodes_of_length_one_alternate_with_resets():
+def test_episodes_of_length_one_alternate_with_resets():
     time_steps = run(AutoReset(Script((1, 1, 1, 1)), 4), jnp.zeros((6, 4), jnp.int32), jax.random.split(jax.random.key(1), 6))
     np.testing.assert_array_equal(time_steps.first[:, 0], [True, False] * 3 + [True])
     np.testing.assert_array_equal(time_steps.last[:, 1], [False, True] * 3 + [False])
@@ -97,7 +97,7 @@ def test_starts_differ_between_rows_and_between_resets():
     assert len(np.unique(starts)) == starts.size == 21 * 4
 
 
-def test_E12_a_scan_and_single_compiled_steps_give_the_same_trajectories():
+def test_a_scan_and_single_compiled_steps_give_the_same_trajectories():
     env, keys = AutoReset(CartPole(), 6), jax.random.split(jax.random.key(2), 40)
     actions = jax.random.randint(jax.random.key(3), (40, 6), 0, 2)
     scanned = jax.tree.map(np.asarray, run(env, actions, keys))
@@ -109,14 +109,14 @@ def test_E12_a_scan_and_single_compiled_steps_give_the_same_trajectories():
     assert scanned.first[1:].any()
 
 
-def test_E12_vmap_over_keys_is_the_same_as_one_after_the_other():
+def test_vmap_over_keys_is_the_same_as_one_after_the_other():
     env, keys = AutoReset(Pendulum(), 3), jax.random.split(jax.random.key(0), 2)
     together = jax.vmap(env.init)(keys)[1]
     for i in range(2):
         np.testing.assert_allclose(env.init(keys[i])[1].obs, together.obs[i], rtol=1e-6)
 
 
-def test_E13_a_step_keeps_every_type_so_that_it_compiles_once():
+def test_a_step_keeps_every_type_so_that_it_compiles_once():
     env = AutoReset(Pendulum(), 3)
     state, first = env.init(jax.random.key(0))
     after, time_step = jax.eval_shape(env.step, state, jnp.zeros((3, 1)), jax.random.key(0))
@@ -153,14 +153,14 @@ def test_it_is_a_hashable_setting():
         ([0, 1, 0, 1], TypeError, r"must have dtype int32 \(integers or bools\), got list"),
     ],
 )
-def test_E8_a_wrong_action_is_refused(action, error, says):
+def test_a_wrong_action_is_rejected(action, error, says):
     env = AutoReset(Script(), 4)
     state, _ = env.init(jax.random.key(0))
     with pytest.raises(error, match=says):
         env.step(state, action, jax.random.key(0))
 
 
-def test_E8_floats_are_wanted_for_a_box():
+def test_actions_of_a_box_must_be_floats():
     env = AutoReset(Pendulum(), 2)
     state, _ = env.init(jax.random.key(0))
     with pytest.raises(TypeError, match=r"jax/Pendulum-v1: action must have dtype float32 \(floats\), got int32"):
@@ -179,7 +179,7 @@ class Pair(Script):
 @pytest.mark.parametrize(
     "action", [{"a": jnp.zeros(4, jnp.int32)}, jnp.zeros(4, jnp.int32), {"a": jnp.zeros(4, jnp.int32), "b": ()}]
 )
-def test_E8_another_tree_of_actions_is_refused(action):
+def test_another_tree_of_actions_is_rejected(action):
     env = AutoReset(Pair(), 4)
     state, _ = env.init(jax.random.key(0))
     with pytest.raises(ValueError, match=r"pair: action must be a tree of 'a', 'b/0'; .* is missing"):
@@ -223,18 +223,18 @@ class Wrong(Script):
 @pytest.mark.parametrize(
     ("what", "error", "says"),
     [
-        ("rows", ValueError, r"script: reset\(\) must hand out the state\['steps'\] with a row for each of 4 .*got shape \(\)"),
+        ("rows", ValueError, r"script: the state\['steps'\] of reset\(\) must have shape \(4, \.\.\.\), got \(\)"),
         ("obs", ValueError, r"script: observation must have shape \(4, 2\), got \(1, 2\)"),
-        ("reward", ValueError, r"script: step\(\) must hand out reward of shape \(4,\), got \(4, 1\)"),
-        ("complex", TypeError, r"step\(\) must hand out reward as real numbers, got complex64"),
-        ("flags", TypeError, r"step\(\) must hand out truncated as bool, got float32"),
-        ("five", TypeError, r"step\(\) must hand out \(state, reward, terminated, truncated\), got 5 things"),
-        ("info", TypeError, r"step\(\) must hand out \(state, .*, got dict"),
+        ("reward", ValueError, r"script: step\(\) must return reward of shape \(4,\), got \(4, 1\)"),
+        ("complex", TypeError, r"step\(\) must return reward as real numbers, got complex64"),
+        ("flags", TypeError, r"step\(\) must return truncated as bool, got float32"),
+        ("five", TypeError, r"step\(\) must return \(state, reward, terminated, truncated\), got 5 values"),
+        ("info", TypeError, r"step\(\) must return \(state, .*, got dict"),
         ("dtype", TypeError, r"script: step\(\) changes the state\['t'\] from int32\[4\] to float32\[4\]; cast it"),
         ("tree", TypeError, r"script: step\(\) changes the tree of the state from PyTreeDef.* to .*more"),
     ],
 )
-def test_E13_dynamics_that_hand_out_something_else_are_refused(what, error, says):
+def test_dynamics_that_return_something_else_are_rejected(what, error, says):
     env = AutoReset(Wrong(what=what), 4)
     with pytest.raises(error, match=says):
         state, _ = env.init(jax.random.key(0))
@@ -274,6 +274,6 @@ def test_rewards_of_any_kind_of_number_become_float32(reward):
 @pytest.mark.parametrize(
     ("num_envs", "error", "says"), [(0, ValueError, "num_envs must be an integer >= 1, got 0"), (True, TypeError, "num_envs")]
 )
-def test_a_bad_number_of_environments_is_refused(num_envs, error, says):
+def test_a_bad_number_of_environments_is_rejected(num_envs, error, says):
     with pytest.raises(error, match=says):
         AutoReset(CartPole(), num_envs)

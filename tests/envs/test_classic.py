@@ -169,6 +169,6 @@ def test_a_time_limit_of_ones_own_truncates():
 
 
 @pytest.mark.parametrize("dynamics", list(DYNAMICS.values()))
-def test_a_bad_time_limit_is_refused(dynamics):
+def test_a_bad_time_limit_is_rejected(dynamics):
     with pytest.raises(ValueError, match="max_episode_steps must be an integer >= 1, got 0"):
         dynamics(max_episode_steps=0)

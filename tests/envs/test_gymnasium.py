@@ -54,7 +54,7 @@ def test_observations_of_float64_are_float32_and_rewards_too():
     assert env.reset(0).obs.dtype == np.float32 and env.step(np.zeros(1, np.int32)).reward.dtype == np.float32
 
 
-def test_E7_trees_of_every_supported_kind_go_in_and_out():
+def test_trees_of_every_supported_kind_go_in_and_out():
     made = []
     env = envs.make(lambda: made.append(toys.Tree()) or made[-1], num_envs=2)
     time_step = env.reset(0)
@@ -95,10 +95,10 @@ def test_box_actions_are_clipped_or_rescaled(scaling, agents, native):
     env = envs.make("Pendulum-v1", action_scaling=scaling)
     env.reset(0)
     env.step(np.full((1, 1), agents, np.float32))
-    assert env._batch.members.envs[0].env.unwrapped.last_u == np.float32(native)
+    assert env._batch.group.envs[0].env.unwrapped.last_u == np.float32(native)
 
 
-def test_a_float64_bound_is_kept_exactly():
+def test_a_float64_bound_is_not_rounded():
     class Narrow(toys.Shared):
         def __init__(self):
             super().__init__()
@@ -118,7 +118,7 @@ def test_a_float64_bound_is_kept_exactly():
 
 
 @pytest.mark.parametrize("given", ["single", "vector"])
-def test_arrays_handed_out_are_the_callers_to_keep_and_to_change(given):
+def test_returned_arrays_are_not_reused(given):
     class SharedVector(gymnasium.vector.VectorEnv):
         """Hands out its own arrays."""
 
@@ -189,7 +189,7 @@ def test_the_vectorised_cartpole_steps_as_the_single_one_does(vectorization):
         if vectorization == "own":
             state = env._batch.env.state.T.copy()
         else:
-            state = np.stack([m.env.unwrapped.state for m in env._batch.members.envs])
+            state = np.stack([m.env.unwrapped.state for m in env._batch.group.envs])
         time_step = env.step(action)
         steps = np.where(time_step.first, 0, steps + 1)
         for i in range(5):
@@ -219,7 +219,7 @@ def test_the_time_limit_of_the_vectorised_cartpole_is_the_registered_one(name, l
     assert env.step(np.zeros(2, np.int32)).first[0]
 
 
-def test_masks_are_handed_on_and_are_all_ones_where_the_episode_is_over():
+def test_masks_are_passed_on_and_are_all_ones_where_the_episode_is_over():
     env = envs.make(toys.Masked, num_envs=3)
     assert env.spec.has_action_mask
     time_step = env.reset(0)
@@ -256,19 +256,19 @@ def test_blackjacks_tuple_of_discretes_is_observed():
 
 def test_a_step_needs_a_reset_before_it_and_after_an_error():
     env = envs.make(lambda: toys.Faulty(at=2, answer=toys.raise_key_error))
-    with pytest.raises(RuntimeError, match=r"Faulty.*needs a reset"):
+    with pytest.raises(RuntimeError, match=r"Faulty.*reset\(\) must be called before"):
         envs.make(toys.Faulty).step(np.zeros(1, np.int32))
     env.reset(0)
     env.step(np.zeros(1, np.int32))
     with pytest.raises(KeyError):
         env.step(np.zeros(1, np.int32))
-    with pytest.raises(RuntimeError, match="needs a reset"):
+    with pytest.raises(RuntimeError, match="must be called before step"):
         env.step(np.zeros(1, np.int32))
     assert env.reset(0).first.all()
 
 
 @pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (True, TypeError)])
-def test_a_bad_seed_is_refused(seed, error):
+def test_a_bad_seed_is_rejected(seed, error):
     with pytest.raises(error, match="reset: seed must be an integer >= 0"):
         envs.make(toys.Scripted).reset(seed)
 

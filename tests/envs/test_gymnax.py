@@ -62,7 +62,7 @@ def test_both_at_once_is_terminated():
 
 
 @pytest.mark.parametrize("name", ["FourRooms-misc", "Catch-bsuite", "UmbrellaChain-bsuite", "DiscountingChain-bsuite"])
-def test_E13_types_stay_what_the_spec_says_whatever_gymnax_returns(name):
+def test_types_stay_what_the_spec_says_whatever_gymnax_returns(name):
     env = envs.make(f"gymnax/{name}", num_envs=2)
     state, first = env.init(jax.random.key(0))
     after, time_step = jax.eval_shape(env.step, state, jnp.zeros(2, jnp.int32), jax.random.key(0))
@@ -83,7 +83,7 @@ def test_actions_are_rescaled_for_gymnax_too():
     np.testing.assert_allclose(ours.obs, expected.obs, rtol=1e-6)
 
 
-def test_F5_a_wrong_name_or_setting_is_refused():
+def test_a_wrong_name_or_setting_is_rejected():
     with pytest.raises(ValueError, match="unknown environment 'gymnax/CartPole-v9'; did you mean 'gymnax/CartPole-v1'"):
         envs.make("gymnax/CartPole-v9")
     with pytest.raises(TypeError, match="no_such_setting"):

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from polyak import envs, train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete, MultiDiscrete, map_space
-from polyak.envs.masks import mask_of_row, read_masks
+from polyak.envs.masks import mask_of_env, read_masks
 from polyak.networks.actor_critic import mlp
 from tests.envs import toys
 
@@ -91,7 +91,7 @@ def test_masks_of_every_discrete_space_go_with_their_rows_in_a_vector_environmen
     assert_masks_are_as_expected(envs.make(Through(SyncVectorEnv(members, autoreset_mode=mode))))
 
 
-def test_E12_masks_of_a_tree_come_out_of_workers():
+def test_masks_of_a_tree_come_out_of_workers():
     env = envs.make(functools.partial(toys.Choosy, "dict"), num_envs=2, vectorization="async")
     try:
         assert_masks_are_as_expected(env)
@@ -121,10 +121,10 @@ TREE = {"way": np.ones(4, bool), "knobs": np.ones(5, bool), "keys": None, "force
         ("multi", np.ones(4, bool), r" must be a tuple of 2 arrays or have shape \(5,\), got \(4,\)"),
         ("multi", (np.ones(2, bool),), r" must be a tuple of 2 arrays or have shape \(5,\), got tuple of length 1"),
         ("multi", (np.ones(2, bool), np.ones(2, bool)), r" of entry 1 must have shape \(3,\), got \(2,\)"),
-        ("multi", np.array([0, 0, 1, 1, 1]), " of entry 0 forbids every action"),
+        ("multi", np.array([0, 0, 1, 1, 1]), " of entry 0 must allow at least one action"),
         ("multi", (np.full(2, 0.5), np.ones(3)), " of entry 0 must hold bools"),
-        ("multi", (np.ones(2, bool), [[1], [1, 0]]), " of entry 1 is no array"),
-        ("dict", TREE | {"way": np.zeros(4, bool)}, " 'way' forbids every action"),
+        ("multi", (np.ones(2, bool), [[1], [1, 0]]), " of entry 1 is not an array"),
+        ("dict", TREE | {"way": np.zeros(4, bool)}, " 'way' must allow"),
         (
             "dict",
             {"way": np.ones(4, bool)},
@@ -132,28 +132,32 @@ TREE = {"way": np.ones(4, bool), "knobs": np.ones(5, bool), "keys": None, "force
         ),
         ("dict", TREE | {"weigh": None}, r" must be a dict with keys .*, got a dict with keys .*'weigh'\]"),
         ("dict", np.ones(9, bool), " must be a dict with keys .*, got ndarray"),
-        ("dict", TREE | {"force": np.ones(2)}, " 'force' must be None, for a Box has no mask; got array"),
-        ("dict", TREE | {"keys": np.ones(2)}, " 'keys' must be None, for a MultiBinary has no mask; got array"),
+        ("dict", TREE | {"force": np.ones(2)}, " 'force' must be None, as Box has no mask, got array"),
+        ("dict", TREE | {"keys": np.ones(2)}, " 'keys' must be None, as MultiBinary has no mask, got array"),
         ("tuple", (None, {"a": np.ones(2, bool), "b": None}), r" '1/a' must have shape \(3,\), got \(2,\)"),
         ("tuple", (None,), " must be a tuple of length 2, got tuple of length 1"),
         ("tuple", {"a": None}, " must be a tuple of length 2, got dict"),
     ],
 )
-def test_A10_a_bad_mask_is_an_error_naming_env_step_and_part(kind, masks, says):
+def test_a_bad_mask_is_an_error_naming_env_step_and_part(kind, masks, says):
     refused(envs.make(SyncVectorEnv(one_bad(kind, masks))), says)
 
 
 @pytest.mark.parametrize(
     ("kind", "masks", "says"),
     [
-        ("multi", (np.ones(2, bool), np.zeros(3, bool)), " of entry 1 forbids every action"),
+        ("multi", (np.ones(2, bool), np.zeros(3, bool)), " of entry 1 must allow at least one action"),
         ("dict", {"way": np.ones(4, bool)}, r" must be a dict with keys .*, got a dict with keys \['way'\]"),
-        ("dict", {"force": None, "keys": None, "knobs": None, "way": np.zeros(4, bool)}, " 'way' forbids every action"),
+        (
+            "dict",
+            {"force": None, "keys": None, "knobs": None, "way": np.zeros(4, bool)},
+            " 'way' must allow at least one action",
+        ),
         ("dict", TREE | {"weigh": None}, r" must be a dict with keys .*, got a dict with keys .*'weigh'\]"),
         ("tuple", (None, {"a": np.ones(2, bool), "b": None}), r" '1/a' must have shape \(3,\), got \(2,\)"),
     ],
 )
-def test_A10_a_bad_mask_in_a_vector_environment_is_an_error_naming_env_step_and_part(kind, masks, says):
+def test_a_bad_mask_in_a_vector_environment_is_an_error_naming_env_step_and_part(kind, masks, says):
     refused(envs.make(Through(SyncVectorEnv(one_bad(kind, masks)))), says)
 
 
@@ -171,15 +175,15 @@ def refused(env, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda masks: tuple(np.ones((2, n), bool) for n in (2, 3)), "array of 2 rows, got tuple of length 2"),
-        (lambda masks: np.ones((1, 5), bool), "array of 2 rows, got ndarray of length 1"),
-        (lambda masks: {"a": masks}, "array of 2 rows, got dict of length 1"),
+        (lambda masks: tuple(np.ones((2, n), bool) for n in (2, 3)), "have 2 entries, got tuple of length 2"),
+        (lambda masks: np.ones((1, 5), bool), "have 2 entries, got ndarray of length 1"),
+        (lambda masks: {"a": masks}, "have 2 entries, got dict of length 1"),
     ],
 )
-def test_masks_that_are_not_by_row_are_refused(change, says):
+def test_masks_that_are_not_by_row_are_rejected(change, says):
     env = envs.make(Through(SyncVectorEnv([lambda: toys.Choosy("multi")] * 2), change))
     action = allowed_action(env, env.reset(0).action_mask)
-    with pytest.raises(ValueError, match=f"env 0, step 1: the action_mask of a vector environment must be an {says}"):
+    with pytest.raises(ValueError, match=f"env 0, step 1: the action_mask of a vector environment must {says}"):
         env.step(action)
 
 
@@ -207,9 +211,9 @@ def test_a_flat_list_is_a_mask_and_none_in_a_vector_environments_tree_is_none():
     entries = gym.MultiDiscrete([2, 3])
     np.testing.assert_array_equal(read_masks(entries, [1, 0, 1, 1, 1], "here"), [[True, False, True, True, True]])
     both = gym.Dict({"a": gym.Discrete(2), "b": gym.Discrete(3)})
-    row = mask_of_row(both, {"a": np.array([[1, 0], [0, 1]]), "b": None}, 1, 2, "here")
+    row = mask_of_env(both, {"a": np.array([[1, 0], [0, 1]]), "b": None}, 1, 2, "here")
     assert row["a"].tolist() == [0, 1] and row["b"] is None
-    with pytest.raises(ValueError, match="here: the action_mask of a vector environment must be an array of 2 rows, got int"):
-        mask_of_row(gym.Discrete(2), 1, 0, 2, "here")
+    with pytest.raises(ValueError, match="here: the action_mask of a vector environment must have 2 entries, got int"):
+        mask_of_env(gym.Discrete(2), 1, 0, 2, "here")
     with pytest.raises(ValueError, match=r"must have shape \(3,\), got \(7,\)"):
-        read_masks(gym.Discrete(3), np.zeros(7), "here", over=True)
+        read_masks(gym.Discrete(3), np.zeros(7), "here", is_last=True)

@@ -294,7 +294,7 @@ def _suspicions(node, modules):
 
 # Gymnasium's `module:Name-v0`, typed by a person, imports the module; for names from files `import_modules=False` refuses it.
 # So is the `module:name` of `polyak evaluate --policy`.
-ALLOWED = {"envs/named.py": {"import_module", "find_spec"}, "cli/imports.py": {"import_module"}}
+ALLOWED = {"envs/constructors.py": {"import_module", "find_spec"}, "cli/imports.py": {"import_module"}}
 
 
 @pytest.mark.parametrize("path", sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")))

@@ -7,9 +7,9 @@ Importing this imports no environment.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak.envs.check import check_env as check_env
-    from polyak.envs.named import make as make
-    from polyak.envs.named import names as names
+    from polyak.envs.constructors import make as make
+    from polyak.envs.constructors import names as names
+    from polyak.envs.env_check import check_env as check_env
 
 __all__ = ["check_env", "make", "names"]
 
@@ -17,6 +17,6 @@ __all__ = ["check_env", "make", "names"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'polyak.envs' has no attribute {name!r}")
-    from polyak.envs import check, named
+    from polyak.envs import constructors, env_check
 
-    return check.check_env if name == "check_env" else getattr(named, name)
+    return env_check.check_env if name == "check_env" else getattr(constructors, name)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ale_py.vector_env import AtariVectorEnv
 
 from polyak.core.struct import check_settings, choice, integer, number, struct
-from polyak.envs.batches import RawStep, seeds_of
+from polyak.envs.env_batch import RawStep, seeds_of
 from polyak.envs.masks import Flags
 
 

@@ -1,4 +1,4 @@
-"""Next-step autoreset around batched dynamics: what makes an `Env` of them."""
+"""Next-step autoreset around batched dynamics, which makes them an `Env`."""
 
 import dataclasses
 from typing import Any, Literal, Protocol
@@ -13,12 +13,12 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, TimeStep
 
-# A reward may be counted too, or be 1 where something is so.
+# Rewards may be integers or bools too.
 REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 
 class Dynamics(Protocol):
-    """Batched dynamics that know nothing of resets: pure functions over a state with leaves `[B, ...]`."""
+    """Batched dynamics without autoreset: pure functions over a state with leaves `[B, ...]`."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -26,21 +26,21 @@ class Dynamics(Protocol):
         ...
 
     def reset(self, key: PRNGKeyArray, num_envs: int) -> PyTree:
-        """States in which episodes begin."""
+        """Initial states."""
         ...
 
     def step(self, state: PyTree, action: PyTree, key: PRNGKeyArray) -> tuple[PyTree, Any, Any, Any]:
-        """`(state, reward, terminated, truncated)` after one step; the action is in the environment's own units."""
+        """Return `(state, reward, terminated, truncated)` after one step; the action is in the environment's own units."""
         ...
 
     def observe(self, state: PyTree) -> PyTree:
-        """What an agent sees of the state."""
+        """The observation of the state."""
         ...
 
 
 @struct
 class AutoResetState:
-    """The dynamics' state, and which rows ended an episode and reset on the next step."""
+    """The dynamics' state, and which environments reset on the next step because their episode ended."""
 
     dynamics: PyTree
     last: Any
@@ -48,14 +48,14 @@ class AutoResetState:
 
 @struct
 class AutoReset:
-    """An `Env` of batched dynamics: a row whose episode ended starts a fresh one on the next step, whatever the action.
+    """An `Env` of batched dynamics: after the end of an episode the next step ignores the action and resets.
 
-    Every step computes fresh starts for all rows and picks with `where`: on an accelerator, and in a compiled loop on a CPU,
-    that is cheaper than a branch.
+    Every step computes initial states for all environments and selects with `where`, which is cheaper than a branch, on an
+    accelerator and in a compiled loop on a CPU.
 
     Raises:
-        TypeError: `num_envs` is no integer; in `init` and `step`, an action, or what the dynamics hand out, of the wrong kind.
-        ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `init` and `step`, arrays of the wrong shape.
+        TypeError: `num_envs` is not an integer; in `init` and `step`, an action or an output has the wrong dtype.
+        ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `init` and `step`, an array has the wrong shape.
     """
 
     dynamics: Dynamics = static()
@@ -72,9 +72,9 @@ class AutoReset:
         return dataclasses.replace(self.dynamics.spec, action_scaling=self.action_scaling)
 
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
-        """Fresh episodes everywhere: the state, and `first` time steps."""
+        """Start a new episode in every environment: the state, and `first` time steps."""
         state = self.dynamics.reset(key, self.num_envs)
-        _check_rows(self.spec, state, self.num_envs)
+        _check_batched(self.spec, state, self.num_envs)
         obs = self.dynamics.observe(state)
         _check_obs(self.spec, obs, self.num_envs)
         no = jnp.zeros(self.num_envs, bool)
@@ -82,56 +82,56 @@ class AutoReset:
         return AutoResetState(state, no), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
-        """One step of every environment; rows whose last time step was `last` reset instead."""
+        """Step every environment; those whose last time step was `last` reset instead."""
         spec = self.spec
         check_actions(spec, action, self.num_envs)
-        # Dynamics without noise never use their key, so that deriving it costs nothing once compiled.
-        moved = self.dynamics.step(state.dynamics, spec.native_action(action), jax.random.fold_in(key, 1))
-        _check_step(spec, state.dynamics, moved, self.num_envs)
-        after, reward, terminated, truncated = moved
+        # XLA removes the derivation of the key where the dynamics do not use it.
+        result = self.dynamics.step(state.dynamics, spec.native_action(action), jax.random.fold_in(key, 1))
+        _check_step(spec, state.dynamics, result, self.num_envs)
+        after, reward, terminated, truncated = result
         fresh = self.dynamics.reset(key, self.num_envs)
         first = state.last
-        after = jax.tree.map(lambda new, old: jnp.where(_rows(first, old), new, old), fresh, after)
+        after = jax.tree.map(lambda new, old: jnp.where(_expand(first, old), new, old), fresh, after)
         terminated, truncated = terminated & ~first, truncated & ~first
         reward = jnp.where(first, 0.0, jnp.asarray(reward, jnp.float32))
         time_step = TimeStep(self.dynamics.observe(after), reward, terminated, truncated, first)
         return AutoResetState(after, terminated | truncated), time_step
 
 
-def _rows(mask: Any, like: Any) -> Any:
-    """The mask `[B]` with as many trailing ones as `like` `[B, ...]` has dimensions."""
+def _expand(mask: Any, like: Any) -> Any:
+    """The mask `[B]` with trailing axes of length 1, so that it broadcasts with `like` `[B, ...]`."""
     return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
 
 
-def _check_rows(spec: EnvSpec, state: PyTree, num_envs: int) -> None:
-    """Every leaf of the dynamics' state is `[num_envs, ...]`.
+def _check_batched(spec: EnvSpec, state: PyTree, num_envs: int) -> None:
+    """Check that every leaf of the dynamics' state is `[num_envs, ...]`.
 
     Raises:
         ValueError: one is not.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (num_envs,):
-            wanted = f"the state{jax.tree_util.keystr(path)} with a row for each of {num_envs} environments"
-            raise ValueError(f"{spec.id}: reset() must hand out {wanted}, got shape {jnp.shape(leaf)}")
+            name = f"{spec.id}: the state{jax.tree_util.keystr(path)} of reset()"
+            raise ValueError(f"{name} must have shape ({num_envs}, ...), got {jnp.shape(leaf)}")
 
 
-def _check_step(spec: EnvSpec, before: PyTree, answer: Any, num_envs: int) -> None:
-    """What the dynamics' `step` handed out is `(state, reward, terminated, truncated)`, and the state as it was before.
+def _check_step(spec: EnvSpec, before: PyTree, result: Any, num_envs: int) -> None:
+    """Check that `step` of the dynamics returned `(state, reward, terminated, truncated)` and kept the state's types.
 
     Raises:
-        TypeError: it is something else, or of another kind of number.
-        ValueError: a reward or flag for each environment was wanted, and its shape is another.
+        TypeError: it did not, or returned another dtype.
+        ValueError: a reward or flag does not have the shape `[num_envs]`.
     """
-    if not isinstance(answer, tuple | list) or len(answer) != 4:
-        got = f"{len(answer)} things" if isinstance(answer, tuple | list) else type(answer).__name__
-        raise TypeError(f"{spec.id}: step() must hand out (state, reward, terminated, truncated), got {got}")
-    after, *rest = answer
+    if not isinstance(result, tuple | list) or len(result) != 4:
+        got = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
+        raise TypeError(f"{spec.id}: step() must return (state, reward, terminated, truncated), got {got}")
+    after, *rest = result
     for name, value in zip(("reward", "terminated", "truncated"), rest, strict=True):
-        kinds, wanted = (REAL, "real numbers") if name == "reward" else ((jnp.bool_,), "bool")
+        kinds, expected = (REAL, "real numbers") if name == "reward" else ((jnp.bool_,), "bool")
         if not any(jnp.issubdtype(jnp.result_type(value), kind) for kind in kinds):
-            raise TypeError(f"{spec.id}: step() must hand out {name} as {wanted}, got {jnp.result_type(value)}")
+            raise TypeError(f"{spec.id}: step() must return {name} as {expected}, got {jnp.result_type(value)}")
         if jnp.shape(value) not in ((), (num_envs,)):
-            raise ValueError(f"{spec.id}: step() must hand out {name} of shape {(num_envs,)}, got {jnp.shape(value)}")
+            raise ValueError(f"{spec.id}: step() must return {name} of shape {(num_envs,)}, got {jnp.shape(value)}")
     check_same_types(spec.id, "the state", before, after)
 
 

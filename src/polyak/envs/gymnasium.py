@@ -1,4 +1,4 @@
-"""Gymnasium's environments, one by one or already vectorised, as a `HostEnv` that resets on the next step."""
+"""Gymnasium environments, single or vectorised, as a `HostEnv` with next-step autoreset."""
 
 from typing import Any, Literal
 
@@ -8,31 +8,31 @@ import numpy.typing as npt
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space, unflatten
 from polyak.core.types import PyTree, Score, TimeStep
-from polyak.envs.batches import Batch, RawStep
-from polyak.envs.leaves import obs_leaves
+from polyak.envs.env_batch import Batch, RawStep
 from polyak.envs.masks import Flags
-from polyak.envs.values import ActionReader, ObsCheck, check_reward
+from polyak.envs.obs_reader import obs_leaves
+from polyak.envs.value_checks import ActionReader, ObsCheck, check_reward
 
 
 class GymnasiumEnv:
     """A batch of Gymnasium environments, in NumPy.
 
-    What agents see: observations in the environment's dtype, but float64 as float32 and indices as int32 from 0; rewards as
-    float32; flags as the environment gives them (where both are set, `terminated` says that nothing comes after). What
-    environments see: actions from their `start`, clipped or rescaled to their bounds, in their dtype. All that an environment
-    hands out is checked; an error names its index and its step since `reset`. After an error in `step` only `reset` goes on.
+    Agents get observations in the environment's dtype (float64 as float32, indices as int32 from 0), rewards as float32, and
+    `terminated` and `truncated` as the environment returns them (both may be set). Environments get actions counted from their
+    `start`, clipped or rescaled to their bounds, in their dtype. All return values are checked; an error names the
+    environment's index and its step since `reset`. After an error in `step`, call `reset`.
 
     Args:
         batch: the environments.
-        id: their name.
+        id: the environment's name.
         action_scaling: see `EnvSpec`.
-        nonfinite: what NaN and infinity in observations and rewards are: an `"error"`, or left to the agent (`"pass"`).
-        out_of_bounds: what a finite observation outside the bounds of a Box is: an `"error"`, clipped (`"clip"`), or worth one
-            warning (`"warn"`; several of Gymnasium's own environments step outside of theirs).
+        nonfinite: NaN and infinity in observations and rewards raise (`"error"`) or are passed to the agent (`"pass"`).
+        out_of_bounds: finite observations outside the bounds of a Box raise (`"error"`), are clipped (`"clip"`), or give one
+            warning (`"warn"`, as several of Gymnasium's own environments leave their bounds).
 
     Raises:
         TypeError: a space is not supported.
-        ValueError: an option is unknown, or bounds do not allow `"rescale"`.
+        ValueError: an option is unknown, or the bounds of an action are not finite and `"rescale"` is set.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class GymnasiumEnv:
         self._last: npt.NDArray[np.bool_] | None = None
 
     def reset(self, seed: int) -> TimeStep:
-        """Fresh episodes everywhere; the same seed gives the same episodes.
+        """Start a new episode in every environment; the same seed gives the same episodes.
 
         Raises:
-            TypeError, ValueError: the seed is no integer, or negative; the environment handed out something wrong.
+            TypeError, ValueError: the seed is not an integer, or negative; the environment returned an invalid value.
         """
         if isinstance(seed, np.integer):
             seed = int(seed)
@@ -75,25 +75,25 @@ class GymnasiumEnv:
         return self._time_step(raw, np.ones(self.num_envs, bool))
 
     def step(self, action: PyTree) -> TimeStep:
-        """One step of every environment; rows whose last time step was `last` reset instead.
+        """Step every environment; those whose last time step was `last` reset instead.
 
         Raises:
-            RuntimeError: `reset` is due.
-            TypeError, ValueError: the action is wrong (nothing was done), or something that the environment handed out.
-            Exception: whatever the environment raises, with a note that says where.
+            RuntimeError: `reset` must be called first.
+            TypeError, ValueError: the action is invalid (no environment was stepped), or a value that an environment returned.
+            Exception: what an environment raises, with a note that names environment and step.
         """
         native = self._read_action(action)
         if self._last is None:
-            raise RuntimeError(f"{self.spec.id}: step() needs a reset() before it, and after an error")
+            raise RuntimeError(f"{self.spec.id}: reset() must be called before step(), and after an error")
         first, self._last = self._last, None
         self._steps += 1
         return self._time_step(self._batch.step(native, first), first)
 
     def snapshot(self) -> dict[str, Any] | None:
-        """The environments' whole state as plain data, or None where it cannot be had exactly.
+        """The whole state of the environments as plain data, or None where it cannot be read exactly.
 
-        It can for Gymnasium's classic control, toy text and MuJoCo environments, and for those with `get_state()` and
-        `set_state(state)` of plain data; wrappers must be Gymnasium's, or have the two methods too.
+        It can for Gymnasium's classic control, toy text and MuJoCo environments, and for environments with `get_state()` and
+        `set_state(state)` of plain data; wrappers must be Gymnasium's or have these two methods.
         """
         if self._last is None:
             return None
@@ -104,30 +104,30 @@ class GymnasiumEnv:
         return {**head, "seed": self._seed, "steps": self._steps, "last": self._last.copy(), "batch": batch}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot of an equal environment, exactly.
+        """Restore a snapshot of an equal environment, exactly.
 
         Raises:
-            ValueError: it is none, or of another environment.
+            ValueError: it is not a snapshot, or one of another environment.
         """
-        wanted = {"id": self.spec.id, "num_envs": self.num_envs, "form": self._batch.form}
-        got = {name: snapshot.get(name) for name in wanted}
-        if got != wanted:
-            raise ValueError(f"{self.spec.id}: the snapshot is of {got}, wanted {wanted}")
+        expected = {"id": self.spec.id, "num_envs": self.num_envs, "form": self._batch.form}
+        got = {name: snapshot.get(name) for name in expected}
+        if got != expected:
+            raise ValueError(f"{self.spec.id}: the snapshot must be of {expected}, got {got}")
         try:
             last = np.array(snapshot["last"], bool).reshape(self.num_envs)
             seed, steps = int(snapshot["seed"]), int(snapshot["steps"])
             self._last = None
             self._batch.load(snapshot["batch"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.spec.id}: this is no snapshot of an environment ({error!r})") from error
+            raise ValueError(f"{self.spec.id}: the snapshot is invalid: {error!r}") from error
         self._seed, self._steps, self._last = seed, steps, last
 
     def close(self) -> None:
-        """Close the environments and end their processes, within two seconds; a second call does nothing."""
+        """Close the environments and end worker processes within two seconds; a second call does nothing."""
         self._last = None
         self._batch.close()
 
-    def _where(self, env: int) -> str:
+    def _location(self, env: int) -> str:
         seeds = self._batch.seeds(self._seed)
         seed = f"seed {seeds[env]}" if len(seeds) > 1 else f"seed {seeds[0]} of all"
         return f"{self.spec.id}: env {env}, step {self._steps} ({seed})"
@@ -135,11 +135,11 @@ class GymnasiumEnv:
     def _time_step(self, raw: RawStep, first: npt.NDArray[np.bool_]) -> TimeStep:
         leaves, reward, terminated, truncated, masks, score = raw
         if self._single_leaf:
-            obs: PyTree = self._check_obs[0](leaves[0], self._where)
+            obs: PyTree = self._check_obs[0](leaves[0], self._location)
         else:
-            checked = [check(array, self._where) for check, array in zip(self._check_obs, leaves, strict=True)]
+            checked = [check(array, self._location) for check, array in zip(self._check_obs, leaves, strict=True)]
             obs = unflatten(self.spec.obs, checked)
-        reward = check_reward(reward, self._nonfinite, self._where)
+        reward = check_reward(reward, self._nonfinite, self._location)
         self._last = terminated | truncated
         mask = None if masks is None else self._mask_tree(masks)
         return TimeStep(obs, reward, terminated, truncated, first, mask, None if score is None else Score(*score))

@@ -1,6 +1,6 @@
-"""Action masks as environments hand them out in `info["action_mask"]`, and as one array of flags for each part of the action.
+"""Read action masks from `info["action_mask"]` into one array of flags for each part of the action.
 
-No JAX here: worker processes read their environments with this.
+No JAX here: worker processes use this.
 """
 
 from typing import Any, TypeAlias
@@ -13,10 +13,10 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def check_maskable(has_mask: bool, space: Any, name: str) -> None:
-    """Masks are over the choices of Discrete and MultiDiscrete spaces.
+    """Check that the action space can have masks: those of Discrete and MultiDiscrete spaces can.
 
     Raises:
-        TypeError: there is a mask and the action space has none of these.
+        TypeError: there is a mask but no such space.
     """
     if has_mask and not mask_widths(space):
         raise TypeError(f"{name}: info['action_mask'] is supported for Discrete and MultiDiscrete actions, got {space}")
@@ -30,57 +30,59 @@ def mask_widths(space: Any) -> list[int]:
     return [sum(sizes)] if sizes else []
 
 
-def read_masks(space: Any, mask: Any, where: str, *, over: bool = False, path: str = "") -> list[Flags]:
-    """One environment's mask, as what `space.sample(mask)` of Gymnasium takes, in flags as `mask_widths` has them.
+def read_masks(space: Any, mask: Any, location: str, *, is_last: bool = False, path: str = "") -> list[Flags]:
+    """One environment's mask (in the form that Gymnasium's `space.sample(mask)` takes) as flags in the order of `mask_widths`.
 
-    A MultiDiscrete's is a tuple of one array for each entry, or one flat array of all. In a tree, None allows all.
+    That of a MultiDiscrete is a tuple of arrays, one for each entry, or one flat array. In a tree, None allows everything.
 
     Args:
-        where: environment and step, for errors.
-        over: the episode is over, so that no action is chosen: a choice for which all is forbidden has no mask.
+        location: environment and step, for errors.
+        is_last: the episode has ended and no action is chosen, so that a mask that forbids everything is ignored.
         path: of the part in its tree.
 
     Raises:
-        ValueError: another tree or shape, other values than 0 and 1, a mask for a part that has none, or nothing is allowed.
+        ValueError: another tree or shape, values other than 0 and 1, a mask for a part that has none, or nothing is allowed.
     """
     if mask is None:
         return [np.ones(width, bool) for width in mask_widths(space)]
-    what = f"{where}: the action_mask" + (f" {path!r}" if path else "")
+    what = f"{location}: the action_mask" + (f" {path!r}" if path else "")
     if isinstance(space, gym.Dict | gym.Tuple):
         _check_tree(space, mask, what)
         parts = [(key, f"{path}/{key}" if path else str(key)) for key in _keys(space)]
-        return [x for key, name in parts for x in read_masks(space.spaces[key], mask[key], where, over=over, path=name)]
+        return [
+            x for key, name in parts for x in read_masks(space.spaces[key], mask[key], location, is_last=is_last, path=name)
+        ]
     if isinstance(space, gym.Discrete):
-        return [_flags(mask, int(space.n), what, over)]
+        return [_flags(mask, int(space.n), what, is_last)]
     if isinstance(space, gym.MultiDiscrete):
         sizes = _sizes(space)
         entries = enumerate(zip(_entries(mask, sizes, what), sizes, strict=True))
-        return [np.concatenate([_flags(entry, n, f"{what} of entry {i}", over) for i, (entry, n) in entries])]
-    raise ValueError(f"{what} must be None, for a {type(space).__name__} has no mask; got {mask!r:.80}")
+        return [np.concatenate([_flags(entry, n, f"{what} of entry {i}", is_last) for i, (entry, n) in entries])]
+    raise ValueError(f"{what} must be None, as {type(space).__name__} has no mask, got {mask!r:.80}")
 
 
-def mask_of_row(space: Any, masks: Any, row: int, num_envs: int, where: str) -> Any:
-    """One environment's mask among those of a vector environment.
+def mask_of_env(space: Any, masks: Any, env: int, num_envs: int, location: str) -> Any:
+    """One environment's mask out of those of a vector environment.
 
-    Gymnasium makes one dict of its environments' dicts, with `_key` beside `key` to say who had it; all else stands in an array
-    with one entry for each environment.
+    Gymnasium merges its environments' dicts into one, in which `_key` says which environments had `key`; anything else is an
+    array with one entry for each environment.
 
     Raises:
         ValueError: there is not one entry for each environment.
     """
     if isinstance(space, gym.Dict) and isinstance(masks, dict):
-        given = {key: masks.get(f"_{key}") for key in masks if key in space.spaces or f"_{key}" in masks}
-        parts = {key: space.spaces.get(key) for key, who in given.items() if who is None or who[row]}
-        return {key: mask_of_row(part, masks[key], row, num_envs, where) for key, part in parts.items()}
+        has_key = {key: masks.get(f"_{key}") for key in masks if key in space.spaces or f"_{key}" in masks}
+        parts = {key: space.spaces.get(key) for key, flags in has_key.items() if flags is None or flags[env]}
+        return {key: mask_of_env(part, masks[key], env, num_envs, location) for key, part in parts.items()}
     if masks is None:
         return None
-    # A tuple may as well be one array [B, n] for each part, which must not be taken for rows.
-    rows = not isinstance(masks, dict) and (isinstance(space, gym.Discrete) or not isinstance(masks, tuple))
+    # A tuple may also hold one array [B, n] for each part, and is then not indexed by environment.
+    has_env_axis = not isinstance(masks, dict) and (isinstance(space, gym.Discrete) or not isinstance(masks, tuple))
     length = len(masks) if isinstance(masks, dict | tuple | list) or np.ndim(masks) > 0 else None
-    if not rows or length != num_envs:
+    if not has_env_axis or length != num_envs:
         got = type(masks).__name__ + ("" if length is None else f" of length {length}")
-        raise ValueError(f"{where}: the action_mask of a vector environment must be an array of {num_envs} rows, got {got}")
-    return masks[row]
+        raise ValueError(f"{location}: the action_mask of a vector environment must have {num_envs} entries, got {got}")
+    return masks[env]
 
 
 def _keys(space: Any) -> list[Any]:
@@ -120,18 +122,18 @@ def _entries(mask: Any, sizes: list[int], what: str) -> list[Any]:
     raise ValueError(f"{what} must be a tuple of {len(sizes)} arrays or have shape {(sum(sizes),)}, got {got}")
 
 
-def _flags(mask: Any, n: int, what: str, over: bool) -> Flags:
+def _flags(mask: Any, n: int, what: str, is_last: bool) -> Flags:
     """The mask of one choice, as bools."""
     try:
         array = np.asarray(mask)
     except ValueError as error:
-        raise ValueError(f"{what} is no array: {error}") from None
+        raise ValueError(f"{what} is not an array: {error}") from None
     if array.shape != (n,):
         raise ValueError(f"{what} must have shape {(n,)}, got {array.shape}")
-    if over and not array.any():
+    if is_last and not array.any():
         return np.ones(n, bool)
     if array.dtype != bool and (array.dtype.kind not in "iu" or not np.all((array == 0) | (array == 1))):
         raise ValueError(f"{what} must hold bools (or 0 and 1), got {array.tolist()}")
     if not array.any():
-        raise ValueError(f"{what} forbids every action")
+        raise ValueError(f"{what} must allow at least one action, got {array.tolist()}")
     return array.astype(bool)

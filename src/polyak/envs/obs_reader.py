@@ -1,6 +1,6 @@
-"""The leaves of a Gymnasium observation space: how an array is found in an observation, and what it must be.
+"""Read the arrays of an observation of a Gymnasium environment, and what its space requires of them.
 
-No JAX here: worker processes read their environments with this.
+No JAX here: worker processes use this.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _bounds(space: Any) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | Non
         limit = min(FLOAT32_MAX, float(np.finfo(dtype).max))
         return np.maximum(space.low, dtype.type(-limit)), np.minimum(space.high, dtype.type(limit))
     if dtype.itemsize == 8:
-        # They go on in 32 bits.
+        # Agents get them in 32 bits.
         narrow = np.iinfo(np.int32 if dtype.kind == "i" else np.uint32)
         return np.maximum(space.low, dtype.type(narrow.min)), np.minimum(space.high, dtype.type(narrow.max))
     info: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
@@ -48,23 +48,23 @@ def _bounds(space: Any) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | Non
     return space.low, space.high
 
 
-def read_obs(leaves: list[ArraySpec], obs: Any, where: Callable[[], str]) -> list[Any]:
+def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> list[Any]:
     """The arrays of one observation, each of its leaf's shape and dtype.
 
     Numbers of another width are cast (float64 to float32, a Python int to int64, an integer to a float).
 
     Args:
-        where: returns the environment and step, for the error.
+        location: returns the environment and step, for the error.
 
     Raises:
         TypeError: a leaf is not an array of numbers, or holds floats where integers are expected.
         ValueError: a leaf is missing, its shape is wrong, or an integer does not fit into the dtype.
     """
-    values = read_leaves(f"{where()}: the observation", leaves, obs) if leaves[0].keys else [obs]
+    values = read_leaves(f"{location()}: the observation", leaves, obs) if leaves[0].keys else [obs]
     return [
         value
         if type(value) is np.ndarray and value.shape == leaf.shape and value.dtype == leaf.dtype
-        else _cast(value, leaf, f"{where()}: {leaf.name('the observation')}")
+        else _cast(value, leaf, f"{location()}: {leaf.name('the observation')}")
         for leaf, value in zip(leaves, values, strict=True)
     ]
 

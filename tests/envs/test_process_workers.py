@@ -32,7 +32,7 @@ def nothing_left():
     assert multiprocessing.active_children() == []
 
 
-def test_E12_sync_and_async_give_the_same_trajectories_bit_for_bit():
+def test_sync_and_async_give_the_same_trajectories_bit_for_bit():
     actions = np.random.default_rng(0).integers(0, 4, (60, 2)).astype(np.int32)
     expected = oracle.record(envs.make(toys.Masked, num_envs=2), 3, actions)
     ours = oracle.record(made(toys.Masked), 3, actions)
@@ -41,18 +41,18 @@ def test_E12_sync_and_async_give_the_same_trajectories_bit_for_bit():
         np.testing.assert_array_equal(a, b)
 
 
-def test_E12_a_named_environment_is_the_same_in_workers():
+def test_a_named_environment_is_the_same_in_workers():
     actions = np.random.default_rng(0).uniform(-2, 2, (30, 2, 1)).astype(np.float32)
     expected = oracle.record(envs.make("Pendulum-v1", num_envs=2), 3, actions)
     np.testing.assert_array_equal(oracle.record(made("Pendulum-v1"), 3, actions)[0], expected[0])
 
 
-def test_E14_workers_are_never_forked_and_know_nothing_of_jax():
+def test_workers_are_never_forked_and_know_nothing_of_jax():
     env = made(functools.partial(toys.Curious, os.getpid()))
     assert env.reset(0).obs.tolist() == [[0, 0], [0, 0]]
 
 
-def test_E14_a_named_environment_brings_no_jax_into_its_worker_and_may_be_registered_here_only():
+def test_a_named_environment_brings_no_jax_into_its_worker_and_may_be_registered_here_only():
     gymnasium.register("tests/Curious-v0", entry_point="tests.envs.toys:Curious", kwargs={"trainer": os.getpid()})
     try:
         assert made("tests/Curious-v0").reset(0).obs.tolist() == [[0, 0], [0, 0]]
@@ -60,7 +60,7 @@ def test_E14_a_named_environment_brings_no_jax_into_its_worker_and_may_be_regist
         del gymnasium.registry["tests/Curious-v0"]
 
 
-def test_E1_a_broadcastable_observation_is_an_error_in_a_worker_too():
+def test_a_broadcastable_observation_is_an_error_in_a_worker_too():
     env = made(functools.partial(toys.Faulty, at=2, answer=short_obs))
     env.reset(0)
     env.step(np.zeros(2, np.int32))
@@ -80,7 +80,7 @@ def short_obs(obs, *rest):
         (toys.raise_unsendable, RuntimeError, "env 0 raised Unsendable: unsendable"),
     ],
 )
-def test_E6_W2_an_exception_in_a_worker_arrives_with_its_traceback_and_place(fault, error, says):
+def test_an_exception_in_a_worker_arrives_with_its_traceback_and_place(fault, error, says):
     env = made(functools.partial(toys.Faulty, at=2, answer=fault))
     env.reset(0)
     env.step(np.array([0, 1]))
@@ -94,7 +94,7 @@ def test_E6_W2_an_exception_in_a_worker_arrives_with_its_traceback_and_place(fau
     assert env.reset(0).first.all()
 
 
-def test_E6_a_class_of_the_users_script_is_the_same_class_here():
+def test_a_class_of_the_users_script_is_the_same_class_here():
     class ScriptError(Exception):
         pass
 
@@ -107,14 +107,14 @@ def test_E6_a_class_of_the_users_script_is_the_same_class_here():
         env.step(np.zeros(2, np.int32))
 
 
-def test_an_exception_in_the_making_is_told_and_leaves_no_process():
+def test_an_exception_in_the_making_is_reported_and_leaves_no_process():
     with pytest.raises(KeyError, match="the user's own"):
         made(toys.raise_key_error)
     assert multiprocessing.active_children() == []
 
 
-def test_E10_different_spaces_in_workers_are_refused_and_leave_no_process(tmp_path):
-    with pytest.raises(ValueError, match="they must be equal"):
+def test_different_spaces_in_workers_are_rejected_and_leave_no_process(tmp_path):
+    with pytest.raises(ValueError, match="env 1 must have the spaces of env 0"):
         made(functools.partial(different_spaces, tmp_path))
     assert multiprocessing.active_children() == []
 
@@ -127,7 +127,7 @@ def different_spaces(folder):
     return toys.Scripted(n=4)
 
 
-def test_E7_an_unsupported_space_in_workers_is_refused_and_leaves_no_process():
+def test_an_unsupported_space_in_workers_is_rejected_and_leaves_no_process():
     with pytest.raises(TypeError, match="observation space: Text is not supported"):
         made(wordy)
     assert multiprocessing.active_children() == []
@@ -139,7 +139,7 @@ def wordy():
     return toys.Faulty(obs_space=gymnasium.spaces.Text(5))
 
 
-def test_W1_the_death_of_a_worker_is_told_at_once_with_its_exit_code():
+def test_the_death_of_a_worker_is_reported_at_once_with_its_exit_code():
     env = made(functools.partial(toys.Faulty, at=2, answer=toys.exit_hard))
     env.reset(0)
     env.step(np.zeros(2, np.int32))
@@ -152,30 +152,30 @@ def test_W1_the_death_of_a_worker_is_told_at_once_with_its_exit_code():
         env.reset(0)
 
 
-def test_W1_a_killed_worker_is_told_with_its_index():
+def test_a_killed_worker_is_reported_with_its_index():
     env = made(toys.Faulty)
     env.reset(0)
-    victim = env._batch.members.processes[1]
+    victim = env._batch.group.processes[1]
     os.kill(victim.pid, signal.SIGKILL)
     victim.join()
     with pytest.raises(RuntimeError, match=r"the process of env 1 died in step\(\) with exit code -9"):
         env.step(np.zeros(2, np.int32))
 
 
-def test_E16_W3_a_worker_that_does_not_answer_in_time_is_told_with_its_index():
+def test_a_worker_that_does_not_return_in_time_is_reported_with_its_index():
     env = made(toys.Faulty, timeout=20.0)
     env.reset(0)
-    workers = env._batch.members
+    workers = env._batch.group
     workers.timeout = 0.5
     os.kill(workers.processes[1].pid, signal.SIGSTOP)
     start = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"env 1 did not answer step\(\) within 0.5 s"):
+    with pytest.raises(TimeoutError, match=r"env 1 did not return from step\(\) within timeout=0.5 s"):
         env.step(np.zeros(2, np.int32))
     assert time.monotonic() - start < 3
     assert multiprocessing.active_children() == []
 
 
-def test_W11_close_ends_even_a_worker_that_hangs_within_two_seconds():
+def test_close_ends_even_a_worker_that_hangs_within_two_seconds():
     env = made(functools.partial(toys.Faulty, on_close=toys.sleep_long))
     env.reset(0)
     start = time.monotonic()
@@ -185,7 +185,7 @@ def test_W11_close_ends_even_a_worker_that_hangs_within_two_seconds():
     assert multiprocessing.active_children() == []
 
 
-def test_E6_an_exception_in_a_workers_close_is_told_after_all_have_ended():
+def test_an_exception_in_a_workers_close_is_reported_after_all_have_ended():
     env = made(functools.partial(toys.Faulty, on_close=toys.raise_key_error))
     OPEN.clear()
     with pytest.raises(KeyError) as caught:
@@ -197,23 +197,23 @@ def test_E6_an_exception_in_a_workers_close_is_told_after_all_have_ended():
 def test_ctrl_c_is_left_to_the_trainer():
     env = made(toys.Faulty)
     env.reset(0)
-    for process in env._batch.members.processes:
+    for process in env._batch.group.processes:
         os.kill(process.pid, signal.SIGINT)
     time.sleep(0.1)
     assert env.step(np.zeros(2, np.int32)).reward.tolist() == [1, 1]
 
 
-def test_the_answers_to_a_question_that_was_broken_off_are_not_taken_for_the_next():
+def test_the_results_of_a_call_that_was_interrupted_are_not_taken_for_the_next():
     env = made(toys.Scripted)
     expected = env.reset(0).obs
-    workers = env._batch.members
+    workers = env._batch.group
     for pipe in workers.pipes:
-        workers.number += 1
-        pipe.send((workers.number, "step", (0, False)))
+        workers.call_number += 1
+        pipe.send((workers.call_number, "step", (0, False)))
     np.testing.assert_array_equal(env.reset(0).obs, expected)
 
 
-def test_E15_making_and_closing_leaves_no_file_open():
+def test_making_and_closing_leaves_no_file_open():
     envs.make(toys.Faulty, num_envs=1, vectorization="async").close()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_workers_end_when_their_trainer_is_gone():
     """An environment that was dropped, not closed, leaves no process either."""
     env = envs.make(toys.Faulty, vectorization="async")
     env.reset(0)
-    (process,) = env._batch.members.processes
+    (process,) = env._batch.group.processes
     del env
     process.join(5)
     assert process.exitcode == 0

@@ -1,4 +1,4 @@
-"""One Gymnasium environment, reset on the step after an episode's end, with everything that it hands out checked.
+"""One Gymnasium environment with next-step autoreset, whose return values are checked.
 
 No JAX here: this also runs in worker processes.
 """
@@ -11,25 +11,25 @@ import numpy as np
 
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
-from polyak.envs.leaves import obs_leaves, read_obs
 from polyak.envs.masks import Flags, check_maskable, read_masks
+from polyak.envs.obs_reader import obs_leaves, read_obs
 
-Row: TypeAlias = tuple[list[Any], float, bool, bool, list[Flags] | None]
+SingleStep: TypeAlias = tuple[list[Any], float, bool, bool, list[Flags] | None]
 """Observation leaves, reward, terminated, truncated, action masks."""
 
 
 class SingleEnv:
     """One environment of a batch.
 
-    An exception that the environment raises goes on as it is, with a note that says where: index, step, seed, action.
+    An exception that the environment raises is passed on with a note: index, step, seed and action.
 
     Raises:
-        TypeError: `env` is no environment; it hands out something of the wrong kind.
-        ValueError: it hands out something of the wrong shape, or a bad action mask.
+        TypeError: `env` is not a `gymnasium.Env`, or returns a value of the wrong type.
+        ValueError: it returns an array of the wrong shape, or an invalid action mask.
 
     Args:
         env: a `gymnasium.Env`; its spaces must be supported.
-        name: how errors call it.
+        name: its name in errors.
         index: its place in the batch.
     """
 
@@ -45,40 +45,40 @@ class SingleEnv:
 
     @functools.cached_property
     def leaves(self) -> list[ArraySpec]:
-        """The arrays of an observation; asked for only after the spaces were found to be supported."""
+        """The arrays of an observation; read only after the spaces were found to be supported."""
         return obs_leaves(self.env.observation_space)
 
-    def where(self) -> str:
-        """Which environment and step, as errors begin."""
+    def location(self) -> str:
+        """The environment and the step, with which errors begin."""
         return f"{self.name}: env {self.index}, step {self.steps}"
 
     def probe(self) -> bool:
-        """Reset once and see whether the environment hands out action masks."""
+        """Reset once and return whether the environment has action masks."""
         self.has_mask = "action_mask" in self._reset(0)[1]
         check_maskable(self.has_mask, self.env.action_space, self.name)
         return self.has_mask
 
-    def reset(self, seed: int | None) -> Row:
-        """Begin an episode; with a seed, also the count of steps."""
+    def reset(self, seed: int | None) -> SingleStep:
+        """Start an episode; with a seed, also count steps from 0."""
         if seed is not None:
             self.seed, self.steps = seed, 0
         obs, info = self._reset(seed)
-        return read_obs(self.leaves, obs, self.where), 0.0, False, False, self._mask(info, False)
+        return read_obs(self.leaves, obs, self.location), 0.0, False, False, self._mask(info, False)
 
-    def step(self, action: Any, due: bool) -> Row:
-        """One step, or the reset that is due because the episode ended on the last one."""
+    def step(self, action: Any, should_reset: bool) -> SingleStep:
+        """Step the environment, or reset it if its episode ended on the last step."""
         self.steps += 1
-        if due:
+        if should_reset:
             return self.reset(None)
         try:
-            answer = self.env.step(action)
+            result = self.env.step(action)
         except Exception as error:
-            error.add_note(f"{self.where()}: raised in step(); seed {self.seed}, last action {action!r}")
+            error.add_note(f"{self.location()}: raised in step(); seed {self.seed}, last action {action!r}")
             raise
-        if type(answer) is not tuple or len(answer) != 5:
-            got = f"{len(answer)} values" if isinstance(answer, tuple | list) else repr(answer)
-            raise TypeError(f"{self.where()}: step() must return (obs, reward, terminated, truncated, info), got {got}")
-        obs, reward, terminated, truncated, info = answer
+        if type(result) is not tuple or len(result) != 5:
+            got = f"{len(result)} values" if isinstance(result, tuple | list) else repr(result)
+            raise TypeError(f"{self.location()}: step() must return (obs, reward, terminated, truncated, info), got {got}")
+        obs, reward, terminated, truncated, info = result
         if type(reward) is not float and type(reward) is not np.float64:
             reward = self._reward(reward)
         if type(terminated) is not bool or type(truncated) is not bool:
@@ -86,17 +86,17 @@ class SingleEnv:
         if type(info) is not dict:
             self._check_info("step", info)
         mask = self._mask(info, terminated or truncated)
-        return read_obs(self.leaves, obs, self.where), reward, terminated, truncated, mask
+        return read_obs(self.leaves, obs, self.location), reward, terminated, truncated, mask
 
     def save(self) -> dict[str, Any] | None:
-        """A snapshot in plain data, or None where the environment's state cannot be had."""
+        """Return a snapshot in plain data, or None where the environment's state cannot be read."""
         state = snapshots.save(self.env)
         if state is None:
             return None
         return {"env": state, "steps": self.steps, "seed": -1 if self.seed is None else self.seed}
 
     def load(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Restore a snapshot."""
         snapshots.load(self.env, snapshot["env"])
         self.steps = int(snapshot["steps"])
         self.seed = None if snapshot["seed"] < 0 else int(snapshot["seed"])
@@ -106,42 +106,42 @@ class SingleEnv:
         try:
             self.env.close()
         except Exception as error:
-            error.add_note(f"{self.where()}: raised in close()")
+            error.add_note(f"{self.location()}: raised in close()")
             raise
 
     def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
         try:
-            answer = self.env.reset(seed=seed)
+            result = self.env.reset(seed=seed)
         except Exception as error:
-            error.add_note(f"{self.where()}: raised in reset(seed={seed})")
+            error.add_note(f"{self.location()}: raised in reset(seed={seed})")
             raise
-        if type(answer) is not tuple or len(answer) != 2:
-            raise TypeError(f"{self.where()}: reset() must return (obs, info), got {type(answer).__name__} {answer!r:.80}")
-        self._check_info("reset", answer[1])
-        return answer
+        if type(result) is not tuple or len(result) != 2:
+            raise TypeError(f"{self.location()}: reset() must return (obs, info), got {type(result).__name__} {result!r:.80}")
+        self._check_info("reset", result[1])
+        return result
 
     def _check_info(self, method: str, info: Any) -> None:
         if not isinstance(info, dict):
-            raise TypeError(f"{self.where()}: the info of {method}() must be a dict, got {info!r:.80}")
+            raise TypeError(f"{self.location()}: the info of {method}() must be a dict, got {info!r:.80}")
 
     def _reward(self, reward: Any) -> float:
         array = np.asarray(reward) if not isinstance(reward, str) else None
         if array is None or array.dtype.kind not in "fiub" or array.shape != ():
-            raise TypeError(f"{self.where()}: the reward must be one number, got {type(reward).__name__} {reward!r:.80}")
+            raise TypeError(f"{self.location()}: the reward must be one number, got {type(reward).__name__} {reward!r:.80}")
         return float(array)
 
     def _flag(self, name: str, flag: Any) -> bool:
         if not isinstance(flag, bool | np.bool_):
-            raise TypeError(f"{self.where()}: {name} must be a bool, got {type(flag).__name__} {flag!r:.80}")
+            raise TypeError(f"{self.location()}: {name} must be a bool, got {type(flag).__name__} {flag!r:.80}")
         return bool(flag)
 
-    def _mask(self, info: dict[str, Any], over: bool) -> list[Flags] | None:
+    def _mask(self, info: dict[str, Any], is_last: bool) -> list[Flags] | None:
         if not self.has_mask:
             if "action_mask" in info:
-                raise ValueError(f"{self.where()}: info has an action_mask, but that of the first reset had none")
+                raise ValueError(f"{self.location()}: info must not have an action_mask, as the first reset returned none")
             return None
         mask = info.get("action_mask")
-        # No action is chosen where the episode is over.
-        if mask is None and not over:
-            raise ValueError(f"{self.where()}: info has no action_mask, but that of the first reset had one")
-        return read_masks(self.env.action_space, mask, self.where(), over=over)
+        # No action is chosen after the last step of an episode.
+        if mask is None and not is_last:
+            raise ValueError(f"{self.location()}: info must have an action_mask, as the first reset returned one; got none")
+        return read_masks(self.env.action_space, mask, self.location(), is_last=is_last)

@@ -6,7 +6,7 @@ import pytest
 
 from polyak import envs
 from tests.envs import toys
-from tests.envs.test_single import stepped, with_fault
+from tests.envs.test_single_env import stepped, with_fault
 
 UNBOUNDED = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -31,7 +31,7 @@ def at_step_20(obs=None, reward=1.0, **options):
 
 @pytest.mark.parametrize("space", [None, UNBOUNDED])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_E3_nan_obs_is_an_error_naming_env_and_step(bad, space):
+def test_nan_obs_is_an_error_naming_env_and_step(bad, space):
     obs = np.array([0, 0, bad], np.float32)
     seed = np.random.SeedSequence(0).generate_state(2)[1]
     env = at_step_20(obs, space=space)
@@ -41,14 +41,14 @@ def test_E3_nan_obs_is_an_error_naming_env_and_step(bad, space):
         env.step(np.zeros(2, np.int32))
 
 
-def test_E3_a_float64_too_large_for_float32_is_an_error():
+def test_a_float64_too_large_for_float32_is_an_error():
     env = at_step_20(np.array([0, 0, 1e300]), space=gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64))
     with pytest.raises(ValueError, match=r"env 1, step 20 .*the observation must be finite, got 1e\+300 at \[2\]"):
         env.step(np.zeros(2, np.int32))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
-def test_E3_bad_numbers_are_handed_on_where_that_is_asked_for(bad):
+def test_nonfinite_pass_passes_bad_numbers_on(bad):
     space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)
     env = at_step_20(np.array([0, 0, bad]), reward=bad, space=space, nonfinite="pass")
     time_step = env.step(np.zeros(2, np.int32))
@@ -57,27 +57,27 @@ def test_E3_bad_numbers_are_handed_on_where_that_is_asked_for(bad):
         np.testing.assert_array_equal([time_step.obs[1, 2], time_step.reward[1]], np.array([bad, bad]).astype(np.float32))
 
 
-def test_E3_an_observation_out_of_bounds_is_warned_of_once_naming_env_and_step():
+def test_an_observation_out_of_bounds_is_warned_of_once_naming_env_and_step():
     env = envs.make(lambda: toys.Faulty(on_reset=lambda: (np.array([0, 2, 0], np.float32), {})), num_envs=2)
     with pytest.warns(UserWarning, match=r"env 0, step 0 .*: the observation must be in \[-1, 1\], got 2.0 at \[1\]"):
         assert env.reset(0).obs[0, 1] == 2
     assert env.reset(0).obs[0, 1] == 2  # warnings are errors here
 
 
-def test_E3_an_observation_out_of_bounds_is_an_error_where_that_is_asked_for():
+def test_an_observation_out_of_bounds_is_an_error_with_out_of_bounds_error():
     env = at_step_20(np.array([0, 2, 0], np.float32), out_of_bounds="error")
     with pytest.raises(ValueError, match=r"faulty: env 1, step 20 .*the observation must be in \[-1, 1\], got 2.0 at \[1\]"):
         env.step(np.zeros(2, np.int32))
 
 
-def test_E3_an_observation_out_of_bounds_is_clipped_where_that_is_asked_for():
+def test_an_observation_out_of_bounds_is_clipped_with_out_of_bounds_clip():
     time_step = at_step_20(np.array([0, 2, -5], np.float32), out_of_bounds="clip").step(np.zeros(2, np.int32))
     np.testing.assert_array_equal(time_step.obs[1], [0, 1, -1])
     np.testing.assert_array_equal(time_step.obs[0], [0.5] * 3)
 
 
 @pytest.mark.parametrize("rule", ["warn", "error", "clip"])
-def test_E3_an_integer_out_of_its_space_is_always_an_error(rule):
+def test_an_integer_out_of_its_space_is_always_an_error(rule):
     space = gymnasium.spaces.Discrete(3, start=5)
     for wrong in (4, 8):
         env = envs.make(lambda w=wrong: toys.Faulty(obs_space=space, on_reset=lambda: (w, {})), out_of_bounds=rule)
@@ -85,7 +85,7 @@ def test_E3_an_integer_out_of_its_space_is_always_an_error(rule):
             env.reset(0)
 
 
-def test_E3_a_leaf_of_a_tree_is_named():
+def test_a_leaf_of_a_tree_is_named():
     tree = toys.Tree()
     obs = tree.obs(0)
     obs["c"]["far"][1] = np.nan
@@ -95,7 +95,7 @@ def test_E3_a_leaf_of_a_tree_is_named():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39])
-def test_E4_a_reward_that_is_not_finite_is_an_error_naming_env_and_step(bad):
+def test_a_reward_that_is_not_finite_is_an_error_naming_env_and_step(bad):
     env = at_step_20(reward=bad)
     with pytest.raises(
         ValueError, match=r"faulty: env 1, step 20 \(seed \d+\): the reward must be finite, got (nan|-?inf|1e\+39)"
@@ -104,7 +104,7 @@ def test_E4_a_reward_that_is_not_finite_is_an_error_naming_env_and_step(bad):
 
 
 @pytest.mark.parametrize("reward", [1e38, -1e38, 1e-40, 0.0])
-def test_E4_any_finite_reward_is_handed_on(reward):
+def test_any_finite_reward_is_passed_on(reward):
     assert at_step_20(reward=reward).step(np.zeros(2, np.int32)).reward[1] == np.float32(reward)
 
 
@@ -126,11 +126,11 @@ def test_E4_any_finite_reward_is_handed_on(reward):
         (None, TypeError, r"the action must have dtype int32 \(integers or bools\), got NoneType None"),
     ],
 )
-def test_E8_a_wrong_action_is_an_error_and_nothing_is_done(action, error, says):
+def test_a_wrong_action_is_an_error_and_nothing_is_done(action, error, says):
     env = with_fault(None)
     with pytest.raises(error, match=f"faulty: {says}"):
         env.step(action)
-    assert [member.env.steps for member in env._batch.members.envs] == [2, 2, 2]
+    assert [member.env.steps for member in env._batch.group.envs] == [2, 2, 2]
     assert stepped(env).reward.tolist() == [1, 1, 1]
 
 
@@ -143,14 +143,14 @@ def test_E8_a_wrong_action_is_an_error_and_nothing_is_done(action, error, says):
         (np.zeros(2, np.float32), ValueError, r"the action must have shape \(2, 1\), got \(2,\)"),
     ],
 )
-def test_E8_a_wrong_box_action_is_an_error(action, error, says):
+def test_a_wrong_box_action_is_an_error(action, error, says):
     env = envs.make("Pendulum-v1", num_envs=2)
     env.reset(0)
     with pytest.raises(error, match=f"Pendulum-v1: {says}"):
         env.step(action)
 
 
-def test_E8_a_part_of_a_tree_of_actions_is_named():
+def test_a_part_of_a_tree_of_actions_is_named():
     env = envs.make(toys.Tree)
     env.reset(0)
     good = {"bits": np.zeros((1, 2), np.int8), "go": (np.zeros(1, int), np.zeros((1, 2))), "which": np.zeros((1, 2), int)}

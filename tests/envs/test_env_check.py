@@ -50,8 +50,8 @@ class Unseeded(toys.Faulty):
         return obs, *rest
 
 
-def test_E11_an_environment_that_its_seed_does_not_make_again_is_found_out():
-    with pytest.raises(ValueError, match=r"env 0, step 5: \.obs was .* from the same seed"):
+def test_an_environment_that_its_seed_does_not_make_again_is_reported():
+    with pytest.raises(ValueError, match=r"env 0, step 5: \.obs must be the same for equal seeds and actions"):
         envs.check_env(envs.make(Unseeded, num_envs=3))
 
 
@@ -95,7 +95,7 @@ class Typed:
         return {"count": state["count"].astype(jnp.float32)}, time_step
 
 
-def test_E13_a_state_that_changes_its_type_is_found_out():
+def test_a_state_that_changes_its_type_is_reported():
     with pytest.raises(
         TypeError, match=r"growing: step\(\) changes the state\['count'\] from int32\[2\] to float32\[2\]; cast it"
     ):

@@ -1,4 +1,4 @@
-"""A test of an environment before it is trained on: reproducible from its seed, stable in its types."""
+"""Test an environment before training on it: reproducible from its seed, constant in its types."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from polyak.core.types import Env, HostEnv, PyTree, TimeStep
 
 
 def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> None:
-    """Play the environment by random actions and see whether it keeps its promises.
+    """Play random actions and check the environment.
 
-    One on the host must do the same again from the same seed (its observations, rewards and flags are checked at every
-    step anyway); one in JAX must hand out a state and time steps of the types that it began with, or a scan refuses it and
-    every step compiles anew.
+    A `HostEnv` must repeat its time steps from the same seed (its observations, rewards and flags are checked at every step).
+    An `Env` in JAX must return a state and time steps of the same types from `step` as from `init`; else `scan` raises and
+    every step compiles again.
 
     Raises:
-        ValueError: two plays from one seed differ; the leaf, the environment and the step are named.
+        ValueError: two plays from the same seed differ, with leaf, environment and step.
         TypeError: a step changes a type.
     """
     if isinstance(env, HostEnv):
-        first, second = (_played(env, num_steps, seed) for _ in range(2))
+        first, second = (_play(env, num_steps, seed) for _ in range(2))
         for step, (a, b) in enumerate(zip(first, second, strict=True)):
             _check_equal(env.spec.id, step, a, b)
     else:
@@ -33,7 +33,7 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
             check_same_types(env.spec.id, what, old, new, weak=True)
 
 
-def _played(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
+def _play(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
     rng = np.random.default_rng(seed)
     steps = [env.reset(seed)]
     for _ in range(num_steps):
@@ -63,6 +63,6 @@ def _check_equal(name: str, step: int, first: TimeStep, second: TimeStep) -> Non
         if not same.all():
             index = int(np.argwhere(~same)[0][0])
             raise ValueError(
-                f"{name}: env {index}, step {step}: {jax.tree_util.keystr(path)} was {a[index]} the first time and {b[index]} "
-                f"the second, from the same seed by the same actions; is there a random number that is not from self.np_random?"
+                f"{name}: env {index}, step {step}: {jax.tree_util.keystr(path)} must be the same for equal seeds and actions, "
+                f"got {a[index]}, then {b[index]}; draw all random numbers from self.np_random"
             )

@@ -1,4 +1,4 @@
-"""What goes into and comes out of Gymnasium environments, looked at in batches: one comparison a step when all is well."""
+"""Check and convert batches of observations, rewards and actions of Gymnasium environments."""
 
 import dataclasses
 import warnings
@@ -11,18 +11,18 @@ import numpy.typing as npt
 from polyak.core.space_check import FLOAT32_MAX, ArraySpec, action_specs, check_range, range_error, read_leaves, to_array
 from polyak.core.spaces import Box, EnvSpec, Leaf, leaf_spaces, unflatten
 
-Where = Callable[[int], str]
-"""Names environment and step for errors, given the environment's index."""
+Location = Callable[[int], str]
+"""Returns environment and step for errors, given the environment's index."""
 
 
 class ObsCheck:
-    """One array of a batch of observations: in its space, and in the dtype and from the start that agents know.
+    """Checks one array of a batch of observations, and converts it to the dtype and start of agents.
 
     Args:
-        leaf: the array in the environment's terms.
-        space: the same in ours.
-        nonfinite: `"error"`, or `"pass"` for an agent that can bear NaN.
-        out_of_bounds: of finite floats (an integer out of bounds is always an error).
+        leaf: the array in the environment's dtype.
+        space: its polyak space.
+        nonfinite: raise an error, or pass NaN and infinity on.
+        out_of_bounds: what to do with finite floats out of bounds (an integer out of bounds always raises).
     """
 
     def __init__(
@@ -43,36 +43,36 @@ class ObsCheck:
         self.start = np.asarray(self.start, leaf.dtype) if np.any(self.start) else None
         shape = (num_envs, *leaf.shape)
         self.size = int(np.prod(shape))
-        # Whole, not broadcast: that is faster.
+        # Comparisons with full arrays are faster than with broadcast ones.
         self.low = None if leaf.low is None else np.array(np.broadcast_to(leaf.low, shape))
         self.high = None if leaf.high is None else np.array(np.broadcast_to(leaf.high, shape))
         self.symmetric = leaf.dtype.kind == "f" and bool(np.all(leaf.low == -np.asarray(leaf.high)))
 
-    def __call__(self, array: npt.NDArray[Any], where: Where) -> npt.NDArray[Any]:
-        """The array, checked and cast.
+    def __call__(self, array: npt.NDArray[Any], location: Location) -> npt.NDArray[Any]:
+        """Check and cast the array.
 
         Raises:
-            ValueError: NaN, infinity, or an integer out of its space; a float out of bounds, where that is asked for.
+            ValueError: NaN, infinity, or an integer out of its space; a float out of bounds where `out_of_bounds="error"`.
         """
         if self.low is not None:
-            # NaN fails any comparison, and infinity one of them: no bound is infinite here.
-            good = np.abs(array) <= self.high if self.symmetric else (array >= self.low) & (array <= self.high)
-            if np.count_nonzero(good) != self.size:
-                array = self._outside(array, where)
+            # No bound is infinite here, so that NaN and infinity fail too.
+            is_inside = np.abs(array) <= self.high if self.symmetric else (array >= self.low) & (array <= self.high)
+            if np.count_nonzero(is_inside) != self.size:
+                array = self._outside(array, location)
         if self.start is not None:
             array = array - self.start
         return array if array.dtype is self.dtype else array.astype(self.dtype, copy=False)
 
-    def _outside(self, array: npt.NDArray[Any], where: Where) -> npt.NDArray[Any]:
+    def _outside(self, array: npt.NDArray[Any], location: Location) -> npt.NDArray[Any]:
         low, high = self.low, self.high
         assert low is not None and high is not None
         floats = array.dtype.kind == "f"
         finite = np.isfinite(array) & (np.abs(array) <= FLOAT32_MAX) if floats else np.ones(array.shape, bool)
         if self.nonfinite == "error" and not finite.all():
-            raise ValueError(self._message(array, ~finite, -FLOAT32_MAX, FLOAT32_MAX, where))
+            raise ValueError(self._message(array, ~finite, -FLOAT32_MAX, FLOAT32_MAX, location))
         outside = finite & ((array < low) | (array > high))
         if outside.any() and not (self.warned and self.out_of_bounds == "warn" and floats):
-            message = self._message(array, outside, low, high, where)
+            message = self._message(array, outside, low, high, location)
             if self.out_of_bounds == "error" or not floats:
                 raise ValueError(message)
             if self.out_of_bounds == "warn":
@@ -86,27 +86,27 @@ class ObsCheck:
                 array = array.astype(self.dtype)
         return array
 
-    def _message(self, array: npt.NDArray[Any], bad: npt.NDArray[np.bool_], low: Any, high: Any, where: Where) -> str:
+    def _message(self, array: npt.NDArray[Any], bad: npt.NDArray[np.bool_], low: Any, high: Any, location: Location) -> str:
         """The error of the first environment with a bad value."""
         env = int(np.argwhere(bad)[0][0])
         low, high = (np.broadcast_to(bound, array.shape)[env] for bound in (low, high))
-        return range_error(f"{where(env)}: {self.name}", np.asarray(array[env]), low, high)
+        return range_error(f"{location(env)}: {self.name}", np.asarray(array[env]), low, high)
 
 
-def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], where: Where) -> npt.NDArray[np.float32]:
-    """Rewards in float32, the same array if it has them.
+def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], location: Location) -> npt.NDArray[np.float32]:
+    """Check rewards and cast them to float32; a float32 array is returned as it is.
 
     Raises:
-        ValueError: NaN, infinity, or more than a float32 holds.
+        ValueError: NaN, infinity, or beyond the range of float32.
     """
-    # In float64 a number may be finite and still too large.
-    narrow = reward.dtype.char == "f"
-    good = np.isfinite(reward) if narrow else np.abs(reward) <= FLOAT32_MAX
-    if np.count_nonzero(good) == good.size:
-        return reward if narrow else reward.astype(np.float32)
+    # A finite float64 may be too large for float32.
+    is_float32 = reward.dtype.char == "f"
+    is_good = np.isfinite(reward) if is_float32 else np.abs(reward) <= FLOAT32_MAX
+    if np.count_nonzero(is_good) == is_good.size:
+        return reward if is_float32 else reward.astype(np.float32)
     if nonfinite == "error":
-        env = int(np.flatnonzero(~good)[0])
-        raise ValueError(f"{where(env)}: the reward must be finite, got {reward[env]}")
+        env = int(np.flatnonzero(~is_good)[0])
+        raise ValueError(f"{location(env)}: the reward must be finite, got {reward[env]}")
     with np.errstate(over="ignore"):
         return reward.astype(np.float32)
 
@@ -130,9 +130,9 @@ class ActionCheck:
         self.shape = (num_envs, *space.shape)
         self.size = int(np.prod(self.shape))
         self.dtype = np.dtype(gym_space.dtype)
-        self.box = isinstance(space, Box)
-        self.converts = self.box or bool(np.any(getattr(space, "start", 0)))
-        self.highest = np.array(np.broadcast_to(0 if self.box else np.asarray(array.high, np.uint64), self.shape))
+        self.is_box = isinstance(space, Box)
+        self.converts = self.is_box or bool(np.any(getattr(space, "start", 0)))
+        self.highest = np.array(np.broadcast_to(0 if self.is_box else np.asarray(array.high, np.uint64), self.shape))
 
     def __call__(self, action: Any) -> npt.NDArray[Any]:
         """The environment's actions, in a new array.
@@ -143,10 +143,10 @@ class ActionCheck:
         """
         array = to_array(self.name, action, self.shape, self.array.dtype, exact=True)
         # As an unsigned number, a negative one is too large as well.
-        good = np.isfinite(array) if self.box else array.astype(np.uint64) <= self.highest
+        good = np.isfinite(array) if self.is_box else array.astype(np.uint64) <= self.highest
         if np.count_nonzero(good) != self.size:
             # A finite Box action out of bounds is clipped, so that its bounds are not checked.
-            low, high = (-FLOAT32_MAX, FLOAT32_MAX) if self.box else (self.array.low, self.array.high)
+            low, high = (-FLOAT32_MAX, FLOAT32_MAX) if self.is_box else (self.array.low, self.array.high)
             check_range(self.name, np.where(good, 0, array), low, high, batched=True)
         native: npt.NDArray[Any] = (self.spec.native_action(array) if self.converts else array).astype(self.dtype)
         if native.dtype == np.float64:

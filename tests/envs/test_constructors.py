@@ -14,8 +14,8 @@ import pytest
 
 from polyak import envs
 from polyak.envs.autoreset import AutoReset
-from polyak.envs.batches import SingleBatch
 from polyak.envs.classic import CartPole
+from polyak.envs.env_batch import SingleBatch
 from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.envs.vector import VectorBatch
 from tests.envs import toys
@@ -61,7 +61,7 @@ def test_settings_reach_the_environment():
     env.reset(0)
     flags = [env.step(np.array([t % 2, 1 - t % 2])).truncated.tolist() for t in range(3)]
     assert flags == [[False, False], [False, False], [True, True]]
-    assert envs.make("Pendulum-v1", env_kwargs={"g": 9.5})._batch.members.envs[0].env.unwrapped.g == 9.5
+    assert envs.make("Pendulum-v1", env_kwargs={"g": 9.5})._batch.group.envs[0].env.unwrapped.g == 9.5
 
 
 def test_a_function_a_class_and_an_environment_are_taken():
@@ -107,7 +107,7 @@ def test_a_function_a_class_and_an_environment_are_taken():
         ({"id": toys.Scripted, "vectorization": "own"}, ValueError, "'own' goes with the name"),
     ],
 )
-def test_F5_E_a_wrong_argument_is_refused_before_anything_runs(arguments, error, says, as_users_run):
+def test_E_a_wrong_argument_is_rejected_before_anything_runs(arguments, error, says, as_users_run):
     with pytest.raises(error, match=says):
         envs.make(**arguments)
 
@@ -146,18 +146,18 @@ def without(monkeypatch, *absent):
         ("gymnax/CartPole-v1", ("gymnax",), "gymnax"),
     ],
 )
-def test_F5_a_missing_extra_gives_its_pip_line(name, packages, extra, monkeypatch):
+def test_a_missing_extra_gives_its_pip_line(name, packages, extra, monkeypatch):
     without(monkeypatch, *packages)
     with pytest.raises(ImportError, match=rf"pip install 'polyak\[{extra}\]'"):
         envs.make(name)
 
 
-def test_F5_the_extras_that_errors_name_are_there():
+def test_the_extras_that_errors_name_are_there():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert {"mujoco", "box2d", "atari", "gymnax"} <= set(project["optional-dependencies"])
 
 
-def test_S3_a_name_from_a_file_imports_no_module(tmp_path, monkeypatch):
+def test_a_name_from_a_file_imports_no_module(tmp_path, monkeypatch):
     (tmp_path / "payload_module.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="would import 'payload_module'; import it yourself"):
@@ -187,7 +187,7 @@ def test_all_names_are_listed():
     assert {"CartPole-v1", "HalfCheetah-v5"} <= set(names["gymnasium"])
 
 
-def test_rescaling_without_bounds_is_refused_and_nothing_stays_open():
+def test_rescaling_without_bounds_is_rejected_and_nothing_stays_open():
     closed = []
 
     def unbounded():

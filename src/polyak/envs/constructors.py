@@ -145,12 +145,12 @@ def _atari_batch(spec: Any, num_envs: int, vectorization: Vectorization, setting
 
 
 def _batch_of(make_env: Callable[[], Any], name: str, num_envs: int, vectorization: Vectorization, timeout: float) -> Any:
-    from polyak.envs.batches import Here, SingleBatch
-    from polyak.envs.workers import Workers
+    from polyak.envs.env_batch import InProcessEnvs, SingleBatch
+    from polyak.envs.process_workers import WorkerProcesses
 
     if vectorization != "async":
-        return SingleBatch(Here([make_env() for _ in range(num_envs)], name), name)
-    workers = Workers([make_env] * num_envs, name, timeout)
+        return SingleBatch(InProcessEnvs([make_env() for _ in range(num_envs)], name), name)
+    workers = WorkerProcesses([make_env] * num_envs, name, timeout)
     try:
         return SingleBatch(workers, name)
     except BaseException:
@@ -171,9 +171,9 @@ def _given_batch(given: Any, num_envs: int, vectorization: Vectorization, timeou
         if num_envs != 1 or vectorization == "async":
             raise ValueError(f"make: one environment cannot be {num_envs} nor go into another process; {ONCE}")
         name = _name_of(given)
-        from polyak.envs.batches import Here, SingleBatch
+        from polyak.envs.env_batch import InProcessEnvs, SingleBatch
 
-        return name, SingleBatch(Here([given], name), name)
+        return name, SingleBatch(InProcessEnvs([given], name), name)
     if not callable(given):
         wanted = "a name, a function that makes a gymnasium.Env, or a gymnasium.vector.VectorEnv"
         raise TypeError(f"make: id must be {wanted}, got {type(given).__name__}")
@@ -184,13 +184,13 @@ def _given_batch(given: Any, num_envs: int, vectorization: Vectorization, timeou
 def _vector_batch(env: Any) -> tuple[str, Any]:
     import gymnasium
 
-    from polyak.envs.batches import Here, SingleBatch
+    from polyak.envs.env_batch import InProcessEnvs, SingleBatch
     from polyak.envs.vector import VectorBatch
 
     # A SyncVectorEnv is its environments: stepped by ourselves they reset on the next step whatever its mode.
     if type(env) is gymnasium.vector.SyncVectorEnv and env.observation_mode == "same":
         name = _name_of(env.envs[0])
-        return name, SingleBatch(Here(env.envs, name), name)
+        return name, SingleBatch(InProcessEnvs(env.envs, name), name)
     name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
     return name, VectorBatch(env, name)
 
