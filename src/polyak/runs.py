@@ -36,18 +36,6 @@ MAX_SEED = 2**32 - 1
 # JAX makes all of them when it starts: with a hundred thousand it does not come back.
 MOST_THREADS = 1024
 
-# All that a config may name.
-CLASSES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        *AGENTS.values(),
-        ActorCritic,
-        RecurrentActorCritic,
-        *schedules.OBJECTS,
-        *SPEC_CLASSES,
-    )
-}
-
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -105,6 +93,12 @@ class RunConfig:
         return {"format": FORMAT, **fields, "agent": to_json(self.agent, on_unknown="describe")}
 
 
+def config_classes() -> dict[str, type]:
+    """The classes that a `config.json` may name, among them every agent that is registered in `AGENTS` by now."""
+    networks = (ActorCritic, RecurrentActorCritic)
+    return {cls.__name__: cls for cls in (*AGENTS.values(), *networks, *schedules.OBJECTS, *SPEC_CLASSES)}
+
+
 def read_config(run: Run) -> RunConfig:
     """The configuration of a run.
 
@@ -125,7 +119,7 @@ def read_config(run: Run) -> RunConfig:
     unknown = [name for name in data if name not in (*names, "format")]
     if missing or unknown:
         raise ConfigError(f"{what}: fields missing: {missing}; fields unknown: {unknown}")
-    built = from_json(data["agent"], CLASSES, what=what)
+    built = from_json(data["agent"], config_classes(), what=what)
     if not isinstance(built, Agent):
         raise ConfigError(f"{what}: agent is no agent, but {built!r}"[:200])
     try:

@@ -16,7 +16,7 @@ from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.recurrent import gru
 from polyak.ops.schedules import Constant, Exponential, Linear, Piecewise
-from polyak.runs import CLASSES
+from polyak.runs import config_classes
 from polyak.storage.config import from_json, to_json
 from tests.agents.rollouts import rollout
 
@@ -207,7 +207,7 @@ def test_rewards_scaled_by_returns_need_the_memory_of_the_collecting_policy():
 def test_every_schedule_is_a_setting_and_is_kept_in_a_runs_config():
     rate = Piecewise((3e-4, Exponential(3e-4, 0.5, 1000, end=1e-5)), (5000,))
     agent = PPO(SPEC, learning_rate=rate, clip_range=Constant(0.2))
-    again = from_json(to_json(agent), CLASSES)
+    again = from_json(to_json(agent), config_classes())
     assert again == agent and float(again.learning_rate(6000)) == pytest.approx(1.5e-4)
     with pytest.raises(ValueError, match=r"PPO: learning_rate.schedules\[1\].end must be a number in \[0, inf\), got -1.0"):
         PPO(SPEC, learning_rate=Piecewise((1.0, Linear(1.0, -1.0)), (10,)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.cli.devices import THREADS, has_small_products, has_started, start_jax, threads_for
+from polyak.cli.devices import THREADS, has_started, start_jax, threads_for
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from tests.cli.processes import environment
 
@@ -39,7 +39,7 @@ IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=n
 def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, num_minibatches, spec, network, small):
     # 7 * 256 rows and more.
     agent = polyak.PPO(spec, network=network, num_steps=256, num_minibatches=num_minibatches)
-    assert has_small_products(agent, devices, num_envs=8) is small
+    assert agent.has_small_products(8, devices) is small
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, n
 def test_products_are_small_where_microbatches_are(network, microbatch_size, small):
     # With a memory they are counted in sequences.
     agent = polyak.PPO(SPEC, network=network, num_steps=256, num_minibatches=1, microbatch_size=microbatch_size)
-    assert has_small_products(agent, 1, num_envs=8) is small
+    assert agent.has_small_products(8, 1) is small
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from polyak.core.struct import static, struct
 from polyak.policies.python.policy import PythonPolicy
@@ -22,8 +23,18 @@ class Follower:
     def init(self, key):
         return {"updates": jnp.zeros((), jnp.int32), "actions": jnp.zeros((), jnp.int32), "info": jnp.zeros(())}
 
+    @property
+    def network(self):
+        return None
+
     def check(self, num_envs):
         pass
+
+    def has_small_products(self, num_envs, devices):
+        return True
+
+    def partition(self, axis_name):
+        return PartitionSpec()
 
     def policy(self, state):
         return self.chosen

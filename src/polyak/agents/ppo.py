@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.core.spaces import EnvSpec
@@ -18,6 +19,7 @@ from polyak.learning.histograms import update_histograms
 from polyak.learning.minibatches import check_divides
 from polyak.learning.surrogate import Surrogate
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, checked_network
+from polyak.networks.layers import is_narrow
 from polyak.networks.roles import Role, check_kernels, l2_coefficients
 from polyak.ops import losses
 from polyak.ops.devices import sum_over_devices
@@ -42,6 +44,9 @@ TF_AGENTS_KL: Mapping[str, Any] = {
     "kl_beta": 1.0, "kl_target": 0.01, "kl_tolerance": 0.5, "normalize_obs": False, "clip_reward": None,
 }
 # fmt: on
+
+# More samples at a time compute faster on several CPU threads.
+MAX_SMALL_BATCH = 256
 
 QUANTITIES = (*rows_of.QUANTITIES, *epochs.QUANTITIES)
 
@@ -220,6 +225,17 @@ class PPO:
             ValueError: `num_minibatches` does not divide the rows (with a memory: environments), or `microbatch_size` a part.
         """
         check_divides(self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
+
+    def has_small_products(self, num_envs: int, devices: int) -> bool:
+        """Whether layers are at most 256 wide and, on one device, gradients are computed over at most 256 samples at a time."""
+        samples = self.num_steps * num_envs // self.num_minibatches
+        if self.microbatch_size is not None:
+            samples = self.microbatch_size * (self.num_steps if self._model.remembers else 1)
+        return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
+
+    def partition(self, axis_name: str) -> PartitionSpec:
+        """The whole state is replicated on every device."""
+        return PartitionSpec()
 
     def policy(self, state: PPOState) -> Greedy:
         """The most probable action."""

@@ -1,17 +1,11 @@
 """Which cores a training computes on; what JAX reads once, when it starts."""
 
 import contextlib
-import math
 import os
 
 import jax
 
-from polyak.agents.ppo import PPO
-from polyak.core.spaces import leaf_spaces
 from polyak.core.types import Agent
-from polyak.networks.actor_critic import ActorCritic
-from polyak.networks.layers import Layers, is_image
-from polyak.networks.recurrent import RecurrentActorCritic
 from polyak.runs import MOST_THREADS
 from polyak.train.loop import check_shares
 
@@ -19,11 +13,6 @@ from polyak.train.loop import check_shares
 THREADS = "PJRT_NPROC"
 # Another setting that JAX refuses to change once it has started.
 DEVICES = "jax_num_cpu_devices"
-
-# Up to here, and without images, the products of a minibatch are so small that waking another thread costs more than it gains:
-# 2,048 rows in minibatches of 64 take 8.4 ms on one thread and 10.0 on two with (64, 64), 62 and 113 with (256, 256).
-MOST_ROWS = 256
-MOST_WIDTH = 256
 
 
 def make_devices(wanted: int | None, loop: str, num_envs: int) -> int:
@@ -58,8 +47,7 @@ def threads_for(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 
     given = os.environ.get(THREADS, "")
     if given.isdecimal() and 0 < int(given) <= MOST_THREADS:
         return int(given)
-    small = seeds_at_once == 1 and isinstance(agent, PPO) and has_small_products(agent, devices, num_envs)
-    return devices if small else None
+    return devices if seeds_at_once == 1 and agent.has_small_products(num_envs, devices) else None
 
 
 def start_jax(threads: int | None) -> int:
@@ -81,20 +69,6 @@ def has_started() -> bool:
         return True
     jax.config.update(DEVICES, devices)
     return False
-
-
-def has_small_products(agent: PPO, devices: int, num_envs: int) -> bool:
-    """Whether other threads than the devices' own only hold an update up. Several devices take small parts of a minibatch."""
-    network, obs = agent.network, [leaf for _, leaf in leaf_spaces(agent.spec.obs)]
-    if not isinstance(network, Layers) or any(is_image(leaf) for leaf in obs):
-        return False
-    inputs = sum(math.prod(leaf.shape) for leaf in obs)
-    critic = network.of_critic.hidden if isinstance(network, ActorCritic) else ()
-    memory = (network.width,) if isinstance(network, RecurrentActorCritic) else ()
-    rows = agent.num_steps * num_envs // agent.num_minibatches
-    if agent.microbatch_size is not None:
-        rows = agent.microbatch_size * (agent.num_steps if memory else 1)
-    return max((inputs, *network.hidden, *critic, *memory)) <= MOST_WIDTH and (devices > 1 or rows <= MOST_ROWS)
 
 
 def _put(value: str | None) -> None:

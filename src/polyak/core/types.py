@@ -243,12 +243,33 @@ class Agent(Protocol):
         """Rollout length of one update, in steps of each environment."""
         ...
 
+    @property
+    def network(self) -> "Network | None":
+        """The network whose settings the command line's network flags change; None for an agent without one."""
+        ...
+
     def init(self, key: PRNGKeyArray) -> Any:
         """A fresh state."""
         ...
 
     def check(self, num_envs: int) -> None:
-        """Refuse, before anything runs, a number of environments (on each device) that the settings cannot work with."""
+        """Check, before anything runs, that the settings work with this number of environments per device.
+
+        Raises:
+            ValueError: they do not.
+        """
+        ...
+
+    def has_small_products(self, num_envs: int, devices: int) -> bool:
+        """Whether an update's matrix products are so small that one CPU thread per device computes them fastest."""
+        ...
+
+    def partition(self, axis_name: str) -> PyTree:
+        """How the state is split over devices: a `jax.sharding.PartitionSpec`, or a tree of them that is a prefix of the state.
+
+        `PartitionSpec()` replicates (networks, optimizers, statistics); `PartitionSpec(axis_name)` splits the first axis,
+        which must be that of the environments (a replay).
+        """
         ...
 
     def policy(self, state: Any) -> Policy:

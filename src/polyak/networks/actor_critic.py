@@ -77,6 +77,11 @@ class ActorCritic:
         check_choice("network", "value_activation", self.value_activation, (None, *ACTIVATIONS))
 
     @property
+    def layer_widths(self) -> tuple[int, ...]:
+        """Widths of all dense layers of actor and critic."""
+        return (*self.hidden, *(self.value_hidden or ()))
+
+    @property
     def of_critic(self) -> "ActorCritic":
         """The same settings with the critic's layers."""
         hidden = self.hidden if self.value_hidden is None else self.value_hidden

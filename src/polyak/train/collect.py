@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer
@@ -78,8 +79,18 @@ class _Watched:
     def init(self, key: PRNGKeyArray) -> Any:
         return self.acts
 
+    @property
+    def network(self) -> None:
+        return None
+
     def check(self, num_envs: int) -> None:
         pass
+
+    def has_small_products(self, num_envs: int, devices: int) -> bool:
+        return True
+
+    def partition(self, axis_name: str) -> PartitionSpec:
+        return PartitionSpec()
 
     def policy(self, state: Any) -> Policy:
         return state

@@ -36,6 +36,7 @@ from polyak.train.loop import (
     mesh_over,
     run_env_key,
     shape_of,
+    state_sharding,
     update_on,
 )
 from polyak.train.philox import philox_key
@@ -85,7 +86,7 @@ def compiled(
     check_match(agent, env, devices)
     mesh = mesh_over(devices, env.num_envs)
     state = start(agent, env, key) if resume_from is None else resume_from
-    state = _place(state, mesh, env.num_envs)
+    state = _place(agent, state, mesh, env.num_envs)
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.inexact)
     with reporter.compiling():
@@ -296,7 +297,7 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _place(state: LoopState, mesh: Mesh | None, num_envs: int) -> LoopState:
+def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> LoopState:
     """Put what belongs to environments on their devices, and the rest on all of them."""
     if mesh is None:
         return state
@@ -307,7 +308,7 @@ def _place(state: LoopState, mesh: Mesh | None, num_envs: int) -> LoopState:
         return jax.tree.map(lambda x, is_batched: jax.device_put(x, by_env if is_batched else whole), tree, batched)
 
     return LoopState(
-        agent=jax.device_put(state.agent, whole),
+        agent=jax.device_put(state.agent, state_sharding(agent, mesh)),
         env=split(state.env),
         time_step=split(state.time_step),
         carry=split(state.carry),

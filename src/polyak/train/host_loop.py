@@ -29,6 +29,7 @@ from polyak.train.loop import (
     mesh_over,
     run_env_key,
     shape_of,
+    state_sharding,
     update_on,
 )
 
@@ -80,7 +81,7 @@ def host(
         )
     hosted = as_host_env(env, key)
     state = start(agent, hosted, key) if resume_from is None else resume_from
-    state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+    state = state if mesh is None else jax.device_put(state, _sharding(agent, mesh))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.inexact)
     with reporter.compiling():
@@ -174,8 +175,19 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | No
 @kept
 def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
     """`_learn`, jitted; one function for each shape of its arguments, so that only the last few programs are kept."""
-    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    return jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=everywhere, out_shardings=everywhere)
+    if mesh is None:
+        return jax.jit(partial(_learn, mesh), donate_argnums=1)
+    structure, leaves, _ = shape
+    agent: Agent = jax.tree.unflatten(structure, leaves)[0]
+    replicated, state = NamedSharding(mesh, PartitionSpec()), _sharding(agent, mesh)
+    args, results = (replicated, state, *[replicated] * 4), (state, replicated, replicated)
+    return jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=args, out_shardings=results)
+
+
+def _sharding(agent: Agent, mesh: Mesh) -> Any:
+    """Every device holds the whole state, except for the parts that the agent splits by environment."""
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
+    return LoopState(state_sharding(agent, mesh), (), *[replicated] * 5)
 
 
 def _act(agent: Agent, state: LoopState) -> PolicyStep:

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.buffers import owned
@@ -153,9 +153,21 @@ def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArr
 
     if mesh is None:
         return update
-    rows, carry, whole = PartitionSpec(None, ENVS), PartitionSpec(ENVS), PartitionSpec()
-    by_env = Rollout(time_steps=rows, actions=rows, info=rows, carry=carry)  # type: ignore[arg-type]
-    return jax.shard_map(update, mesh=mesh, in_specs=(whole, whole, by_env, whole), out_specs=whole, check_vma=False)
+    steps, carry, everywhere = PartitionSpec(None, ENVS), PartitionSpec(ENVS), PartitionSpec()
+    rollouts = Rollout(time_steps=steps, actions=steps, info=steps, carry=carry)  # type: ignore[arg-type]
+
+    def update_on_mesh(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
+        states = agent.partition(ENVS)
+        args, results = (everywhere, states, rollouts, everywhere), (states, everywhere)
+        split = jax.shard_map(update, mesh=mesh, in_specs=args, out_specs=results, check_vma=False)
+        return split(agent, state, rollout, key)
+
+    return update_on_mesh
+
+
+def state_sharding(agent: Agent, mesh: Mesh) -> Any:
+    """How the agent's state is placed on a mesh: shardings in a tree that is a prefix of the state."""
+    return jax.tree.map(partial(NamedSharding, mesh), agent.partition(ENVS))
 
 
 def mesh_over(devices: int, num_envs: int) -> Mesh | None:
