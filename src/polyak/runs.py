@@ -15,9 +15,8 @@ from polyak.agents import AGENTS
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import zeros
 from polyak.core.types import Agent, Policy
-from polyak.export.archive import SPEC_CLASSES, Export, ExportError, read_export
+from polyak.export.archive import SPEC_CLASSES, Export, ExportError, from_members, read_export
 from polyak.export.exported_policy import ExportedPolicy
-from polyak.export.numpy_file import from_members
 from polyak.export.numpy_reader import Policy as NumPyReader
 from polyak.export.numpy_weights import check_plain_weights
 from polyak.export.stablehlo import MEMBER, load_program

@@ -12,8 +12,7 @@ import pytest
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.export import numpy_reader
-from polyak.export.archive import FORMAT, HEADER, Export, ExportError, read_export, write_export
-from polyak.export.numpy_file import from_members, to_members
+from polyak.export.archive import FORMAT, HEADER, Export, ExportError, from_members, read_export, to_members, write_export
 from tests.storage.test_security import payloads
 
 SPEC = EnvSpec(Box([-np.inf], [np.inf]), Discrete(3, start=1), "Toy-v0")

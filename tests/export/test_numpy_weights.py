@@ -6,8 +6,7 @@ import pytest
 import polyak
 from polyak.cli.export import write_policy
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary
-from polyak.export.archive import Export, ExportError, read_export, write_export
-from polyak.export.numpy_file import from_members, to_members
+from polyak.export.archive import Export, ExportError, from_members, read_export, to_members, write_export
 from polyak.export.numpy_weights import check_plain_weights
 from polyak.networks.actor_critic import mlp
 from tests.policies.test_network_policy import VECTOR, policy_for

@@ -12,8 +12,7 @@ from polyak.cli.flags import UsageError, fail, parse, usage
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Policy
 from polyak.export import numpy_reader
-from polyak.export.archive import Export, ExportError, header_of, write_export, write_whole
-from polyak.export.numpy_file import to_members
+from polyak.export.archive import Export, ExportError, header_of, to_members, write_export, write_whole
 from polyak.export.numpy_weights import plain_weights
 from polyak.export.policy_function import native_step
 from polyak.export.stablehlo import MEMBER, program

@@ -14,9 +14,12 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
+import numpy.typing as npt
+from numpy.lib.format import write_array
 
 from polyak.core import spaces
 from polyak.core.spaces import EnvSpec, Space, leaf_spaces
+from polyak.export.numpy_reader import array_of
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.files import dump_json, parse_json, read_bytes, write_file
 
@@ -146,6 +149,28 @@ def read_export(path: str | os.PathLike[str]) -> Export:
         raise ExportError(f"{what}: has format {header['polyak_export']!r}, this version reads {FORMAT}; {advice}")
     _check_hashes(header, members, what)
     return _export(header, members, what)
+
+
+def to_members(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
+    """Each array as a `.npy` file."""
+    members = {}
+    for name, array in arrays.items():
+        buffer = io.BytesIO()
+        write_array(buffer, np.ascontiguousarray(array))
+        members[f"{name}.npy"] = buffer.getvalue()
+    return members
+
+
+def from_members(members: Mapping[str, bytes], what: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays.
+
+    Raises:
+        ExportError: a member is none.
+    """
+    try:
+        return {name.removesuffix(".npy"): array_of(data) for name, data in members.items()}
+    except Exception as error:
+        raise ExportError(f"{what}: is damaged: its arrays cannot be read: {error}") from None
 
 
 def _members(data: bytes) -> dict[str, bytes]:
