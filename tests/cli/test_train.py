@@ -326,7 +326,7 @@ def test_F6_a_directory_that_is_taken_is_refused(make, seeds, command, workdir):
 def test_F6_a_directory_that_cannot_be_made_is_refused(command):
     code, _, err = command("train ppo CartPole-v1 --run-dir /proc/run")
     assert code == 2
-    assert err.startswith("error: /proc/run: cannot be made")
+    assert err.startswith("error: /proc/run: cannot be created")
 
 
 def test_F6_a_relative_path_may_lead_elsewhere(train, workdir, monkeypatch):

@@ -1,5 +1,8 @@
 """A function as a StableHLO program: any number of rows, two platforms, nothing outside itself."""
 
+import tomllib
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +27,11 @@ def test_a_program_is_for_any_number_of_rows_on_cpu_and_cuda():
     for rows in (1, 3):
         x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
         np.testing.assert_array_equal(call(x)[0], 2 * x)
+
+
+def test_what_jax_export_imports_is_a_core_dependency():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert any(requirement.startswith("flatbuffers") for requirement in project["dependencies"])
 
 
 def test_S2_a_program_that_would_call_python_is_refused():

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from polyak.storage.checkpoint import restore, save, steps
-from polyak.storage.system import machine_shape
+from polyak.storage.run_directory import machine_shape
 
 
 def tree(step):

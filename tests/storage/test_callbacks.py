@@ -10,6 +10,7 @@ import pytest
 
 from polyak.core.spaces import Discrete, EnvSpec
 from polyak.core.types import Histogram, HostEnv, Progress
+from polyak.storage import callbacks
 from polyak.storage.callbacks import checkpointer, jsonl_logger, save_progress, tensorboard_logger, with_time
 from polyak.storage.checkpoint import CheckpointError, restore, save, steps
 from polyak.storage.run_directory import RunError, create, open_run
@@ -89,6 +90,19 @@ def test_tensorboard_shows_every_tag_on_the_axis_of_env_steps(run):
     shown = read(run.tensorboard)
     assert shown["train/loss"] == [(10, 1.25), (20, 2.5)]
     assert shown["time/total_timesteps"] == [(10, 10.0), (20, 20.0)]
+
+
+def test_without_the_tensorboard_package_no_event_file_is_written(run, monkeypatch):
+    monkeypatch.setattr(callbacks, "package_version", lambda name: None)
+    with pytest.raises(ImportError, match=r"needs the package tensorboard: pip install 'polyak\[tensorboard\]'"):
+        tensorboard_logger(run)
+    assert not run.tensorboard.exists()
+
+
+def test_a_file_in_the_place_of_the_event_directory_is_an_error(run):
+    run.tensorboard.write_text("mine")
+    with pytest.raises(RunError, match="tb: cannot be created: File exists"):
+        tensorboard_logger(run)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

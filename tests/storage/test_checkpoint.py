@@ -356,7 +356,7 @@ def test_C7_no_shape_or_dtype_changes_silently(tmp_path, like, message):
 
 
 def test_C9_a_directory_in_which_another_saves_is_refused(saved):
-    with layout.one_saver(saved), pytest.raises(CheckpointError, match="another save into this directory is under way"):
+    with layout.one_saver(saved), pytest.raises(CheckpointError, match="is being saved into by process"):
         save(saved, state(4), step=4, meta={})
 
 

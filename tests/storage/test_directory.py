@@ -42,7 +42,11 @@ def test_C1_the_next_saver_tidies_up_after_a_killed_one(tmp_path):
 
 
 def test_C9_two_savers_at_once_are_refused(tmp_path):
-    with layout.one_saver(tmp_path), pytest.raises(CheckpointError, match="another save"), layout.one_saver(tmp_path):
+    with (
+        layout.one_saver(tmp_path),
+        pytest.raises(CheckpointError, match="is being saved into by process"),
+        layout.one_saver(tmp_path),
+    ):
         pass
     with layout.one_saver(tmp_path):
         pass

@@ -13,7 +13,6 @@ from polyak.storage.files import (
     open_regular,
     parse_json,
     read_bytes,
-    try_lock,
     write_file,
 )
 
@@ -144,14 +143,3 @@ def test_a_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
     (tmp_path / ".a.aside").write_bytes(b"half")
     write_file(tmp_path / "a", b"whole")
     assert sorted(os.listdir(tmp_path)) == ["a"]
-
-
-def test_a_lock_is_held_by_one_descriptor(tmp_path):
-    first, second = (os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
-    try:
-        assert try_lock(first) is True
-        assert try_lock(second) is False
-    finally:
-        os.close(first)
-    assert try_lock(second) is True
-    os.close(second)

@@ -5,9 +5,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
-from polyak.storage.run_directory import CONFIG, Run, RunError, create, finite_or_none, open_run
+from polyak.storage.files import dump_json
+from polyak.storage.run_directory import (
+    CONFIG,
+    Run,
+    RunError,
+    create,
+    describe_system,
+    finite_or_none,
+    library_version,
+    machine_shape,
+    open_run,
+    package_version,
+)
 
 HOLD = """
 import sys, time
@@ -25,7 +39,7 @@ def run(tmp_path):
 
 
 def test_a_run_holds_its_settings_and_circumstances(run):
-    assert sorted(os.listdir(run.directory)) == ["checkpoints", "config.json", "run.lock", "system.json", "tb"]
+    assert sorted(os.listdir(run.directory)) == ["checkpoints", "config.json", "run.lock", "system.json"]
     assert run.read_config() == {"seed": 1}
     system = json.loads((run.directory / "system.json").read_text())
     assert system["command_line"] == sys.argv
@@ -67,7 +81,7 @@ def test_F6_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
         "full": r"is not empty \(it has 'notes\.txt'\)",
         "link": "is a symbolic link",
         "way": "is a symbolic link",
-        "file/run": "cannot be made: Not a directory",
+        "file/run": "cannot be created: Not a directory",
     }.items():
         with pytest.raises(RunError, match=message):
             create(tmp_path / name, {})
@@ -79,7 +93,7 @@ def test_F6_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
 
 def test_F6_no_permission_is_an_error_that_says_so(tmp_path, nobody):
     (tmp_path / "theirs").mkdir(mode=0o500)
-    with nobody(), pytest.raises(RunError, match="theirs/run: cannot be made: Permission denied"):
+    with nobody(), pytest.raises(RunError, match="theirs/run: cannot be created: Permission denied"):
         create(tmp_path / "theirs" / "run", {})
 
 
@@ -351,3 +365,25 @@ def test_finite_or_none_leaves_everything_else():
     value = {"a": [1, True, "nan", (None, 1e308)]}
     assert finite_or_none(value) == {"a": [1, True, "nan", [None, 1e308]]}
     assert isinstance(Run(Path("x")), Run)
+
+
+# The machine
+
+
+def test_versions_are_those_installed():
+    assert package_version("jax") == jax.__version__
+    assert package_version("numpy") == np.__version__
+    assert package_version("no-such-package-anywhere") is None
+    assert library_version() == package_version("polyak")
+
+
+def test_the_description_is_json_and_names_machine_and_command():
+    system = describe_system()
+    dump_json(system, "system.json")
+    assert system["command_line"] == sys.argv
+    assert (system["devices"], system["device_kinds"]) == (jax.device_count(), ["cpu"])
+    assert set(system["packages"]) >= {"polyak", "jax", "numpy", "flax", "optax", "gymnasium"}
+
+
+def test_the_machine_s_shape_counts_its_devices():
+    assert machine_shape() == {"platform": "cpu", "devices": jax.device_count(), "processes": 1}

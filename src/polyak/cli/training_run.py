@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,7 +85,7 @@ def train_seeds(directory: Path, config: RunConfig, env: Env | HostEnv, seeds: i
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{directory}: cannot be made: {error.strerror}") from error
+        raise RunError(f"{directory}: cannot be created: {error.strerror}") from error
     configs = [replace(config, seed=config.seed + i) for i in range(seeds)]
     directories = [directory / f"seed-{each.seed}" for each in configs]
     if config.loop == "compiled" and not isinstance(env, HostEnv):
@@ -141,11 +141,17 @@ def _train_at_once(runs: Sequence[Run], configs: Sequence[RunConfig], env: Env, 
 
 def writers(run: Run, config: RunConfig, start: Start | None) -> Sequence[Callback]:
     """The callbacks that write into the run directory."""
-    return (
-        jsonl_logger(run),
-        tensorboard_logger(run, resumed_at=start.env_steps if start else None),
-        checkpointer(run, config.checkpoint_every),
-    )
+    callbacks = [jsonl_logger(run), checkpointer(run, config.checkpoint_every)]
+    try:
+        callbacks.insert(1, tensorboard_logger(run, resumed_at=start.env_steps if start else None))
+    except ImportError:
+        _note_missing_tensorboard()
+    return callbacks
+
+
+@cache
+def _note_missing_tensorboard() -> None:
+    print("note: TensorBoard files are not written, metrics.jsonl has everything; pip install 'polyak[tensorboard]'")
 
 
 def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) -> Env | HostEnv:

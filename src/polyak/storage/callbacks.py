@@ -10,10 +10,9 @@ from typing import Any
 
 from polyak.core.checks import check_integer
 from polyak.core.types import Callback, Progress, PyTree
-from polyak.storage import tensorboard as events
 from polyak.storage.checkpoint import save, steps
 from polyak.storage.files import append
-from polyak.storage.run_directory import Run
+from polyak.storage.run_directory import Run, make_directory, package_version
 
 
 def with_time(progress: Progress, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -48,28 +47,35 @@ def jsonl_logger(run: Run) -> Callback:
 
 
 def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
-    """A callback that appends every tag, and the histograms of agents that were asked for them, to an event file in `tb/`, on
-    the axis of env steps.
+    """A callback that appends every tag, and the agent's histograms, to an event file in `tb/`, on the axis of env steps.
 
     A full disk costs the row and one warning; training goes on.
 
     Args:
-        resumed_at: the env steps of the checkpoint that training goes on from: TensorBoard forgets what lies beyond.
+        resumed_at: the env steps of the checkpoint that training resumes from: TensorBoard discards later values.
 
     Raises:
-        RunError: the run was opened for reading.
+        RunError: the run was opened for reading, or `tb` is not a directory.
+        ImportError: the package `tensorboard` is not installed.
     """
     run.require_writer()
+    if package_version("tensorboard") is None:
+        raise ImportError("tensorboard_logger needs the package tensorboard: pip install 'polyak[tensorboard]'")
+    make_directory(run.tensorboard)
     # TensorBoard reads the files of a directory in the order of their names; counted, since clocks go backwards.
     earlier = len(list(run.tensorboard.glob("*tfevents*")))
     path = run.tensorboard / f"events.out.tfevents.{earlier:06d}.{socket.gethostname()}.{secrets.token_hex(4)}"
 
     def write(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        from polyak.storage import tensorboard  # After the first update: importing protobuf takes 0.2 s.
+
         now = time.time()
         start = b""
         if not path.exists() or path.stat().st_size == 0:
-            start = events.file_start(now) + (b"" if resumed_at is None else events.restart(now, resumed_at + 1))
-        append(path, start + events.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms))
+            start = tensorboard.file_start(now)
+            start += b"" if resumed_at is None else tensorboard.restart(now, resumed_at + 1)
+        row = tensorboard.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms)
+        append(path, start + row)
 
     return _tolerant(write, path)
 

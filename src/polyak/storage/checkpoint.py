@@ -31,7 +31,7 @@ from polyak.storage.manifest import (
     read_manifest_json,
     write_manifest,
 )
-from polyak.storage.system import library_version, machine_shape
+from polyak.storage.run_directory import library_version, machine_shape
 
 __all__ = ["CheckpointError", "Manifest", "Restored", "read_manifest", "restore", "save", "steps"]
 

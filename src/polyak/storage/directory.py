@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from polyak.storage.files import sync_directory, try_lock
+from polyak.storage.files import sync_directory
 from polyak.storage.leaves import CheckpointError
+from polyak.storage.lock import LockedError, acquire
 
 ARRAYS, MANIFEST, COMMIT = "arrays.safetensors", "manifest.json", "COMMIT"
 
@@ -69,14 +70,15 @@ def one_saver(root: Path) -> Iterator[None]:
     Raises:
         CheckpointError: another save is under way.
     """
-    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        if try_lock(descriptor) is False:
-            raise CheckpointError(f"{root}: another save into this directory is under way; give each run its own")
+        lock = acquire(root / ".lock")
+    except LockedError as error:
+        raise CheckpointError(f"{root}: is being saved into {error}; give each run its own directory") from None
+    try:
         _tidy(root)
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def _tidy(root: Path) -> None:

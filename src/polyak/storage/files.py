@@ -1,7 +1,6 @@
 """Files that survive kills, full disks and planted links: read with limits, written aside, synced, then renamed."""
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -19,7 +18,6 @@ MAX_DEPTH = 64
 """How deep a JSON document may nest: far more than polyak writes, far less than Python's stack."""
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 
 
 def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedReader:
@@ -179,19 +177,3 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def try_lock(descriptor: int) -> bool | None:
-    """Take the kernel's lock on an open file: True if it is ours now, False if another holds it, None without locks.
-
-    The lock lives as long as the descriptor and its forked copies; a killed process leaves none behind.
-    """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return None
-        raise
-    return True

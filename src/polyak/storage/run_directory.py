@@ -3,17 +3,23 @@
 import json
 import math
 import os
+import platform
 import shlex
 import stat
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import jax
+from filelock import BaseFileLock
+
 from polyak.storage.files import append, dump_json, parse_json, read_bytes, write_file
-from polyak.storage.lock import Lock, LockedError, acquire
-from polyak.storage.system import describe_system
+from polyak.storage.lock import LockedError, acquire
 
 MAX_JSON_BYTES = 16 * 2**20
 """The largest config, summary or system file that is read."""
@@ -25,6 +31,9 @@ CHECKPOINTS, TENSORBOARD, LOCK = "checkpoints", "tb", "run.lock"
 
 # What a killed `create` may leave before there is a config, and so a run.
 _BEFORE_CONFIG = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
+
+
+_PACKAGES = ("polyak", "jax", "jaxlib", "numpy", "flax", "optax", "gymnasium")
 
 
 class RunError(Exception):
@@ -41,7 +50,7 @@ class Run:
     """
 
     directory: Path
-    lock: Lock | None = None
+    lock: BaseFileLock | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -183,14 +192,14 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{path}: cannot be made: {error.strerror}") from error
+        raise RunError(f"{path}: cannot be created: {error.strerror}") from error
     _warn_of_strangers(path)
     # Resolved: an environment may change the working directory.
     run = Run(path.resolve(), _acquire(path))
     try:
         if os.path.lexists(path / CONFIG):
             raise RunError(f"{path}: another process has just made a run here; choose another directory")
-        _make_parts(run)
+        make_directory(run.checkpoints)
         _write_object(path / SYSTEM, describe_system())
         _write(path / CONFIG, data)
     except BaseException:
@@ -223,13 +232,51 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     run = Run(path.resolve(), _acquire(path) if write else None)
     if write:
         try:
-            _make_parts(run)
+            make_directory(run.checkpoints)
             _record_resumption(run.directory / SYSTEM)
             _drop_torn_line(run)
         except BaseException:
             run.close()
             raise
     return run
+
+
+@cache
+def package_version(name: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def library_version() -> str:
+    """The version of polyak itself."""
+    return package_version("polyak") or "unknown"
+
+
+def machine_shape() -> dict[str, Any]:
+    """What the bits of a result may depend on: the platform and the number of devices and processes."""
+    return {"platform": jax.default_backend(), "devices": jax.device_count(), "processes": jax.process_count()}
+
+
+def describe_system(*, devices: bool = True) -> dict[str, Any]:
+    """Versions, machine and command line, as JSON data.
+
+    Args:
+        devices: JAX's too, which starts JAX: after that, how many there are can no longer be set.
+    """
+    system = {
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in _PACKAGES},
+        "system": platform.platform(),
+        "cpu": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "command_line": sys.argv,
+    }
+    if devices:
+        system |= machine_shape() | {"device_kinds": sorted({device.device_kind for device in jax.devices()})}
+    return system
 
 
 def finite_or_none(value: Any) -> Any:
@@ -260,7 +307,7 @@ def _refuse_taken(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunError(f"{path}: cannot be made: {error.strerror}") from error
+        raise RunError(f"{path}: cannot be created: {error.strerror}") from error
     if stat.S_ISLNK(mode):
         raise RunError(f"{path}: is a symbolic link; give the directory itself")
     if not stat.S_ISDIR(mode):
@@ -273,9 +320,16 @@ def _refuse_taken(path: Path) -> None:
         raise RunError(f"{path}: is not empty (it has {sorted(names)[0]!r}); choose another directory")
 
 
-def _make_parts(run: Run) -> None:
-    for part in (run.checkpoints, run.tensorboard):
-        part.mkdir(mode=0o700, exist_ok=True)
+def make_directory(path: Path) -> None:
+    """Create a directory for the owner only (0700), unless it is there.
+
+    Raises:
+        RunError: a file is there, or it cannot be created.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be created: {error.strerror}") from error
 
 
 def _record_resumption(path: Path) -> None:
@@ -296,7 +350,7 @@ def _drop_torn_line(run: Run) -> None:
         os.truncate(run.metrics, data.rfind(b"\n") + 1)
 
 
-def _acquire(path: Path) -> Lock:
+def _acquire(path: Path) -> BaseFileLock:
     try:
         return acquire(path / LOCK)
     except LockedError as error:
