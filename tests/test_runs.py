@@ -1,7 +1,6 @@
 """A run directory as an agent again: what its config may say, and a policy that acts without the training stack."""
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from flax import nnx
 
 import polyak
 from polyak.runs import RunConfig, read_config, run_key
-from polyak.storage.callbacks import save_progress
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
+from polyak.storage.progress import save_progress
 from polyak.storage.run_directory import RunError, create, open_run
 
 OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
@@ -175,14 +174,14 @@ def test_S5_settings_are_finite_and_integers_of_any_size(value, run_and_policy):
 @pytest.mark.parametrize("agent", [3, None, "PPO", {"$class": "Discrete", "n": 2}, {"$class": "Popen", "args": "ls"}])
 def test_S3_what_is_no_agent_is_refused(agent, run_and_policy, tmp_path):
     directory, _ = run_and_policy
-    config = json.loads((directory / "config.json").read_text())
+    config = open_run(directory).read_config()
     with create(tmp_path / "run", {**config, "agent": agent}) as run, pytest.raises(ConfigError, match=r"config\.json"):
         read_config(run)
 
 
 def test_C5_a_newer_format_is_refused_by_name(run_and_policy, tmp_path):
     directory, _ = run_and_policy
-    config = json.loads((directory / "config.json").read_text())
+    config = open_run(directory).read_config()
     with (
         create(tmp_path / "run", {**config, "format": 2}) as run,
         pytest.raises(ConfigError, match="has format 2, this version reads 1; upgrade polyak"),
@@ -192,7 +191,7 @@ def test_C5_a_newer_format_is_refused_by_name(run_and_policy, tmp_path):
 
 def test_fields_that_are_missing_or_unknown_are_named(run_and_policy, tmp_path):
     directory, _ = run_and_policy
-    config = json.loads((directory / "config.json").read_text())
+    config = open_run(directory).read_config()
     del config["loop"]
     with (
         create(tmp_path / "run", {**config, "loops": 1}) as run,
@@ -203,7 +202,7 @@ def test_fields_that_are_missing_or_unknown_are_named(run_and_policy, tmp_path):
 
 def test_a_config_from_before_a_field_had_a_default_is_read(run_and_policy, tmp_path):
     directory, _ = run_and_policy
-    config = json.loads((directory / "config.json").read_text())
+    config = open_run(directory).read_config()
     del config["env_kwargs"]
     with create(tmp_path / "run", config) as run:
         assert read_config(run).env_kwargs == {}

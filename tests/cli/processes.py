@@ -1,5 +1,6 @@
 """Trainings in processes of their own, and what they left."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,16 @@ from polyak.storage.checkpoint import restore
 from polyak.storage.run_directory import open_run
 
 SETTINGS = "--hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
+
+
+def edit_config(run, old, new):
+    """Replace text in a run's config.json, and drop its hash, as in the runs of older versions."""
+    path = run / "config.json"
+    text = path.read_text()
+    assert old in text
+    config = json.loads(text.replace(old, new, 1))
+    del config["sha256"]
+    path.write_text(json.dumps(config))
 
 
 def environment(jax_cache=None):

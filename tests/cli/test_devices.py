@@ -1,6 +1,5 @@
 """Which cores a training computes on."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import polyak
 from polyak.cli.devices import THREADS, has_started, start_jax, threads_for
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from tests.cli.processes import environment
+from tests.cli.processes import edit_config, environment
 
 SPEC = EnvSpec(Box(np.full(3, -1.0), np.full(3, 1.0)), Discrete(2))
 WIDE = EnvSpec(Box(np.full(257, -1.0), np.full(257, 1.0)), Discrete(2))
@@ -108,8 +107,7 @@ command, *arguments = sys.argv[1:]
 {"train": train.train, "resume": resume.resume}[command](arguments)
 """
     shutil.copytree(trained, tmp_path / "run")
-    config = tmp_path / "run/config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "threads": 3}))
+    edit_config(tmp_path / "run", '"threads": null', '"threads": 3')
     for words, threads in (
         ("train ppo CartPole-v1", 1),
         ("train ppo jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2),

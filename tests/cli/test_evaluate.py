@@ -2,6 +2,8 @@ import re
 
 import pytest
 
+from tests.cli.processes import edit_config
+
 
 def test_a_run_is_evaluated_by_its_last_checkpoint(run, command):
     code, out, err = command("evaluate run --episodes 3")
@@ -41,8 +43,7 @@ def test_F1_F2_wrong_use_is_refused_by_name(run, command, words, message):
 
 
 def test_an_environment_that_has_changed_is_refused_as_it_is_when_training(run, command):
-    path = run / "config.json"
-    path.write_text(path.read_text().replace('"env": "CartPole-v1"', '"env": "Acrobot-v1"'))
+    edit_config(run, '"env": "CartPole-v1"', '"env": "Acrobot-v1"')
     code, out, err = command("evaluate run --episodes 2")
     assert (code, out) == (2, "")
     assert "polyak evaluate: obs of the agent's spec is Box(" in err and "of the environment 'Acrobot-v1' Box(" in err
@@ -59,8 +60,7 @@ def test_C12_a_run_without_a_checkpoint_is_refused(run, command, workdir):
 def test_S3_an_environment_named_in_a_file_imports_no_module(run, command, workdir, monkeypatch):
     (workdir / "planted.py").write_text("open('imported', 'w')")
     monkeypatch.syspath_prepend(workdir)
-    path = run / "config.json"
-    path.write_text(path.read_text().replace('"env": "CartPole-v1"', '"env": "planted:CartPole-v1"'))
+    edit_config(run, '"env": "CartPole-v1"', '"env": "planted:CartPole-v1"')
     code, _, err = command("evaluate run")
     assert code == 2
     assert "would import 'planted'" in err

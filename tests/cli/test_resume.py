@@ -17,7 +17,8 @@ from polyak.cli.training_run import restored_start, writers
 from polyak.runs import read_config
 from polyak.storage.checkpoint import read_manifest, steps
 from polyak.storage.run_directory import open_run
-from tests.cli.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, last_checkpoint
+from tests.cli.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, edit_config, last_checkpoint
+from tests.storage.test_checkpoint import forge
 
 # Box2D warns while it is imported, and dies where warnings are errors; its lander leaves its observation space.
 BOX2D = pytest.mark.filterwarnings("ignore:builtin type", "ignore:LunarLander-v3. env")
@@ -318,9 +319,7 @@ def test_F1_F2_wrong_use_is_refused_by_name(words, message, run, command, workdi
 )
 def test_C7_C8_S3_a_config_that_does_not_fit_is_refused_by_name(old, new, message, run, command):
     (run / "summary.json").unlink()
-    text = (run / "config.json").read_text()
-    assert old in text
-    (run / "config.json").write_text(text.replace(old, new, 1))
+    edit_config(run, old, new)
     code, _, err = command("resume run --env-steps 600")
     assert code == 2
     assert message in err
@@ -328,12 +327,87 @@ def test_C7_C8_S3_a_config_that_does_not_fit_is_refused_by_name(old, new, messag
 
 
 def test_a_run_on_more_devices_than_there_are_is_refused_before_it_changes(run, command, monkeypatch):
-    config = run / "config.json"
-    config.write_text(config.read_text().replace('"devices": 1', '"devices": 2', 1))
+    edit_config(run, '"devices": 1', '"devices": 2')
     (run / "summary.json").unlink()
     monkeypatch.setattr("jax.local_device_count", lambda: 1)
-    # Which commands were tried on which machine is recorded.
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "system.json"}
+    # Which commands were run on which machine is recorded, and who held the lock last.
+    before = {
+        path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in ("system.json", "run.lock")
+    }
     code, _, err = command("resume run --env-steps 600")
     assert (code, "devices=2, but JAX sees 1" in err, "Traceback" in err) == (2, True, False), err
     assert all(path.read_bytes() == data for path, data in before.items())
+
+
+def last_step(run):
+    return max(steps(run / "checkpoints"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ('"gamma": 0.98', '"gamma": 0.5', "'agent.gamma' is 0.5, the checkpoint has '0.98'"),
+        ('"seed": 0', '"seed": 7', "'seed' is 7, the checkpoint has '0'"),
+        ('"env_kwargs": {}', '"env_kwargs": {"max_episode_steps": 9}', "'env_kwargs.max_episode_steps' is 9"),
+    ],
+)
+def test_settings_that_the_checkpoint_was_not_trained_with_are_rejected_by_name(old, new, changed, run, command):
+    (run / "summary.json").unlink()
+    edit_config(run, old, new)
+    code, _, err = command("resume run --env-steps 600")
+    assert code == 2
+    assert "config.json: differs from the checkpoint of step" in err and changed in err and "--force" in err
+    if "env_kwargs" not in old:
+        code, _, err = command("resume run --env-steps 600 --force")
+        assert code == 0, err
+        assert command("evaluate run --episodes 2")[0] == 0
+
+
+def test_an_edited_config_is_rejected_until_it_is_accepted(run, command):
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"checkpoint_every": ', '"checkpoint_every": 1'))
+    for words in ("evaluate run --episodes 2", "export run --format numpy", "resume run"):
+        code, _, err = command(words)
+        assert (code, "was edited or damaged since it was written" in err) == (2, True), err
+    assert command("resume run --force")[0] == 0
+    assert command("evaluate run --episodes 2")[0] == 0
+
+
+def test_a_checkpoint_of_an_older_version_has_no_settings_and_resumes(run, command):
+    def drop(document):
+        del document["meta"]["config"]
+        return document
+
+    forge(run / "checkpoints", drop, last_step(run))
+    edit_config(run, '"gamma": 0.98', '"gamma": 0.97')
+    (run / "summary.json").unlink()
+    code, _, err = command("resume run --env-steps 600")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"progress": {}}, "meta.progress.env_steps must be"),
+        ({"progress": None}, "meta.progress.env_steps must be"),
+        ({"progress": {"env_steps": -5}}, "meta.progress.env_steps must be"),
+        ({"progress": {"env_steps": True}}, "meta.progress.env_steps must be"),
+        ({"progress": {"env_steps": {"$int": hex(10**30)}}}, "meta.progress.env_steps must be"),
+        ({"env": [1]}, "meta.env must be a dict or None"),
+        ({"resume": 3}, "meta.resume must be printable text"),
+        ({"resume": "\x1b[2Jok"}, "meta.resume must be printable text"),
+        ({"config": [1]}, "meta.config must be a dict of texts"),
+    ],
+)
+def test_a_malformed_checkpoint_is_rejected_by_the_name_of_its_field(meta, message, run, command):
+    forge(run / "checkpoints", lambda document: document | {"meta": document["meta"] | meta}, last_step(run))
+    (run / "summary.json").unlink()
+    code, _, err = command("resume run --env-steps 600")
+    assert (code, message in err) == (2, True), err
+
+
+def test_rows_without_env_steps_and_no_checkpoint_are_an_error_that_names_the_line(run, command):
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").write_text("{}\n")
+    code, _, err = command("resume run --env-steps 600")
+    assert (code, "metrics.jsonl, line 1: env_steps=null must be an integer" in err) == (2, True), err

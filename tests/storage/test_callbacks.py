@@ -11,8 +11,9 @@ import pytest
 from polyak.core.spaces import Discrete, EnvSpec
 from polyak.core.types import Histogram, HostEnv, Progress
 from polyak.storage import callbacks
-from polyak.storage.callbacks import checkpointer, jsonl_logger, save_progress, tensorboard_logger, with_time
+from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_logger, with_time
 from polyak.storage.checkpoint import CheckpointError, restore, save, steps
+from polyak.storage.progress import save_progress
 from polyak.storage.run_directory import RunError, create, open_run
 from tests.storage.test_tensorboard import read
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import stat
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 
 from polyak.storage.files import dump_json
+from polyak.storage.json import finite_or_none
 from polyak.storage.run_directory import (
     CONFIG,
     Run,
     RunError,
     create,
     describe_system,
-    finite_or_none,
     library_version,
     machine_shape,
     open_run,
@@ -249,7 +250,7 @@ def test_what_is_no_run_is_an_error(tmp_path, name, message):
     [
         ("", "not valid JSON"),
         ("{", "not valid JSON"),
-        ("[1]", "a JSON object was expected"),
+        ("[1]", "must be a JSON object"),
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"a":' * 5000, "nested more than 64 deep"),
         (" " * (16 * 2**20 + 1), "at most 16777216 are read"),
@@ -344,6 +345,47 @@ def test_fields_of_the_config_are_replaced_as_a_whole(tmp_path, full_disk):
             run.change_config(env_steps=200)
         assert run.read_config()["env_steps"] == 200
         assert ".config.json.aside" not in os.listdir(run.directory)
+
+
+def test_an_edited_or_damaged_config_is_rejected_and_can_be_accepted(run):
+    path = run.directory / CONFIG
+    path.write_text(path.read_text().replace('"seed": 1', '"seed": 3'))
+    with pytest.raises(RunError, match=r"config\.json: was edited or damaged .* polyak resume .*run --force"):
+        run.read_config()
+    run.accept_config()
+    assert run.read_config() == {"seed": 3}
+
+
+def test_a_config_of_an_older_version_has_no_hash(run):
+    (run.directory / CONFIG).write_text('{"seed": 1}')
+    assert run.read_config() == {"seed": 1}
+
+
+def test_every_bit_flip_of_a_config_that_changes_it_is_noticed(run):
+    path = run.directory / CONFIG
+    whole = path.read_bytes()
+    for position in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(RunError):
+            # White space, and the name of the hash, which is then an unknown field of the config.
+            assert run.read_config() == {"seed": 1} or len(run.read_config()) == 2
+
+
+@pytest.mark.parametrize("row", ["{}", '{"env_steps": true}', '{"env_steps": "1"}', '{"env_steps": null}'])
+def test_a_row_of_metrics_needs_env_steps(run, row):
+    run.metrics.write_text(row + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 1: env_steps=.* must be an integer"):
+        run.read_metrics()
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_an_error(run):
+    run.close()
+    run.checkpoints.rmdir()
+    run.checkpoints.write_text("mine")
+    with pytest.raises(RunError, match="checkpoints: cannot be created: File exists"):
+        open_run(run.directory, write=True)
 
 
 def test_the_summary_is_replaced_as_a_whole(run, full_disk):

@@ -20,7 +20,7 @@ from polyak.runs import read_config, restored_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.files import read_bytes
-from polyak.storage.run_directory import RunError, is_kept, open_run
+from polyak.storage.run_directory import RunError, is_run_file, open_run
 
 Format = Literal["stablehlo", "onnx", "numpy"]
 SUFFIXES: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx", "numpy": ".npz"}
@@ -55,7 +55,7 @@ def export(arguments: list[str]) -> int:
 def _export(directory: Path, arguments: list[str]) -> int:
     flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="The greedy policy as one file.")
     run = open_run(directory)
-    if flags.output is not None and (flags.output == Path("-") or is_kept(flags.output)):
+    if flags.output is not None and (flags.output == Path("-") or is_run_file(flags.output)):
         raise UsageError(
             f"--output {flags.output}: must be a file of its own, not the standard output or one that the run keeps"
         )

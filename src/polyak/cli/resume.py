@@ -28,6 +28,8 @@ class ResumeFlags:
     """Valid transitions in all, those already done included; kept in the run's config.json."""
     eval_episodes: int = 100
     """Episodes of the greedy policy after training; 0 leaves them out."""
+    force: bool = False
+    """Accept a config.json that was edited, or differs from the settings that the checkpoint was trained with."""
     imports: ImportFlag = None
     """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
 
@@ -35,7 +37,7 @@ class ResumeFlags:
 def resume(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        flags = "[--env-steps N] [--eval-episodes N] [--import MODULE]"
+        flags = "[--env-steps N] [--eval-episodes N] [--force] [--import MODULE]"
         return usage(f"polyak resume RUN {flags}\n\nRUN is a run directory.", arguments)
     try:
         return _resume(Path(arguments[0]), arguments[1:])
@@ -48,6 +50,9 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
     if flags.env_steps is not None:
         check_integer("polyak resume", "--env-steps", flags.env_steps)
+    if flags.force:
+        with open_run(directory, write=True) as run:
+            run.accept_config()
     finished = _nothing_to_do(directory, flags.env_steps, flags.eval_episodes)
     if finished is not None:
         print(finished)
@@ -65,7 +70,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         made = make_env(config, config.num_envs, import_modules=may_import)
         env = as_host_env(made, run_key(config.seed)) if config.loop == "host" else made
         try:
-            start = restored_start(run, config, env)
+            start = restored_start(run, config, env, force=flags.force)
             if config.env_steps < planned:
                 print(f"{directory}: ends at {config.env_steps:,} env_steps now, instead of {planned:,}")
             run.change_config(env_steps=config.env_steps)

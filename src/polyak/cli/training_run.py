@@ -22,9 +22,10 @@ from polyak.cli.progress import Screen, once_a_round, showing
 from polyak.cli.signals import NAMES, Interrupts, catching
 from polyak.core.types import Callback, Env, HostEnv, Policy, Progress
 from polyak.runs import RunConfig, run_key
-from polyak.storage.callbacks import checkpointer, jsonl_logger, save_progress, tensorboard_logger
+from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_logger
 from polyak.storage.checkpoint import CheckpointError, restore, steps
 from polyak.storage.directory import find
+from polyak.storage.progress import check_settings, read_progress, save_progress
 from polyak.storage.run_directory import Run, RunError, create
 from polyak.train.compiled_loop import start as start_compiled
 from polyak.train.episodes import Episodes
@@ -185,15 +186,18 @@ def evaluation_in(env: Env | HostEnv, config: RunConfig, policy: Policy, episode
             env.close()
 
 
-def restored_start(run: Run, config: RunConfig, env: Env | HostEnv) -> Start:
+def restored_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Start:
     """The newest valid checkpoint, with the environment put back to where it was if that can be done.
 
     Where it cannot, new episodes begin, other than those that the run began with. A run that was ended before its first
     checkpoint starts again from the beginning.
 
+    Args:
+        force: resume with the run's config.json although the checkpoint was trained with other settings.
+
     Raises:
         ValueError: the agent is not for this environment.
-        CheckpointError: there is no valid one, or it is of another agent or environment.
+        CheckpointError: there is no valid one, or it is of another agent or environment, or was trained with other settings.
     """
     check_match(config.agent, env, config.devices)
     if not find(run.checkpoints):
@@ -201,14 +205,16 @@ def restored_start(run: Run, config: RunConfig, env: Env | HostEnv) -> Start:
         print(f"{run.directory}: was ended before its first checkpoint; it starts again from the beginning")
         return Start(None, 0)
     restored = restore(run.checkpoints, loop_shape(config, env))
-    state, env_steps = restored.tree, restored.meta["progress"]["env_steps"]
-    if isinstance(env, HostEnv) and restored.meta["env"] is None:
-        warnings.warn(f"{restored.meta['resume']}; new episodes begin", stacklevel=2)
-        time_step = jax.tree.map(jax.numpy.asarray, env.reset((config.seed + env_steps) % 2**31))
-        state = replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
+    saved, state = read_progress(run, restored), restored.tree
+    if not force:
+        check_settings(run, saved)
+    if isinstance(env, HostEnv) and saved.env is not None:
+        env.restore(saved.env)
     elif isinstance(env, HostEnv):
-        env.restore(restored.meta["env"])
-    return Start(state, env_steps)
+        warnings.warn(f"{saved.resume}; new episodes begin", stacklevel=2)
+        time_step = jax.tree.map(jax.numpy.asarray, env.reset((config.seed + saved.env_steps) % 2**31))
+        state = replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
+    return Start(state, saved.env_steps)
 
 
 def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:

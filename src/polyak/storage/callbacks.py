@@ -6,13 +6,14 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from polyak.core.checks import check_integer
 from polyak.core.types import Callback, Progress, PyTree
-from polyak.storage.checkpoint import save, steps
+from polyak.storage.checkpoint import steps
 from polyak.storage.files import append
-from polyak.storage.run_directory import Run, make_directory, package_version
+from polyak.storage.progress import save_progress
+from polyak.storage.run_directory import Run, package_version
+from polyak.storage.run_files import make_directory
 
 
 def with_time(progress: Progress, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -128,48 +129,3 @@ def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool =
             last = now
 
     return callback
-
-
-def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3, allow_nonfinite: bool = False) -> Path:
-    """Save the loop's state at `progress.env_steps`, with what `meta` needs to go on: the counters and the environment.
-
-    `meta["progress"]` holds the counters; `meta["env"]` the host environment's snapshot, or None; `meta["resume"]` says in
-    words whether going on will be bit-exact. Later checkpoints, from which this training did not come, are replaced.
-
-    NaN and infinities are refused in the agent's part. What the environment handed out may hold them: the agent takes none of
-    it into its parameters, and says itself when training cannot go on.
-
-    Raises:
-        CheckpointError: it cannot be saved.
-        RunError: the run was opened for reading.
-    """
-    run.require_writer()
-    snapshot = None if progress.env is None else progress.env.snapshot()
-    meta: dict[str, Any] = {
-        "progress": {
-            "env_steps": progress.env_steps,
-            "target_env_steps": progress.target_env_steps,
-            "iteration": progress.iteration,
-            "seconds": progress.seconds,
-            "compile_seconds": progress.compile_seconds,
-        },
-        "env": snapshot,
-        "resume": _resume_promise(progress, snapshot),
-    }
-    return save(
-        run.checkpoints,
-        state,
-        step=progress.env_steps,
-        meta=meta,
-        keep=keep,
-        overwrite=True,
-        allow_nonfinite=allow_nonfinite,
-        finite=".agent",
-    )
-
-
-def _resume_promise(progress: Progress, snapshot: Mapping[str, Any] | None) -> str:
-    reasons = list(progress.inexact)
-    if progress.env is not None and snapshot is None:
-        reasons.insert(0, f"env {progress.env.spec.id or type(progress.env).__name__} has no state")
-    return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"

@@ -3,7 +3,7 @@
 import base64
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -214,6 +214,15 @@ def checked_shape(shape: Any, path: str) -> tuple[int, ...]:
     if not whole or math.prod(max(n, 1) for n in shape) > 2**48:
         raise ValueError(f"{path}: a shape is a list of at most 32 dimensions and 2^48 entries, got {str(shape)[:80]}")
     return tuple(shape)
+
+
+def finite_or_none(value: Any) -> Any:
+    """`value` for a JSON file that others read: NaN and infinities, also inside lists and dicts, become None."""
+    if isinstance(value, Mapping):
+        return {name: finite_or_none(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _bytes(text: Any, path: str) -> bytes:

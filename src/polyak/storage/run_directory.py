@@ -1,7 +1,7 @@
 """A run directory: the settings, metrics, checkpoints and circumstances of one training, with one writer at a time."""
 
+import hashlib
 import json
-import math
 import os
 import platform
 import shlex
@@ -18,26 +18,41 @@ from typing import Any
 import jax
 from filelock import BaseFileLock
 
-from polyak.storage.files import append, dump_json, parse_json, read_bytes, write_file
+from polyak.storage.files import dump_json
+from polyak.storage.json import finite_or_none
 from polyak.storage.lock import LockedError, acquire
+from polyak.storage.run_files import (
+    RunError,
+    append_row,
+    drop_incomplete_line,
+    drop_rows_after,
+    make_directory,
+    read_object,
+    read_rows,
+    write_object,
+)
 
-MAX_JSON_BYTES = 16 * 2**20
-"""The largest config, summary or system file that is read."""
-
-MAX_METRICS_BYTES = 2**31
+__all__ = [
+    "Run",
+    "RunError",
+    "create",
+    "describe_system",
+    "is_run_file",
+    "library_version",
+    "machine_shape",
+    "open_run",
+    "package_version",
+]
 
 CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json", "summary.json"
 CHECKPOINTS, TENSORBOARD, LOCK = "checkpoints", "tb", "run.lock"
 
-# What a killed `create` may leave before there is a config, and so a run.
-_BEFORE_CONFIG = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
+# What a killed `create` may leave: without a config it is no run yet.
+_LEFTOVERS = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
 
+_SHA256 = "sha256"
 
 _PACKAGES = ("polyak", "jax", "jaxlib", "numpy", "flax", "optax", "gymnasium")
-
-
-class RunError(Exception):
-    """A run directory cannot be made, opened, read or written: which, and why."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +60,8 @@ class Run:
     """A run directory, opened by `create` or `open_run`; a context manager that closes it.
 
     Attributes:
-        directory: where it is.
-        lock: held by its one writer; None when it was opened for reading.
+        directory: its absolute path.
+        lock: held by the writer; None when the run was opened for reading.
     """
 
     directory: Path
@@ -87,16 +102,36 @@ class Run:
         if self.lock is None:
             raise RunError(f"{self.directory}: opened for reading; open_run(..., write=True) to write")
 
-    def read_config(self) -> dict[str, Any]:
-        """What `create` was given.
+    def read_config(self, *, verify: bool = True) -> dict[str, Any]:
+        """The config that was passed to `create`.
+
+        Args:
+            verify: compare it with the hash in the file; files of older versions have none.
 
         Raises:
-            RunError: the file is missing or damaged.
+            RunError: the file is missing, or was damaged or edited.
         """
-        return _read_object(self.directory / CONFIG)
+        path = self.directory / CONFIG
+        config = read_object(path)
+        sha256 = config.pop(_SHA256, None)
+        if verify and sha256 not in (None, _config_hash(config)):
+            raise RunError(
+                f"{path}: was edited or damaged since it was written (its sha256 differs); restore it, or accept it with "
+                f"polyak resume {shlex.quote(str(self.directory))} --force"
+            )
+        return config
+
+    def accept_config(self) -> None:
+        """Take the config as it stands in the file, with a new hash, after it was edited.
+
+        Raises:
+            RunError: it cannot be read or written.
+        """
+        self.require_writer()
+        self._write_config(self.read_config(verify=False))
 
     def change_config(self, **changes: Any) -> None:
-        """Replace fields of what `create` was given, as a whole: a kill at any moment leaves the old file or the new one.
+        """Replace fields of the config: a kill at any moment leaves the old file or the new one.
 
         Raises:
             RunError: it cannot be read or written, or has no such field.
@@ -107,15 +142,18 @@ class Run:
         if unknown:
             raise RunError(f"{self.directory / CONFIG}: has no field {unknown[0]!r} to change")
         if config != config | changes:
-            _write_object(self.directory / CONFIG, config | changes)
+            self._write_config(config | changes)
+
+    def _write_config(self, config: dict[str, Any]) -> None:
+        write_object(self.directory / CONFIG, config | {_SHA256: _config_hash(config)})
 
     def read_summary(self) -> dict[str, Any]:
-        """What `write_summary` was given.
+        """The results that `write_summary` wrote.
 
         Raises:
             RunError: the file is missing (the run has not ended) or damaged.
         """
-        return _read_object(self.directory / SUMMARY)
+        return read_object(self.directory / SUMMARY)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write or replace the results at the end of the run; NaN and infinities become null.
@@ -124,84 +162,66 @@ class Run:
             RunError: it cannot be written, or is not JSON data.
         """
         self.require_writer()
-        _write_object(self.directory / SUMMARY, {name: finite_or_none(value) for name, value in summary.items()})
+        write_object(self.directory / SUMMARY, finite_or_none(summary))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of the metrics file; a last line that a kill cut short is left out.
+        """The rows of the metrics file, each with its `env_steps`; an incomplete last line is skipped.
 
         Raises:
             RunError: a line is damaged.
         """
-        return [_parse(line, f"{self.metrics}, line {n}") for n, line in enumerate(self._metrics_lines(), start=1)]
+        return read_rows(self.metrics)
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows after this step, before training goes on from a checkpoint of it, so that none is there twice.
+        """Drop the rows after this step, before training resumes from its checkpoint, so that none is written twice.
 
-        Lines that are damaged (a power cut leaves some) are dropped too, with a warning.
+        Damaged lines (a power cut leaves some) are dropped too, with a warning.
 
         Raises:
             RunError: the file cannot be read or written.
         """
         self.require_writer()
-        kept, damaged = [], []
-        for number, line in enumerate(self._metrics_lines(), start=1):
-            try:
-                kept += [line] if _env_steps(line, f"line {number}") <= env_steps else []
-            except RunError as error:
-                damaged.append(str(error))
-        if damaged:
-            warnings.warn(f"{self.metrics}: damaged lines were dropped: {'; '.join(damaged[:10])}", stacklevel=2)
-        if os.path.lexists(self.metrics):
-            _write(self.metrics, b"".join(line + b"\n" for line in kept))
+        drop_rows_after(self.metrics, env_steps)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one row; NaN and infinities become null, so that any JSON reader can read it.
 
         Raises:
-            OSError: the disk is full, say; the file is as it was.
+            OSError: for example, the disk is full; the file is unchanged.
         """
         self.require_writer()
-        values = {name: finite_or_none(value) for name, value in row.items()}
-        append(self.metrics, dump_json(values, METRICS, indent=None))
-
-    def _metrics_lines(self) -> list[bytes]:
-        if not os.path.lexists(self.metrics):
-            return []
-        return _read(self.metrics, MAX_METRICS_BYTES).split(b"\n")[:-1]
+        append_row(self.metrics, row)
 
 
 def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
-    """Make a run directory, for the owner only (0700), and become its writer.
+    """Create a run directory, for the owner only (0700), and become its writer.
 
-    It holds `config.json` (everything needed to run again), `system.json` (versions, machine, command line), and room for
+    It holds `config.json` (everything needed to run again), `system.json` (versions, machine, command line), and later
     `metrics.jsonl`, `tb/`, `checkpoints/` and `summary.json`.
 
     Args:
-        directory: where; missing parents are made. An empty directory is taken, with the mode it has.
+        directory: its path; missing parents are created. An existing empty directory keeps its mode.
         config: JSON data, e.g. of `polyak.storage.config.to_json`.
 
     Raises:
-        RunError: there is a run already, or a file, a link or something else; another process is making it; no permission.
+        RunError: the directory holds a run or other files, or is a file or a link; another process is creating it; no
+            permission.
         TypeError: `config` is not JSON data.
         ValueError: `config` holds a bare NaN or infinity.
     """
     path = Path(directory)
-    data = dump_json(dict(config), CONFIG)
-    _refuse_taken(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be created: {error.strerror}") from error
-    _warn_of_strangers(path)
+    dump_json(dict(config), CONFIG)
+    _check_vacant(path)
+    make_directory(path)
+    _warn_about_permissions(path)
     # Resolved: an environment may change the working directory.
     run = Run(path.resolve(), _acquire(path))
     try:
         if os.path.lexists(path / CONFIG):
-            raise RunError(f"{path}: another process has just made a run here; choose another directory")
+            raise RunError(f"{path}: another process has just created a run here; choose another directory")
         make_directory(run.checkpoints)
-        _write_object(path / SYSTEM, describe_system())
-        _write(path / CONFIG, data)
+        write_object(path / SYSTEM, describe_system())
+        run._write_config(dict(config))
     except BaseException:
         run.close()
         raise
@@ -209,15 +229,15 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
 
 
 def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
-    """Open a run directory that exists.
+    """Open an existing run directory.
 
     Args:
-        directory: where.
-        write: become its writer, to go on training; `system.json` records this machine and command line too (not the
+        directory: its path.
+        write: become its writer, to resume training; `system.json` records this machine and command line too (not the
             devices: JAX is not started).
 
     Raises:
-        RunError: no run is there; links or foreign parts in it; another process writes it (named).
+        RunError: the directory holds no run, or links; another process writes it (named).
     """
     path = Path(directory)
     if not path.is_dir():
@@ -228,17 +248,26 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     for name in (CHECKPOINTS, TENSORBOARD):
         if (path / name).is_symlink():
             raise RunError(f"{path / name}: is a symbolic link; a run keeps its files inside its own directory")
-    _warn_of_strangers(path)
+    _warn_about_permissions(path)
     run = Run(path.resolve(), _acquire(path) if write else None)
     if write:
         try:
             make_directory(run.checkpoints)
             _record_resumption(run.directory / SYSTEM)
-            _drop_torn_line(run)
+            drop_incomplete_line(run.metrics)
         except BaseException:
             run.close()
             raise
     return run
+
+
+def is_run_file(path: Path) -> bool:
+    """Whether a run writes this path itself. A run has both config.json and system.json; other programs have the first too."""
+    own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, TENSORBOARD}
+    real = Path(os.path.realpath(path))
+    runs = [root for root in real.parents if all(os.path.lexists(root / name) for name in (CONFIG, SYSTEM))]
+    names = [real.relative_to(root).parts[0] for root in runs]
+    return any(name in own or name.endswith(".aside") for name in names)
 
 
 @cache
@@ -261,10 +290,10 @@ def machine_shape() -> dict[str, Any]:
 
 
 def describe_system(*, devices: bool = True) -> dict[str, Any]:
-    """Versions, machine and command line, as JSON data.
+    """Versions, machine and command line as JSON data, so that a result can be explained later; no environment variables.
 
     Args:
-        devices: JAX's too, which starts JAX: after that, how many there are can no longer be set.
+        devices: include JAX's devices. This starts JAX, after which their number can no longer be set.
     """
     system = {
         "python": platform.python_version(),
@@ -279,28 +308,11 @@ def describe_system(*, devices: bool = True) -> dict[str, Any]:
     return system
 
 
-def finite_or_none(value: Any) -> Any:
-    """`value` for a JSON file that others read: NaN and infinities, also inside lists and dicts, become None."""
-    if isinstance(value, Mapping):
-        return {name: finite_or_none(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_none(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _config_hash(config: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
-def is_kept(path: Path) -> bool:
-    """A run keeps that path for itself, be it there yet or not; other programs have a config.json too, but no system.json."""
-    own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, TENSORBOARD}
-    found = Path(os.path.realpath(path))
-    within = [found.relative_to(root).parts[0] for root in found.parents if _is_run(root)]
-    return any(name in own or name.endswith(".aside") for name in within)
-
-
-def _is_run(directory: Path) -> bool:
-    return all(os.path.lexists(directory / name) for name in (CONFIG, SYSTEM))
-
-
-def _refuse_taken(path: Path) -> None:
+def _check_vacant(path: Path) -> None:
     try:
         mode = os.lstat(path).st_mode
         names = set(os.listdir(path)) if stat.S_ISDIR(mode) else set()
@@ -313,41 +325,21 @@ def _refuse_taken(path: Path) -> None:
     if not stat.S_ISDIR(mode):
         raise RunError(f"{path}: is a file; a run needs a directory")
     if CONFIG in names:
-        raise RunError(
-            f"{path}: holds a run already; resume it (polyak resume {shlex.quote(str(path))}) or choose another directory"
-        )
-    if names - _BEFORE_CONFIG:
+        command = f"polyak resume {shlex.quote(str(path))}"
+        raise RunError(f"{path}: holds a run already; resume it ({command}) or choose another directory")
+    if names - _LEFTOVERS:
         raise RunError(f"{path}: is not empty (it has {sorted(names)[0]!r}); choose another directory")
 
 
-def make_directory(path: Path) -> None:
-    """Create a directory for the owner only (0700), unless it is there.
-
-    Raises:
-        RunError: a file is there, or it cannot be created.
-    """
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be created: {error.strerror}") from error
-
-
 def _record_resumption(path: Path) -> None:
-    """Add this process to the record; a record that was lost does not keep anyone from training on."""
+    """Add this process to system.json; a damaged file is replaced, with a warning."""
     try:
-        system = _read_object(path)
+        system = read_object(path)
     except RunError as error:
         warnings.warn(f"{error}; a new record begins", stacklevel=3)
         system = {}
     before = system.get("resumed")
-    _write_object(path, system | {"resumed": [*(before if isinstance(before, list) else []), describe_system(devices=False)]})
-
-
-def _drop_torn_line(run: Run) -> None:
-    """Cut off the beginning of a row that a killed writer left, so that the next row starts a line."""
-    if os.path.lexists(run.metrics):
-        data = _read(run.metrics, MAX_METRICS_BYTES)
-        os.truncate(run.metrics, data.rfind(b"\n") + 1)
+    write_object(path, system | {"resumed": [*(before if isinstance(before, list) else []), describe_system(devices=False)]})
 
 
 def _acquire(path: Path) -> BaseFileLock:
@@ -359,7 +351,7 @@ def _acquire(path: Path) -> BaseFileLock:
         raise RunError(f"{path / LOCK}: cannot be locked: {error.strerror}") from error
 
 
-def _warn_of_strangers(path: Path) -> None:
+def _warn_about_permissions(path: Path) -> None:
     status, parent = os.stat(path), os.stat(path.parent)
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
         warnings.warn(f"{path.parent}: everyone on this machine may replace what is in it; chmod o-w it", stacklevel=3)
@@ -367,48 +359,3 @@ def _warn_of_strangers(path: Path) -> None:
         warnings.warn(f"{path}: everyone on this machine may write here; chmod 700 it", stacklevel=3)
     if status.st_uid not in (os.geteuid(), 0):
         warnings.warn(f"{path}: belongs to another user (uid {status.st_uid})", stacklevel=3)
-
-
-def _read(path: Path, limit: int) -> bytes:
-    try:
-        return read_bytes(path, limit=limit)
-    except FileNotFoundError:
-        raise RunError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        raise RunError(str(error)) from error
-
-
-def _parse(data: bytes, what: str) -> dict[str, Any]:
-    try:
-        value = parse_json(data, what)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-    if not isinstance(value, dict):
-        raise RunError(f"{what}: a JSON object was expected, got {json.dumps(value)[:40]}")
-    return value
-
-
-def _env_steps(line: bytes, what: str) -> int:
-    steps = _parse(line, what).get("env_steps")
-    if not isinstance(steps, int):
-        raise RunError(f"{what}: env_steps is {json.dumps(steps)[:40]}; wanted an integer")
-    return steps
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return _parse(_read(path, MAX_JSON_BYTES), str(path))
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_file(path, data)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _write_object(path: Path, value: Mapping[str, Any]) -> None:
-    try:
-        data = dump_json(dict(value), path.name)
-    except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: {error}") from None
-    _write(path, data)

@@ -1,0 +1,143 @@
+"""Saves where a training stands as a checkpoint of its run, and reads it back, every field checked."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyak.core.types import Progress, PyTree
+from polyak.storage.checkpoint import CheckpointError, Restored, save
+from polyak.storage.json import EXACT_INT
+from polyak.storage.run_directory import CONFIG, Run
+
+# A longer value is stored as its hash: bounds of a large space, for example.
+_MAX_VALUE_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class SavedProgress:
+    """Where the training of a checkpoint stood.
+
+    Attributes:
+        env_steps: environment steps done.
+        env: the host environment's snapshot, or None.
+        resume: `"bit-exact"`, or why resuming will not be.
+        changed_settings: settings of the run's config.json that differ from those the checkpoint was trained with.
+    """
+
+    env_steps: int
+    env: dict[str, Any] | None
+    resume: str
+    changed_settings: tuple[str, ...]
+
+
+def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3, allow_nonfinite: bool = False) -> Path:
+    """Save the loop's state at `progress.env_steps`, with what is needed to resume: counters, environment and settings.
+
+    Later checkpoints, which this training did not come from, are replaced. NaN and infinities are rejected in the agent's
+    part. The environment's outputs may hold them: the agent takes none of them into its parameters, and reports itself when
+    training cannot go on.
+
+    Raises:
+        CheckpointError: it cannot be saved.
+        RunError: the run was opened for reading.
+    """
+    run.require_writer()
+    snapshot = None if progress.env is None else progress.env.snapshot()
+    meta: dict[str, Any] = {
+        "progress": {
+            "env_steps": progress.env_steps,
+            "target_env_steps": progress.target_env_steps,
+            "iteration": progress.iteration,
+            "seconds": progress.seconds,
+            "compile_seconds": progress.compile_seconds,
+        },
+        "env": snapshot,
+        "resume": _describe_resume(progress, snapshot),
+        "config": _settings(run.read_config(verify=False)),
+    }
+    return save(
+        run.checkpoints,
+        state,
+        step=progress.env_steps,
+        meta=meta,
+        keep=keep,
+        overwrite=True,
+        allow_nonfinite=allow_nonfinite,
+        finite=".agent",
+    )
+
+
+def read_progress(run: Run, restored: Restored) -> SavedProgress:
+    """Where the training of a restored checkpoint stood.
+
+    Raises:
+        CheckpointError: a field is missing or malformed.
+        RunError: the run's config cannot be read.
+    """
+    meta = restored.meta
+    counters, env, resume, settings = (meta.get(name) for name in ("progress", "env", "resume", "config"))
+    env_steps = counters.get("env_steps") if isinstance(counters, dict) else None
+    wanted = {
+        f"meta.progress.env_steps must be {restored.step}, the step": type(env_steps) is int and env_steps == restored.step,
+        f"the step must be below {EXACT_INT}": restored.step < EXACT_INT,
+        "meta.env must be a dict or None": env is None or isinstance(env, dict),
+        "meta.resume must be printable text": isinstance(resume, str) and resume.isprintable(),
+        "meta.config must be a dict of texts": settings is None or _is_dict_of_text(settings),
+    }
+    for message, holds in wanted.items():
+        if not holds:
+            raise CheckpointError(f"{run.checkpoints}: the checkpoint of step {restored.step} is malformed: {message}")
+    changed = () if settings is None else _changes(settings, _settings(run.read_config(verify=False)))
+    return SavedProgress(restored.step, env, str(resume), changed)
+
+
+def check_settings(run: Run, saved: SavedProgress) -> None:
+    """Check that a checkpoint was trained with the settings of the run's config.json.
+
+    Raises:
+        CheckpointError: it was not; the settings that differ.
+    """
+    if saved.changed_settings:
+        raise CheckpointError(
+            f"{run.directory / CONFIG}: differs from the checkpoint of step {saved.env_steps}: "
+            f"{', '.join(saved.changed_settings)}; restore it, or pass --force to resume with it"
+        )
+
+
+def _describe_resume(progress: Progress, snapshot: Mapping[str, Any] | None) -> str:
+    reasons = list(progress.inexact)
+    if progress.env is not None and snapshot is None:
+        reasons.insert(0, f"env {progress.env.spec.id or type(progress.env).__name__} has no state")
+    return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Every setting by its path, as JSON text, without `env_steps`, which `polyak resume --env-steps` changes."""
+    texts: dict[str, str] = {}
+
+    def add(path: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, part in value.items():
+                add(f"{path}.{name}" if path else name, part)
+        else:
+            text = json.dumps(value, sort_keys=True)
+            texts[path] = text if len(text) <= _MAX_VALUE_LENGTH else hashlib.sha256(text.encode()).hexdigest()
+
+    add("", {name: value for name, value in config.items() if name != "env_steps"})
+    return texts
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    missing = "missing"
+    return tuple(
+        f"{path!r} is {now.get(path, missing)}, the checkpoint has {before.get(path, missing)!r}"
+        for path in sorted(before.keys() | now.keys())
+        if before.get(path) != now.get(path)
+    )
+
+
+def _is_dict_of_text(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for pair in value.items() for text in pair)

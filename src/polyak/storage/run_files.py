@@ -1,0 +1,133 @@
+"""Reads and writes the JSON files of a run; whatever is wrong with one is a `RunError` that names it."""
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyak.storage.files import append, dump_json, parse_json, read_bytes, write_file
+from polyak.storage.json import finite_or_none
+
+MAX_JSON_BYTES = 16 * 2**20
+"""The largest config, summary or system file that is read."""
+
+MAX_METRICS_BYTES = 2**31
+
+
+class RunError(Exception):
+    """A run directory cannot be created, opened, read or written: which, and why."""
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory for the owner only (0700) if it is missing.
+
+    Raises:
+        RunError: a file is there, or it cannot be created.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be created: {error.strerror}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    return _parse(_read(path, MAX_JSON_BYTES), str(path))
+
+
+def write_object(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file by a JSON object, whole or not at all.
+
+    Raises:
+        RunError: it cannot be written, or is not JSON data.
+    """
+    try:
+        data = dump_json(dict(value), path.name)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{path}: {error}") from None
+    _write(path, data)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file, each with its `env_steps`; an incomplete last line is skipped.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    return [_parse_row(line, f"{path}, line {n}") for n, line in enumerate(_lines(path), start=1)]
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one row; NaN and infinities become null.
+
+    Raises:
+        OSError: for example, the disk is full; the file is unchanged.
+    """
+    append(path, dump_json(finite_or_none(row), path.name, indent=None))
+
+
+def drop_rows_after(path: Path, env_steps: int) -> None:
+    """Drop the rows after this step, and damaged ones (a power cut leaves some) with a warning.
+
+    Raises:
+        RunError: the file cannot be read or written.
+    """
+    lines, damaged = [], []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            lines += [line + b"\n"] if _parse_row(line, f"line {number}")["env_steps"] <= env_steps else []
+        except RunError as error:
+            damaged.append(str(error))
+    if damaged:
+        warnings.warn(f"{path}: damaged lines were dropped: {'; '.join(damaged[:10])}", stacklevel=3)
+    if os.path.lexists(path):
+        _write(path, b"".join(lines))
+
+
+def drop_incomplete_line(path: Path) -> None:
+    """Cut off the part of a row that a killed writer left, so that the next row starts a line."""
+    if os.path.lexists(path):
+        os.truncate(path, _read(path, MAX_METRICS_BYTES).rfind(b"\n") + 1)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return _read(path, MAX_METRICS_BYTES).split(b"\n")[:-1] if os.path.lexists(path) else []
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        return read_bytes(path, limit=limit)
+    except FileNotFoundError:
+        raise RunError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise RunError(str(error)) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_file(path, data)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _parse(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = parse_json(data, what)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if not isinstance(value, dict):
+        raise RunError(f"{what}: must be a JSON object, got {json.dumps(value)[:40]}")
+    return value
+
+
+def _parse_row(line: bytes, what: str) -> dict[str, Any]:
+    row = _parse(line, what)
+    if type(row.get("env_steps")) is not int:
+        raise RunError(f"{what}: env_steps={json.dumps(row.get('env_steps'))[:40]} must be an integer")
+    return row
