@@ -13,7 +13,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiD
 from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import lstm
 from polyak.policies import predict
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from tests.policies.test_network_policy import (
     BOX,
     KEY,
@@ -264,3 +264,36 @@ def test_a_box_without_dimensions_is_answered_by_an_array_of_none():
     policy = greedy(spec)
     for action in (policy.predict(np.zeros(1))[0], policy.as_python()(np.zeros(1))):
         assert isinstance(action, np.ndarray) and action.shape == ()
+
+
+def test_predict_resets_the_carry_of_observations_that_begin_an_episode():
+    policy = policy_for(SPEC, network=REMEMBERS["lstm"])
+    obs = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+    _, carry = policy.predict(obs)
+    again, after = policy.predict(obs, carry, first=[False, True, False])
+    kept, kept_after = policy.predict(obs, carry)
+    fresh, fresh_after = policy.predict(obs)
+    rows = np.array([False, True, False])
+    assert np.array_equal(again, np.where(rows, fresh, kept))
+    for leaf, kept_leaf, fresh_leaf in zip(*map(jax.tree.leaves, (after, kept_after, fresh_after)), strict=True):
+        assert np.array_equal(leaf, np.where(rows[:, None], fresh_leaf, kept_leaf))
+    one, _ = policy.predict(obs[0], jax.tree.map(lambda x: x[:1], carry), first=True)
+    assert one == fresh[0]
+    with pytest.raises(ValueError, match=r"first must be one bool per observation, shape \(3,\), got bool \(2,\)"):
+        policy.predict(obs, carry, first=[True, False])
+    with pytest.raises(ValueError, match=r"first must be one bool per observation, .* got int64"):
+        policy.predict(obs, carry, first=[1, 0, 0])
+
+
+def test_wrappers_that_predict_as_their_inner_policy_reset_its_carry():
+    inner = policy_for(SPEC, network=REMEMBERS["lstm"])
+    obs = np.ones((2, 3), np.float32)
+    _, carry = inner.predict(obs)
+    for wrapped in (Greedy(inner), DiscountedReturn(inner, 0.9)):
+        got, _ = wrapped.predict(obs, carry, first=[True, False])
+        assert np.array_equal(got, inner.predict(obs, carry, first=[True, False])[0])
+
+
+def test_an_observation_beyond_float32_is_not_finite():
+    with pytest.raises(ValueError, match="obs must be finite, got 1e\\+300"):
+        greedy(SPEC).predict([0.0, 0.0, 1e300])

@@ -158,3 +158,9 @@ def test_T9_evaluating_again_compiles_nothing():
 
 def test_a_result_prints_short():
     assert repr(Evaluation(np.zeros(3), np.zeros(3, np.int64))) == "Evaluation()"
+
+
+def test_a_function_or_an_exported_policy_is_rejected_with_the_way_out(unchecked):
+    for policy in (lambda obs: obs, object()):
+        with pytest.raises(TypeError, match=r"evaluate: policy must have .*PythonPolicy\(f, env.spec\)"):
+            evaluate(policy, ENV, episodes=1, key=KEY)

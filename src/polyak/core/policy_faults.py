@@ -275,8 +275,10 @@ class ExceptionRelay:
         if not self._logs:
             result = program(*arguments)
         else:
-            compiled: Any = program if isinstance(program, jax.stages.Compiled) else _compile(program, arguments)
-            finish = partial(_finish, compiled, arguments)
+            compiled = (
+                partial(program, *arguments) if isinstance(program, jax.stages.Compiled) else _compile(program, arguments)
+            )
+            finish = partial(_finish, compiled)
             with self:
                 in_main = threading.current_thread() is threading.main_thread()
                 result = self._run_in_thread(finish) if in_main else finish()
@@ -329,8 +331,8 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _finish(program: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return jax.block_until_ready(program(*arguments))
+def _finish(program: Callable[[], Any]) -> Any:
+    return jax.block_until_ready(program())
 
 
 # JAX hands on the text of an exception only: a number in it leads back to the exception, whichever thread it arrives in.
@@ -356,20 +358,24 @@ def _recall(error: BaseException | None) -> BaseException | None:
 _programs: dict[Any, Any] = {}
 
 
-def _compile(jitted: Any, arguments: tuple[Any, ...]) -> Any:
-    """The program of a jitted function for arguments of these shapes; kept no longer than the policies that it calls."""
+def _compile(jitted: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    """The program of a jitted function with these arguments; cached no longer than the policies that it calls."""
     leaves, structure = jax.tree.flatten(arguments)
     key = jitted, structure, tuple(jax.typeof(leaf) for leaf in leaves)
     program = _programs.pop(key, None)
     if program is None:
-        # Of a function of its own: in JAX's caches, what belongs to a function goes with it.
-        program = jax.jit(partial(jitted.__wrapped__)).lower(*arguments).compile()
+        # A new function, because JAX's caches drop what belongs to a function with it; of leaves, because JAX's programs keep
+        # their trees of arguments, with the policies in them.
+        def function(*leaves: Any) -> Any:
+            return jitted.__wrapped__(*jax.tree.unflatten(structure, leaves))
+
+        program = jax.jit(function).lower(*leaves).compile()
         for calls in python_calls_in(arguments):
             weakref.finalize(calls, _programs.pop, key, None)
     _programs[key] = program
     while len(_programs) > MAX_PROGRAMS:
         _programs.pop(next(iter(_programs)), None)
-    return program
+    return partial(program, *leaves)
 
 
 _abandoned: list[threading.Thread] = []

@@ -1,12 +1,17 @@
-"""All policies, and what goes around them, under one name: `polyak.policies.EpsilonGreedy(policy, 0.1)`."""
+"""All policies and wrappers under one name: `polyak.policies.EpsilonGreedy(policy, 0.1)`."""
 
-from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.mixture import Mixture
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
-from polyak.policies.python.policy import PythonPolicy
-from polyak.policies.scripted import Scripted, Uniform
-from polyak.policies.with_info import WithInfo, with_info
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+    from polyak.policies.mixture import Mixture
+    from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+    from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
+    from polyak.policies.python.policy import PythonPolicy
+    from polyak.policies.scripted import Scripted, Uniform
+    from polyak.policies.stable_baselines import StableBaselinesPolicy
+    from polyak.policies.with_info import WithInfo, with_info
 
 __all__ = [
     "ActionSmoothing",
@@ -20,7 +25,31 @@ __all__ = [
     "OUNoise",
     "PythonPolicy",
     "Scripted",
+    "StableBaselinesPolicy",
     "Uniform",
     "WithInfo",
     "with_info",
 ]
+
+_MODULES = {
+    "exploration": ("Boltzmann", "EpsilonGreedy"),
+    "mixture": ("Mixture",),
+    "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),
+    "noise": ("ActionSmoothing", "GaussianNoise", "OUNoise"),
+    "python.policy": ("PythonPolicy",),
+    "scripted": ("Scripted", "Uniform"),
+    "stable_baselines": ("StableBaselinesPolicy",),
+    "with_info": ("WithInfo", "with_info"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when used: an exported policy acts without flax, optax and gymnasium.
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"polyak.policies.{module}"), name)
+    raise AttributeError(f"module 'polyak.policies' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

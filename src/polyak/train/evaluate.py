@@ -66,10 +66,16 @@ def evaluate(
             ten million for a JAX one.
 
     Raises:
+        TypeError: `policy` is a function or an exported policy.
         TypeError, ValueError: `episodes` or `max_steps` is not a positive integer.
         TimeoutError: `max_steps` passed before all episodes had ended.
         RuntimeError: the policy says that it could not go on (a script that has ended).
     """
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"evaluate: policy must have initial_state, distribution and action, got {policy!r:.80}; make a function f a "
+            "policy by PythonPolicy(f, env.spec), an exported policy by PythonPolicy(policy.as_python(), env.spec)"
+        )
     check_integer("evaluate", "episodes", episodes)
     if max_steps is not None:
         check_integer("evaluate", "max_steps", max_steps)

@@ -1,14 +1,18 @@
 """A Python policy in compiled code of one's own: calls, errors, seeds, carries, and what it is shown."""
 
+import gc
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.core.policy_faults import PythonCalls
+from polyak import train
+from polyak.core import policy_faults
+from polyak.core.policy_faults import ExceptionRelay, PythonCalls
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import Policy, PolicyStep, TimeStep
@@ -17,6 +21,8 @@ from polyak.ops.updates import soft_update
 from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.network_policy import Greedy
 from polyak.policies.python.policy import PythonPolicy
+from polyak.train.jax_env_on_host import HostedEnv
+from tests.train.setting import ENV
 
 B = 3
 SPEC = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Discrete(4))
@@ -75,6 +81,18 @@ def test_it_is_a_policy_with_no_leaves_and_a_name():
     assert "rule" in repr(policy) and PythonPolicy(Counter(), SPEC).callee.calls.name == "PythonPolicy 'Counter'"
 
 
+class Classifier:
+    """As scikit-learn's: labels of float64."""
+
+    def predict(self, X):
+        return (X[:, 0] > 0).astype(np.float64)
+
+
+def test_an_estimators_predict_is_a_policy():
+    policy = PythonPolicy(Classifier().predict, SPEC)
+    assert policy.action(time_step(jnp.array([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]])), (), KEY).action.tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("target", "options", "error", "says"),
     [
@@ -88,6 +106,7 @@ def test_it_is_a_policy_with_no_leaves_and_a_name():
         (rule, {"variables": True}, TypeError, "no pytree"),
         (lambda time_step, carry: 0, {"carry_spec": 0}, TypeError, "PythonPolicy '<lambda>': carry_spec must declare"),
         (dict, {}, TypeError, "PythonPolicy 'dict': give an instance, not the class dict"),
+        (Classifier(), {}, TypeError, r"got Classifier; pass its method, PythonPolicy\(classifier.predict, env.spec\)"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(target, options, error, says):
@@ -412,3 +431,93 @@ def test_P2_a_wrapper_as_plain_python_raises_what_the_policy_raised():
 
     with pytest.raises(KeyError, match="mine"):
         Greedy(PythonPolicy(failing, SPEC)).as_python()(np.zeros(SPEC.obs.shape, np.float32))
+
+
+def test_policies_that_nobody_refers_to_are_freed_with_their_programs():
+    env = ENV
+
+    class Rule:
+        def __call__(self, obs):
+            return np.zeros(len(obs), np.int64)
+
+    def count(kind):
+        gc.collect()
+        return sum(isinstance(each, kind) for each in gc.get_objects())
+
+    programs = len(policy_faults._programs)
+    for number in range(4):
+        policy = PythonPolicy(Rule(), env.spec)
+        Greedy(policy).predict(np.zeros(env.spec.obs.shape, np.float32))
+        policy.predict(np.zeros(env.spec.obs.shape, np.float32))
+        train.evaluate(policy, env, episodes=1, key=jax.random.key(number))
+        train.evaluate(policy, HostedEnv(env, KEY), episodes=1, key=jax.random.key(number))
+    assert count(Rule) == 1
+    del policy
+    assert count(Rule) == 0 and len(policy_faults._programs) <= programs
+
+
+def test_a_policy_made_while_tracing_lives_as_long_as_its_program():
+    made = jax.jit(lambda: Greedy(PythonPolicy(rule, SPEC)))
+    for _ in range(2):
+        gc.collect()
+        assert made().policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), None).action.tolist() == [0, 1, 1]
+
+
+def test_predict_calls_a_python_policy_directly(monkeypatch):
+    monkeypatch.setattr(policy_faults, "_compile", lambda *_: pytest.fail("compiled"))
+    seen = []
+    policy = PythonPolicy(lambda obs, seed: seen.append((type(obs), seed)) or [0], SPEC)
+    policy.predict(np.zeros(2))
+    policy.predict(np.zeros(2), deterministic=False, key=KEY)
+    assert [kind for kind, _ in seen] == [np.ndarray] * 2 and seen[0][1] == 0
+    assert seen[1][1] == int(policy.noise(KEY, 1))
+
+
+def test_a_python_policy_is_plain_python_again():
+    plain = PythonPolicy(Counter(), SPEC, **COUNTER).as_python()
+    step = plain.action(jax.tree.map(np.asarray, time_step()), plain.initial_state(B))
+    assert step.carry.shape == (B,)
+    assert PythonPolicy(rule, SPEC).as_python()(np.array([2.0, 0.0], np.float32)) == 1
+
+
+class WithoutNotes(Exception):
+    """An exception that takes no notes, and has no text either."""
+
+    def add_note(self, note):
+        raise TypeError("no notes")
+
+    def __str__(self):
+        raise TypeError("no text")
+
+
+def test_an_exception_that_takes_no_notes_keeps_its_type():
+    def failing(obs):
+        raise WithoutNotes
+
+    for policy in (PythonPolicy(failing, SPEC), PythonPolicy(lambda obs: failing(obs), SPEC, batched=False)):
+        with pytest.raises(WithoutNotes):
+            ExceptionRelay(policy).run(jax.jit(lambda policy=policy: policy.action(time_step(), (), KEY).action))
+
+
+def test_each_thread_gets_its_own_exception():
+    both = threading.Barrier(2, timeout=30)
+
+    shared = PythonPolicy(lambda obs: (both.wait(), raise_by_name(obs)), SPEC)
+
+    def raise_by_name(obs):
+        raise (KeyError if obs[0, 0] > 0 else OSError)("mine")
+
+    def work(sign, errors):
+        now = time_step(jnp.full((B, 2), sign))
+        try:
+            ExceptionRelay(shared).run(jax.jit(lambda policy: policy.action(now, (), KEY).action), shared)
+        except Exception as error:
+            errors.append(type(error))
+
+    errors = [], []
+    threads = [threading.Thread(target=work, args=(sign, errors[i])) for i, sign in enumerate((1.0, -1.0))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == ([KeyError], [OSError])

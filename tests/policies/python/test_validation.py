@@ -6,7 +6,8 @@ import pytest
 
 from polyak.core.space_check import action_specs
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, unflatten
-from polyak.policies.python.validation import OutputChecker, forbidden, initial_carry_values, specs_like
+from polyak.core.types import PolicyStep
+from polyak.policies.python.validation import OutputChecker, describe_masked_actions, initial_carry_values, specs_like
 
 OBS = Box([-1.0], [1.0])
 TORQUE = Box([-2.0, -1.0], [2.0, 1.0])
@@ -26,6 +27,9 @@ def answers(action, clip=False, check=True, **spec):
         (Discrete(3), np.array([True, False]), np.array([1, 0], np.int32)),
         (Discrete(3), [0, 2], np.array([0, 2], np.int32)),
         (Discrete(3, start=5), [0, 2], np.array([0, 2], np.int32)),
+        # As classifiers label.
+        (Discrete(3), np.array([0.0, 2.0]), np.array([0, 2], np.int32)),
+        (Discrete(3), [0.0, 2.0], np.array([0, 2], np.int32)),
         (MultiBinary((2,)), np.ones((2, 2), bool), np.ones((2, 2), np.int8)),
         (TORQUE, np.full((2, 2), 0.5), np.full((2, 2), 0.5, np.float32)),
         (TORQUE, np.full((2, 2), 0.5, np.float16), np.full((2, 2), 0.5, np.float32)),
@@ -55,7 +59,7 @@ def test_P5_bounds_hold_for_every_width_and_number_of_numbers(size, dtype):
 @pytest.mark.parametrize(
     ("space", "value", "error", "says"),
     [
-        (Discrete(3), np.array([0.0, 1.0]), TypeError, "rule: action must have dtype int32 (integers or bools), got float64"),
+        (Discrete(3), np.array([0.5, 1.0]), TypeError, "rule: action must have dtype int32 (integers or bools), got float64"),
         (TORQUE, np.ones((2, 2), bool), TypeError, "rule: action must have dtype float32 (floats or integers), got bool"),
         (TORQUE, np.ones((2, 2), complex), TypeError, "got complex128"),
         (Discrete(3), None, TypeError, "rule: action must be an array of int32, got None"),
@@ -183,7 +187,7 @@ def test_P6_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
 def test_P5_a_carry_that_float32_cannot_hold_is_refused_and_one_that_was_infinite_is_not():
     held = OutputChecker("rule", "carry", specs_like(np.float32(0)))
     assert held.batch(np.array([1.0, -np.inf]), 2).tolist() == [1.0, -np.inf]
-    with pytest.raises(ValueError, match="rule: carry holds what no float32 can in environment 1"):
+    with pytest.raises(ValueError, match="rule: carry holds numbers beyond float32 in environment 1"):
         held.batch(np.array([1.0, -1e300]), 2)
 
 
@@ -193,10 +197,38 @@ def test_P5_what_a_mask_forbids_is_named_and_a_row_without_choice_is_not_looked_
     gear, lever = np.ones((3, 3), bool), np.ones((3, 6), bool)
 
     def said():
-        return forbidden(spec, action, {"gear": gear, "pair": (None, lever)})
+        return describe_masked_actions(spec, action, {"gear": gear, "pair": (None, lever)})
 
     assert said() == ""
     gear[2], lever[:, 0], lever[1, 5] = False, False, False
     assert said() == "'pair/1': array([0, 3]) in environment 1"
     gear[0, 2] = False
     assert said() == "'gear': np.int64(2) in environment 0; 'pair/1': array([0, 3]) in environment 1"
+
+
+def _generate():
+    yield 0
+
+
+async def _wait():
+    return [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (lambda: np.ma.masked_array([0, 1], [True, False]), r"got masked_array\(.*value.filled\(0\)"),
+        (_wait, "got <coroutine object _wait .*async functions are not awaited"),
+        (_generate, "got <generator object _generate .*returns its action"),
+        (lambda: PolicyStep(np.array([0, 1])), r"got PolicyStep\(.*a function of obs returns the action alone"),
+    ],
+)
+def test_outputs_that_are_no_arrays_are_named_with_the_way_out(returned, says):
+    with pytest.raises(TypeError, match="rule: action must be an array of int32, " + says):
+        answers(Discrete(3)).batch(returned(), 2)
+
+
+def test_floats_with_a_fraction_or_nan_are_no_discrete_actions():
+    for value in (np.array([0.0, np.nan]), np.array([0.0, 1e30]), [0.0, 1.5]):
+        with pytest.raises(TypeError, match="rule: action must have dtype int32"):
+            answers(Discrete(3)).batch(value, 2)

@@ -16,7 +16,7 @@ from polyak.core.spaces import EnvSpec, unflatten
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import parameter_shapes
 from polyak.policies.python.timeout import Deadline
-from polyak.policies.python.validation import OutputChecker, forbidden, initial_carry_values, specs_like
+from polyak.policies.python.validation import OutputChecker, describe_masked_actions, initial_carry_values, specs_like
 
 # Copied in less than a microsecond.
 COPIED_BYTES = 4096
@@ -178,7 +178,7 @@ class PythonCallee:
         return answer
 
     def _refuse_forbidden(self, action: PyTree, mask: PyTree) -> None:
-        if self._check and mask is not None and (where := forbidden(self.spec, action, mask)):
+        if self._check and mask is not None and (where := describe_masked_actions(self.spec, action, mask)):
             raise ValueError(f"{self.calls.name}: action is one that action_mask does not allow: {where}")
 
     def _asked(
@@ -312,8 +312,10 @@ def _signature(target: Any, is_object: bool, who: str) -> tuple[bool, bool, bool
     function = target.action if is_object else target
     ways = "(time_step, carry[, seed])" if is_object else "(obs[, seed]) or (time_step, carry[, seed])"
     if not callable(function):
+        is_model = callable(getattr(target, "predict", None))
+        hint = f"; pass its method, PythonPolicy({type(target).__name__.lower()}.predict, env.spec)" if is_model else ""
         raise TypeError(
-            f"{who}: wanted a function of {ways}, or an object with initial_state and action, got {type(target).__name__}"
+            f"{who}: wanted a function of {ways}, or an object with initial_state and action, got {type(target).__name__}{hint}"
         )
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -1,0 +1,57 @@
+"""A polyak policy with the interface of Stable-Baselines3's models, for its `evaluate_policy` and tools like it."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from polyak.core.types import PyTree
+
+
+@runtime_checkable
+class PredictingPolicy(Protocol):
+    """A policy with `predict`: any of polyak's, exported ones included."""
+
+    def predict(
+        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, first: Any = None, key: Any = None
+    ) -> tuple[Any, PyTree]:
+        """The environment's action, and the carry."""
+        ...
+
+
+class StableBaselinesPolicy:
+    """Predicts as Stable-Baselines3's models do: `predict(obs, state, episode_start, deterministic) -> (action, state)`.
+
+    Args:
+        policy: a polyak policy, also one that `load_policy` returned.
+        seed: of the samples drawn with `deterministic=False`.
+
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
+    >>> from polyak.policies.scripted import Uniform
+    >>> model = StableBaselinesPolicy(Uniform(EnvSpec(Box([0.0], [1.0]), Discrete(1))))
+    >>> model.predict(np.zeros((2, 1), np.float32))[0]
+    array([0, 0], dtype=int32)
+    """
+
+    def __init__(self, policy: PredictingPolicy, *, seed: int = 0) -> None:
+        if not isinstance(policy, PredictingPolicy):
+            raise TypeError(f"StableBaselinesPolicy: policy must have predict, got {policy!r:.80}")
+        self._policy, self._seed, self._step = policy, seed, 0
+
+    def predict(
+        self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, PyTree]:
+        """The actions for a batch of observations (or for one), and the recurrent state, None for a policy without one.
+
+        Args:
+            state: what the previous call returned; None at the start.
+            episode_start: `[N]` bool: where an episode begins, and the state is reset.
+        """
+        first = None if episode_start is None or state is None else np.asarray(episode_start, bool)
+        if deterministic:
+            action, carry = self._policy.predict(observation, state, first=first)
+        else:
+            key = jax.random.fold_in(jax.random.key(self._seed), self._step)
+            self._step += 1
+            action, carry = self._policy.predict(observation, state, deterministic=False, first=first, key=key)
+        return action, carry if jax.tree.leaves(carry) else None
