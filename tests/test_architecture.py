@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops"},
     "runs": EVERYTHING - {"cli"},
+    "load": EVERYTHING - {"cli"},
     "cli": EVERYTHING | {"polyak"},
     "__main__": {"cli"},
 }

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from polyak.copies.network_copies import NetworkCopies
     from polyak.core.spaces import EnvSpec
     from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
+    from polyak.load import load_policy
     from polyak.networks.actor_critic import mlp, nature_cnn
     from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
     from polyak.networks.recurrent import gru, lstm
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
     from polyak.policies.python.policy import PythonPolicy
-    from polyak.runs import load_policy
 
 __version__ = metadata.version("polyak")
 
@@ -105,9 +105,9 @@ def __getattr__(name: str) -> Any:
 
             return python_policy.PythonPolicy
         case "load_policy":
-            from polyak import runs
+            from polyak import load
 
-            return runs.load_policy
+            return load.load_policy
         case "envs":
             import polyak.envs
 

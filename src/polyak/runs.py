@@ -2,10 +2,8 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -13,19 +11,14 @@ import numpy as np
 
 from polyak.agents import AGENTS
 from polyak.core.checks import check_choice, check_integer
-from polyak.core.spaces import zeros
 from polyak.core.types import Agent, Policy
-from polyak.export.archive import SPEC_CLASSES, Export, ExportError, from_members, read_export
-from polyak.export.exported_policy import ExportedPolicy
-from polyak.export.numpy_reader import Policy as NumPyReader
-from polyak.export.numpy_weights import check_plain_weights
-from polyak.export.stablehlo import MEMBER, load_program
+from polyak.export.archive import SPEC_CLASSES
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.recurrent import RecurrentActorCritic
 from polyak.ops import schedules
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
-from polyak.storage.run_directory import Run, RunError, open_run
+from polyak.storage.run_directory import Run
 
 FORMAT = 1
 
@@ -127,32 +120,6 @@ def read_config(run: Run) -> RunConfig:
         raise ConfigError(f"{what}: {error}") from None
 
 
-def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> Any:
-    """A greedy policy, ready to `predict(obs)`; needs neither its environment nor the training loops.
-
-    Args:
-        path: a run directory, or a file that `polyak export` wrote as stablehlo or numpy.
-        agent: an agent like the one that was trained, where its network was a user's own and could not be written down; a
-            file needs none.
-
-    Raises:
-        RunError, ConfigError, CheckpointError, ExportError: what is missing or damaged, by name.
-        TypeError: an agent for a file.
-    """
-    if not os.path.lexists(path):
-        raise RunError(f"{path}: there is no such run directory or exported file")
-    if Path(path).is_file():
-        if agent is not None:
-            raise TypeError(f"load_policy: {path} is a file, whose network is in it; agent is for a run directory")
-        return _exported_policy(read_export(path), str(path))
-    if agent is not None and not isinstance(agent, Agent):
-        raise TypeError(f"load_policy: agent must be an agent like the one that was trained, got {agent!r:.80}")
-    run = open_run(Path(path))
-    # With the agent, a run's own record of it is not needed: programs may write there what they like.
-    policy, _ = restored_policy(run, read_config(run).agent if agent is None else agent)
-    return policy
-
-
 def _check_env_kwargs(env_kwargs: Any) -> None:
     """Numbers and switches only: text could be the name of a file, and an environment might open it."""
     if not isinstance(env_kwargs, Mapping):
@@ -160,26 +127,6 @@ def _check_env_kwargs(env_kwargs: Any) -> None:
     for name, value in env_kwargs.items():
         if not isinstance(value, bool | int | float) or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"run: env_kwargs[{name!r}] must be a finite number or a bool, got {value!r}")
-
-
-def _exported_policy(export: Export, what: str) -> ExportedPolicy:
-    memory = {name: x for name, x in export.inputs.items() if name.startswith("carry")}
-    if export.kind == "stablehlo":
-        if set(export.members) != {MEMBER}:
-            raise ExportError(f"{what}: holds {sorted(export.members)}, wanted {MEMBER}")
-        program = load_program(export.members[MEMBER], export.inputs, export.outputs, what)
-        return ExportedPolicy(export.spec, program, memory)
-    arrays = from_members(export.members, what)
-    reader = NumPyReader(export.about, arrays)
-    policy = ExportedPolicy(export.spec, lambda obs: (reader(obs),), memory)
-    try:
-        if memory:
-            raise ValueError(f"it has a memory {list(memory)}")
-        check_plain_weights(export.spec, export.about, arrays)
-        policy.predict(zeros(export.spec.obs))
-    except Exception as error:
-        raise ExportError(f"{what}: its weights do not make a policy: {error!r}") from None
-    return policy
 
 
 def restored_policy(run: Run, agent: Agent) -> tuple[Policy, int]:

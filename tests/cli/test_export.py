@@ -19,7 +19,7 @@ from polyak.cli.export import write_policy
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, leaf_spaces, map_space
 from polyak.export import numpy_reader
 from polyak.export.archive import ExportError, read_export
-from polyak.export.policy_function import native_step
+from polyak.export.policy_function import export_function
 from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.normalizer import ObsNormalizer
@@ -116,7 +116,7 @@ def test_onnxruntime_answers_as_the_policy_within_1e_4_over_1000_observations(na
     session = runtime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
     header = json.loads(session.get_modelmeta().custom_metadata_map["polyak"])
     assert (header["kind"], header["about"]) == ("onnx", {"env": "mine"})
-    step = native_step(policy, spec)
+    step = export_function(policy, spec)
     assert [x.name for x in session.get_inputs()] == list(step.inputs)
     remembered = [n for n in step.inputs if n.startswith("carry")]
     feed = dict(zip(step.inputs, jax.tree.leaves(obs), strict=False))
@@ -201,7 +201,17 @@ def test_a_run_is_exported_and_loads_without_training_stack_or_environment(expor
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     answer, modules = map(json.loads, done.stdout.splitlines())
     assert answer == [expected] * 2
-    stack = {"gymnasium", "polyak.train", "polyak.envs", "polyak.cli", "tyro", "onnx", "tensorboard"}
+    stack = {
+        "gymnasium",
+        "polyak.agents",
+        "polyak.train",
+        "polyak.envs",
+        "polyak.cli",
+        "polyak.runs",
+        "tyro",
+        "onnx",
+        "tensorboard",
+    }
     assert stack & set(modules) == set()
     about = read_export(exported / "stablehlo").about
     assert (about["algorithm"], about["env"]) == ("ppo", "CartPole-v1") and about["env_steps"] >= 400
@@ -248,7 +258,7 @@ def test_what_other_programs_keep_beside_their_own_config_is_no_runs(run, comman
 def test_only_plain_files_are_replaced(run, command):
     os.mkfifo("pipe")
     code, _, err = command("export run --format stablehlo --output pipe")
-    assert code == 2 and "pipe: cannot be written: is there and no plain file" in err
+    assert code == 2 and "pipe: cannot be written: exists and is not a plain file" in err
     assert stat.S_ISFIFO(os.lstat("pipe").st_mode)
 
 
@@ -272,6 +282,25 @@ def test_onnx_that_is_not_installed_is_an_error_that_says_what_installs_it(run, 
     monkeypatch.delitem(sys.modules, "polyak.export.onnx", raising=False)
     code, _, err = command("export run --format onnx")
     assert code == 2 and "format onnx needs onnx: pip install 'polyak[onnx]'" in err
+
+
+def test_a_symbolic_link_to_an_exported_file_is_followed(exported, tmp_path):
+    (tmp_path / "latest").symlink_to(exported / "numpy")
+    assert polyak.load_policy(tmp_path / "latest").predict(np.zeros(4))[0] in (0, 1)
+
+
+def test_a_damaged_onnx_file_is_noticed(run, command):
+    assert command("export run --format onnx")[0] == 0
+    path = run / "policy.onnx"
+    with pytest.raises(ExportError, match="is an ONNX file; open it with an ONNX runtime"):
+        polyak.load_policy(path)
+    whole = path.read_bytes()
+    for position in np.random.default_rng(0).integers(4, len(whole), 50):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(ExportError, match="damaged"):
+            polyak.load_policy(path)
 
 
 def test_an_agent_for_a_file_is_an_error(exported, trained):

@@ -12,7 +12,19 @@ import pytest
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.export import numpy_reader
-from polyak.export.archive import FORMAT, HEADER, Export, ExportError, from_members, read_export, to_members, write_export
+from polyak.export.archive import (
+    FORMAT,
+    HEADER,
+    ONNX_HASH,
+    Export,
+    ExportError,
+    from_members,
+    read_export,
+    seal_onnx,
+    to_members,
+    write_export,
+)
+from polyak.export.numpy_format import describe_spaces
 from tests.storage.test_security import payloads
 
 SPEC = EnvSpec(Box([-np.inf], [np.inf]), Discrete(3, start=1), "Toy-v0")
@@ -64,28 +76,28 @@ def array(name="obs", shape=(1,), dtype="float32"):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda header: {"a": 1}, "header.json does not say that it is one"),
-        (lambda header: [], "header.json does not say that it is one"),
+        (lambda header: {"a": 1}, "header.json has no field polyak_export"),
+        (lambda header: [], "header.json has no field polyak_export"),
         (lambda header: header | {"kind": "pickle"}, "header cannot be read: kind 'pickle'"),
         (lambda header: header | {"spec": {"$class": "Popen", "args": "ls"}}, "header cannot be read"),
         (lambda header: header | {"spec": {"$class": "Discrete", "n": 2}}, "spec a Discrete"),
         (lambda header: header | {"inputs": [{"name": "x", "shape": ["a"], "dtype": "f4"}]}, "header cannot be read"),
         (lambda header: header | {"inputs": 7}, "header cannot be read"),
-        (lambda header: header | {"inputs": [array(name=5)]}, "an array is called '5'"),
-        (lambda header: header | {"inputs": [array(), array()]}, "an array is called 'obs'"),
+        (lambda header: header | {"inputs": [array(name=5)]}, "an array has the name '5'"),
+        (lambda header: header | {"inputs": [array(), array()]}, "an array has the name 'obs'"),
         (lambda header: header | {"inputs": [array(dtype="S1000000000")]}, "'obs' has the shape .* and the dtype .S1000000000"),
         (lambda header: header | {"inputs": [array(shape=[-1])]}, r"'obs' has the shape \(-1,\)"),
         (lambda header: header | {"inputs": [array(shape=[2**26 + 1])]}, "a row of 'obs' has more than 268435456 bytes"),
-        (lambda header: header | {"inputs": [array(shape=[2])]}, r"takes \[\('obs', \(2,\), 'f'\)\].*those are not its spaces"),
-        (lambda header: header | {"inputs": [array(name="x")]}, "those are not its spaces"),
-        (lambda header: header | {"inputs": [array(), array(name="carry")]}, "those are not its spaces"),
-        (lambda header: header | {"outputs": [array(name="action", shape=[])]}, "those are not its spaces"),
-        (lambda header: header | {"outputs": [*header["outputs"], array(name="carry")]}, "those are not its spaces"),
+        (lambda header: header | {"inputs": [array(shape=[2])]}, r"inputs \[\('obs', \(2,\), 'f'\)\].*do not fit its spaces"),
+        (lambda header: header | {"inputs": [array(name="x")]}, "do not fit its spaces"),
+        (lambda header: header | {"inputs": [array(), array(name="carry")]}, "do not fit its spaces"),
+        (lambda header: header | {"outputs": [array(name="action", shape=[])]}, "do not fit its spaces"),
+        (lambda header: header | {"outputs": [*header["outputs"], array(name="carry")]}, "do not fit its spaces"),
         (lambda header: {k: v for k, v in header.items() if k != "about"}, "header cannot be read"),
         (lambda header: header | {"files": {}}, "its header names others"),
         (
             lambda header: header | {"files": {"a.npy": {"size": 5, "sha256": "0"}}},
-            r"a\.npy does not have the size",
+            r"size or SHA-256 of a\.npy differ",
         ),
     ],
 )
@@ -102,7 +114,7 @@ def test_C2_a_file_more_or_other_bytes_are_refused(path):
         read_export(path)
     path.write_bytes(whole)
     rewritten(path, members={"a.npy": b"bytez"})
-    with pytest.raises(ExportError, match=r"a\.npy does not have"):
+    with pytest.raises(ExportError, match=r"size or SHA-256 of a\.npy differ"):
         read_export(path)
 
 
@@ -155,13 +167,13 @@ def test_S1_a_foreign_file_is_refused_and_never_run(path, tmp_path, kind):
     marker = tmp_path / "marker"
     whole, payload = path.read_bytes(), payloads(marker)[kind]
     path.write_bytes(payload)
-    with pytest.raises(ExportError, match="policy: is no policy that polyak exported, or is damaged"):
+    with pytest.raises(ExportError, match="policy: is not a policy exported by polyak, or is damaged"):
         read_export(path)
     rewritten_bytes = io.BytesIO(whole)
     with zipfile.ZipFile(rewritten_bytes, "w") as archive:
         archive.writestr(HEADER, payload)
     path.write_bytes(rewritten_bytes.getvalue())
-    with pytest.raises(ExportError, match="is no policy that polyak exported"):
+    with pytest.raises(ExportError, match="is not a policy exported by polyak"):
         read_export(path)
     assert not marker.exists()
 
@@ -173,10 +185,39 @@ def test_what_is_not_there_or_a_link_is_refused(path, tmp_path):
             read_export(tmp_path / name)
 
 
-def test_an_onnx_file_is_called_one(path):
-    path.write_bytes(b"\x08\x09\x12\x06polyak")
-    with pytest.raises(ExportError, match="policy: is an ONNX file: open it with an ONNX runtime"):
+def test_an_onnx_file_is_reported_as_one_and_its_hash_is_checked(path):
+    whole = seal_onnx(b"\x08\x09\x12\x06polyak" + ONNX_HASH[0].encode() + b"\x12\x40" + ONNX_HASH[1].encode() + b"end")
+    path.write_bytes(whole)
+    with pytest.raises(ExportError, match="policy: is an ONNX file; open it with an ONNX runtime"):
         read_export(path)
+    for damaged in (whole[:-1] + b"D", whole[:-1], whole.replace(b"sha256", b"sha255"), b"\x08\x09\x12\x06polyak"):
+        path.write_bytes(damaged)
+        with pytest.raises(ExportError, match="policy: is an ONNX file, but damaged or not from polyak"):
+            read_export(path)
+
+
+def test_every_bit_flip_of_a_file_for_the_numpy_reader_is_noticed_or_changes_nothing(tmp_path):
+    spec = EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0], np.float32))
+    weights = {"head_kernel": np.full((1, 1), 0.5, np.float32), "head_bias": np.ones(1, np.float32)}
+    weights |= {"mean": np.ones((1, 1), np.float32), "mean_rest": np.zeros((1, 1), np.float32)}
+    weights |= {"deviation": np.full((1, 1), 2.0, np.float32), "clip": np.full(1, 9.0, np.float32)}
+    about, bounds = describe_spaces(spec, squash_mean=False)
+    about |= {"layers": 0, "activation": "tanh", "tanh": False}
+    path = tmp_path / "policy.npz"
+    write_export(path, Export("numpy", spec, ROW, ROW, about, to_members(weights | bounds)))
+    whole, expected = path.read_bytes(), numpy_reader.load(path)(np.ones((1, 1)))
+    unnoticed = 0
+    for position in range(0, len(whole) * 8, 3):
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        try:
+            policy = numpy_reader.load(path)
+        except Exception:  # of zipfile, mostly
+            continue
+        unnoticed += 1
+        np.testing.assert_array_equal(policy(np.ones((1, 1))), expected)
+    assert unnoticed < len(whole) * 8 / 3 * 0.2
 
 
 def test_C8_on_a_full_disk_the_file_of_before_stays(path, full_disk):

@@ -7,7 +7,7 @@ import polyak
 from polyak.cli.export import write_policy
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary
 from polyak.export.archive import Export, ExportError, from_members, read_export, to_members, write_export
-from polyak.export.numpy_weights import check_plain_weights
+from polyak.export.numpy_format import check_weights
 from polyak.networks.actor_critic import mlp
 from tests.policies.test_network_policy import VECTOR, policy_for
 
@@ -35,7 +35,7 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize("kind", SPECS)
 def test_what_was_written_holds(kind, plain):
     export, about, arrays = plain[kind]
-    check_plain_weights(export.spec, about, arrays)
+    check_weights(export.spec, about, arrays)
     assert about["env"] == "mine"
 
 
@@ -77,4 +77,4 @@ def test_C2_what_does_not_fit_the_spaces_is_refused(kind, about, arrays, said, p
 def test_S5_spaces_that_only_declare_their_size_are_refused_before_anything_of_that_size_is_made(plain):
     _, about, arrays = plain["Discrete"]
     with pytest.raises(ValueError, match="the observation is MultiBinary"):
-        check_plain_weights(EnvSpec(MultiBinary((10**9,)), Discrete(2, start=7)), about, arrays)
+        check_weights(EnvSpec(MultiBinary((10**9,)), Discrete(2, start=7)), about, arrays)

@@ -48,7 +48,7 @@ def test_S2_a_call_outside_is_refused_whatever_its_name(name):
     planted = jax.jit(lambda x: (jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(x.shape, x.dtype))(x),))
     check = [export.DisabledSafetyCheck.custom_call(name)]
     exported = export.export(planted, disabled_checks=check)(jax.ShapeDtypeStruct((1, 2), jnp.float32))
-    said = "takes" if name == "shape_assertion" else "would call "
+    said = "has the inputs" if name == "shape_assertion" else "would call "
     with pytest.raises(ExportError, match=f"file: policy.jax_export {said}"):
         load_program(bytes(exported.serialize()), ROW, ROW, "file")
 
@@ -74,10 +74,10 @@ def test_a_program_that_takes_other_arrays_than_its_header_says_or_is_none_is_re
     data = program(double, ROW)
     three = {"x": jax.ShapeDtypeStruct((3,), np.float32)}
     for header, said in (
-        ((three, ROW), r"takes \['float32\[rows,2\]'\], its header says \['float32\[rows,3\]'\]"),
-        ((ROW, three), r"answers \['float32\[rows,2\]'\], its header says \['float32\[rows,3\]'\]"),
-        ((ROW, {"x": ROW["x"], "y": ROW["x"]}), "answers"),
-        ((ROW, {}), "answers"),
+        ((three, ROW), r"has the inputs \['float32\[rows,2\]'\], its header declares \['float32\[rows,3\]'\]"),
+        ((ROW, three), r"has the outputs \['float32\[rows,2\]'\], its header declares \['float32\[rows,3\]'\]"),
+        ((ROW, {"x": ROW["x"], "y": ROW["x"]}), "has the outputs"),
+        ((ROW, {}), "has the outputs"),
     ):
         with pytest.raises(ExportError, match=said):
             load_program(data, *header, "file")
@@ -86,3 +86,10 @@ def test_a_program_that_takes_other_arrays_than_its_header_says_or_is_none_is_re
     for broken in (b"", b"not a program", data[: len(data) // 2]):
         with pytest.raises(ExportError, match=r"file: policy\.jax_export cannot be read by JAX"):
             load_program(broken, ROW, ROW, "file")
+
+
+def test_a_program_that_this_jax_cannot_read_names_the_jax_that_wrote_it():
+    with pytest.raises(
+        ExportError, match=r"cannot be read by JAX .*; it was written by JAX '99\.1': install that, or export it"
+    ):
+        load_program(b"not a program", ROW, ROW, "file", writer="99.1")

@@ -12,9 +12,9 @@ from polyak.cli.flags import UsageError, fail, parse, usage
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Policy
 from polyak.export import numpy_reader
-from polyak.export.archive import Export, ExportError, header_of, to_members, write_export, write_whole
-from polyak.export.numpy_weights import plain_weights
-from polyak.export.policy_function import native_step
+from polyak.export.archive import Export, ExportError, make_header, replace_file, to_members, write_export
+from polyak.export.numpy_weights import numpy_weights
+from polyak.export.policy_function import export_function
 from polyak.export.stablehlo import MEMBER, program
 from polyak.runs import read_config, restored_policy
 from polyak.storage.checkpoint import CheckpointError
@@ -76,19 +76,19 @@ def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, abou
             `numpy_reader.py` that is not polyak's.
         ImportError: the extra is missing.
     """
-    step = native_step(policy, spec)
+    step = export_function(policy, spec)
     if kind == "numpy":
-        needs, arrays = plain_weights(policy, spec)
+        needs, arrays = numpy_weights(policy, spec)
         reader = _place_of_reader(output)
         write_export(output, Export(kind, spec, step.inputs, step.outputs, about | needs, to_members(arrays)))
-        write_whole(reader, _READER_SOURCE.read_bytes())
+        replace_file(reader, _READER_SOURCE.read_bytes())
         return [output, reader]
     if kind == "stablehlo":
         members = {MEMBER: program(step.function, step.inputs)}
         write_export(output, Export(kind, spec, step.inputs, step.outputs, about, members))
         return [output]
-    header = {"polyak": json.dumps(header_of(Export(kind, spec, step.inputs, step.outputs, about, {})))}
-    write_whole(output, _onnx_model()(step.function, step.inputs, step.outputs, header))
+    header = {"polyak": json.dumps(make_header(Export(kind, spec, step.inputs, step.outputs, about, {})))}
+    replace_file(output, _onnx_model()(step.function, step.inputs, step.outputs, header))
     return [output]
 
 

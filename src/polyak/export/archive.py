@@ -4,6 +4,7 @@ import hashlib
 import io
 import math
 import os
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -35,31 +36,38 @@ MAX_ROW_BYTES = 2**28
 
 MAX_DIMENSIONS = 32
 
+ONNX_HASH = ("polyak_sha256", "0" * 64)
+"""The metadata entry of an ONNX file that `seal_onnx` fills in."""
+
 Kind = Literal["stablehlo", "onnx", "numpy"]
 
 SPEC_CLASSES: tuple[type, ...] = (
     *(spaces.EnvSpec, spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple),
 )
-"""What the spaces in a file may be made of."""
+"""The classes that the spaces in a file may use."""
 
 _NOT_A_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, struct.error, OverflowError)
 
+# Key and value as protobuf writes them: field 2, 64 bytes long.
+_ONNX_HASH_ENTRY = re.compile(ONNX_HASH[0].encode() + rb"\x12\x40([0-9a-f]{64})")
+
 
 class ExportError(Exception):
-    """An exported policy cannot be written, or a file is none or is damaged: which, and why."""
+    """An exported policy cannot be written or read: which file, and why."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What is in a file.
+    """The contents of a file.
 
     Attributes:
-        kind: how the policy is written.
+        kind: the format of the policy.
         spec: the spaces it acts in.
-        inputs: name, and shape and dtype without the first axis, of each array that it takes.
-        outputs: likewise of those that it answers.
-        about: what else is known: of the run it came from, and what its reader needs.
+        inputs: name, and shape and dtype without the first axis, of each input array.
+        outputs: likewise of each output array.
+        about: the run it came from, and settings that its reader needs.
         members: the files in it, by name.
+        jax_version: of the JAX that wrote it.
     """
 
     kind: Kind
@@ -68,45 +76,44 @@ class Export:
     outputs: Mapping[str, jax.ShapeDtypeStruct]
     about: Mapping[str, Any]
     members: Mapping[str, bytes]
+    jax_version: str = jax.__version__
 
 
-def header_of(export: Export) -> dict[str, Any]:
-    """What the file says of itself, as JSON data."""
+def make_header(export: Export) -> dict[str, Any]:
+    """The header of the file, as JSON data."""
     return {
         "polyak_export": FORMAT,
         "kind": export.kind,
         "polyak": metadata.version("polyak"),
-        "jax": jax.__version__,
+        "jax": export.jax_version,
         "spec": to_json(export.spec),
-        "inputs": _described(export.inputs),
-        "outputs": _described(export.outputs),
+        "inputs": _describe_arrays(export.inputs),
+        "outputs": _describe_arrays(export.outputs),
         "about": dict(export.about),
-        "files": {
-            name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in export.members.items()
-        },
+        "files": {name: _describe_member(data) for name, data in export.members.items()},
     }
 
 
 def write_export(path: Path, export: Export) -> None:
-    """Write the file aside and put it in its place; what was there before is replaced as a whole.
+    """Write the file, replacing an existing one whole or not at all.
 
     Raises:
         ExportError: it cannot be written there.
     """
-    header = dump_json(header_of(export), str(path))
+    header = dump_json(make_header(export), str(path))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in {HEADER: header, **export.members}.items():
             # Always the same date: the same policy is the same bytes.
             archive.writestr(zipfile.ZipInfo(name), data)
-    write_whole(path, buffer.getvalue())
+    replace_file(path, buffer.getvalue())
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file as a whole.
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
 
     Raises:
-        ExportError: it is too large, or the disk or a directory is in the way.
+        ExportError: it is too large, the disk is full, or something other than a plain file is there.
     """
     if len(data) > MAX_BYTES:
         raise ExportError(f"{path}: {len(data)} bytes; at most {MAX_BYTES} are written")
@@ -114,45 +121,45 @@ def write_whole(path: Path, data: bytes) -> None:
         if path.is_dir():
             raise IsADirectoryError("is a directory; a file was wanted")
         if path.exists() and not path.is_file():
-            raise FileExistsError("is there and no plain file; a file was wanted")
+            raise FileExistsError("exists and is not a plain file; a file was wanted")
         write_file(path, data, shared=True)
     except OSError as error:
         raise ExportError(f"{path}: cannot be written: {error}") from error
 
 
 def read_export(path: str | os.PathLike[str]) -> Export:
-    """The exported policy in a file. Nothing in it is run; every member is compared with its SHA-256, the header with its CRC.
+    """The exported policy in a file. Nothing in it is run; each member is compared with its SHA-256, the header with its CRC.
 
     Raises:
-        ExportError: it is not there, is none, is damaged, is of a newer version of polyak, or takes or answers other arrays
-            than its spaces say.
+        ExportError: the file is missing, is no exported policy, is damaged, is of a newer version of polyak, or declares other
+            arrays than those of its spaces.
     """
     what = str(path)
     data = b""
     try:
         data = read_bytes(what, limit=MAX_BYTES)
-        members = _members(data)
+        members = _read_members(data)
     except _NOT_A_ZIP as error:
-        # ONNX begins with its version, a small number in field 1, and with who made it, in field 2.
+        # ONNX begins with its version, a small number in field 1, and its producer, in field 2.
         if (data[:1], data[2:3]) == (b"\x08", b"\x12"):
-            raise ExportError(f"{what}: is an ONNX file: open it with an ONNX runtime") from None
-        raise ExportError(f"{what}: is no policy that polyak exported, or is damaged: {error}") from None
+            raise ExportError(_describe_onnx(data, what)) from None
+        raise ExportError(f"{what}: is not a policy exported by polyak, or is damaged: {error}") from None
     try:
         header = parse_json(members.pop(HEADER, b""), f"{what}: {HEADER}")
     except ValueError as error:
-        raise ExportError(f"{what}: is no policy that polyak exported, or is damaged: {error}") from None
+        raise ExportError(f"{what}: is not a policy exported by polyak, or is damaged: {error}") from None
     if not isinstance(header, dict) or "polyak_export" not in header:
-        raise ExportError(f"{what}: is no policy that polyak exported: {HEADER} does not say that it is one")
+        raise ExportError(f"{what}: is not a policy exported by polyak: {HEADER} has no field polyak_export")
     if header["polyak_export"] != FORMAT:
         newer = isinstance(header["polyak_export"], int) and header["polyak_export"] > FORMAT
         advice = "upgrade polyak" if newer else "export it again"
         raise ExportError(f"{what}: has format {header['polyak_export']!r}, this version reads {FORMAT}; {advice}")
     _check_hashes(header, members, what)
-    return _export(header, members, what)
+    return _parse_header(header, members, what)
 
 
 def to_members(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
-    """Each array as a `.npy` file."""
+    """Each array as a `.npy` file, which `numpy.load` opens too."""
     members = {}
     for name, array in arrays.items():
         buffer = io.BytesIO()
@@ -162,10 +169,10 @@ def to_members(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
 
 
 def from_members(members: Mapping[str, bytes], what: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays.
+    """The arrays of `.npy` files, never objects.
 
     Raises:
-        ExportError: a member is none.
+        ExportError: a member is not an array.
     """
     try:
         return {name.removesuffix(".npy"): array_of(data) for name, data in members.items()}
@@ -173,22 +180,35 @@ def from_members(members: Mapping[str, bytes], what: str) -> dict[str, npt.NDArr
         raise ExportError(f"{what}: is damaged: its arrays cannot be read: {error}") from None
 
 
-def _members(data: bytes) -> dict[str, bytes]:
+def seal_onnx(model: bytes) -> bytes:
+    """An ONNX file whose metadata entry `ONNX_HASH` holds the SHA-256 of the file with zeros in that entry."""
+    return model.replace(ONNX_HASH[1].encode(), hashlib.sha256(model).hexdigest().encode(), 1)
+
+
+def _describe_onnx(data: bytes, what: str) -> str:
+    entry = _ONNX_HASH_ENTRY.search(data)
+    zeroed = data[: entry.start(1)] + ONNX_HASH[1].encode() + data[entry.end(1) :] if entry else b""
+    if entry and hashlib.sha256(zeroed).hexdigest().encode() == entry[1]:
+        return f"{what}: is an ONNX file; open it with an ONNX runtime"
+    return f"{what}: is an ONNX file, but damaged or not from polyak: its SHA-256 is missing or differs"
+
+
+def _read_members(data: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        found = archive.infolist()
-        names = [info.filename for info in found]
+        infos = archive.infolist()
+        names = [info.filename for info in infos]
         if len(set(names)) != len(names):
-            raise ValueError("a name stands twice in it")
-        # Else one stretch of the file could be many members.
-        if sum(info.file_size for info in found) > len(data):
+            raise ValueError("two members have the same name")
+        # Otherwise one part of the file could be many members.
+        if sum(info.file_size for info in infos) > len(data):
             raise ValueError("its members are compressed, or together larger than the file")
-        for info in found:
+        for info in infos:
             # Compressed, a small file could become a huge one.
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise ValueError(f"{info.filename!r} is compressed or encrypted")
             if info.filename == HEADER and info.file_size > MAX_HEADER_BYTES:
                 raise ValueError(f"{HEADER} has {info.file_size} bytes; at most {MAX_HEADER_BYTES} are read")
-        return {info.filename: archive.read(info) for info in found}
+        return {info.filename: archive.read(info) for info in infos}
 
 
 def _check_hashes(header: dict[str, Any], members: Mapping[str, bytes], what: str) -> None:
@@ -196,34 +216,38 @@ def _check_hashes(header: dict[str, Any], members: Mapping[str, bytes], what: st
     if not isinstance(files, dict) or set(files) != set(members):
         raise ExportError(f"{what}: is damaged: holds the files {sorted(members)}, its header names others")
     for name, data in members.items():
-        if files[name] != {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}:
-            raise ExportError(f"{what}: is damaged: {name} does not have the size and the SHA-256 that the header gives")
+        if files[name] != _describe_member(data):
+            raise ExportError(f"{what}: is damaged: size or SHA-256 of {name} differ from the header")
 
 
-def _export(header: dict[str, Any], members: Mapping[str, bytes], what: str) -> Export:
+def _describe_member(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _parse_header(header: dict[str, Any], members: Mapping[str, bytes], what: str) -> Export:
     classes = {cls.__name__: cls for cls in SPEC_CLASSES}
     try:
         spec = from_json(header["spec"], classes, what=f"{what}: spec")
-        inputs, outputs = (_arrays(header[name]) for name in ("inputs", "outputs"))
-        kind, about = header["kind"], header["about"]
+        inputs, outputs = (_parse_arrays(header[name]) for name in ("inputs", "outputs"))
+        kind, about, jax_version = header["kind"], header["about"], str(header["jax"])[:40]
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{what}: its header cannot be read: {str(error)[:300]!r}") from None
     if kind not in ("stablehlo", "numpy") or not isinstance(spec, EnvSpec) or not isinstance(about, dict):
         raise ExportError(f"{what}: its header cannot be read: kind {kind!r}, spec a {type(spec).__name__}")
     _check_arrays(spec, _kinds(inputs), _kinds(outputs), what)
-    return Export(kind, spec, inputs, outputs, about, members)
+    return Export(kind, spec, inputs, outputs, about, members, jax_version)
 
 
-def _described(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> list[dict[str, Any]]:
+def _describe_arrays(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> list[dict[str, Any]]:
     return [{"name": name, "shape": list(x.shape), "dtype": str(x.dtype)} for name, x in arrays.items()]
 
 
-def _arrays(described: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def _parse_arrays(described: Any) -> dict[str, jax.ShapeDtypeStruct]:
     arrays = {}
     for x in described:
         name, shape, text = x["name"], tuple(x["shape"]), x["dtype"]
         if not isinstance(name, str) or name in arrays or not isinstance(text, str):
-            raise ValueError(f"an array is called {str(name)[:80]!r} and has the dtype {str(text)[:80]!r}")
+            raise ValueError(f"an array has the name {str(name)[:80]!r} and the dtype {str(text)[:80]!r}")
         dtype = np.dtype(text)
         if dtype.kind not in "fiub" or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]} and the dtype {str(dtype)[:80]}")
@@ -240,14 +264,14 @@ def _kinds(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> _Kinds:
     return [(name, x.shape, x.dtype.kind) for name, x in arrays.items()]
 
 
-def _kinds_of(name: str, space: Space) -> _Kinds:
+def _space_kinds(name: str, space: Space) -> _Kinds:
     return [(f"{name}/{path}" if path else name, leaf.shape, leaf.dtype.kind) for path, leaf in leaf_spaces(space)]
 
 
 def _check_arrays(spec: EnvSpec, inputs: _Kinds, outputs: _Kinds, what: str) -> None:
-    """The inputs are the observation, and of a policy with a memory `first` and the carry; the outputs action and carry."""
-    acts = _kinds_of("action", spec.action)
-    carry = outputs[len(acts) :]
-    wanted = _kinds_of("obs", spec.obs) + ([("first", (), "b"), *carry] if carry else [])
-    if inputs != wanted or outputs[: len(acts)] != acts or not all(name.startswith("carry") for name, _, _ in carry):
-        raise ExportError(f"{what}: takes {str(inputs)[:300]}, answers {str(outputs)[:300]}: those are not its spaces")
+    """Inputs are the observation, and of a recurrent policy `first` and the carry; outputs are action and carry."""
+    action = _space_kinds("action", spec.action)
+    carry = outputs[len(action) :]
+    wanted = _space_kinds("obs", spec.obs) + ([("first", (), "b"), *carry] if carry else [])
+    if inputs != wanted or outputs[: len(action)] != action or not all(name.startswith("carry") for name, _, _ in carry):
+        raise ExportError(f"{what}: inputs {str(inputs)[:300]} and outputs {str(outputs)[:300]} do not fit its spaces")

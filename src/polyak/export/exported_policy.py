@@ -1,5 +1,6 @@
-"""A policy that was exported and is back: what it needs to act is in the file, and it only acts."""
+"""A policy loaded from an exported file; inference only, without the training stack or a network library."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,38 +9,42 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.spaces import EnvSpec, map_space
+from polyak.core.spaces import EnvSpec, map_space, zeros
 from polyak.core.types import PyTree
+from polyak.export.archive import ExportError, from_members, read_export
+from polyak.export.numpy_format import check_weights
+from polyak.export.numpy_reader import Policy as NumPyReader
+from polyak.export.stablehlo import MEMBER, load_program
 from polyak.policies.predict import obs_batch
 
 
 @dataclass(frozen=True)
 class ExportedPolicy:
-    """Answers `predict` as the policy did from which it was made.
+    """A greedy policy whose `predict` returns what `predict` of the policy it was exported from returned.
 
     Attributes:
         spec: the spaces.
-        step: the arrays `[N, ...]` of a `NativeStep`'s outputs, from those of its inputs.
-        memory: shape and dtype of each array of its carry, without the first axis; empty for a policy without a memory.
+        function: the outputs of an `ExportFunction` for its inputs, arrays `[N, ...]`.
+        carry_spec: shape and dtype of each array of the carry, without the first axis; empty if it is not recurrent.
     """
 
     spec: EnvSpec
-    step: Callable[..., Any]
-    memory: Mapping[str, jax.ShapeDtypeStruct]
+    function: Callable[..., Any]
+    carry_spec: Mapping[str, jax.ShapeDtypeStruct]
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """A carry for the beginning of episodes: its numbers are not looked at where `predict` gets None."""
-        return tuple(np.zeros((batch_size, *x.shape), x.dtype) for x in self.memory.values())
+        """The carry at the start of episodes, of zeros; `predict` with `carry=None` ignores the numbers."""
+        return tuple(np.zeros((batch_size, *x.shape), x.dtype) for x in self.carry_spec.values())
 
     def predict(self, obs: Any, carry: PyTree = None, *, deterministic: bool = True) -> tuple[Any, PyTree]:
         """The environment's action for one observation or a batch of them, and the carry for the next call.
 
         Args:
-            obs: as the environment gives it.
-            carry: what the call before returned; None at the start of an episode.
+            obs: an observation of the environment.
+            carry: returned by the previous call; None at the start of an episode.
 
         Raises:
-            TypeError, ValueError: as `predict` of a policy that was not exported; a sample, which this one cannot draw.
+            TypeError, ValueError: as `predict` of any policy; `deterministic=False`, because the file holds no distribution.
         """
         if not deterministic:
             raise ValueError("predict: an exported policy is greedy; got deterministic=False")
@@ -47,19 +52,45 @@ class ExportedPolicy:
         size = batch or 1
         inputs: list[npt.NDArray[Any]] = []
         map_space(lambda _, x: inputs.append(x), self.spec.obs, rows)
-        if self.memory:
-            inputs += [np.full(size, carry is None), *self._memory_of(carry, size)]
-        outputs = self.step(*inputs)
-        # Copies, for what JAX hands out is read-only.
-        acted = iter(np.array(x) for x in outputs)
-        action = map_space(lambda _: next(acted), self.spec.action)
-        after = tuple(outputs[len(outputs) - len(self.memory) :])
-        return (action if batch else jax.tree.map(lambda a: a[0], action)), after
+        if self.carry_spec:
+            inputs += [np.full(size, carry is None), *self._carry_arrays(carry, size)]
+        outputs = self.function(*inputs)
+        # Copied, because NumPy views of JAX arrays are read-only.
+        leaves = iter(np.array(x) for x in outputs)
+        action = map_space(lambda _: next(leaves), self.spec.action)
+        next_carry = tuple(outputs[len(outputs) - len(self.carry_spec) :])
+        return (action if batch else jax.tree.map(lambda a: a[0], action)), next_carry
 
-    def _memory_of(self, carry: PyTree, size: int) -> PyTree:
+    def _carry_arrays(self, carry: PyTree, size: int) -> PyTree:
         if carry is None:
             return self.initial_state(size)
-        wanted, got = [(size, *x.shape) for x in self.memory.values()], [np.shape(x) for x in jax.tree.leaves(carry)]
+        wanted, got = [(size, *x.shape) for x in self.carry_spec.values()], [np.shape(x) for x in jax.tree.leaves(carry)]
         if got != wanted:
             raise ValueError(f"predict: carry must have arrays of the shapes {wanted}, got {got}")
         return carry
+
+
+def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
+    """The policy in a file that `polyak export` wrote as stablehlo or numpy; nothing in the file is run before its checks.
+
+    Raises:
+        ExportError: the file is missing, damaged, of another format, or does not fit the spaces in it.
+    """
+    export, what = read_export(path), str(path)
+    carry_spec = {name: x for name, x in export.inputs.items() if name.startswith("carry")}
+    if export.kind == "stablehlo":
+        if set(export.members) != {MEMBER}:
+            raise ExportError(f"{what}: holds {sorted(export.members)}, wanted {MEMBER}")
+        program = load_program(export.members[MEMBER], export.inputs, export.outputs, what, writer=export.jax_version)
+        return ExportedPolicy(export.spec, program, carry_spec)
+    arrays = from_members(export.members, what)
+    reader = NumPyReader(export.about, arrays)
+    policy = ExportedPolicy(export.spec, lambda obs: (reader(obs),), carry_spec)
+    try:
+        if carry_spec:
+            raise ValueError(f"it is recurrent, with the carry {list(carry_spec)}")
+        check_weights(export.spec, export.about, arrays)
+        policy.predict(zeros(export.spec.obs))
+    except Exception as error:
+        raise ExportError(f"{what}: its weights do not make a policy: {error!r}") from None
+    return policy

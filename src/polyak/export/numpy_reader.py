@@ -1,5 +1,6 @@
 """Acts by the weights that `polyak export RUN --format numpy` wrote; it needs NumPy alone, so copy it wherever they go."""
 
+import hashlib
 import io
 import json
 import zipfile
@@ -31,8 +32,11 @@ def load(path: Any) -> "Policy":
         about = header["about"]
         if about["action"] == "box" and np.dtype(about["dtype"]).kind not in "fiub":
             raise ValueError(f"{path}: its actions are {about['dtype']}, which are no numbers")
-        names = [name for name in archive.namelist() if name.endswith(".npy")]
-        return Policy(about, {name[:-4]: array_of(archive.read(name)) for name in names})
+        members = {name: archive.read(name) for name in archive.namelist() if name != "header.json"}
+        hashes = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
+        if hashes != header["files"]:
+            raise ValueError(f"{path}: is damaged: its members do not have the SHA-256 that its header gives")
+        return Policy(about, {name.removesuffix(".npy"): array_of(data) for name, data in members.items()})
 
 
 def array_of(npy: bytes) -> Any:

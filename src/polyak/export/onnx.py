@@ -13,7 +13,7 @@ from jax import export
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from onnx import helper, numpy_helper
 
-from polyak.export.archive import ExportError
+from polyak.export.archive import ONNX_HASH, ExportError, seal_onnx
 from polyak.export.onnx_operations import OPERATIONS, Graph
 
 OPSET, IR_VERSION = 18, 9
@@ -68,9 +68,9 @@ def model(
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)],
     )
-    helper.set_model_props(made, dict(about))
+    helper.set_model_props(made, dict([*about.items(), ONNX_HASH]))
     onnx.checker.check_model(made, full_check=True)
-    return bytes(made.SerializeToString())
+    return seal_onnx(bytes(made.SerializeToString()))
 
 
 def _declared(name: str, x: jax.ShapeDtypeStruct) -> Any:

@@ -1,4 +1,4 @@
-"""A greedy policy as a plain function of arrays: the environment's observation in, its own action out, memory beside them."""
+"""A greedy policy as a pure function of arrays: the environment's observation in, its action out, with the carry."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from polyak.core.types import Policy, PyTree, TimeStep
 
 
 @dataclass(frozen=True)
-class NativeStep:
-    """`outputs = function(*inputs)` for any number of rows; normaliser, integer starts and action scaling are inside.
+class ExportFunction:
+    """`outputs = function(*inputs)` for any batch size; normaliser, integer starts and action scaling are included.
 
     Attributes:
         function: pure, of arrays `[N, ...]`.
-        inputs: each by its name, without the first axis: `obs` (or `obs/camera`, ... of a Dict or Tuple) as the environment
-            gives it. Of a policy with a memory also `carry/...` and `first`: an episode begins, its carry is not looked at.
+        inputs: name, and shape and dtype without the first axis: `obs` (or `obs/camera`, ... of a Dict or Tuple) as the
+            environment returns it. Of a recurrent policy also `carry/...` and `first`: where it is set, an episode begins and
+            the carry is ignored.
         outputs: likewise: `action` (or `action/...`) as the environment takes it, and `carry/...` for the next step.
     """
 
@@ -28,41 +29,41 @@ class NativeStep:
     outputs: Mapping[str, jax.ShapeDtypeStruct]
 
 
-def native_step(policy: Policy, spec: EnvSpec) -> NativeStep:
+def export_function(policy: Policy, spec: EnvSpec) -> ExportFunction:
     """The mode of a policy's distribution as a function of arrays.
 
     Raises:
-        ValueError: the environment says which actions are allowed; a plain function of the observation cannot know.
+        ValueError: the environment has action masks, which a function of the observation cannot know.
     """
     if spec.has_action_mask:
         raise ValueError(f"export: {spec.id or 'the environment'} has action masks, which an exported policy does not take")
     carry = policy.initial_state(1)
-    names, leaves = _named("carry", carry)
-    remembers = {"first": jax.ShapeDtypeStruct((), bool)} if leaves else {}
-    memory = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in zip(names, leaves, strict=True)}
-    seen = {_name("obs", path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaf_spaces(spec.obs)}
+    carry_names, leaves = _name_leaves("carry", carry)
+    carry_inputs = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in zip(carry_names, leaves, strict=True)}
+    first_input = {"first": jax.ShapeDtypeStruct((), bool)} if leaves else {}
+    obs_inputs = {_join("obs", path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaf_spaces(spec.obs)}
     structure = jax.tree.structure(carry)
 
-    def one_row(*inputs: Array) -> tuple[Array, ...]:
-        rows = [x[None] for x in inputs]
-        given = iter(rows[: len(seen)])
-        obs = map_space(lambda leaf: _counted(leaf, next(given)), spec.obs)
-        no = jnp.zeros((1,), bool)
-        first = rows[len(seen)] if remembers else no
-        before = jax.tree.unflatten(structure, rows[len(seen) + len(remembers) :])
-        distribution, after = policy.distribution(TimeStep(obs, jnp.zeros((1,)), no, no, first), before)
+    def step(*inputs: Array) -> tuple[Array, ...]:
+        batch = [x[None] for x in inputs]
+        obs_leaves = iter(batch[: len(obs_inputs)])
+        obs = map_space(lambda leaf: _count_from_zero(leaf, next(obs_leaves)), spec.obs)
+        false = jnp.zeros((1,), bool)
+        first = batch[len(obs_inputs)] if first_input else false
+        previous = jax.tree.unflatten(structure, batch[len(obs_inputs) + len(first_input) :])
+        distribution, next_carry = policy.distribution(TimeStep(obs, jnp.zeros((1,)), false, false, first), previous)
         action = spec.native_action(distribution.mode())
-        return tuple(x[0] for x in (*jax.tree.leaves(action), *jax.tree.leaves(after)))
+        return tuple(x[0] for x in (*jax.tree.leaves(action), *jax.tree.leaves(next_carry)))
 
-    inputs = {**seen, **remembers, **memory}
-    # Row by row: the networks that people write may ask for the number of rows, which is not known here.
-    said = jax.eval_shape(one_row, *inputs.values())
-    acts = [_name("action", path) for path, _ in leaf_spaces(spec.action)]
-    return NativeStep(jax.vmap(one_row), inputs, dict(zip([*acts, *names], said, strict=True)))
+    inputs = {**obs_inputs, **first_input, **carry_inputs}
+    outputs = jax.eval_shape(step, *inputs.values())
+    action_names = [_join("action", path) for path, _ in leaf_spaces(spec.action)]
+    # Mapped over single steps: a user-defined network may need the batch size as a number, which is unknown here.
+    return ExportFunction(jax.vmap(step), inputs, dict(zip([*action_names, *carry_names], outputs, strict=True)))
 
 
-def _counted(space: Leaf, x: Array) -> Any:
-    """As agents see it: integers from 0."""
+def _count_from_zero(space: Leaf, x: Array) -> Any:
+    """Discrete values as agents see them: integers from 0."""
     if isinstance(space, Discrete):
         return x - x.dtype.type(space.start) if space.start else x
     if isinstance(space, MultiDiscrete):
@@ -70,11 +71,11 @@ def _counted(space: Leaf, x: Array) -> Any:
     return x
 
 
-def _named(name: str, tree: PyTree) -> tuple[list[str], list[Any]]:
+def _name_leaves(name: str, tree: PyTree) -> tuple[list[str], list[Any]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [_name(name, jax.tree_util.keystr(path, simple=True, separator="/")) for path, _ in leaves]
+    names = [_join(name, jax.tree_util.keystr(path, simple=True, separator="/")) for path, _ in leaves]
     return names, [x for _, x in leaves]
 
 
-def _name(name: str, path: str) -> str:
+def _join(name: str, path: str) -> str:
     return f"{name}/{path}" if path else name

@@ -1,4 +1,4 @@
-"""A function of arrays as a StableHLO program for any number of rows, on CPU and CUDA, and back."""
+"""Functions of arrays to and from StableHLO programs for any batch size, on CPU and CUDA."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,23 +13,23 @@ MEMBER = "policy.jax_export"
 PLATFORMS = ("cpu", "cuda")
 ROWS = "rows"
 
-# What a program that came from a policy calls outside itself: nothing but the checks of its own shapes.
-_HARMLESS = {"shape_assertion"}
-# Whole names: MLIR quotes those that are no words, and writes a quotation mark in one as \22.
+# The only outside call of a program that came from a policy: the check of its own shapes.
+_ALLOWED_CALLS = {"shape_assertion"}
+# Whole names: MLIR quotes those that are not words, and writes a quotation mark in one as \22.
 _CALL = re.compile(r"\bstablehlo\.custom_call\s*@(?:\"([^\"]*)\"|([\w$.-]+))\(")
-# Anything that looks like one, however it is written, or that waits for another program.
-_LIKE_A_CALL = re.compile(r"custom_call|\bstablehlo\.(?:infeed|outfeed|send|recv)\b")
+# Anything that may be a call, in whatever form, or that waits for another program.
+_POSSIBLE_CALL = re.compile(r"custom_call|\bstablehlo\.(?:infeed|outfeed|send|recv)\b")
 
 
 def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStruct]) -> bytes:
-    """The function of arrays `[N, ...]`, whatever N, as `jax.export` writes it; any JAX of the next half year reads it.
+    """Serialise a function of arrays `[N, ...]`, for any N, with `jax.export`; JAX versions of the next half year read it.
 
     Args:
         inputs: shapes and dtypes without the first axis.
     """
     (rows,) = export.symbolic_shape(ROWS)
     arguments = [jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for x in inputs.values()]
-    # Without the lines of source, and so the directories of this machine, that it was made by.
+    # Without source locations, which name directories of this machine.
     frames = jax.config.values["jax_traceback_in_locations_limit"]
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
@@ -39,38 +39,50 @@ def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStr
 
 
 def load_program(
-    data: bytes, inputs: Mapping[str, jax.ShapeDtypeStruct], outputs: Mapping[str, jax.ShapeDtypeStruct], what: str
+    data: bytes,
+    inputs: Mapping[str, jax.ShapeDtypeStruct],
+    outputs: Mapping[str, jax.ShapeDtypeStruct],
+    what: str,
+    *,
+    writer: str = jax.__version__,
 ) -> Callable[..., Any]:
-    """The function again, compiled when it is called.
+    """Load a serialised function; it is compiled when it is called.
+
+    Args:
+        inputs: wanted shapes and dtypes without the first axis.
+        outputs: likewise.
+        what: the file's name in errors.
+        writer: version of the JAX that wrote it.
 
     Raises:
-        ExportError: it cannot be read, takes or answers other arrays, or would call something outside itself (Python, say).
+        ExportError: it cannot be read, has other inputs or outputs, or would call something outside itself (Python, say).
     """
     try:
         exported = export.deserialize(bytearray(data))
         text = exported.mlir_module()
     except Exception as error:
-        raise ExportError(f"{what}: {MEMBER} cannot be read by JAX {jax.__version__}: {error}") from None
+        advice = "" if writer == jax.__version__ else f"; it was written by JAX {writer!r}: install that, or export it again"
+        raise ExportError(f"{what}: {MEMBER} cannot be read by JAX {jax.__version__}{advice}: {error}") from None
     called = calls_in(text)
     if called or exported.ordered_effects or exported.unordered_effects:
         raise ExportError(f"{what}: {MEMBER} would call {sorted(called) or 'Python'}; a policy calls nothing outside itself")
-    for verb, got, arrays in (("takes", exported.in_avals, inputs), ("answers", exported.out_avals, outputs)):
-        found = [_text(x.shape, x.dtype) for x in got]
-        said = [_text((ROWS, *x.shape), x.dtype) for x in arrays.values()]
-        if found != said:
-            raise ExportError(f"{what}: {MEMBER} {verb} {found}, its header says {said}")
+    for name, avals, arrays in (("inputs", exported.in_avals, inputs), ("outputs", exported.out_avals, outputs)):
+        got = [_describe(x.shape, x.dtype) for x in avals]
+        wanted = [_describe((ROWS, *x.shape), x.dtype) for x in arrays.values()]
+        if got != wanted:
+            raise ExportError(f"{what}: {MEMBER} has the {name} {got}, its header declares {wanted}")
     trees = exported.in_tree, exported.out_tree
     if trees != (jax.tree.structure(((*inputs,), {})), jax.tree.structure((*outputs,))):
-        raise ExportError(f"{what}: {MEMBER} takes and answers trees {trees}, wanted plain arrays")
+        raise ExportError(f"{what}: {MEMBER} has the input and output trees {trees}, wanted plain arrays")
     return jax.jit(exported.call)
 
 
 def calls_in(text: str) -> set[str]:
-    """What a program, as text, calls outside itself; `""` stands for what does not have the form that JAX gives a call."""
+    """The outside calls in the text of a program; `""` stands for one that is not in the form that JAX writes."""
     calls = [quoted or bare for quoted, bare in _CALL.findall(text)]
-    hidden = {""} if len(_LIKE_A_CALL.findall(text)) != len(calls) else set()
-    return (set(calls) - _HARMLESS) | hidden
+    hidden = {""} if len(_POSSIBLE_CALL.findall(text)) != len(calls) else set()
+    return (set(calls) - _ALLOWED_CALLS) | hidden
 
 
-def _text(shape: tuple[Any, ...], dtype: Any) -> str:
+def _describe(shape: tuple[Any, ...], dtype: Any) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"

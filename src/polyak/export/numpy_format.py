@@ -1,0 +1,65 @@
+"""Which arrays and settings the NumPy format holds for given spaces; loading a file needs this, and no network library."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.spaces import Box, Discrete, EnvSpec
+
+
+def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The settings and arrays of the format that follow from the spaces, and from whether the network bounds its means.
+
+    Raises:
+        ValueError: the format does not cover these spaces.
+    """
+    if not isinstance(spec.obs, Box):
+        raise ValueError(f"the observation is {spec.obs}"[:300])
+    if not isinstance(spec.action, Box | Discrete):
+        raise ValueError(f"the action is {spec.action}"[:300])
+    if spec.has_action_mask:
+        raise ValueError("the environment has action masks")
+    divide = 255.0 if spec.obs.dtype == np.uint8 else 1.0
+    action = spec.action
+    if isinstance(action, Discrete):
+        return {"divide": divide, "action": "discrete", "start": action.start}, {}
+    if squash_mean and not action.bounded:
+        raise ValueError(f"squash_mean needs finite bounds, got {action}")
+    about = {"action": "box", "shape": list(action.shape), "dtype": str(action.dtype), "divide": divide}
+    bounds = {name: x.astype(np.float32).reshape(1, -1) for name, x in (("low", action.low), ("high", action.high))}
+    # Means squashed into the bounds are means squashed into ±1 and scaled to the bounds.
+    return {**about, "rescale": squash_mean or spec.action_scaling == "rescale"}, bounds
+
+
+def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Check that settings and arrays from a file are those of a policy in these spaces, whatever the numbers.
+
+    Raises:
+        ValueError: which part of them is not.
+    """
+    settings, bounds = describe_spaces(spec, squash_mean=about.get("squash_mean") is True)
+    wrong = [name for name, value in settings.items() if about.get(name) != value]
+    wrong += [name for name, x in bounds.items() if not np.array_equal(arrays.get(name, ()), x)]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} are not those of the spaces")
+    layers = about.get("layers")
+    if type(layers) is not int or not 0 <= layers < len(arrays):
+        raise ValueError(f"layers is {layers!r}")
+    width = math.prod(spec.obs.shape) if isinstance(spec.obs, Box) else 0
+    shapes = {name: x.shape for name, x in bounds.items()}
+    if "deviation" in arrays:
+        shapes |= {**dict.fromkeys(("mean", "mean_rest", "deviation"), (1, width)), "clip": (1,)}
+    for name in (*map(str, range(layers)), "head"):
+        kernel, bias = ("head_kernel", "head_bias") if name == "head" else (f"kernel{name}", f"bias{name}")
+        columns = arrays[kernel].shape[-1] if kernel in arrays else 0
+        shapes |= {kernel: (width, columns), bias: (columns,)}
+        width = columns
+    outputs = spec.action.n if isinstance(spec.action, Discrete) else math.prod(bounds["low"].shape)
+    got = {name: x.shape for name, x in arrays.items()}
+    if got != shapes or width != outputs or any(x.dtype != np.float32 for x in arrays.values()):
+        raise ValueError(
+            f"its arrays are {str(got)[:300]}, wanted {str(shapes)[:300]}, {outputs} columns at the end, all float32"
+        )
