@@ -1,0 +1,164 @@
+"""JAX's persistent compilation cache for the command line, in the user's cache directory.
+
+Its files are executables: the directory belongs to the user alone. JAX writes a file in place, so a run uses a directory of its
+own with hard links to the shared files, and moves its new files into the shared directory when it ends: no run ever reads a
+file that another is writing, or was killed while writing.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from polyak.cli.devices import has_started
+
+MAX_BYTES = 2**30
+SESSION = "session-"
+
+
+@contextmanager
+def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
+    """Cache compiled programs while the block runs, unless JAX runs already or the user has configured a cache.
+
+    Args:
+        threads: that XLA computes with, which its programs depend on.
+    """
+    if (
+        not enabled
+        or has_started()
+        or jax.config.values["jax_compilation_cache_dir"]
+        or not jax.config.values["jax_enable_compilation_cache"]
+    ):
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            session = stack.enter_context(_session(open_directory(cache_directory()) / _machine(threads)))
+        except OSError as error:
+            print(f"note: compilation cache is off: {error}", file=sys.stderr)
+        else:
+            stack.enter_context(_configured(session))
+        yield
+
+
+def cache_directory() -> Path:
+    """`$XDG_CACHE_HOME/polyak`, else the platform's: `~/.cache/polyak`, on macOS `~/Library/Caches/polyak`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "polyak"
+    return Path("~/Library/Caches/polyak" if sys.platform == "darwin" else "~/.cache/polyak").expanduser()
+
+
+def open_directory(directory: Path) -> Path:
+    """Create the directory with mode 0700 if it does not exist.
+
+    Raises:
+        PermissionError: it is not the user's own, or others may enter it.
+        OSError: it cannot be created.
+    """
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(
+            f"{directory} must be a directory of your own with mode 0700, as its files are executed; got "
+            f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
+        )
+    return directory
+
+
+def _machine(threads: int | None) -> str:
+    """A name for what JAX's keys leave out: the processor, whose instructions a program uses, and the number of threads."""
+    processor = platform.machine() + platform.processor()
+    with contextlib.suppress(OSError):
+        lines = set(Path("/proc/cpuinfo").read_text().splitlines())
+        processor += "".join(sorted(line for line in lines if line.startswith(("flags", "Features", "model name"))))
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return f"{hashlib.sha256(processor.encode()).hexdigest()[:16]}-{threads or f'auto{cores}'}"
+
+
+@contextmanager
+def _session(shared: Path) -> Iterator[Path]:
+    """A directory with all that is cached, whose new files go into the shared directory at the end."""
+    shared.mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as stack:
+        with _locked(shared):
+            _remove_ended_sessions(shared)
+            session = Path(tempfile.mkdtemp(prefix=SESSION, dir=shared))
+            stack.callback(shutil.rmtree, session, ignore_errors=True)
+            stack.enter_context(_locked(session))
+        for path in _files(shared):
+            os.link(path, session / path.name)
+        try:
+            yield session
+        finally:
+            with contextlib.suppress(OSError):
+                _publish(session, shared)
+
+
+@contextmanager
+def _configured(directory: Path) -> Iterator[None]:
+    options = {
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+        "jax_persistent_cache_enable_xla_caches": "none",
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        reset_cache()
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.is_file()]
+
+
+def _publish(session: Path, shared: Path) -> None:
+    """Move new files into the shared directory, then delete the oldest ones there beyond 1 GiB."""
+    for path in _files(session):
+        os.replace(path, shared / path.name)
+    total = 0
+    for path in sorted(_files(shared), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        total += path.stat().st_size
+        if total > MAX_BYTES:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a directory; the end of the process releases it too.
+
+    Raises:
+        BlockingIOError: another process holds it, and this one shall not wait.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_ended_sessions(shared: Path) -> None:
+    """Delete the directories of runs that were killed."""
+    for directory in shared.glob(f"{SESSION}*"):
+        with contextlib.suppress(OSError), _locked(directory, wait=False):
+            shutil.rmtree(directory, ignore_errors=True)
