@@ -50,11 +50,12 @@ class Suite:
 def tf_agents(env_steps: int) -> dict[str, Any]:
     """With what the common recipe leaves open as in TF-Agents' `examples/ppo/schulman17`, which its results were made with."""
     network = polyak.mlp(squash_mean=True, log_std=math.log(0.35), value_activation="relu")
-    return {**polyak.presets.mujoco(env_steps), "network": network, "clip_obs": 5.0, "normalize_reward": "reward"}
+    return {**PUBLISHED(env_steps), "network": network, "clip_obs": 5.0, "normalize_reward": "reward"}
 
 
 # `published` is the recipe of most published results on MuJoCo, whatever the environment.
-RECIPES = {"published": polyak.presets.mujoco, "tf_agents": tf_agents}
+PUBLISHED = polyak.presets.preset("ppo", "Hopper-v5").settings
+RECIPES = {"published": PUBLISHED, "tf_agents": tf_agents}
 MILLION = 1_000_000
 SUITES = {
     "cartpole": Suite("CartPole-v1", 100_000, 10, 500.0),

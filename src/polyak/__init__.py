@@ -1,6 +1,5 @@
 """polyak: reinforcement learning in JAX in which every copy of a network, and how it follows the others, is explicit."""
 
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
     from polyak.policies.python.policy import PythonPolicy
-
-__version__ = metadata.version("polyak")
 
 __all__ = [
     "PPO",
@@ -57,9 +54,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Nothing is imported before it is asked for: `polyak --help` answers without JAX, a loaded policy acts without the
-    # training stack.
+    # Modules are imported when they are used: `polyak --help` needs no JAX, a loaded policy no training stack.
     match name:
+        case "__version__":
+            from importlib import metadata
+
+            return metadata.version("polyak")
         case "PPO":
             from polyak.agents import ppo
 

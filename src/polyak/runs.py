@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from polyak.agents import AGENTS
+from polyak.agents import AGENTS, agent_class
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
@@ -88,7 +88,7 @@ class RunConfig:
 def config_classes() -> dict[str, type]:
     """The classes that a `config.json` may name, among them every agent that is registered in `AGENTS` by now."""
     networks = (ActorCritic, RecurrentActorCritic)
-    return {cls.__name__: cls for cls in (*AGENTS.values(), *networks, *schedules.OBJECTS, *SPEC_CLASSES)}
+    return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.OBJECTS, *SPEC_CLASSES)}
 
 
 def read_config(run: Run) -> RunConfig:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import polyak
-from polyak.cli.training_run import make_env
+from polyak.cli.evaluation import make_env
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import restore
 from polyak.storage.run_directory import open_run

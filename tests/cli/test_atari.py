@@ -23,7 +23,7 @@ def test_a_run_keeps_its_settings_and_counts_whole_games(command, train, workdir
     code, out, _ = command("evaluate run --episodes 2")
     assert code == 0 and "(mean length 60.0)" in out
     with pytest.warns(
-        UserWarning, match="resume is not bit-exact because env ALE/Breakout-v5 has no state.*new episodes begin"
+        UserWarning, match="resume is not bit-exact because env ALE/Breakout-v5 has no state.*new episodes start"
     ):
         code, _, err = command("resume run --env-steps 216 --eval-episodes 1")
     assert code == 0, err

@@ -9,7 +9,7 @@ import polyak
 from polyak.cli import main
 
 
-def test_F8_help_answers_within_a_second_and_without_importing_jax():
+def test_help_answers_within_a_second_and_without_importing_jax():
     program = "import sys; from polyak.cli import main; code = main(['--help']); sys.exit(code or 10 * ('jax' in sys.modules))"
     seconds = []
     for _ in range(3):
@@ -26,7 +26,7 @@ def test_help_is_asked_for_with_h_too(capsys):
     assert "exit codes" in capsys.readouterr().out
 
 
-def test_F8_without_a_command_help_is_shown_and_the_use_is_wrong(capsys):
+def test_without_a_command_help_is_shown_and_the_use_is_wrong(capsys):
     assert main([]) == 2
     assert capsys.readouterr().out.startswith("usage: polyak")
 
@@ -36,7 +36,7 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"polyak {polyak.__version__}\n"
 
 
-def test_F1_an_unknown_command_suggests_the_nearest(capsys):
+def test_an_unknown_command_suggests_the_nearest(capsys):
     assert main(["evalute", "runs/x"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown command 'evalute'; did you mean 'evaluate'?")
 
@@ -50,14 +50,14 @@ def test_every_command_says_how_it_is_used(name, capsys):
 
 
 @pytest.mark.parametrize("name", ["train", "resume", "evaluate"])
-def test_F8_a_command_without_its_object_is_wrong_use(name, capsys):
+def test_a_command_without_its_object_is_wrong_use(name, capsys):
     assert main([name]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"usage: polyak {name}")
 
 
-def test_F8_ctrl_c_outside_of_training_is_130(monkeypatch, capsys):
+def test_ctrl_c_outside_of_training_is_130(monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
@@ -66,7 +66,7 @@ def test_F8_ctrl_c_outside_of_training_is_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "stopped by Ctrl-C\n"
 
 
-def test_F8_ctrl_c_while_modules_are_imported_is_130_and_one_line():
+def test_ctrl_c_while_modules_are_imported_is_130_and_one_line():
     # An import may make another error of it, as of any that is raised inside.
     program = (
         "import os, signal; from polyak import cli\n"

@@ -70,7 +70,7 @@ def test_a_thread_for_each_device_where_products_are_small_unless_the_user_says_
 
 def test_threads_are_of_the_devices_that_are_used(not_started, command, monkeypatch):
     # 64 minibatches of one row cannot be shared by two devices, so one is used.
-    monkeypatch.setattr("polyak.cli.train.start_jax", lambda threads: pytest.exit(f"{threads}"))
+    monkeypatch.setattr("polyak.cli.new_run.start_jax", lambda threads: pytest.exit(f"{threads}"))
     with pytest.raises(pytest.exit.Exception, match=r"^1$"):
         command("train ppo jax/CartPole-v1 --num-envs 64 --num-minibatches 64 --num-steps 1")
 
@@ -95,14 +95,14 @@ def test_jax_has_not_started_when_the_threads_are_settled(trained, tmp_path):
     # Afterwards it would be too late, without a word.
     program = """
 import sys
-from polyak.cli import resume, train
+from polyak.cli import new_run, resume, train
 from polyak.cli.devices import has_started
 
 def started(threads):
     print(threads, has_started())
     raise SystemExit(0)
 
-train.start_jax = resume.start_jax = started
+new_run.start_jax = resume.start_jax = started
 command, *arguments = sys.argv[1:]
 {"train": train.train, "resume": resume.resume}[command](arguments)
 """

@@ -12,7 +12,7 @@ def test_a_run_is_evaluated_by_its_last_checkpoint(run, command):
     assert re.fullmatch(pattern, out)
 
 
-def test_T1_the_same_seed_gives_the_same_episodes_and_another_one_others(run, command):
+def test_the_same_seed_gives_the_same_episodes_and_another_one_others(run, command):
     first, again, other = (command(f"evaluate run --episodes 5 --seed {seed}")[1] for seed in (7, 7, 8))
     assert first == again
     assert first != other
@@ -36,7 +36,7 @@ def test_it_leaves_the_run_as_it_was(run, command, workdir):
         ("evaluate run --episodes three", "--episodes"),
     ],
 )
-def test_F1_F2_wrong_use_is_refused_by_name(run, command, words, message):
+def test_wrong_use_is_refused_by_name(run, command, words, message):
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err
@@ -49,7 +49,7 @@ def test_an_environment_that_has_changed_is_refused_as_it_is_when_training(run, 
     assert "polyak evaluate: obs of the agent's spec is Box(" in err and "of the environment 'Acrobot-v1' Box(" in err
 
 
-def test_C12_a_run_without_a_checkpoint_is_refused(run, command, workdir):
+def test_a_run_without_a_checkpoint_is_refused(run, command, workdir):
     for path in (run / "checkpoints").glob("0*"):
         path.rename(workdir / path.name)
     code, _, err = command("evaluate run")
@@ -57,7 +57,7 @@ def test_C12_a_run_without_a_checkpoint_is_refused(run, command, workdir):
     assert "no valid checkpoint" in err
 
 
-def test_S3_an_environment_named_in_a_file_imports_no_module(run, command, workdir, monkeypatch):
+def test_an_environment_named_in_a_file_imports_no_module(run, command, workdir, monkeypatch):
     (workdir / "planted.py").write_text("open('imported', 'w')")
     monkeypatch.syspath_prepend(workdir)
     edit_config(run, '"env": "CartPole-v1"', '"env": "planted:CartPole-v1"')

@@ -241,7 +241,7 @@ def test_the_same_policy_is_the_same_bytes_and_stands_in_the_run_by_default(run,
         ("export run --format stablehlo --output run/../run/tb/new", "--output run/../run/tb/new: must be a file of its own"),
     ],
 )
-def test_F1_wrong_use_is_refused_by_name(run, command, words, message):
+def test_wrong_use_is_refused_by_name(run, command, words, message):
     shutil.copytree(run, "other")
     code, out, err = command(words)
     assert (code, out) == (2, "")

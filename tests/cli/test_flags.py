@@ -7,12 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polyak.agents.ppo import PPO
+from polyak.agents import AGENTS, agent_class
 from polyak.cli import main
-from polyak.cli.flags import LinearText, NetworkFlags, UsageError, agent_flags, numbers_by_name, parse, with_horizon
-from polyak.cli.train import TrainFlags, intervals
+from polyak.cli.agent_flags import agent_flags
+from polyak.cli.flags import Activation, NetworkFlags, TrainFlags, UsageError, parse, parse_settings
+from polyak.cli.new_run import intervals
+from polyak.networks.layers import ACTIVATIONS
 from polyak.ops.schedules import Linear
 from polyak.presets import preset
+from polyak.presets.preset import LinearOverTraining, with_length
 
 NOT_POSITIVE = ("0", "-1")
 NOT_A_SHARE = ("-0.1", "1.5", "nan", "inf", "1e400")
@@ -33,6 +36,7 @@ OUT_OF_RANGE = {
     "report-every": NOT_POSITIVE,
     "checkpoint-every": NOT_POSITIVE,
     "action-scaling": ("rescaled",),
+    "compilation-cache": ("1",),
     "env-kwargs": ("frameskip", "frameskip=", "=4", "frame skip=4", "frameskip=four", "frameskip=true"),
     "num-steps": NOT_POSITIVE,
     "num-epochs": NOT_POSITIVE,
@@ -91,7 +95,7 @@ def hints_of(kind):
     return [hints[field.name] for field in dataclasses.fields(kind)]
 
 
-FLAGS = flags_of(TrainFlags) | flags_of(agent_flags(PPO, {})) | flags_of(NetworkFlags)
+FLAGS = flags_of(TrainFlags) | flags_of(agent_flags(AGENTS["ppo"], {})) | flags_of(NetworkFlags)
 
 
 def wrong_types(flag):
@@ -100,12 +104,12 @@ def wrong_types(flag):
     return NO_NUMBER if flag not in ("run-dir", "loop", "action-scaling", "activation", "value-activation") else ()
 
 
-def test_F2_every_flag_has_its_wrong_values_here():
+def test_every_flag_has_its_wrong_values_here():
     assert set(OUT_OF_RANGE) == set(FLAGS)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
-def test_F2_a_wrong_value_is_refused_before_anything_is_made(flag, command, workdir):
+def test_a_wrong_value_is_refused_before_anything_is_made(flag, command, workdir):
     for value in (*wrong_types(flag), *OUT_OF_RANGE[flag], None):
         switch = FLAGS[flag] is bool
         if value is None and switch:
@@ -145,7 +149,7 @@ def test_checkpoints_between_reports_are_refused(command, workdir):
     ("flag", "nearest"),
     [("gama 0.9", "--gamma"), ("learning-rat 1", "--learning-rate"), ("num-env 2", "--num-envs"), ("hiden 4", "--hidden")],
 )
-def test_F1_a_misspelt_flag_suggests_the_nearest(flag, nearest, command, workdir):
+def test_a_misspelt_flag_suggests_the_nearest(flag, nearest, command, workdir):
     code, out, err = command(f"train ppo CartPole-v1 --{flag}")
     assert (code, out) == (2, "")
     assert f"--{flag.split()[0]}" in err
@@ -156,15 +160,15 @@ def test_F1_a_misspelt_flag_suggests_the_nearest(flag, nearest, command, workdir
 @pytest.mark.parametrize(
     "twice", ["--gamma 0.9 --gamma 0.9", "--num_envs 2 --num-envs=4", "--normalize-obs --no-normalize-obs"]
 )
-def test_F1_a_flag_given_twice_is_refused(twice, command, workdir):
+def test_a_flag_given_twice_is_refused(twice, command, workdir):
     code, _, err = command("train ppo CartPole-v1", twice)
     assert code == 2
-    assert "is given more than once" in err
+    assert "is set more than once" in err
     assert list(workdir.iterdir()) == []
 
 
 @pytest.mark.parametrize("stray", ["8", "CartPole-v1", "-x", "-n 8"])
-def test_F1_what_is_no_flag_is_refused(stray, command, workdir):
+def test_what_is_no_flag_is_refused(stray, command, workdir):
     code, _, _ = command("train ppo CartPole-v1", stray)
     assert code == 2
     assert list(workdir.iterdir()) == []
@@ -179,11 +183,11 @@ class Numbers:
 
 
 @pytest.mark.parametrize(("text", "value"), [("3e-4", 3e-4), ("1_000", 1000.0), ("-2", -2.0), (".5", 0.5)])
-def test_F3_numbers_are_read_as_python_reads_them(text, value):
+def test_numbers_are_read_as_python_reads_them(text, value):
     assert parse(Numbers, ["--real", text], prog="", description="").real == value
 
 
-def test_F3_underscores_in_integers_are_read():
+def test_underscores_in_integers_are_read():
     assert parse(Numbers, ["--whole", "100_000"], prog="", description="").whole == 100_000
 
 
@@ -192,20 +196,24 @@ def test_F3_underscores_in_integers_are_read():
     [("0.001", 0.001), ("linear:0.001", Linear(1e-3, 0.0, 500)), ("linear:0.1:0.05", Linear(0.1, 0.05, 500))],
 )
 def test_a_schedule_is_a_number_or_linear_over_the_whole_training(text, value):
-    flags = parse(agent_flags(PPO, {}), ["--learning-rate", text], prog="", description="")
-    assert with_horizon(flags.learning_rate, 500) == value
+    flags = parse(agent_flags(AGENTS["ppo"], {}), ["--learning-rate", text], prog="", description="")
+    assert with_length(flags.learning_rate, 500) == value
 
 
 def test_the_defaults_of_the_flags_are_the_presets():
-    flags = parse(agent_flags(PPO, preset("ppo", "CartPole-v1").settings(1000)), [], prog="", description="")
-    assert (flags.num_steps, flags.gamma, flags.learning_rate) == (32, 0.98, LinearText(1e-3))
-    flags = parse(agent_flags(PPO, {}), [], prog="", description="")
+    flags = parse(agent_flags(AGENTS["ppo"], preset("ppo", "CartPole-v1").values), [], prog="", description="")
+    assert (flags.num_steps, flags.gamma, flags.learning_rate) == (32, 0.98, LinearOverTraining(1e-3))
+    flags = parse(agent_flags(AGENTS["ppo"], {}), [], prog="", description="")
     assert (flags.num_steps, flags.gamma, flags.learning_rate) == (256, 0.99, 3e-4)
 
 
 def test_every_field_of_the_agent_but_spec_and_network_is_a_flag():
-    fields = {field.name for field in dataclasses.fields(PPO)} - {"spec", "network"}
-    assert {field.name for field in dataclasses.fields(agent_flags(PPO, {}))} == fields
+    fields = {field.name for field in dataclasses.fields(agent_class("ppo"))} - {"spec", "network"}
+    assert {field.name for field in dataclasses.fields(agent_flags(AGENTS["ppo"], {}))} == fields
+
+
+def test_activations_are_those_of_the_built_in_networks():
+    assert typing.get_args(Activation) == tuple(ACTIVATIONS)
 
 
 def test_help_shows_every_flag_with_what_it_means(command):
@@ -224,14 +232,14 @@ def test_help_works_before_an_environment_is_named(command):
 
 
 def test_a_flag_given_twice_is_a_usage_error():
-    with pytest.raises(UsageError, match="--whole is given more than once"):
+    with pytest.raises(UsageError, match="--whole is set more than once"):
         parse(Numbers, ["--whole", "1", "--whole", "2"], prog="", description="")
 
 
 @pytest.mark.parametrize("word", ["a=nan", "a=inf", "a=-1e999", f"a={'9' * 5000}", "a", "a=b", "1=2"])
-def test_F2_a_setting_that_is_no_finite_number_is_refused(word):
+def test_a_setting_that_is_no_finite_number_is_refused(word):
     with pytest.raises(UsageError, match="--env-kwargs takes NAME=VALUE, each name once, a value being a finite number"):
-        numbers_by_name("--env-kwargs", ["b=1e3", word])
+        parse_settings("--env-kwargs", ["b=1e3", word])
 
 
 WORDS = st.one_of(
@@ -243,7 +251,7 @@ WORDS = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(WORDS, max_size=8))
-def test_F9_whatever_the_words_they_end_in_exit_code_2_and_nothing_on_the_disk(words, workdir, capsys):
+def test_whatever_the_words_they_end_in_exit_code_2_and_nothing_on_the_disk(words, workdir, capsys):
     try:
         code = main(["train", "ppo", "Nowhere-v0", *words])
     except SystemExit as left:

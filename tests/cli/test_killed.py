@@ -42,7 +42,7 @@ def uninterrupted(tmp_path_factory, jax_cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("env", "kills"), [("jax/CartPole-v1", 10), ("CartPole-v1", 2)])
-def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(env, kills, tmp_path, forks, uninterrupted):
+def test_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(env, kills, tmp_path, forks, uninterrupted):
     moments = random.Random(kills)
     run = tmp_path / "run"
     process = forks.start(f"train ppo {env} --run-dir run --env-steps {ENV_STEPS[env]} {TRAIN}", tmp_path)
@@ -72,7 +72,7 @@ def test_T4_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(en
     ("env", "number", "code", "name"),
     [("jax/CartPole-v1", signal.SIGTERM, 143, "SIGTERM"), ("CartPole-v1", signal.SIGINT, 130, "Ctrl-C")],
 )
-def test_T5_a_signal_saves_a_last_checkpoint_and_leaves_within_five_seconds(
+def test_a_signal_saves_a_last_checkpoint_and_leaves_within_five_seconds(
     env, number, code, name, tmp_path, forks, uninterrupted
 ):
     run = tmp_path / "run"
@@ -87,14 +87,14 @@ def test_T5_a_signal_saves_a_last_checkpoint_and_leaves_within_five_seconds(
     assert summary["stopped"] == name
     assert 100 < summary["env_steps"] < ENV_STEPS[env]
     assert last_checkpoint(run)[0] == f"{summary['env_steps']:012d}"
-    assert out.splitlines()[-1].endswith(f"go on with: polyak resume {run}")
+    assert out.splitlines()[-1].endswith(f"continue with: polyak resume {run}")
 
     got, out = finish(forks.start("resume run --eval-episodes 2", tmp_path))
     assert got == 0, out
     assert last_checkpoint(run) == last_checkpoint(uninterrupted(env))
 
 
-def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, forks):
+def test_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, forks):
     process = start(f"train ppo jax/CartPole-v1 --run-dir run --env-steps 64 {SETTINGS}", tmp_path)
     assert "compiling" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
@@ -103,14 +103,14 @@ def test_T5_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, 
     began = time.monotonic()
     code, out = finish(process)
     assert (code, time.monotonic() - began < 2) == (143, True), out
-    assert "left at once, as it was asked twice" in out
+    assert "second signal, exiting now" in out
     code, out = finish(forks.start("resume run --eval-episodes 2", tmp_path))
     assert code == 0, out
-    assert "starts again from the beginning" in out
+    assert "starting from the beginning" in out
 
 
 @pytest.mark.slow
-def test_T5_an_iteration_of_many_seconds_is_not_waited_for(tmp_path):
+def test_an_iteration_of_many_seconds_is_not_waited_for(tmp_path):
     words = "--hidden 4 --num-envs 2 --num-minibatches 1 --env-steps 1000000 --num-steps 100000 --num-epochs 5000"
     process = start(f"train ppo jax/CartPole-v1 --run-dir run {words}", tmp_path, tmp_path / "compiled")
     wait_until(lambda: list((tmp_path / "compiled").glob("jit__chunk-*")), process)
@@ -120,4 +120,4 @@ def test_T5_an_iteration_of_many_seconds_is_not_waited_for(tmp_path):
     process.send_signal(signal.SIGTERM)
     code, out = finish(process)
     assert (code, 4 < time.monotonic() - began < 5) == (143, True), out
-    assert "it did not end in time; what was done since the newest checkpoint is lost, and polyak resume does it again" in out
+    assert "polyak: not stopped within 4.5 s, exiting now; progress since the last checkpoint is lost" in out

@@ -16,7 +16,7 @@ def test_no_line_is_too_long_to_read(command):
     assert max(len(line) for line in out.splitlines()) <= 110
 
 
-def test_F1_it_takes_no_arguments(command):
+def test_it_takes_no_arguments(command):
     code, out, err = command("list presets")
     assert (code, out) == (2, "")
     assert "it takes no arguments" in err

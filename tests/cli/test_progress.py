@@ -4,7 +4,7 @@ import re
 import pytest
 
 from polyak.cli import progress as module
-from polyak.cli.progress import Screen, once_a_round, showing
+from polyak.cli.progress import Screen, once_per_iteration, show_progress
 from polyak.core.types import Progress
 
 
@@ -15,13 +15,13 @@ def progress(env_steps, target=1000, fps=100.0):
 def shown(steps, *, terminal, target=1000, done=0, metrics=None, width=120):
     text = io.StringIO()
     console = Screen(file=text, force_terminal=terminal, width=width, legacy_windows=False)
-    with showing(console, "ppo CartPole-v1", target, done) as callback:
+    with show_progress(console, "ppo CartPole-v1", target, done) as callback:
         for step in steps:
             callback(progress(step, target), metrics or {}, None)
     return text.getvalue()
 
 
-def test_a_reader_who_goes_away_ends_what_is_shown_and_nothing_else(monkeypatch):
+def test_a_broken_pipe_silences_the_console_and_raises_nothing(monkeypatch):
     class Pipe(io.StringIO):
         def write(self, text):
             if "[b]" in self.getvalue():
@@ -29,10 +29,10 @@ def test_a_reader_who_goes_away_ends_what_is_shown_and_nothing_else(monkeypatch)
             return super().write(text)
 
     silenced = []
-    monkeypatch.setattr(module, "silence", silenced.append)
+    monkeypatch.setattr(module, "discard_output", silenced.append)
     screen = Screen(file=Pipe())
     for _ in range(3):
-        screen.say("a [b] c")
+        screen.print_line("a [b] c")
     assert screen.file.getvalue() == "a [b] c\n" and len(silenced) == 1
 
 
@@ -104,7 +104,7 @@ def test_a_resumed_training_starts_its_bar_where_it_was(done):
 
 def test_of_several_seeds_one_is_shown_in_each_round():
     seen = []
-    show = once_a_round(lambda progress, metrics, state: seen.append((progress.iteration, metrics)))
+    show = once_per_iteration(lambda progress, metrics, state: seen.append((progress.iteration, metrics)))
     for step, seed in ((10, "a"), (10, "b"), (20, "b"), (30, "b"), (30, "c")):
         show(progress(step), {seed: 1.0}, None)
     assert seen == [(1, {"a": 1.0}), (2, {"b": 1.0}), (3, {"b": 1.0})]

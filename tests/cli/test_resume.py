@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from polyak import envs
-from polyak.cli.training_run import restored_start, writers
+from polyak.cli.resume import restore_start
+from polyak.cli.training_run import writers
 from polyak.runs import read_config
 from polyak.storage.checkpoint import read_manifest, steps
 from polyak.storage.run_directory import open_run
@@ -54,13 +55,13 @@ def stopped_at(monkeypatch):
         ("InvertedPendulum-v5", "--env-steps 400 --action-scaling rescale"),
     ],
 )
-def test_T2_T3_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, train, command, stopped_at, workdir):
+def test_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, train, command, stopped_at, workdir):
     train(env, "whole", words)
     stopped_at(200)
     code, out, _ = command("train ppo", env, "--run-dir parts", SETTINGS, words)
     assert code == 143
     assert "stopped by SIGTERM at" in out
-    assert f"go on with: polyak resume {workdir / 'parts'}" in out
+    assert f"continue with: polyak resume {workdir / 'parts'}" in out
     half = open_run("parts").read_summary()
     assert half["stopped"] == "SIGTERM"
     assert half["eval_mean_return"] is None
@@ -77,7 +78,7 @@ def test_T2_T3_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, trai
     assert open_run("parts").read_summary()["eval_mean_return"] == open_run("whole").read_summary()["eval_mean_return"]
 
 
-def test_T5_several_seeds_are_stopped_together_and_resumed_one_by_one(command, stopped_at):
+def test_several_seeds_are_stopped_together_and_resumed_one_by_one(command, stopped_at):
     stopped_at(200)
     code, out, _ = command("train ppo jax/CartPole-v1 --run-dir parts --env-steps 400 --seeds 2", SETTINGS)
     assert code == 143
@@ -89,14 +90,14 @@ def test_T5_several_seeds_are_stopped_together_and_resumed_one_by_one(command, s
         assert open_run(f"parts/seed-{seed}").read_summary()["env_steps"] >= 400
 
 
-def test_T5_seeds_one_after_another_are_not_begun_once_a_signal_came(command, stopped_at, workdir):
+def test_later_seeds_are_not_started_after_a_signal(command, stopped_at, workdir):
     stopped_at(200)
     code, out, _ = command("train ppo CartPole-v1 --env-steps 400 --seeds 2 --run-dir", Path("my parts"), SETTINGS)
     assert code == 143
     assert [path.name for path in (workdir / "my parts").iterdir()] == ["seed-0"]
-    assert out.splitlines()[-1] == f"not begun: --seed 1 --run-dir '{workdir / 'my parts/seed-1'}'"
+    assert out.splitlines()[-1] == f"not started: --seed 1 --run-dir '{workdir / 'my parts/seed-1'}'"
     # As a shell takes it.
-    assert out.splitlines()[-2].endswith(f"go on with: polyak resume '{workdir / 'my parts/seed-0'}'")
+    assert out.splitlines()[-2].endswith(f"continue with: polyak resume '{workdir / 'my parts/seed-0'}'")
 
 
 def without_clocks(row):
@@ -105,7 +106,7 @@ def without_clocks(row):
     return {tag: value for tag, value in row.items() if tag not in clocks}
 
 
-def test_F7_a_run_can_be_resumed_beyond_its_end_and_its_config_knows(run, command):
+def test_a_run_can_be_resumed_beyond_its_end_and_its_config_knows(run, command):
     before = open_run(run).read_config()
     code, _, _ = command("resume run --env-steps 600 --eval-episodes 3")
     assert code == 0
@@ -117,15 +118,15 @@ def test_F7_a_run_can_be_resumed_beyond_its_end_and_its_config_knows(run, comman
     assert steps(run / "checkpoints")[-1] == summary["env_steps"]
 
 
-def test_what_was_last_asked_for_is_gone_on_to(run, command, stopped_at):
+def test_resume_continues_to_the_env_steps_last_set(run, command, stopped_at):
     stopped_at(500)
     assert command("resume run --env-steps 600 --eval-episodes 2")[0] == 143
     stopped_at(10**9)
-    assert "run: ends at 560 env_steps now, instead of 600" in command("resume run --env-steps 560 --eval-episodes 2")[1]
+    assert "run: env_steps changed from 600 to 560" in command("resume run --env-steps 560 --eval-episodes 2")[1]
     assert command("resume run --env-steps 600 --eval-episodes 2")[0] == 0
     assert open_run(run).read_summary()["env_steps"] >= 600
     code, out, _ = command("resume run")
-    assert (code, "has done its 6" in out) == (0, True)
+    assert (code, ": finished at 6" in out) == (0, True)
 
 
 TOY = """
@@ -135,7 +136,7 @@ gymnasium.register('Toy-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_e
 """
 
 
-def test_S3_an_environments_module_is_imported_only_where_a_person_names_it(train, command, workdir, monkeypatch):
+def test_an_environments_module_is_imported_only_where_a_person_names_it(train, command, workdir, monkeypatch):
     (workdir / "toymod.py").write_text(TOY)
     monkeypatch.syspath_prepend(workdir)
     train("toymod:Toy-v0", "new", "--env-steps 64")
@@ -168,7 +169,7 @@ def test_a_run_that_has_ended_is_left_alone(run, command, workdir):
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     code, out, err = command("resume run")
     assert (code, err) == (0, "")
-    assert "has done its 4" in out
+    assert ": finished at 4" in out
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
 
 
@@ -186,7 +187,7 @@ def test_an_evaluation_afterwards_leaves_the_times_of_the_training(run, command,
     before = open_run(run).read_summary()
     (run / "summary.json").write_text(json.dumps(before | {"eval_episodes": 0, "eval_mean_return": None}))
     with monkeypatch.context() as patched:
-        patched.setattr("polyak.cli.training_run.evaluation_of", lambda *_: 1 / 0)
+        patched.setattr("polyak.cli.training_run.evaluate_policy", lambda *_: 1 / 0)
         assert command("resume run --eval-episodes 2")[0] == 1
     failed = open_run(run).read_summary()
     assert failed["stopped"] == "ZeroDivisionError: division by zero"
@@ -216,22 +217,22 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_starts_again_and_says_
     (run / "metrics.jsonl").write_text("".join(lines[:2]))
     code, out, _ = command("resume run --eval-episodes 2")
     assert code == 0
-    assert "was ended before its first checkpoint; it starts again from the beginning" in out
+    assert "was stopped before its first checkpoint; starting from the beginning" in out
     assert last_checkpoint(run) == wanted
     env_steps = [row["env_steps"] for row in open_run(run).read_metrics()]
     assert env_steps == sorted(set(env_steps))
 
 
-def test_C4_a_run_that_lost_its_checkpoints_is_never_started_afresh(run, command):
+def test_a_run_that_lost_its_checkpoints_never_starts_from_the_beginning(run, command):
     shutil.rmtree(run / "checkpoints")
     (run / "summary.json").unlink()
     code, _, err = command("resume run")
     assert code == 2
-    assert "no checkpoint is there, but the run had come to 4" in err
+    assert "no checkpoint found, but the metrics reach 4" in err
     assert len(open_run(run).read_metrics()) > 10
 
 
-def test_C3_C4_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(run, command):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(run, command):
     wanted = last_checkpoint(run)
     (run / "summary.json").unlink()
     arrays = run / "checkpoints" / wanted[0] / "arrays.safetensors"
@@ -248,7 +249,7 @@ def test_an_environment_without_a_state_begins_new_episodes_with_a_warning(train
     train("LunarLander-v3", "new", "--env-steps 100")
     promise = "resume is not bit-exact because env LunarLander-v3 has no state"
     assert read_manifest("new/checkpoints").meta["resume"] == promise
-    with pytest.warns(UserWarning, match=f"{promise}; new episodes begin"):
+    with pytest.warns(UserWarning, match=f"{promise}; new episodes start"):
         code, _, _ = command("resume new --env-steps 200 --eval-episodes 1")
     assert code == 0
 
@@ -259,8 +260,8 @@ def test_new_episodes_begin_where_the_agent_sees_them_begin(train):
     run = open_run("new")
     config = read_config(run)
     env = envs.make(config.env, num_envs=config.num_envs)
-    with pytest.warns(UserWarning, match="new episodes begin"):
-        start = restored_start(run, config, env)
+    with pytest.warns(UserWarning, match="new episodes start"):
+        start = restore_start(run, config, env)
     assert np.all(start.state.time_step.first)
     assert not np.any(start.state.time_step.reward)
     assert not np.any(start.state.episodes.returns)
@@ -270,7 +271,7 @@ def test_new_episodes_begin_where_the_agent_sees_them_begin(train):
     env.close()
 
 
-def test_C9_two_processes_never_write_the_same_run(run, command):
+def test_two_processes_never_write_the_same_run(run, command):
     with open_run(run, write=True):
         code, _, err = command("resume run --env-steps 600")
     assert code == 2
@@ -283,15 +284,15 @@ def test_C9_two_processes_never_write_the_same_run(run, command):
         ("resume nothing", "nothing: there is no such directory; a run was expected"),
         ("resume run/checkpoints", "run/checkpoints: holds no run"),
         ("resume run --env-steps 0", "--env-steps must be an integer >= 1, got 0"),
-        ("resume run --env-steps 100", "--env-steps 100: run has done 4"),
+        ("resume run --env-steps 100", "--env-steps 100: run has already done 4"),
         ("resume run --env-steps 500 --import os", "--import os: the run's environment is CartPole-v1, which needs none"),
         ("resume run --eval-episodes -1", "--eval-episodes must be an integer >= 0, got -1"),
         ("resume run --env-step 500", "--env-steps"),
         ("resume run --gamma 0.5", "--gamma"),
-        ("resume run --env-steps 500 --env-steps 600", "--env-steps is given more than once"),
+        ("resume run --env-steps 500 --env-steps 600", "--env-steps is set more than once"),
     ],
 )
-def test_F1_F2_wrong_use_is_refused_by_name(words, message, run, command, workdir):
+def test_wrong_use_is_refused_by_name(words, message, run, command, workdir):
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     code, out, err = command(words)
     assert (code, out) == (2, "")
@@ -317,7 +318,7 @@ def test_F1_F2_wrong_use_is_refused_by_name(words, message, run, command, workdi
         ('"loop": "host",', "", "fields missing: ['loop']"),
     ],
 )
-def test_C7_C8_S3_a_config_that_does_not_fit_is_refused_by_name(old, new, message, run, command):
+def test_a_config_that_does_not_fit_is_refused_by_name(old, new, message, run, command):
     (run / "summary.json").unlink()
     edit_config(run, old, new)
     code, _, err = command("resume run --env-steps 600")

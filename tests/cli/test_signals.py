@@ -9,14 +9,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from polyak.cli import signals as interrupts
+from polyak.cli import signals
 
 PROGRAM = """
 import hashlib, signal, time
-from polyak.cli import signals as interrupts
+from polyak.cli import signals
 signal.signal(signal.SIGUSR1, lambda *_: None)
-interrupts.GRACE_SECONDS = {grace}
-with interrupts.catching({catching}) as caught:
+signals.GRACE_SECONDS = {grace}
+with signals.handle_signals({arguments}) as caught:
     print("ready", flush=True)
     {work}
 print("ended in order", flush=True)
@@ -33,8 +33,8 @@ def ready():
     """Starts a process and waits until it works; it does not outlive the test, whatever comes of that."""
     with ExitStack() as stack:
 
-        def start(work, grace=4.5, catching=""):
-            command = [sys.executable, "-c", PROGRAM.format(work=work, grace=grace, catching=catching)]
+        def start(work, grace=4.5, arguments=""):
+            command = [sys.executable, "-c", PROGRAM.format(work=work, grace=grace, arguments=arguments)]
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
             stack.callback(process.kill)
             assert process.stdout.readline() == "ready\n"
@@ -51,15 +51,15 @@ def ended(process, within):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_T5_the_first_signal_asks_for_an_end_in_order(number, code, ready):
+def test_the_first_signal_requests_a_stop(number, code, ready):
     process = ready(LOOP)
     process.send_signal(number)
     assert ended(process, within=3) == (code, "ended in order\n", "")
 
 
-def test_T5_a_terminal_that_closes_takes_nothing_with_it():
+def test_a_closed_terminal_does_not_end_the_process():
     ours, theirs = os.openpty()
-    with subprocess.Popen([sys.executable, "-c", PROGRAM.format(work=LOOP, grace=4.5, catching="")], stdout=theirs) as process:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM.format(work=LOOP, grace=4.5, arguments="")], stdout=theirs) as process:
         os.close(theirs)
         assert os.read(ours, 100).startswith(b"ready")
         os.close(ours)
@@ -71,7 +71,7 @@ def test_T5_a_terminal_that_closes_takes_nothing_with_it():
             process.kill()
 
 
-def test_T5_nohup_is_respected(ready):
+def test_nohup_is_respected(ready):
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         process = ready(LOOP)
@@ -84,7 +84,7 @@ def test_T5_nohup_is_respected(ready):
     assert ended(process, within=3)[0] == 143
 
 
-def test_T5_a_signal_that_comes_in_two_ways_is_one(ready):
+def test_a_signal_received_twice_at_once_counts_once(ready):
     """As from `timeout`, which sends it to the process and to its group."""
     process = ready(LOOP)
     process.send_signal(signal.SIGTERM)
@@ -94,7 +94,7 @@ def test_T5_a_signal_that_comes_in_two_ways_is_one(ready):
 
 @pytest.mark.parametrize("work", [DEAF, LONG_CALL], ids=["in Python", "in a long call"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
-def test_T5_the_second_signal_ends_the_process_at_once(number, code, work, ready):
+def test_the_second_signal_exits_at_once(number, code, work, ready):
     process = ready(work)
     process.send_signal(number)
     time.sleep(0.6)
@@ -102,31 +102,31 @@ def test_T5_the_second_signal_ends_the_process_at_once(number, code, work, ready
     process.send_signal(number)
     code_got, out, err = ended(process, within=3)
     assert (code_got, out) == (code, "")
-    assert "left at once, as it was asked twice" in err
+    assert "polyak: second signal, exiting now; progress since the last checkpoint is lost" in err
 
 
 @pytest.mark.parametrize("work", [DEAF, LONG_CALL], ids=["in Python", "in a long call"])
-def test_T5_what_does_not_end_in_time_is_ended(work, ready):
+def test_a_process_that_does_not_stop_in_time_exits(work, ready):
     process = ready(work, grace=0.5)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process, within=5)
     assert (code, time.monotonic() - began >= 0.5) == (143, True)
-    assert "left at once, as it did not end in time; what was done since the newest checkpoint is lost" in err
+    assert "polyak: not stopped within 0.5 s, exiting now; progress since the last checkpoint is lost" in err
 
 
-def test_T5_what_is_saved_already_is_left_at_once(ready):
-    process = ready(LONG_CALL, catching="grace=0.0, lost='nothing is'")
+def test_without_grace_the_process_exits_at_once(ready):
+    process = ready(LONG_CALL, arguments="grace=0.0, consequence='nothing is lost'")
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process, within=3)
-    assert (code, "left at once, as it was asked to; nothing is\n" in err) == (143, True)
+    assert (code, "\npolyak: exiting now; nothing is lost\n" in err) == (143, True)
 
 
-def test_the_time_to_end_in_order_leaves_room_below_five_seconds():
-    assert interrupts.GRACE_SECONDS < 5
+def test_the_grace_period_is_below_five_seconds():
+    assert signals.GRACE_SECONDS < 5
 
 
-def test_other_signals_are_none_of_its_business(ready):
+def test_other_signals_are_ignored(ready):
     process = ready(LOOP, grace=0.2)
     process.send_signal(signal.SIGUSR1)
     time.sleep(0.6)
@@ -135,7 +135,7 @@ def test_other_signals_are_none_of_its_business(ready):
     assert ended(process, within=3)[0] == 130
 
 
-def test_nobody_reading_stderr_keeps_nobody_from_leaving(ready):
+def test_a_full_stderr_pipe_does_not_block_the_exit(ready):
     process = ready("__import__('os').write(2, b'x' * 65536); " + LONG_CALL)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
@@ -144,11 +144,11 @@ def test_nobody_reading_stderr_keeps_nobody_from_leaving(ready):
     process.communicate()
 
 
-def test_everything_is_put_back_afterwards():
+def test_handlers_and_descriptors_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with interrupts.catching() as caught:
+        with signals.handle_signals() as caught:
             os.kill(os.getpid(), signal.SIGTERM)
             while not caught.stop_requested():
                 time.sleep(0.01)
@@ -158,7 +158,7 @@ def test_everything_is_put_back_afterwards():
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_without_a_signal_there_is_no_exit_code():
-    with interrupts.catching() as caught:
+def test_without_a_signal_the_exit_code_is_0():
+    with signals.handle_signals() as caught:
         pass
     assert (caught.stop_requested(), caught.exit_code) == (False, 0)

@@ -83,11 +83,11 @@ def test_checkpoints_are_kept_and_the_last_is_the_end(run):
     assert read_manifest(run / "checkpoints").meta["resume"] == "bit-exact"
 
 
-def test_F7_the_config_runs_again_to_the_same_bits(run):
+def test_the_config_runs_again_to_the_same_bits(run):
     check_that_its_config_runs_again_to_the_same_bits(run)
 
 
-def test_T1_the_same_seed_makes_the_same_checkpoint_and_another_seed_another(run, train):
+def test_the_same_seed_makes_the_same_checkpoint_and_another_seed_another(run, train):
     train("CartPole-v1", "again", "--env-steps 400")
     train("CartPole-v1", "other", "--env-steps 400 --seed 1")
     assert last_checkpoint("again") == last_checkpoint(run)
@@ -157,7 +157,7 @@ def test_several_seeds_have_a_run_each(loop, train, workdir):
     assert last_checkpoint(workdir / "many/seed-5")[1] != last_checkpoint(workdir / "many/seed-6")[1]
 
 
-def test_F1_a_misspelt_algorithm_suggests_the_right_one(command):
+def test_a_misspelt_algorithm_suggests_the_right_one(command):
     code, _, err = command("train pp CartPole-v1")
     assert (code, err) == (2, "error: unknown algorithm 'pp'; did you mean 'ppo'? (algorithms: ppo)\n")
 
@@ -166,7 +166,7 @@ def test_F1_a_misspelt_algorithm_suggests_the_right_one(command):
     ("env", "nearest"),
     [("CartPol-v1", "CartPole-v1"), ("jax/Pendulm-v1", "jax/Pendulum-v1"), ("HalfCheeta-v5", "HalfCheetah-v5")],
 )
-def test_F5_a_misspelt_environment_suggests_the_right_one(env, nearest, command, workdir):
+def test_a_misspelt_environment_suggests_the_right_one(env, nearest, command, workdir):
     code, _, err = command("train ppo", env)
     assert code == 2
     assert f"unknown environment {env!r}; did you mean {nearest!r}?" in err
@@ -206,14 +206,14 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_F5_a_missing_extra_gives_its_pip_line(extra, without_extras):
+def test_a_missing_extra_gives_its_pip_line(extra, without_extras):
     code, err, left = without_extras[extra]
     assert (code, left) == (2, [])
     assert f"pip install 'polyak[{extra}]'" in err
     assert "Traceback" not in err
 
 
-def test_F4_devices_that_are_not_there_are_refused(command, workdir):
+def test_devices_that_are_not_there_are_refused(command, workdir):
     code, _, err = command("train ppo CartPole-v1 --devices 16 --num-envs 16")
     assert code == 2
     assert "devices=16, but JAX sees 8" in err
@@ -243,11 +243,11 @@ gymnasium.register("Quitting-v0", Quitting, max_episode_steps=50)
 def test_an_environment_that_asks_for_the_processs_end_ends_the_training_as_any_error(command, workdir, monkeypatch):
     (workdir / "quitting.py").write_text(QUITTING)
     monkeypatch.syspath_prepend(workdir)
-    begun = {"100": "go on from the last checkpoint with", "400": "no checkpoint is there yet; start again with"}
+    begun = {"100": "continue from the last checkpoint with", "400": "no checkpoint was saved; start again with"}
     for checkpoints, said in begun.items():
         words = f"--env-steps 400 --checkpoint-every {checkpoints} --report-every 50 --run-dir {checkpoints}"
         code, out, err = command("train ppo quitting:Quitting-v0", words, SETTINGS)
-        assert code == 1 and "ended by SystemExit: 7" in err
+        assert code == 1 and "error: SystemExit: 7" in err
         assert f"{said}: polyak resume {workdir / checkpoints}\n" in out
         assert open_run(checkpoints).read_summary()["stopped"] == "SystemExit: 7"
 
@@ -263,7 +263,7 @@ def test_the_evaluation_is_announced_and_can_be_left_out(train, command):
     assert before["eval_mean_return"] is None
     # There is nothing to do then: what the training took stays written.
     code, out, _ = command("resume none --eval-episodes 0")
-    assert (code, "has done its" in out, open_run("none").read_summary()) == (0, True, before)
+    assert (code, ": finished at" in out, open_run("none").read_summary()) == (0, True, before)
 
 
 @pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean True"])
@@ -290,7 +290,7 @@ def test_seeds_beyond_32_bits_are_refused(command, workdir):
     assert "--seed + --seeds - 1 must be an integer in [0, 4294967295], got 4294967296" in err
 
 
-def test_F6_a_run_is_never_overwritten(run, command):
+def test_a_run_is_never_overwritten(run, command):
     before = last_checkpoint(run)
     code, _, err = command("train ppo CartPole-v1 --run-dir run")
     assert code == 2
@@ -314,7 +314,7 @@ def make_link(path):
 
 @pytest.mark.parametrize("seeds", ["", "--seeds 2"])
 @pytest.mark.parametrize("make", [make_file, make_other_things, make_link], ids=["a file", "not empty", "a link"])
-def test_F6_a_directory_that_is_taken_is_refused(make, seeds, command, workdir):
+def test_a_directory_that_is_taken_is_refused(make, seeds, command, workdir):
     make(workdir / "taken")
     before = sorted(workdir.rglob("*"))
     code, _, err = command("train ppo CartPole-v1 --run-dir taken", seeds)
@@ -323,20 +323,20 @@ def test_F6_a_directory_that_is_taken_is_refused(make, seeds, command, workdir):
     assert sorted(workdir.rglob("*")) == before
 
 
-def test_F6_a_directory_that_cannot_be_made_is_refused(command):
+def test_a_directory_that_cannot_be_made_is_refused(command):
     code, _, err = command("train ppo CartPole-v1 --run-dir /proc/run")
     assert code == 2
     assert err.startswith("error: /proc/run: cannot be created")
 
 
-def test_F6_a_relative_path_may_lead_elsewhere(train, workdir, monkeypatch):
+def test_a_relative_path_may_lead_elsewhere(train, workdir, monkeypatch):
     (workdir / "deep").mkdir()
     monkeypatch.chdir(workdir / "deep")
     train("jax/CartPole-v1", "../new", "--env-steps 32")
     assert (workdir / "new/summary.json").exists()
 
 
-def test_F8_an_environment_that_fails_while_training_is_exit_code_1_with_its_traceback(command, monkeypatch, workdir):
+def test_an_environment_that_fails_while_training_is_exit_code_1_with_its_traceback(command, monkeypatch, workdir):
     def broken(self, action):
         raise ZeroDivisionError("the pole is gone")
 
@@ -350,14 +350,14 @@ def test_F8_an_environment_that_fails_while_training_is_exit_code_1_with_its_tra
     assert "the pole is gone" in summary_of(workdir / "new")["stopped"]
 
 
-def test_F8_training_that_diverges_is_exit_code_1_and_names_the_quantity(command, monkeypatch, workdir):
+def test_training_that_diverges_is_exit_code_1_and_names_the_quantity(command, monkeypatch, workdir):
     monkeypatch.setattr("polyak.agents.ppo.PPO.diagnose", lambda self, metrics: "PPO: the first bad quantity is 'reward'")
     code, _, err = command("train ppo CartPole-v1 --run-dir new", SETTINGS)
     assert (code, err) == (1, "error: PPO: the first bad quantity is 'reward'\n")
     assert summary_of(workdir / "new")["stopped"].endswith("'reward'")
 
 
-def test_A8_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_others_finish(command, monkeypatch, workdir):
+def test_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_others_finish(command, monkeypatch, workdir):
     make = polyak.envs.make
     monkeypatch.setattr("polyak.envs.make", lambda *args, **options: Sick(make(*args, **options), run_key(0)))
     words = "--env-steps 400 --report-every 20 --checkpoint-every 20 --seeds 2 --max-bad-steps 3"
@@ -376,11 +376,11 @@ def test_A8_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_
     assert 8 <= len(shown) <= 12, "progress of those that still learn"
 
 
-def test_T7_a_checkpoint_that_cannot_be_saved_ends_the_training_with_exit_code_1(command, monkeypatch):
+def test_a_checkpoint_that_cannot_be_saved_ends_the_training_with_exit_code_1(command, monkeypatch):
     def full(*arguments, **options):
         raise polyak.storage.checkpoint.CheckpointError("no space left on device")
 
-    monkeypatch.setattr("polyak.storage.callbacks.save", full)
+    monkeypatch.setattr("polyak.storage.progress.save", full)
     code, _, err = command("train ppo CartPole-v1 --run-dir new --env-steps 400", SETTINGS)
     assert code == 1
     assert "no space left on device" in err.splitlines()[-1]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import polyak
-from polyak.agents import AGENTS
+from polyak.agents import agent_class
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
 
 
@@ -14,7 +14,7 @@ from polyak.presets import DEFAULT, PRESETS, Preset, preset
 def test_a_preset_makes_an_agent_for_its_environment(algorithm, env_id):
     found = PRESETS[algorithm, env_id]
     env = polyak.envs.make(env_id.replace("...", "Pong-v5"), num_envs=found.num_envs)
-    agent = AGENTS[algorithm](spec=env.spec, **found.settings(found.env_steps))
+    agent = agent_class(algorithm)(spec=env.spec, **found.settings(found.env_steps))
     agent.check(found.num_envs)
     env.close()
 
@@ -34,7 +34,7 @@ def test_a_jax_environment_has_the_preset_of_the_same_task():
     assert preset("ppo", "jax/CartPole-v1") is preset("ppo", "CartPole-v1")
 
 
-def test_A15_all_atari_games_have_the_preset_of_the_details():
+def test_all_atari_games_have_the_preset_of_the_details():
     assert preset("ppo", "ALE/Pong-v5") is preset("ppo", "ALE/MsPacman-v5") is PRESETS["ppo", "ALE/..."]
     assert preset("ppo", "ale_py:ALE/Pong-v5") is PRESETS["ppo", "ALE/..."]
     found = preset("ppo", "ALE/Pong-v5")
@@ -58,4 +58,4 @@ def test_what_has_no_preset_gets_the_defaults(env_id):
 def test_presets_cannot_be_changed_by_accident():
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEFAULT.env_steps = 1
-    assert dataclasses.replace(DEFAULT, env_steps=5) == Preset(5, 8, DEFAULT.settings, DEFAULT.source)
+    assert dataclasses.replace(DEFAULT, env_steps=5) == Preset(5, 8, DEFAULT.values, DEFAULT.source)

@@ -13,18 +13,17 @@ USAGE = """usage: polyak COMMAND ...
 Reinforcement learning in JAX.
 
 commands:
-  train ALGO ENV [flags]   train an agent and keep everything in a run directory
-  resume RUN [flags]       go on where a run was stopped
-  evaluate RUN [flags]     the greedy return of a run's policy
-  export RUN --format F    the policy as one file: stablehlo, onnx or numpy
-  list                     algorithms, presets and environments
+  train ALGO ENV [flags]   train an agent in a new run directory
+  resume RUN [flags]       continue a run from its last checkpoint
+  evaluate RUN [flags]     evaluate the greedy policy of a run
+  export RUN --format F    export the greedy policy to one file: stablehlo, onnx or numpy
+  list                     list algorithms, presets and environments
 
 `polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
-The name of an environment says where it lives: CartPole-v1, HalfCheetah-v5 are Gymnasium's and step on the host;
-jax/CartPole-v1 is polyak's own and gymnax/... are gymnax's: they run compiled, with the agent, as one program.
+Environments are named by their source: CartPole-v1 and HalfCheetah-v5 are Gymnasium's and step on the host;
+jax/CartPole-v1 is polyak's and gymnax/... are gymnax's: they are compiled with the agent into one program.
 
-exit codes: 0 done, 1 something went wrong while running, 2 wrong use, 130 Ctrl-C, 143 SIGTERM, 129 the terminal was closed,
-141 nobody reads the output on
+exit codes: 0 success, 1 runtime error, 2 usage error, 129 terminal closed, 130 Ctrl-C, 141 broken pipe, 143 SIGTERM
 """
 
 
@@ -35,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:  # as it is after `>&-`
             sys.stdout.flush()
     except BrokenPipeError:
-        from polyak.cli.signals import nobody_reads, silence
+        from polyak.cli.signals import discard_output, is_broken_pipe
 
-        if not nobody_reads(sys.stdout.fileno()):
+        if not is_broken_pipe(sys.stdout.fileno()):
             raise
-        silence(sys.stdout.fileno())
+        discard_output(sys.stdout.fileno())
         return 141
     return code
 
@@ -57,48 +56,39 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"polyak {polyak.__version__}")
         return 0
     try:
-        # A program that calls `main` has its own way to end.
-        with _leaving_at_once() if argv is None else nullcontext():
+        # A program that calls `main` keeps its own signal handlers.
+        with _exit_on_ctrl_c() if argv is None else nullcontext():
             command = _command(name)
-        return _unknown(name) if command is None else command(rest)
+        return command(rest)
     except KeyboardInterrupt:
-        # Not while training, which ends in order by itself.
+        # Only outside of training, which handles signals itself.
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
 
 
-def _unknown(name: str) -> int:
-    import difflib
-
-    near = difflib.get_close_matches(name, ("train", "resume", "evaluate", "export", "list"), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    print(f"error: unknown command {name!r}{hint}\n\n{USAGE}", end="", file=sys.stderr)
-    return 2
-
-
 @contextmanager
-def _leaving_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process while modules are imported: inside them it would come out as any error."""
+def _exit_on_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process while modules are imported, where it would surface as any other exception."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, b"stopped by Ctrl-C\n")
         os._exit(128 + number)
 
-    # Only the main thread may; and who ignores Ctrl-C, as under nohup, or has a handler, keeps that.
-    ours = (
+    # Only the main thread may set a handler; one that ignores Ctrl-C, as under nohup, or that is not Python's stays.
+    is_default = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
-    if ours:
+    if is_default:
         signal.signal(signal.SIGINT, leave)
     try:
         yield
     finally:
-        if ours:
+        if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _command(name: str) -> Callable[[list[str]], int] | None:
-    """The command's function. JAX is imported with it, not before: help answers at once."""
+def _command(name: str) -> Callable[[list[str]], int]:
+    """The function of a command, imported when it is needed: JAX takes most of a second."""
     match name:
         case "train":
             from polyak.cli.train import train
@@ -117,7 +107,15 @@ def _command(name: str) -> Callable[[list[str]], int] | None:
 
             return export
         case "list":
-            from polyak.cli.list import listing
+            from polyak.cli.list import list_names
 
-            return listing
-    return None
+            return list_names
+    return lambda arguments: _unknown(name)
+
+
+def _unknown(name: str) -> int:
+    from polyak.core.names import unknown_name
+
+    message = unknown_name(name, ("train", "resume", "evaluate", "export", "list"), "command")
+    print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
+    return 2

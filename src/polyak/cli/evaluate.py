@@ -1,7 +1,8 @@
-"""polyak evaluate RUN: the greedy return of a run's policy."""
+"""polyak evaluate RUN: evaluates the greedy policy of a run."""
 
 import dataclasses
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -10,9 +11,10 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from polyak.cli.flags import UsageError, fail, parse, usage
-from polyak.cli.imports import ImportFlag, check_import, named_object
-from polyak.cli.training_run import evaluation_env, evaluation_in
+from polyak.cli.compilation_cache import compilation_cache
+from polyak.cli.evaluation import evaluate_policy, make_evaluation_env
+from polyak.cli.flags import UsageError, fail, parse, print_usage
+from polyak.cli.imports import ImportFlag, check_import, import_object
 from polyak.core.checks import check_integer
 from polyak.core.types import Env, HostEnv, Policy, PyTree
 from polyak.runs import RunConfig, check_seed, read_config, restored_policy
@@ -29,35 +31,44 @@ PolicyFlag: TypeAlias = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateFlags:
-    """How many episodes, from which starts."""
+    """How many episodes, and where they start."""
 
     episodes: int = 100
-    """Whole episodes."""
+    """number of episodes"""
     seed: int = 0
-    """Decides the environment's starts."""
+    """seed of the environment"""
     policy: PolicyFlag = None
-    """A Python policy to stand beside the run's: a function of the observation, an object with `action`, or a
-    ready PythonPolicy."""
+    """Python policy to compare with the run's: a function of the observation, an object with `action`, or a PythonPolicy"""
     imports: ImportFlag = None
-    """The module of an environment named `MODULE:Name-v0`; a run's files by themselves import nothing."""
+    """module of an environment named `MODULE:Name-v0`, which is imported only if it is named here"""
+    compilation_cache: bool = True
+    """keep compiled programs in the user's cache directory, which shortens later starts"""
 
 
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        flags = "[--episodes N] [--seed S] [--policy MODULE:NAME] [--import MODULE]"
-        return usage(f"polyak evaluate RUN {flags}\n\nRUN is a run directory.", arguments)
+        options = "[--episodes N] [--seed S] [--policy MODULE:NAME] [--import MODULE] [--no-compilation-cache]"
+        return print_usage(f"polyak evaluate RUN {options}\n\nRUN is a run directory.", arguments)
     try:
-        found = _found(Path(arguments[0]), arguments[1:])
+        directory = Path(arguments[0])
+        flags = parse(EvaluateFlags, arguments[1:], prog=f"polyak evaluate {directory}", description="Evaluate a policy.")
+        check_integer("polyak evaluate", "--episodes", flags.episodes)
+        check_seed("polyak evaluate", "--seed", flags.seed)
+        with ExitStack() as stack:
+            stack.enter_context(compilation_cache(flags.compilation_cache, None))
+            task = _load(directory, flags)
+            stack = stack.pop_all()
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
-    # From here on, what is raised is the policy's own, and no wrong use.
-    return _evaluate(found)
+    # An exception from here on is the policy's, not a usage error.
+    with stack:
+        return _evaluate(task)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
-    """What is to be evaluated: policies by name, each with an environment of its own."""
+class _Task:
+    """Policies by name, each with its own environment."""
 
     flags: EvaluateFlags
     config: RunConfig
@@ -65,10 +76,7 @@ class _Found:
     policies: dict[str, tuple[Policy, Env | HostEnv]]
 
 
-def _found(directory: Path, arguments: list[str]) -> _Found:
-    flags = parse(EvaluateFlags, arguments, prog=f"polyak evaluate {directory}", description="The policy's greedy return.")
-    check_integer("polyak evaluate", "--episodes", flags.episodes)
-    check_seed("polyak evaluate", "--seed", flags.seed)
+def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     run = open_run(directory)
     config = read_config(run)
     may_import = check_import(config.env, flags.imports)
@@ -76,7 +84,7 @@ def _found(directory: Path, arguments: list[str]) -> _Found:
     policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
     if flags.policy is not None:
         policies[flags.policy] = _python_policy(flags.policy, config)
-    envs = [evaluation_env(config, flags.episodes, import_modules=may_import) for _ in policies]
+    envs = [make_evaluation_env(config, flags.episodes, import_modules=may_import) for _ in policies]
     try:
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
     except ValueError:
@@ -85,30 +93,29 @@ def _found(directory: Path, arguments: list[str]) -> _Found:
                 env.close()
         raise
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
-    return _Found(flags, config, env_steps, each)
+    return _Task(flags, config, env_steps, each)
 
 
-def _evaluate(found: _Found) -> int:
-    flags, config = found.flags, found.config
+def _evaluate(task: _Task) -> int:
+    flags, config = task.flags, task.config
     with Console().status(f"evaluating {flags.episodes} episodes …"):
         evaluations = {
-            name: evaluation_in(env, config, policy, flags.episodes, flags.seed)
-            for name, (policy, env) in found.policies.items()
+            name: evaluate_policy(env, policy, flags.episodes, flags.seed) for name, (policy, env) in task.policies.items()
         }
     if flags.policy is not None:
         print(_table(config, evaluations.items()))
         return 0
     (evaluation,) = evaluations.values()
     print(
-        f"{config.algorithm} {config.env} at {found.env_steps:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
+        f"{config.algorithm} {config.env} at {task.env_steps:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
         f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"
     )
     return 0
 
 
 def _python_policy(name: str, config: RunConfig) -> Policy:
-    """What a person named, in the run's environment."""
-    named, spec = named_object(name, "--policy"), config.agent.spec
+    """The policy that `--policy` names, for the run's environment."""
+    named, spec = import_object(name, "--policy"), config.agent.spec
     from polyak.policies.python.policy import PythonPolicy
 
     if not isinstance(named, PythonPolicy):
@@ -121,7 +128,7 @@ def _python_policy(name: str, config: RunConfig) -> Policy:
 
 
 def _carry_spec(target: Any) -> PyTree:
-    """What an object with a memory declares, else what it begins with."""
+    """The declared `carry_spec` of a recurrent policy, else the spec of its initial carry."""
     from polyak.policies.python.callee import ActingObject
 
     if isinstance(target, type) or not isinstance(target, ActingObject):
@@ -131,7 +138,7 @@ def _carry_spec(target: Any) -> PyTree:
 
 
 def _table(config: RunConfig, evaluations: Iterable[tuple[str, Evaluation]]) -> str:
-    """A row for each policy, in environments that start alike."""
+    """One row for each policy."""
     rows = [(config.env, "return", "±", "mean length", "episodes")]
     rows += [
         (name, f"{e.mean_return:.1f}", f"{e.std_return:.1f}", f"{e.mean_length:.1f}", str(len(e.returns)))

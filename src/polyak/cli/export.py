@@ -1,4 +1,4 @@
-"""polyak export RUN --format stablehlo|onnx|numpy: a run's greedy policy as one file that acts without its run."""
+"""polyak export RUN --format stablehlo|onnx|numpy: exports the greedy policy of a run to one file."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 
-from polyak.cli.flags import UsageError, fail, parse, usage
+from polyak.cli.flags import UsageError, fail, parse, print_usage
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Policy
 from polyak.export import numpy_reader
@@ -27,25 +27,25 @@ SUFFIXES: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx", "numpy":
 READER = "numpy_reader.py"
 _READER_SOURCE = Path(numpy_reader.__file__)
 MAX_READER_BYTES = 2**20
-IN_THE_RUN = "(default: policy.SUFFIX in the run)"
-OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=IN_THE_RUN)]
+OUTPUT_DEFAULT = "(default: policy.SUFFIX in the run)"
+OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=OUTPUT_DEFAULT)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportFlags:
-    """As what, and where to."""
+    """Format and output file."""
 
     format: Format
-    """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of an mlp, and a reader."""
+    """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of an mlp, with a reader"""
     output: OutputFlag = None
-    """Replaced as a whole if it is there. numpy: its reader is written beside it, as numpy_reader.py."""
+    """file to write, replaced if it exists; numpy also writes numpy_reader.py next to it"""
 
 
 def export(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
         flags = "--format stablehlo|onnx|numpy [--output FILE]"
-        return usage(f"polyak export RUN {flags}\n\nRUN is a run directory.", arguments)
+        return print_usage(f"polyak export RUN {flags}\n\nRUN is a run directory.", arguments)
     try:
         return _export(Path(arguments[0]), arguments[1:])
     except (UsageError, ValueError, ImportError, RunError, ConfigError, CheckpointError, ExportError) as error:
@@ -53,7 +53,7 @@ def export(arguments: list[str]) -> int:
 
 
 def _export(directory: Path, arguments: list[str]) -> int:
-    flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="The greedy policy as one file.")
+    flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="Export the greedy policy.")
     run = open_run(directory)
     if flags.output is not None and (flags.output == Path("-") or is_run_file(flags.output)):
         raise UsageError(
@@ -79,7 +79,7 @@ def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, abou
     step = export_function(policy, spec)
     if kind == "numpy":
         needs, arrays = numpy_weights(policy, spec)
-        reader = _place_of_reader(output)
+        reader = _reader_path(output)
         write_export(output, Export(kind, spec, step.inputs, step.outputs, about | needs, to_members(arrays)))
         replace_file(reader, _READER_SOURCE.read_bytes())
         return [output, reader]
@@ -92,8 +92,8 @@ def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, abou
     return [output]
 
 
-def _place_of_reader(output: Path) -> Path:
-    """Beside the weights, where nothing stands but a reader that was written before."""
+def _reader_path(output: Path) -> Path:
+    """The path next to the weights, where only an earlier reader may be replaced."""
     reader = output.with_name(READER)
     if reader == output:
         raise ExportError(f"{output}: the reader of the weights is written there; choose another --output")

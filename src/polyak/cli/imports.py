@@ -1,4 +1,4 @@
-"""What a command may import: what a person names on the command line, nothing by a name in a file."""
+"""Imports of modules that are named on the command line; a name in a file is never imported."""
 
 import importlib
 import sys
@@ -14,25 +14,25 @@ ImportFlag: TypeAlias = Annotated[
 
 
 def check_import(env: str, module: str | None) -> bool:
-    """Whether the run's environment may import its module, because `--import` names it.
+    """Whether `--import` names the module of the run's environment, which may be imported then.
 
     Raises:
-        UsageError: it would import one that was not named, or the one named is not its own.
+        UsageError: the environment needs a module that `--import` does not name, or `--import` names another one.
     """
     needed = env.rpartition(":")[0]
     if module is not None and module != needed:
-        its_own = f"needs --import {needed}" if needed else "needs none"
-        raise UsageError(f"--import {module}: the run's environment is {env}, which {its_own}")
+        advice = f"needs --import {needed}" if needed else "needs none"
+        raise UsageError(f"--import {module}: the run's environment is {env}, which {advice}")
     if module is None and needed and needed not in sys.modules:
         raise UsageError(f"the run's environment {env} would import {needed!r}; if you trust it, add --import {needed}")
     return module is not None
 
 
-def named_object(text: str, flag: str) -> Any:
-    """What `module:name` says, imported as `python -m module` would find it.
+def import_object(text: str, flag: str) -> Any:
+    """Import `module:name`; modules are found as `python -m module` finds them.
 
     Raises:
-        UsageError: it has another form, there is no such module, or nothing of that name in it.
+        UsageError: the text has another form, or the module or the name does not exist.
     """
     module, colon, name = text.partition(":")
     if not (colon and module and name.isidentifier()):

@@ -4,22 +4,23 @@ import textwrap
 
 from polyak import envs
 from polyak.agents import AGENTS
-from polyak.cli.flags import usage
+from polyak.cli.agent_flags import agent_summary
+from polyak.cli.flags import print_usage
 from polyak.presets import PRESETS
 
 
-def listing(arguments: list[str]) -> int:
+def list_names(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if arguments:
-        return usage("polyak list\n\nAlgorithms, presets and environments; it takes no arguments.", arguments)
+        return print_usage("polyak list\n\nAlgorithms, presets and environments; it takes no arguments.", arguments)
     print("algorithms")
     for name, agent in AGENTS.items():
-        print(f"  {name:6} {(agent.__doc__ or '').strip().splitlines()[0]}")
+        print(f"  {name:6} {agent_summary(agent)}")
     print("\npresets (algorithm, environment, env_steps, source)")
-    for (algorithm, env_id), found in PRESETS.items():
-        print(f"  {algorithm:6} {env_id:28} {found.env_steps:>10,}  {found.source}")
+    for (algorithm, env_id), preset in PRESETS.items():
+        print(f"  {algorithm:6} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
     print("\nenvironments")
-    for home, names in envs.names().items():
-        text = f"{home}: {', '.join(names) if names else 'not installed'}"
+    for source, names in envs.names().items():
+        text = f"{source}: {', '.join(names) if names else 'not installed'}"
         print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     return 0

@@ -1,4 +1,4 @@
-"""What a person sees while training: a progress bar in a terminal, plain lines elsewhere."""
+"""Shows the progress of training: a progress bar in a terminal, plain lines elsewhere."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,39 +9,39 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from polyak.cli.signals import silence
+from polyak.cli.signals import discard_output
 from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10
 
 
 class Screen(Console):
-    """A console whose reader may go away, as of `| head`: nothing more is shown then, and training goes on."""
+    """A console that falls silent when its pipe breaks, as under `| head`; training goes on."""
 
     def on_broken_pipe(self) -> None:
-        """Instead of ending the process, as Rich does."""
+        """Called by Rich, which would exit the process."""
         self.quiet = True
-        silence(sys.stdout.fileno())
+        discard_output(sys.stdout.fileno())
 
-    def say(self, line: str) -> None:
-        """As it is, in one line however long."""
+    def print_line(self, line: str) -> None:
+        """Print one line without markup or wrapping."""
         self.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def showing(console: Screen, title: str, env_steps: int, done: int = 0) -> Iterator[Callback]:
-    """A callback that shows how far training is, how fast, how well, and how long it will take.
+def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) -> Iterator[Callback]:
+    """A callback that shows env_steps, speed, mean return and the remaining time.
 
     Args:
-        title: what is trained.
-        env_steps: how many there shall be.
-        done: how many there are already.
+        title: algorithm and environment.
+        env_steps: length of the training.
+        done: env_steps of an earlier process that this training resumes.
     """
     if not console.is_terminal:
         yield _lines(console, title, env_steps, done)
         return
-    console.say(title)
-    # The bar takes what the numbers leave, so that eighty columns hold both.
+    console.print_line(title)
+    # The bar takes the rest of the line, so that 80 columns hold both.
     columns = (
         SpinnerColumn(),
         BarColumn(bar_width=None),
@@ -49,45 +49,45 @@ def showing(console: Screen, title: str, env_steps: int, done: int = 0) -> Itera
     )
     with Bar(*columns, console=console, expand=True) as bar:
         task = bar.add_task(title, total=env_steps, completed=done, status="compiling …")
-        said = False
+        is_first = True
 
         def update(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
-            nonlocal said
-            if not said:
-                said = True
-                console.say(f"compiled in {progress.compile_seconds:.1f} s")
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                console.print_line(f"compiled in {progress.compile_seconds:.1f} s")
             completed = min(progress.env_steps, env_steps)
             bar.update(task, completed=completed, status=_status(progress, metrics, env_steps))
 
         yield update
 
 
-def once_a_round(shown: Callback) -> Callback:
-    """For several seeds that report together: shows whichever comes first, since one may have ended before the others."""
+def once_per_iteration(callback: Callback) -> Callback:
+    """For seeds that train together: calls back for the first report of each iteration, as some seeds may have ended."""
     iteration = 0
 
     def show(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
         nonlocal iteration
         if progress.iteration > iteration:
             iteration = progress.iteration
-            shown(progress, metrics, state)
+            callback(progress, metrics, state)
 
     return show
 
 
 def _lines(console: Screen, title: str, env_steps: int, done: int) -> Callback:
-    console.say(f"{title}: compiling …")
+    console.print_line(f"{title}: compiling …")
     due: int | None = None
 
     def line(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
         nonlocal due
         if due is None:
             due = done
-            console.say(f"{title}: compiled in {progress.compile_seconds:.1f} s")
+            console.print_line(f"{title}: compiled in {progress.compile_seconds:.1f} s")
         if progress.env_steps < min(due, env_steps):
             return
         due = progress.env_steps + env_steps // PLAIN_LINES
-        console.say(f"{title}: {_status(progress, metrics, env_steps)}")
+        console.print_line(f"{title}: {_status(progress, metrics, env_steps)}")
 
     return line
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a terminal that closes: the first asks training to end in order, the second ends the process at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal stops training after a checkpoint, the second exits at once."""
 
 import contextlib
 import os
@@ -12,82 +12,81 @@ from types import FrameType
 
 GRACE_SECONDS = 4.5
 
-# A signal that comes again so soon is the same one: `timeout` sends its own to the process and to its group.
+# A signal repeated this soon is the same one: `timeout` signals the process and its group.
 ECHO_SECONDS = 0.1
 
 NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
-LOST = "what was done since the newest checkpoint is lost, and polyak resume does it again"
+PROGRESS_LOST = "progress since the last checkpoint is lost (`polyak resume` redoes it)"
 
-# A progress bar hides it.
+# Progress bars hide the cursor.
 _SHOW_CURSOR = "\x1b[?25h"
 
 
-class Interrupts:
-    """Which signal has come, if any."""
+class Signals:
+    """The first signal that was received."""
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells have it; 0 if none came."""
+        """128 + the signal's number, as in shells; 0 without a signal."""
         return 0 if self.received is None else 128 + self.received
 
     def stop_requested(self) -> bool:
-        """For a loop's `should_stop`."""
+        """The `should_stop` of a training loop."""
         return self.received is not None
 
 
 @contextmanager
-def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupts]:
-    """Catch SIGINT, SIGTERM and SIGHUP while the block runs; SIGHUP not where it is ignored, as under `nohup`.
+def handle_signals(grace: float | None = None, consequence: str = PROGRESS_LOST) -> Iterator[Signals]:
+    """Handle SIGINT, SIGTERM and SIGHUP while the block runs; SIGHUP stays ignored under `nohup`.
 
-    After the first one the block has 4.5 seconds to end; then, or on a second one (0.1 seconds later or more), the process
-    leaves at once with the same exit code, without a last checkpoint, and says so. Python handles a signal only between two
-    bytecodes, and a long compilation is one, as is a chunk of the compiled loop: so a thread, which the interpreter wakes
-    through a pipe, keeps the time.
+    After the first signal the block has 4.5 seconds to end. After that, or on a second signal 0.1 seconds later or more, the
+    process exits at once with the same exit code and without a last checkpoint. A thread keeps the time: Python handles
+    signals only between two bytecodes, and a long compilation or a chunk of the compiled loop is one bytecode.
 
     Args:
-        grace: seconds instead of these 4.5.
-        lost: what is said where the process leaves at once.
+        grace: seconds instead of 4.5.
+        consequence: part of the message when the process exits at once.
     """
-    interrupts = Interrupts()
+    signals = Signals()
     seconds = GRACE_SECONDS if grace is None else grace
-    late = "it did not end in time" if seconds > 0 else "it was asked to"
+    reason = f"not stopped within {seconds:g} s, " if seconds > 0 else ""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     done = threading.Event()
 
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        interrupts.received = interrupts.received or number
+    def record(number: int, frame: FrameType | None) -> None:
+        signals.received = signals.received or number
         if number == signal.SIGHUP:
-            silence(*terminals)
+            discard_output(*terminals)
 
     def watch() -> None:
         first = _next_signal(read_end)
         if first is None or done.is_set():
             return
-        interrupts.received = interrupts.received or first
-        leave_at_once = threading.Timer(seconds, _leave, (first, late, lost))
-        leave_at_once.daemon = True
-        leave_at_once.start()
-        came = time.monotonic()
-        while (again := _next_signal(read_end)) is not None and time.monotonic() - came < ECHO_SECONDS:
+        signals.received = signals.received or first
+        timer = threading.Timer(seconds, _exit_now, (first, reason, consequence))
+        timer.daemon = True
+        timer.start()
+        received_at = time.monotonic()
+        while (second := _next_signal(read_end)) is not None and time.monotonic() - received_at < ECHO_SECONDS:
             pass
-        if again is not None and not done.is_set():
-            _leave(first, "it was asked twice", lost)
-        leave_at_once.cancel()
+        if second is not None and not done.is_set():
+            _exit_now(first, "second signal, ", consequence)
+        timer.cancel()
 
-    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    before = {number: signal.signal(number, remember) for number in NAMES if number != signal.SIGHUP or not nohup}
+    has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    before = {number: signal.signal(number, record) for number in NAMES if number != signal.SIGHUP or not has_nohup}
     wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    watcher = threading.Thread(target=watch, name="polyak-interrupts", daemon=True)
+    watcher = threading.Thread(target=watch, name="polyak-signals", daemon=True)
     watcher.start()
     try:
-        yield interrupts
+        yield signals
     finally:
         done.set()
         signal.set_wakeup_fd(wakeup_before)
@@ -98,34 +97,37 @@ def catching(grace: float | None = None, lost: str = LOST) -> Iterator[Interrupt
         os.close(read_end)
 
 
-def nobody_reads(descriptor: int) -> bool:
-    """It is a pipe whose other end is closed, as after `| head`."""
+def is_broken_pipe(descriptor: int) -> bool:
+    """Whether it is a pipe whose reader has closed it, as after `| head`."""
     poller = select.poll()
     poller.register(descriptor, 0)
     return any(events & select.POLLERR for _, events in poller.poll(0))
 
 
-def silence(*descriptors: int) -> None:
-    """What is written there from now on is lost: nobody can read it, and writing would be an error."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def discard_output(*descriptors: int) -> None:
+    """Redirect to /dev/null: nobody can read it, and writing would raise."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
-        os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+        os.dup2(devnull, descriptor)
+    os.close(devnull)
 
 
 def _next_signal(read_end: int) -> int | None:
-    """The next of these signals (the pipe tells of every signal that has a handler), or None once the pipe is closed."""
+    """The next of these signals (the pipe gets every signal that has a handler), or None once the pipe is closed."""
     while byte := os.read(read_end, 1):
         if byte[0] in NAMES:
             return byte[0]
     return None
 
 
-def _leave(number: int, why: str, lost: str) -> None:
-    """End the process without a last checkpoint."""
+def _exit_now(number: int, reason: str, consequence: str) -> None:
+    """Exit without a last checkpoint."""
     with contextlib.suppress(OSError):
-        for descriptor, text in ((1, _SHOW_CURSOR if os.isatty(1) else ""), (2, f"\npolyak: left at once, as {why}; {lost}\n")):
-            # A pipe that nobody reads, or a stopped terminal, keeps nobody from leaving.
+        for descriptor, text in (
+            (1, _SHOW_CURSOR if os.isatty(1) else ""),
+            (2, f"\npolyak: {reason}exiting now; {consequence}\n"),
+        ):
+            # Neither a full pipe nor a stopped terminal may block the exit.
             os.set_blocking(descriptor, False)
             os.write(descriptor, text.encode())
     os._exit(128 + number)

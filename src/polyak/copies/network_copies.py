@@ -12,8 +12,9 @@ from polyak.copies.follow import Follow, FollowState
 from polyak.copies.held import Shared, copied, described, held_for, in_dtypes_of
 from polyak.copies.training import Loss, Trained, loss_gradients, predict_all
 from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.names import unknown_name
 from polyak.core.spaces import EnvSpec
-from polyak.core.struct import static, struct, unknown_name
+from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.ops.gradients import Accumulated, clipped, guarded, in_float32, refused_in_a_row, step_along, tree_norm
 from polyak.ops.guard import Guard, all_finite

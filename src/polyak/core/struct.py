@@ -1,7 +1,6 @@
 """Frozen dataclasses that are pytrees: the one shape of settings and states in polyak."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.names import unknown_name
 
 T = TypeVar("T")
 
@@ -136,17 +136,6 @@ def suggest_names(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **kwargs)
 
     return checked
-
-
-def unknown_name(name: str, known: tuple[str, ...], what: str) -> str:
-    """The sentence for a name that does not exist: what was got, the nearest name, and those that do exist.
-
-    >>> unknown_name("gama", ("gamma", "tau"), "field")
-    "unknown field 'gama'; did you mean 'gamma'? (fields: gamma, tau)"
-    """
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
 
 
 def check_needed(settings: Any, name: str, *others: str) -> None:

@@ -7,8 +7,8 @@ Importing this imports no environment.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyak.envs.available import names as names
     from polyak.envs.constructors import make as make
-    from polyak.envs.constructors import names as names
     from polyak.envs.env_check import check_env as check_env
 
 __all__ = ["check_env", "make", "names"]
@@ -17,6 +17,15 @@ __all__ = ["check_env", "make", "names"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'polyak.envs' has no attribute {name!r}")
-    from polyak.envs import constructors, env_check
+    match name:
+        case "check_env":
+            from polyak.envs import env_check
 
-    return env_check.check_env if name == "check_env" else getattr(constructors, name)
+            return env_check.check_env
+        case "make":
+            from polyak.envs import constructors
+
+            return constructors.make
+    from polyak.envs import available
+
+    return available.names

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.struct import unknown_name
+from polyak.core.names import unknown_name
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset
+from polyak.envs.available import names, register_atari
 from polyak.envs.classic import DYNAMICS
 
 Vectorization: TypeAlias = Literal["auto", "own", "sync", "async"]
@@ -77,23 +78,6 @@ def make(
         with contextlib.suppress(Exception):
             batch.close()
         raise
-
-
-def names() -> dict[str, list[str]]:
-    """The names that `make` knows, by where they come from; gymnax's and Atari's only where they are installed."""
-    import gymnasium
-
-    ours = [f"jax/{name}" for name in DYNAMICS]
-    theirs = []
-    if importlib.util.find_spec("gymnax") is not None:
-        from polyak.envs import gymnax
-
-        theirs = [f"gymnax/{name}" for name in gymnax.names()]
-    _register_atari()
-    # The ALE's older names, of its bare games, are known to `make` too; hundreds of them would hide the others.
-    bare = {name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("ale_py.")}
-    games = sorted(name for name in bare if name.startswith("ALE/"))
-    return {"jax": ours, "gymnax": theirs, "atari": games, "gymnasium": sorted(set(gymnasium.registry) - bare)}
 
 
 def _ours(name: str, num_envs: int, action_scaling: Literal["clip", "rescale"], settings: dict[str, Any]) -> Env:
@@ -211,7 +195,7 @@ def _spec(id: str, import_modules: bool) -> Any:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise ImportError(f"make: {id} needs the module {module!r}: {error}") from error
-    if name.startswith("ALE/") and not _register_atari():
+    if name.startswith("ALE/") and not register_atari():
         raise ImportError(f"make: {id} needs ale-py: pip install 'polyak[atari]'")
     if name not in gymnasium.registry:
         known = [n for group in names().values() for n in group]
@@ -219,14 +203,6 @@ def _spec(id: str, import_modules: bool) -> Any:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"make: unknown environment {id!r}{hint} (`polyak list` or polyak.envs.names() shows all)")
     return gymnasium.spec(name)
-
-
-def _register_atari() -> bool:
-    """Whether there are Atari games; Gymnasium knows them once ale-py is imported."""
-    if importlib.util.find_spec("ale_py") is None:
-        return False
-    importlib.import_module("ale_py")
-    return True
 
 
 @contextlib.contextmanager

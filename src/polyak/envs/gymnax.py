@@ -13,11 +13,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.core.spaces import Box, Discrete, EnvSpec, Space
 from polyak.core.struct import struct
 from polyak.core.types import PyTree
+from polyak.envs.available import gymnax_names
 
 # Beyond any episode, and exact in float32: some limits are floats.
 NEVER = 2**30
-# Fails in its first step: its rewards are a scalar, which it indexes (gymnax 0.0.9).
-BROKEN = ("SimpleBandit-bsuite",)
 
 
 @struct
@@ -103,31 +102,20 @@ def dynamics(name: str, settings: dict[str, Any]) -> GymnaxDynamics:
         ValueError: no such environment.
         TypeError: no such setting.
     """
-    known = names()
+    try:
+        import gymnax
+    except ModuleNotFoundError as error:
+        raise ImportError(f"gymnax environments need gymnax: pip install 'polyak[gymnax]' ({error})") from error
+    known = gymnax_names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean 'gymnax/{near[0]}'? " if near else ""
         raise ValueError(f"make: unknown environment 'gymnax/{name}'; {hint}(gymnax has {', '.join(known)})")
-    import gymnax
-
     with _their_rules(f"gymnax/{name}"):
         fields = gymnax.make(name)[1].__dataclass_fields__
         env, params = gymnax.make(name, **{k: v for k, v in settings.items() if k not in fields})
         params = params.replace(**{k: v for k, v in settings.items() if k in fields})
     return GymnaxDynamics(env, params, f"gymnax/{name}")
-
-
-def names() -> list[str]:
-    """The names of gymnax's environments.
-
-    Raises:
-        ImportError: gymnax is not installed.
-    """
-    try:
-        import gymnax
-    except ModuleNotFoundError as error:
-        raise ImportError(f"gymnax environments need gymnax: pip install 'polyak[gymnax]' ({error})") from error
-    return [name for name in gymnax.registered_envs if name not in BROKEN]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,16 @@
-"""What a preset is: how to train one algorithm in one environment."""
+"""What a preset is: how to train one algorithm in one environment. Plain data, so that it is listed without importing JAX."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class LinearOverTraining:
+    """A `Linear` schedule from `start` to `end` over the whole training, however long that is."""
+
+    start: float
+    end: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -12,11 +20,33 @@ class Preset:
     Attributes:
         env_steps: length of the training, in environment steps.
         num_envs: number of copies of the environment.
-        settings: the agent's fields, for a training of that many env_steps (which schedules need to know).
+        values: the agent's fields; `network` holds arguments of `mlp`.
         source: where the numbers come from.
     """
 
     env_steps: int
     num_envs: int
-    settings: Callable[[int], Mapping[str, Any]]
+    values: Mapping[str, Any]
     source: str
+
+    def settings(self, env_steps: int) -> dict[str, Any]:
+        """The agent's fields for a training of `env_steps`.
+
+        >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
+        {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
+        """
+        settings = {name: with_length(value, env_steps) for name, value in self.values.items()}
+        if "network" in settings:
+            from polyak.networks.actor_critic import mlp
+
+            settings["network"] = mlp(**self.values["network"])
+        return settings
+
+
+def with_length(value: Any, env_steps: int) -> Any:
+    """The value of a setting, a schedule with the length of the training."""
+    if not isinstance(value, LinearOverTraining):
+        return value
+    from polyak.ops.schedules import Linear
+
+    return Linear(value.start, value.end, env_steps)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from polyak.core.struct import unknown_name
+from polyak.core.names import unknown_name
 from polyak.storage.json import decode, encode, refuse
 
 

@@ -1,0 +1,123 @@
+"""Flags from the fields of an agent's class, read from its source: importing it imports JAX, which takes most of a second.
+
+A field is a flag if its type is `bool`, `int`, `float`, `str`, `Scalar`, `Schedule` or a `Literal`, or one of these or None,
+and its default is a literal. Other fields are set in Python.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from polyak.presets.preset import LinearOverTraining
+
+
+def agent_flags(agent: str, defaults: Mapping[str, Any]) -> type:
+    """A dataclass with a flag for each field of `agent`, a `"module:Class"`, with these defaults, else the field's."""
+    declaration = _class_source(agent)
+    texts = _attribute_texts(ast.get_docstring(declaration) or "")
+    fields: list[Any] = []
+    for node in declaration.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name, kind = node.target.id, _flag_type(ast.unparse(node.annotation))
+            if kind is not None and (default := _default(node.value)) is not dataclasses.MISSING:
+                help_text = tyro.conf.arg(help=texts.get(name, ""))
+                fields.append((name, Annotated[kind, help_text], dataclasses.field(default=defaults.get(name, default))))
+    return dataclasses.make_dataclass("AgentFlags", fields, frozen=True)
+
+
+def agent_summary(agent: str) -> str:
+    """The first line of the docstring of a `"module:Class"`."""
+    return (ast.get_docstring(_class_source(agent)) or "").partition("\n")[0]
+
+
+@functools.cache
+def _class_source(agent: str) -> ast.ClassDef:
+    module, _, name = agent.partition(":")
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"no module {module!r}, which should hold the agent {name!r}", name=module)
+    for node in ast.parse(Path(found.origin).read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise ImportError(f"the module {module!r} defines no class {name!r}")
+
+
+def _default(node: ast.expr | None) -> Any:
+    """The default of a field, `= 1` or `= integer(default=1)`; MISSING if it has none or none that is a literal."""
+    if isinstance(node, ast.Call):
+        node = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
+    try:
+        return dataclasses.MISSING if node is None else ast.literal_eval(node)
+    except ValueError:
+        return dataclasses.MISSING
+
+
+def _flag_type(annotation: str) -> Any:
+    """What tyro parses for the type of a field; None if it cannot be a flag."""
+    if annotation in FLAG_TYPES:
+        return FLAG_TYPES[annotation]
+    if annotation.startswith("Literal[") and annotation.endswith("]"):
+        return cast(Any, Literal)[ast.literal_eval(annotation.removeprefix("Literal[").removesuffix("]") + ",")]
+    kind = _flag_type(annotation.removesuffix(" | None")) if annotation.endswith(" | None") else None
+    return None if kind is None else kind | None
+
+
+def _attribute_texts(docstring: str) -> dict[str, str]:
+    """The descriptions under `Attributes:` of a docstring, each in one line."""
+    texts: dict[str, str] = {}
+    for line in docstring.partition("Attributes:\n")[2].partition("\n\n")[0].splitlines():
+        name, colon, text = line.strip().partition(": ")
+        if colon and name.isidentifier():
+            texts[name] = text
+        elif texts:
+            texts[next(reversed(texts))] += " " + line.strip()
+    return texts
+
+
+def _parse_schedule(words: list[str]) -> Any:
+    """A number, or `linear:START[:END]`."""
+    name, *numbers = words[0].split(":")
+    if not numbers:
+        return float(name)
+    ends = [float(number) for number in numbers]
+    if name != "linear" or len(ends) > 2 or not all(map(math.isfinite, ends)):
+        raise ValueError(f"a schedule is a number or linear:START[:END], got {words[0]!r}")
+    return LinearOverTraining(*ends)
+
+
+def _format_schedule(value: Any) -> list[str]:
+    if not isinstance(value, LinearOverTraining):
+        return [str(value)]
+    return [f"linear:{value.start:g}" + (f":{value.end:g}" if value.end else "")]
+
+
+SCHEDULE: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="FLOAT|linear:START[:END]",
+    instance_from_str=_parse_schedule,
+    is_instance=lambda value: isinstance(value, float | int | LinearOverTraining),
+    str_from_instance=_format_schedule,
+)
+OPTIONAL_SCHEDULE: PrimitiveConstructorSpec[Any] = dataclasses.replace(
+    SCHEDULE,
+    metavar="{None}|FLOAT|linear:START[:END]",
+    instance_from_str=lambda words: None if words == ["None"] else _parse_schedule(words),
+    is_instance=lambda value: value is None or isinstance(value, float | int | LinearOverTraining),
+)
+FLAG_TYPES: dict[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "Scalar": float,
+    "Schedule": Annotated[Any, SCHEDULE],
+    "Schedule | None": Annotated[Any, OPTIONAL_SCHEDULE],
+}
