@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import polyak
+from polyak.agents import AGENTS
 
 ROOT = Path(polyak.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -108,6 +109,15 @@ def test_a_room_imports_only_what_the_table_allows(file):
 def test_an_algorithm_knows_no_other(file):
     if room_of(name_of(file)) == "agents" and file.name != "__init__.py":
         assert not [module for module in imported(file) if room_of(module) == "agents"]
+
+
+@each_file
+def test_no_algorithm_is_named_outside_of_agents_and_presets(file):
+    if room_of(name_of(file)) in ("agents", "presets", "polyak"):
+        return
+    assert not [module for module in imported(file) if module.startswith("polyak.agents.")]
+    classes = {path.partition(":")[2] for path in AGENTS.values()}
+    assert not classes & {node.id for node in nodes_of(file) if isinstance(node, ast.Name)}
 
 
 def test_there_are_no_cycles():
