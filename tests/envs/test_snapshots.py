@@ -304,3 +304,27 @@ def test_a_snapshot_that_names_a_kind_we_do_not_know_is_rejected(kind):
 def test_a_generator_is_one_of_numpys():
     with pytest.raises(ValueError, match="unknown kind"):
         snapshots.decode({"kind": "generator", "name": "os.system", "state": {}})
+
+
+class Foreign(gymnasium.Env):
+    """An adapter whose `unwrapped` is an object of another library, as Jumanji's is."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    @property
+    def unwrapped(self):
+        return object()
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 5)])
+def test_an_environment_whose_unwrapped_is_another_object_has_no_snapshot(wrap):
+    env = envs.make(lambda: wrap(Foreign()), num_envs=2)
+    env.reset(0)
+    assert env.snapshot() is None

@@ -12,6 +12,7 @@ tuples, scalars of NumPy, random generators, dicts with other keys) is written a
 import inspect
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 # Gymnasium's environments that keep all their state in attributes; Box2D's worlds live in C++.
@@ -76,7 +77,8 @@ def load(env: Any, snapshot: dict[str, Any]) -> None:
 def _layers(env: Any) -> list[Any]:
     """From the outermost wrapper to the environment itself."""
     layers = [env]
-    while env is not env.unwrapped:
+    # Not until `env.unwrapped`: that of an adapter to another library is no environment of Gymnasium's.
+    while isinstance(env, gymnasium.Wrapper):
         env = env.env
         layers.append(env)
     return layers
