@@ -9,7 +9,7 @@ import pytest
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Rollout, TimeStep
-from polyak.learning.check_rollout import check_memory, check_rollout
+from polyak.learning.check_rollout import as_arrays, check_memory, check_rollout
 from polyak.networks.recurrent import gru
 
 SPEC = EnvSpec(Dict({"far": Box(np.zeros(3), np.ones(3)), "near": Discrete(4)}), Box(np.zeros(2), np.ones(2)))
@@ -149,3 +149,11 @@ def test_a_carry_that_is_not_the_networks_memory_is_refused_by_shape():
             check_memory(other, network, 2)
     with pytest.raises(ValueError, match=r"update: rollout.carry must be of numbers as .*float32.*got .*int32"):
         check_memory(jax.tree.map(lambda x: x.astype(jnp.int32), memory), network, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])
+def test_rewards_are_summed_in_float32(dtype):
+    rewards = np.linspace(-1, 1, 12).reshape(6, 2).astype(dtype)
+    got = as_arrays(with_steps(reward=rewards)).time_steps.reward
+    assert got.dtype == jnp.float32
+    np.testing.assert_array_equal(got, rewards.astype(np.float32))

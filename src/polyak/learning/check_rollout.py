@@ -1,5 +1,6 @@
 """A rollout that somebody hands in is of the environment, and its memory of the network, that the agent has."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -43,9 +44,12 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
 
 
 def as_arrays(rollout: Rollout) -> Rollout:
-    """The same with arrays of JAX for those of NumPy, which a loop that is traced cannot index; what policies add, as it is."""
+    """The rollout in JAX arrays, which traced loops can index, with rewards in float32 or wider; `info` is unchanged."""
     parts = (rollout.time_steps, rollout.actions, rollout.carry)
     time_steps, actions, carry = jax.tree.map(jnp.asarray, parts)
+    if jnp.finfo(time_steps.reward.dtype).bits < 32:
+        # Returns are summed in the dtype of the rewards.
+        time_steps = dataclasses.replace(time_steps, reward=time_steps.reward.astype(jnp.float32))
     return Rollout(time_steps, actions, rollout.info, carry)
 
 
