@@ -138,3 +138,10 @@ def test_narrow_trees_are_one_vector_in_float32_and_become_narrow_again():
         assert vector.dtype == jnp.float32
         assert [x.dtype for x in jax.tree.leaves(again(vector + 1))] == dtypes
         np.testing.assert_array_equal(again(vector + 1)[0], leaves[0] + 1)
+
+
+def test_a_tree_of_one_leaf_is_named_in_words():
+    with pytest.raises(ValueError, match=r"^f: the only leaf: online is float32\[3\], target is float32\[4\]; they must match"):
+        check_same_tree(jnp.zeros(3), jnp.zeros(4), "f")
+    with pytest.raises(ValueError, match="only in online: one leaf without a name; only in target: 'a'"):
+        check_same_tree(jnp.zeros(3), {"a": jnp.zeros(3)}, "f")

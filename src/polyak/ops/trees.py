@@ -20,6 +20,11 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def quoted(name: str) -> str:
+    """A leaf by its name, in errors; a tree that is one leaf has no name."""
+    return f"leaf '{name}'" if name else "the only leaf"
+
+
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     """Every leaf with its name, in the tree's order; None is a leaf too."""
     return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)]
@@ -126,11 +131,11 @@ def _refuse_leaves(leaves: list[tuple[str, Any, Any]], what: str, sides: tuple[s
             fits = _fit(x, y)
         except TypeError:
             raise TypeError(
-                f"{what}: leaf '{name}': {sides[0]} is a {type(x).__name__}, {sides[1]} a {type(y).__name__}; "
+                f"{what}: {quoted(name)}: {sides[0]} is a {type(x).__name__}, {sides[1]} a {type(y).__name__}; "
                 "leaves must be arrays, numbers, bools, PRNG keys or None. Nothing was changed."
             ) from None
         if not fits:
-            wrong.append(f"leaf '{name}': {sides[0]} is {describe(x)}, {sides[1]} is {describe(y)}")
+            wrong.append(f"{quoted(name)}: {sides[0]} is {describe(x)}, {sides[1]} is {describe(y)}")
     if wrong:
         raise ValueError(f"{what}: {'; '.join(wrong)}; they must match. Nothing was changed.")
 
@@ -150,7 +155,7 @@ def _is_none(leaf: Any) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names) or "nothing"
+    return ", ".join(f"'{name}'" if name else "one leaf without a name" for name in names) or "nothing"
 
 
 def _short(structure: Any) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.types import PyTree, Variables
 from polyak.ops.interpolate import follow_leaves, wide_dtype
-from polyak.ops.trees import check_same_tree, flatten, named_leaves, pair_by_name
+from polyak.ops.trees import check_same_tree, flatten, named_leaves, pair_by_name, quoted
 
 Tau: TypeAlias = Any
 """A share in [0, 1]: a number, a traced scalar, or a callable of a step (a `Linear`, an Optax schedule) that gives one."""
@@ -223,7 +223,7 @@ def _plus(name: str, param: Any, update: Any) -> Any:
         wide = wide_dtype(param.dtype, update.dtype)
         return (param.astype(wide) + update.astype(wide)).astype(param.dtype)
     if not jnp.issubdtype(param.dtype, jnp.integer):
-        raise TypeError(f"apply_updates: leaf '{name}': nothing can be added to {param.dtype}. Nothing was changed.")
+        raise TypeError(f"apply_updates: {quoted(name)}: nothing can be added to {param.dtype}. Nothing was changed.")
     return param + update
 
 
