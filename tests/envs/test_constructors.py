@@ -11,14 +11,17 @@ import gymnasium
 import jaxtyping
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 from polyak import envs
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
+from polyak.envs.constructors import _check_render_mode
 from polyak.envs.env_batch import SingleBatch
 from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.envs.vector import VectorBatch
 from tests.envs import toys
+from tests.envs.test_vector import Through
 
 
 @pytest.fixture
@@ -85,8 +88,8 @@ def test_a_function_a_class_and_an_environment_are_taken():
         ({"id": "no_such_module_x:Env-v0"}, ImportError, "needs the module 'no_such_module_x'"),
         ({"id": 5}, TypeError, "id must be a name, .*got int"),
         ({"id": None}, TypeError, "got NoneType"),
-        ({"id": "CartPole-v1", "num_envs": 0}, ValueError, "num_envs must be an integer >= 1, got 0"),
-        ({"id": "CartPole-v1", "num_envs": 2.0}, TypeError, "num_envs must be an integer >= 1, got 2.0"),
+        ({"id": "CartPole-v1", "num_envs": 0}, ValueError, r"num_envs must be an integer in \[1, 65536\], got 0"),
+        ({"id": "CartPole-v1", "num_envs": 2.0}, TypeError, r"num_envs must be an integer in \[1, 65536\], got 2.0"),
         ({"id": "CartPole-v1", "timeout": 0.0}, ValueError, "timeout must be a number"),
         ({"id": "CartPole-v1", "timeout": float("nan")}, ValueError, "timeout must be a number"),
         (
@@ -98,26 +101,43 @@ def test_a_function_a_class_and_an_environment_are_taken():
         ({"id": "CartPole-v1", "out_of_bounds": "x"}, ValueError, "out_of_bounds must be one of"),
         ({"id": "CartPole-v1", "action_scaling": "x"}, ValueError, "action_scaling must be 'clip' or 'rescale'"),
         ({"id": "jax/CartPole-v1", "action_scaling": "x"}, ValueError, "action_scaling must be 'clip' or 'rescale'"),
-        ({"id": "jax/CartPole-v1", "vectorization": "sync"}, ValueError, "batched as it is"),
+        (
+            {"id": "jax/CartPole-v1", "vectorization": "sync"},
+            ValueError,
+            "vectorization must be 'auto' for jax",
+        ),
         ({"id": "jax/CartPole-v1", "env_kwargs": {"steps": 3}}, TypeError, "unknown field 'steps'"),
-        ({"id": "Pendulum-v1", "vectorization": "own"}, ValueError, "no vectorised form of its own"),
-        ({"id": "phys2d/CartPole-v1", "vectorization": "own"}, ValueError, "no vectorised form of its own"),
+        ({"id": "Pendulum-v1", "vectorization": "own"}, ValueError, "has no vectorised form, got 'own'"),
+        ({"id": "phys2d/CartPole-v1", "vectorization": "own"}, ValueError, "has no vectorised form, got 'own'"),
         ({"id": "Pendulum-v1", "env_kwargs": {"gravity": 3}}, TypeError, "gravity"),
-        ({"id": toys.Scripted, "env_kwargs": {"n": 3}}, TypeError, "env_kwargs go with the name"),
-        ({"id": toys.Scripted, "vectorization": "own"}, ValueError, "'own' goes with the name"),
+        ({"id": toys.Scripted, "env_kwargs": {"n": 3}}, TypeError, "env_kwargs must be None unless id is a name"),
+        ({"id": "CartPole-v1", "num_envs": 10**30}, ValueError, r"num_envs must be an integer in \[1, 65536\], got 10{30}$"),
+        ({"id": "ALE/Pong-v5", "num_envs": 10**7}, ValueError, r"num_envs must be an integer in \[1, 65536\]"),
+        ({"id": "jax/CartPole-v1", "num_envs": 10**7}, ValueError, r"num_envs must be an integer in \[1, 1048576\]"),
+        ({"id": "Pendulum-v1", "num_envs": 2000, "vectorization": "async"}, ValueError, r"must be .* in \[1, 1024\]"),
+        (
+            {"id": "HalfCheetah-v5", "env_kwargs": {"frame_skip": 10**9}},
+            ValueError,
+            r"frame_skip.* in \[1, 1000\]",
+        ),
+        ({"id": "HalfCheetah-v5", "env_kwargs": {"frame_skip": 1e9}}, TypeError, "frame_skip.* must be an integer"),
+        ({"id": "ALE/Pong-v5", "env_kwargs": {"stack_num": 10**9}}, ValueError, r"stack_num must be .* in \[1, 64\]"),
+        ({"id": "CartPole-v1", "env_kwargs": {"render_mode": "nope"}}, ValueError, "render_mode.* 'rgb_array'.*, got 'nope'"),
+        ({"id": "Pendulum-v1", "env_kwargs": {"render_mode": "nope"}}, ValueError, "render_mode.* 'human'.*, got 'nope'"),
+        ({"id": toys.Scripted, "vectorization": "own"}, ValueError, "vectorization='own' needs the name"),
     ],
 )
-def test_E_a_wrong_argument_is_rejected_before_anything_runs(arguments, error, says, as_users_run):
+def test_a_wrong_argument_is_rejected_before_anything_runs(arguments, error, says, as_users_run):
     with pytest.raises(error, match=says):
         envs.make(**arguments)
 
 
 def test_one_environment_is_not_many():
-    with pytest.raises(ValueError, match="give a function that makes one"):
+    with pytest.raises(ValueError, match="pass a function that creates it"):
         envs.make(gymnasium.make("Pendulum-v1"), num_envs=2)
-    with pytest.raises(ValueError, match="give a function that makes one"):
+    with pytest.raises(ValueError, match="pass a function that creates it"):
         envs.make(gymnasium.make("Pendulum-v1"), vectorization="async")
-    with pytest.raises(ValueError, match="has 4 environments and its own vectorization"):
+    with pytest.raises(ValueError, match=r"left out for a vector environment \(it has 4 environments\), got 3"):
         envs.make(gymnasium.make_vec("CartPole-v1", num_envs=4), num_envs=3)
 
 
@@ -160,7 +180,7 @@ def test_the_extras_that_errors_name_are_there():
 def test_a_name_from_a_file_imports_no_module(tmp_path, monkeypatch):
     (tmp_path / "payload_module.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="would import 'payload_module'; import it yourself"):
+    with pytest.raises(ValueError, match="must not import the module 'payload_module' here"):
         envs.make("payload_module:Env-v0", import_modules=False)
     assert not (tmp_path / "ran").exists()
     with pytest.raises(ValueError, match="unknown environment"):
@@ -198,3 +218,58 @@ def test_rescaling_without_bounds_is_rejected_and_nothing_stays_open():
     with pytest.raises(ValueError, match="action_scaling='rescale' needs finite bounds"):
         envs.make(unbounded, num_envs=3, action_scaling="rescale")
     assert closed == [1, 1, 1]
+
+
+@pytest.mark.parametrize("mode", [None, "human", "rgb_array", "rgb_array_list"])
+def test_render_modes_of_the_environment_and_of_gymnasiums_wrappers_are_accepted(mode):
+    _check_render_mode("CartPole-v1", {"render_mode": mode}, gymnasium.spec("CartPole-v1").entry_point)
+
+
+class Texts(gymnasium.Env):
+    """Observations with text beside numbers, as in MiniGrid."""
+
+    observation_space = gymnasium.spaces.Dict(
+        image=gymnasium.spaces.Box(0, 255, (2, 2), np.uint8), mission=gymnasium.spaces.Text(9), way=gymnasium.spaces.Discrete(4)
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def obs(self):
+        return {"image": np.full((2, 2), 7, np.uint8), "mission": "go", "way": 3}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.obs(), {}
+
+    def step(self, action):
+        return self.obs(), 0.0, False, False, {}
+
+
+def test_text_in_observations_is_rejected_with_the_way_out():
+    with pytest.raises(TypeError, match=r"\['mission'\]: Text is not .*; wrap it with .*FilterObservation, or pass drop"):
+        envs.make(Texts)
+
+
+@pytest.mark.parametrize(
+    ("id", "arguments"),
+    [
+        (Texts, {"num_envs": 2}),
+        (Texts, {"num_envs": 2, "vectorization": "async"}),
+        (lambda: Texts(), {"num_envs": 2}),
+        ("vector", {}),
+    ],
+)
+def test_unsupported_observations_are_dropped(id, arguments):
+    if id == "vector":
+        id = Through(SyncVectorEnv([Texts, Texts]))
+    env = envs.make(id, drop_unsupported_obs=True, **arguments)
+    try:
+        assert list(env.spec.obs.spaces) == ["image", "way"]
+        for time_step in (env.reset(0), env.step(np.zeros(2, int))):
+            assert time_step.obs["image"].shape == (2, 2, 2) and time_step.obs["way"].tolist() == [3, 3]
+    finally:
+        env.close()
+
+
+def test_dropping_keeps_an_environment_whose_observations_are_supported_as_it_is():
+    env = envs.make(gymnasium.make("Pendulum-v1"), drop_unsupported_obs=True)
+    assert env.spec == envs.make("Pendulum-v1").spec

@@ -46,23 +46,26 @@ def check_number(
         raise ValueError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
 
 
-def check_integer(owner: str, name: str, value: Any, *, at_least: int = 1, optional: bool = False) -> None:
-    """A Python integer that is not too small.
+def check_integer(
+    owner: str, name: str, value: Any, *, at_least: int = 1, at_most: int | None = None, optional: bool = False
+) -> None:
+    """Check that a value is a Python integer within the bounds.
 
     Args:
         optional: None is allowed too.
 
     Raises:
-        TypeError: not an integer (a bool or 2.0 is none).
-        ValueError: too small.
+        TypeError: not an integer (neither a bool nor 2.0 is).
+        ValueError: out of bounds.
     """
     if optional and value is None:
         return
-    wanted = f"an integer >= {at_least}{' or None' if optional else ''}"
+    bounds = f">= {at_least}" if at_most is None else f"in [{at_least}, {at_most}]"
+    expected = f"an integer {bounds}{' or None' if optional else ''}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{owner}: {name} must be {wanted}, got {value!r}")
-    if value < at_least:
-        raise ValueError(f"{owner}: {name} must be {wanted}, got {value}")
+        raise TypeError(f"{owner}: {name} must be {expected}, got {value!r}")
+    if value < at_least or (at_most is not None and value > at_most):
+        raise ValueError(f"{owner}: {name} must be {expected}, got {value}")
 
 
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:

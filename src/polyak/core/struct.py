@@ -49,9 +49,10 @@ def number(
     return setting(default=default, check=check, static=static)
 
 
-def integer(*, default: int | None, at_least: int = 1, optional: bool = False) -> Any:
+def integer(*, default: int | None, at_least: int = 1, at_most: int | None = None, optional: bool = False) -> Any:
     """A static `setting` that is an integer."""
-    return setting(default=default, check=functools.partial(check_integer, at_least=at_least, optional=optional), static=True)
+    check = functools.partial(check_integer, at_least=at_least, at_most=at_most, optional=optional)
+    return setting(default=default, check=check, static=True)
 
 
 def choice(*, default: Any, choices: tuple[Any, ...]) -> Any:

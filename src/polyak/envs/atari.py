@@ -37,19 +37,19 @@ class Atari:
     Source: Mnih et al. 2015; Machado et al. 2018, arXiv:1709.06009, for the repeated actions.
     """
 
-    frameskip: int = integer(default=4)
+    frameskip: int = integer(default=4, at_most=1000)
     maxpool: bool = choice(default=True, choices=(True, False))
-    noop_max: int = integer(default=30, at_least=0)
+    noop_max: int = integer(default=30, at_least=0, at_most=10000)
     use_fire_reset: bool = choice(default=True, choices=(True, False))
     episodic_life: bool = choice(default=True, choices=(True, False))
     reward_clipping: bool = choice(default=True, choices=(True, False))
-    img_height: int = integer(default=84)
-    img_width: int = integer(default=84)
-    stack_num: int = integer(default=4)
+    img_height: int = integer(default=84, at_most=1024)
+    img_width: int = integer(default=84, at_most=1024)
+    stack_num: int = integer(default=4, at_most=64)
     repeat_action_probability: float = number(default=0.25, at_least=0.0, at_most=1.0, static=True)
     full_action_space: bool = choice(default=False, choices=(True, False))
     max_num_frames_per_episode: int = integer(default=108_000)
-    num_threads: int = integer(default=0, at_least=0)
+    num_threads: int = integer(default=0, at_least=0, at_most=1024)
 
     # What is done here, with each game's own count of lives: the ALE's own begins a new game after every lost life, so that
     # no agent would come to a second one, and its clipped rewards do not add up to the game's score.

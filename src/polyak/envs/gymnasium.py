@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 
@@ -48,7 +49,14 @@ class GymnasiumEnv:
         check_choice("make", "out_of_bounds", out_of_bounds, ("warn", "error", "clip"))
         self._batch = batch
         self._nonfinite = nonfinite
-        obs = from_gymnasium(batch.obs_space, f"{id}: observation space")
+        try:
+            obs = from_gymnasium(batch.obs_space, f"{id}: observation space")
+        except TypeError as error:
+            if not isinstance(batch.obs_space, gymnasium.spaces.Dict):
+                raise
+            raise TypeError(
+                f"{error}; wrap it with gymnasium.wrappers.FilterObservation, or pass drop_unsupported_obs=True"
+            ) from None
         action = from_gymnasium(batch.action_space, f"{id}: action space")
         EnvSpec(obs, action, id, action_scaling)
         self.spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())

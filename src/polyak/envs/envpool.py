@@ -1,0 +1,70 @@
+"""EnvPool's environments (C++ threads) as a Gymnasium vector environment that `reset(seed=...)` seeds."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import VectorEnv
+
+from polyak.envs.env_batch import seeds_of
+
+
+def is_envpool(env: Any) -> bool:
+    """Whether it was created by `envpool.make`."""
+    return any(base.__module__.startswith("envpool.") for base in type(env).__mro__)
+
+
+class SeededEnvPool(VectorEnv[Any, Any, Any]):
+    """An environment of `envpool.make(..., env_type="gymnasium")`.
+
+    EnvPool resets on the next step, as polyak does, but takes its seed only at creation. So `reset(seed=...)` creates it again
+    with a seed for each environment, which replaces the `seed` and `env_seed` that it was made with. Batches are sorted by
+    `info["env_id"]`.
+
+    Raises:
+        ValueError: it is asynchronous, that is, it steps only some of its environments at a time.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.num_envs, batch_size = int(env.num_envs), int(env.config["batch_size"])
+        if batch_size != self.num_envs:
+            raise ValueError(
+                f"make: EnvPool's batch_size={batch_size} must be num_envs={self.num_envs}; create it with "
+                f"envpool.make(..., num_envs={batch_size})"
+            )
+        self.env = env
+        self.metadata = env.metadata
+        with warnings.catch_warnings():
+            # EnvPool writes bounds in float64, of which Gymnasium warns whenever the spaces are created.
+            warnings.simplefilter("ignore")
+            self.single_observation_space = env.single_observation_space
+            self.single_action_space = env.single_action_space
+
+    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Start new episodes everywhere; with a seed, the same ones each time."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if isinstance(seed, int):
+                self.env = self._create(seed)
+            obs, info = self.env.reset()
+        return self._sort(info["env_id"], obs), info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Step every environment; those whose episode ended reset instead."""
+        *arrays, info = self.env.step(actions)
+        obs, reward, terminated, truncated = (self._sort(info["env_id"], part) for part in arrays)
+        return obs, reward, terminated, truncated, info
+
+    def _create(self, seed: int) -> Any:
+        # 31 bits are what EnvPool takes.
+        seeds = [env_seed >> 1 for env_seed in seeds_of(seed, self.num_envs)]
+        spec_class: Any = type(self.env.spec)
+        return type(self.env)(spec_class(spec_class.gen_config(**self.env.config | {"env_seed": seeds})))
+
+    def _sort(self, env_id: npt.NDArray[Any], value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._sort(env_id, part) for key, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self._sort(env_id, part) for part in value)
+        return value if np.array_equal(env_id, np.arange(self.num_envs)) else value[np.argsort(env_id)]
