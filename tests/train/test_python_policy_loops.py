@@ -8,16 +8,20 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from polyak import train
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep
+from polyak.ops.schedules import Linear
+from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.scripted import Uniform
 from polyak.storage import run_directory as runs
 from polyak.storage.callbacks import checkpointer
 from polyak.storage.checkpoint import read_manifest
-from tests.train.foreign import following
+from tests.train.foreign import Follower, following
 from tests.train.scripted import Scripted
 from tests.train.setting import ENV, KEY, LOOPS, NUM_ENVS, hosted
 
@@ -250,3 +254,20 @@ def test_evaluating_again_compiles_nothing():
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.stages.Lowered, "compile", lambda *_: pytest.fail("compiled again"))
         train.evaluate(policy, ENV, episodes=NUM_ENVS, key=KEY)
+
+
+@struct
+class Explorer(Follower):
+    """Explores as documented, with Python numbers in its policy."""
+
+    def collect_policy(self, state):
+        return EpsilonGreedy(self.chosen, Linear(1.0, 0.05, env_steps=10_000), state["updates"])
+
+    def update(self, state, rollout, key, *, axis_name=None):
+        return {**state, "updates": state["updates"] + 1}, {"train/log_prob": jnp.mean(rollout.info["log_prob"])}
+
+
+@each_loop
+def test_a_collecting_policy_may_hold_python_numbers(loop):
+    result = run(loop, Explorer(Uniform(ENV.spec)))
+    assert result.progress.env_steps >= ENV_STEPS and np.isclose(result.metrics["train/log_prob"], np.log(0.5), atol=1e-3)

@@ -22,7 +22,7 @@ def packing(tree: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree]
     def pack(tree: PyTree) -> PyTree:
         values = jax.tree.leaves(tree)
         return [
-            values[members[0]] if len(members) == 1 else jnp.concatenate([values[i].reshape(-1) for i in members])
+            values[members[0]] if len(members) == 1 else jnp.concatenate([jnp.ravel(jnp.asarray(values[i])) for i in members])
             for members in groups.values()
         ]
 
