@@ -17,12 +17,12 @@ import pytest
 import polyak
 from polyak.cli.export import write_policy
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, leaf_spaces, map_space
-from polyak.export import numpy_reader
 from polyak.export.archive import ExportError, read_export
 from polyak.export.policy_function import export_function
 from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.normalizer import ObsNormalizer
+from polyak.policies import numpy_reader
 from polyak.policies.network_policy import Greedy
 from polyak.runs import read_config
 from polyak.storage.run_directory import open_run

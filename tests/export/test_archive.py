@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.export import numpy_reader
 from polyak.export.archive import (
     FORMAT,
     HEADER,
@@ -25,6 +24,7 @@ from polyak.export.archive import (
     write_export,
 )
 from polyak.export.numpy_format import describe_spaces
+from polyak.policies import numpy_reader
 from tests.storage.test_security import payloads
 
 SPEC = EnvSpec(Box([-np.inf], [np.inf]), Discrete(3, start=1), "Toy-v0")

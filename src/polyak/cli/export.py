@@ -11,11 +11,11 @@ import tyro
 from polyak.cli.flags import UsageError, fail, parse, print_usage
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Policy
-from polyak.export import numpy_reader
 from polyak.export.archive import Export, ExportError, make_header, replace_file, to_members, write_export
 from polyak.export.numpy_weights import numpy_weights
 from polyak.export.policy_function import export_function
 from polyak.export.stablehlo import MEMBER, program
+from polyak.policies import numpy_reader
 from polyak.runs import read_config, restored_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError

@@ -364,6 +364,27 @@ class EnvSpec:
         """
         return map_space(self._native_leaf, self.action, action)
 
+    def native_obs(self, obs: Any) -> Any:
+        """The environment's observation of an agent's: integers counted from `start`."""
+        return map_space(lambda leaf, x: x if isinstance(leaf, Box) else self._native_leaf(leaf, x), self.obs, obs)
+
+    def agent_action(self, action: Any) -> Any:
+        """The inverse of `native_action` for NumPy arrays: integers from 0, a rescaled Box in [-1, 1], up to rounding."""
+        return map_space(self._agent_leaf, self.action, action)
+
+    def _agent_leaf(self, space: Leaf, action: Any) -> Any:
+        match space:
+            case Discrete() | MultiDiscrete():
+                return (action - np.asarray(space.start)).astype(space.dtype)
+            case Box() if self.action_scaling == "rescale":
+                low, width = np.float64(space.low), np.float64(space.high) - np.float64(space.low)
+                unit = np.divide(action - low, width, out=np.full(np.shape(action), 0.5), where=width > 0)
+                return (2 * unit - 1).astype(np.float32)
+            case Box():
+                return np.asarray(action, np.float32)
+            case _:
+                return action
+
     def _native_leaf(self, space: Leaf, action: Any) -> Any:
         match space:
             case Discrete():

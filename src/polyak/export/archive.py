@@ -20,7 +20,7 @@ from numpy.lib.format import write_array
 
 from polyak.core import spaces
 from polyak.core.spaces import EnvSpec, Space, leaf_spaces
-from polyak.export.numpy_reader import array_of
+from polyak.policies.numpy_reader import array_of
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.files import dump_json, parse_json, read_bytes, write_file
 

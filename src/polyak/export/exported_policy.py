@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.spaces import EnvSpec, map_space, zeros
-from polyak.core.types import PyTree
+from polyak.core.types import PyTree, TimeStep
 from polyak.export.archive import ExportError, from_members, read_export
 from polyak.export.numpy_format import check_weights
-from polyak.export.numpy_reader import Policy as NumPyReader
 from polyak.export.stablehlo import MEMBER, load_program
-from polyak.policies.predict import obs_batch
+from polyak.policies.numpy_reader import Policy as NumPyReader
+from polyak.policies.predict import AsPython, first_of_batch, obs_batch
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,16 @@ class ExportedPolicy:
         """The carry at the start of episodes, of zeros; `predict` with `carry=None` ignores the numbers."""
         return tuple(np.zeros((batch_size, *x.shape), x.dtype) for x in self.carry_spec.values())
 
-    def predict(self, obs: Any, carry: PyTree = None, *, deterministic: bool = True) -> tuple[Any, PyTree]:
+    def predict(
+        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, first: Any = None, key: Any = None
+    ) -> tuple[Any, PyTree]:
         """The environment's action for one observation or a batch of them, and the carry for the next call.
 
         Args:
             obs: an observation of the environment.
             carry: returned by the previous call; None at the start of an episode.
+            first: one bool per observation, True where an episode begins: its carry is reset.
+            key: not used; for samples, which a policy that was not exported can draw.
 
         Raises:
             TypeError, ValueError: as `predict` of any policy; `deterministic=False`, because the file holds no distribution.
@@ -50,16 +54,26 @@ class ExportedPolicy:
             raise ValueError("predict: an exported policy is greedy; got deterministic=False")
         rows, batch = obs_batch(self.spec.obs, obs, native=True)
         size = batch or 1
+        resets = first_of_batch(first, size, carry is None)
         inputs: list[npt.NDArray[Any]] = []
         map_space(lambda _, x: inputs.append(x), self.spec.obs, rows)
         if self.carry_spec:
-            inputs += [np.full(size, carry is None), *self._carry_arrays(carry, size)]
+            inputs += [resets, *self._carry_arrays(carry, size)]
         outputs = self.function(*inputs)
         # Copied, because NumPy views of JAX arrays are read-only.
         leaves = iter(np.array(x) for x in outputs)
         action = map_space(lambda _: next(leaves), self.spec.action)
         next_carry = tuple(outputs[len(outputs) - len(self.carry_spec) :])
         return (action if batch else jax.tree.map(lambda a: a[0], action)), next_carry
+
+    def as_python(self) -> AsPython:
+        """The policy as a plain NumPy callable with agents' observations and actions, e.g. for a `PythonPolicy`."""
+
+        def act(time_step: TimeStep, carry: PyTree, seed: int) -> tuple[PyTree, PyTree]:
+            action, carry = self.predict(self.spec.native_obs(time_step.obs), carry, first=np.asarray(time_step.first))
+            return self.spec.agent_action(action), carry
+
+        return AsPython(self.spec, self.initial_state, act)
 
     def _carry_arrays(self, carry: PyTree, size: int) -> PyTree:
         if carry is None:

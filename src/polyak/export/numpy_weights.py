@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import jax
-import numpy as np
 import numpy.typing as npt
 
 from polyak.core.spaces import EnvSpec
@@ -11,10 +9,11 @@ from polyak.export.numpy_format import describe_spaces
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import is_image
 from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.numpy_actor import network_arrays
 
 
 def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """`(about, arrays)`, the settings and arrays from which `polyak.export.numpy_reader` computes the greedy action.
+    """`(about, arrays)`, the settings and arrays from which `polyak.policies.numpy_reader` computes the greedy action.
 
     Raises:
         ValueError: the policy is not an `mlp` from one vector to one Discrete or Box action, and why.
@@ -25,26 +24,11 @@ def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
         describe_spaces(spec, squash_mean=False)
     except ValueError as error:
         raise ValueError(f"export: format numpy takes an mlp from one vector to one Discrete or Box action; {error}") from None
-    params = jax.tree.map(np.asarray, inner.variables.params)
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for i in range(len(network.hidden)):
-        layer = params["actor"]["dense"]["layers"][i]
-        arrays |= {f"kernel{i}": layer["kernel"], f"bias{i}": layer["bias"]}
-    head = params["policy"]["linear"]
-    arrays |= {"head_kernel": head["kernel"], "head_bias": head["bias"]} | _scaling(inner)
+    arrays = network_arrays(network, inner.variables.params, inner.normalizer)
     about, bounds = describe_spaces(spec, squash_mean=network.squash_mean)
     about |= {"layers": len(network.hidden), "activation": network.activation, "squash_mean": network.squash_mean}
     about["tanh"] = inner.squash or network.squash_mean
     return about, arrays | bounds
-
-
-def _scaling(policy: NetworkPolicy) -> dict[str, npt.NDArray[Any]]:
-    if policy.normalizer is None or policy.normalizer.stats is None:
-        return {}
-    stats, clip = policy.normalizer.stats, policy.normalizer.clip
-    parts = {"mean": stats.mean, "mean_rest": stats.mean_rest, "deviation": stats.stddev()}
-    rows = {name: np.asarray(x).reshape(1, -1) for name, x in parts.items()}
-    return {**rows, "clip": np.array([np.inf if clip is None else clip], np.float32)}
 
 
 def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic:

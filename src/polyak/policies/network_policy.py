@@ -14,7 +14,7 @@ from polyak.networks.recurrent import reset_carry
 from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
 from polyak.ops.normalizer import ObsNormalizer
 from polyak.ops.returns import discounted_on
-from polyak.policies import numpy_actor as numpy_acting
+from polyak.policies import numpy_actor
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_predict, inner_spec
 
@@ -75,24 +75,25 @@ class NetworkPolicy:
         """A small built-in network does, where nothing but a plain sample is asked for."""
         # What a class derived from this one does otherwise, NumPy would not do.
         plain = type(self) is NetworkPolicy and not self.return_info
-        return plain and numpy_acting.suits_numpy(self.network, self.spec, num_envs)
+        return plain and numpy_actor.suits_numpy(self.network, self.spec, num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """What a sample draws."""
-        return numpy_acting.action_noise(self.spec, key, num_envs)
+        return numpy_actor.action_noise(self.spec, key, num_envs)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """`action` with its noise given."""
-        act = numpy_acting.numpy_actor(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
+        act = numpy_actor.numpy_sampler(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
         return lambda time_step, carry, noise: PolicyStep(act(time_step.obs, noise), carry)
 
-    def most_rows_in_numpy(self) -> int:
-        """For how many observations at once the mode is cheaper in NumPy."""
-        return numpy_acting.most_rows(self.network, self.spec) if type(self) is NetworkPolicy else 0
+    def max_batch_in_numpy(self) -> int:
+        """The batch size up to which the mode is faster in NumPy."""
+        is_plain = type(self) is NetworkPolicy
+        return numpy_actor.max_batch_size(self.network, self.spec, numpy_actor.MAX_PREDICT_PRODUCTS) if is_plain else 0
 
     def mode_in_numpy(self) -> Callable[[Any], Any]:
         """`mode(obs)`, of a policy whose arrays are NumPy's: the greedy action, up to rounding."""
-        return numpy_acting.numpy_mode(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
+        return numpy_actor.numpy_mode(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
 
     predict = predict
     as_python = as_python

@@ -1,4 +1,7 @@
-"""A small actor-critic policy in NumPy, for acting one step at a time: a compiled call costs more than the work in it."""
+"""A small actor-critic policy in NumPy, for acting one step at a time: a compiled call costs more than its arithmetic.
+
+The forward pass is that of `numpy_reader`, the file that is exported beside the weights.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -14,27 +17,32 @@ from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import range_of_means
 from polyak.ops.normalizer import ObsNormalizer
+from polyak.policies.numpy_reader import make_network
 
 Numbers: TypeAlias = npt.NDArray[Any]
 
-# Each writes over its argument.
-ACTIVATIONS: dict[str, Callable[[Numbers], object]] = {
-    "tanh": lambda x: np.tanh(x, out=x),
-    "relu": lambda x: np.maximum(x, np.float32(0.0), out=x),
-}
+# Those that NumPy computes in one pass.
+FAST_ACTIVATIONS = ("tanh", "relu")
 
-MOST_PRODUCTS = 2**17
-"""Multiplications in one layer, up to which NumPy's library of matrix products stays on one thread."""
+MAX_ACT_PRODUCTS = 2**17
+"""Multiplications in one layer, up to which NumPy's matrix product stays on one thread: the others are the environment's."""
+
+MAX_PREDICT_PRODUCTS = 2**19
+"""Likewise for `predict`, up to which NumPy is faster than a call of JAX."""
 
 
 def suits_numpy(network: Network, spec: EnvSpec, num_envs: int) -> bool:
-    """The network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
-    return not spec.has_action_mask and num_envs <= most_rows(network, spec)
+    """Whether the network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
+    return not spec.has_action_mask and num_envs <= max_batch_size(network, spec, MAX_ACT_PRODUCTS)
 
 
-def most_rows(network: Network, spec: EnvSpec) -> int:
-    """How many observations at once an `mlp` from one vector to one Discrete or Box action is small for; 0 for all else."""
-    if not isinstance(network, ActorCritic) or network.activation not in ACTIVATIONS:
+def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
+    """The batch size up to which an `mlp` from one vector to one Discrete or Box action is small; 0 for other networks.
+
+    Args:
+        products: multiplications in one layer.
+    """
+    if not isinstance(network, ActorCritic) or network.activation not in FAST_ACTIVATIONS:
         return 0
     if network.std != "free" or not network.hidden:
         return 0
@@ -42,32 +50,32 @@ def most_rows(network: Network, spec: EnvSpec) -> int:
         return 0
     outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
     widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
-    return MOST_PRODUCTS // max(a * b for a, b in itertools.pairwise(widths))
+    return products // max(a * b for a, b in itertools.pairwise(widths))
 
 
 def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
-    """What a sample of the action's distribution draws: uniform numbers for a Discrete action, normal ones for a Box."""
+    """The noise of a sample of the action's distribution: uniform numbers for a Discrete action, normal ones for a Box."""
     if isinstance(spec.action, Discrete):
         return jax.random.uniform(key, (num_envs,))[:, None]
     assert isinstance(spec.action, Box), "as suits_numpy says"
     return jax.random.normal(key, (num_envs, *spec.action.shape))
 
 
-def numpy_actor(
+def numpy_sampler(
     variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec, *, squash: bool
 ) -> Callable[[Numbers, Numbers], Numbers]:
-    """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws from this noise, up to rounding.
+    """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws with this noise, up to rounding.
 
     Args:
         variables: of an `ActorCritic` that `suits_numpy`.
         normalizer: likewise in NumPy, or None.
         squash: Box actions through tanh.
     """
-    answer = _answer(variables, normalizer, network, spec)
-    sample: Callable[[Numbers, Numbers], Numbers] = _categorical
+    output = _output(variables, normalizer, network, spec)
+    sample: Callable[[Numbers, Numbers], Numbers] = _sample_categorical
     if isinstance(spec.action, Box):
-        sample = _normal(variables.params["policy"], spec.action.shape, squash=squash)
-    return lambda obs, noise: sample(answer(obs), noise)
+        sample = _normal_sampler(variables.params["policy"], spec.action.shape, squash=squash)
+    return lambda obs, noise: sample(output(obs), noise)
 
 
 def numpy_mode(
@@ -78,71 +86,59 @@ def numpy_mode(
     Args:
         squash: Box actions through tanh.
     """
-    answer = _answer(variables, normalizer, network, spec)
+    output = _output(variables, normalizer, network, spec)
     if isinstance(spec.action, Discrete):
-        return lambda obs: answer(obs).argmax(axis=1).astype(np.int32)
-    assert isinstance(spec.action, Box), "as most_rows says"
+        return lambda obs: output(obs).argmax(axis=1).astype(np.int32)
+    assert isinstance(spec.action, Box), "as max_batch_size says"
     shape = (-1, *spec.action.shape)
-    return lambda obs: np.tanh(answer(obs).reshape(shape)) if squash else answer(obs).reshape(shape)
+    return lambda obs: np.tanh(output(obs).reshape(shape)) if squash else output(obs).reshape(shape)
 
 
-def _answer(
+def network_arrays(network: ActorCritic, params: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
+    """The arrays of `numpy_reader.make_network` for the actor of an `mlp`."""
+    arrays: dict[str, Numbers] = {}
+    for i in range(len(network.hidden)):
+        layer = params["actor"]["dense"]["layers"][i]
+        arrays |= {f"kernel{i}": np.asarray(layer["kernel"]), f"bias{i}": np.asarray(layer["bias"])}
+    head = params["policy"]["linear"]
+    arrays |= {"head_kernel": np.asarray(head["kernel"]), "head_bias": np.asarray(head["bias"])}
+    if normalizer is None or normalizer.stats is None:
+        return arrays
+    stats, clip = normalizer.stats, normalizer.clip
+    parts = {"mean": stats.mean, "mean_rest": stats.mean_rest, "deviation": stats.stddev()}
+    arrays |= {name: np.asarray(x).reshape(1, -1) for name, x in parts.items()}
+    return {**arrays, "clip": np.array([np.inf if clip is None else clip], np.float32)}
+
+
+def _output(
     variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
 ) -> Callable[[Numbers], Numbers]:
-    """What the policy's last layer says of observations: logits, or the mean of a Box action."""
+    """The output of the policy's last layer for observations: logits, or the mean of a Box action."""
     assert isinstance(network, ActorCritic), "as suits_numpy says"
-    activate = ACTIVATIONS[network.activation]
-    layers = variables.params["actor"]["dense"]["layers"]
-    dense = [(layers[i]["kernel"], layers[i]["bias"]) for i in range(len(network.hidden))]
-    head, head_bias = (variables.params["policy"]["linear"][name] for name in ("kernel", "bias"))
-    scaled, into_bounds = _scaling(normalizer), _squashing(network, spec)
-
-    def answer(obs: Numbers) -> Numbers:
-        x = scaled(obs.reshape(obs.shape[0], -1))
-        for kernel, bias in dense:
-            x = x @ kernel
-            x += bias
-            activate(x)
-        out: Numbers = x @ head
-        out += head_bias
-        into_bounds(out)
-        return out
-
-    return answer
-
-
-def _squashing(network: ActorCritic, spec: EnvSpec) -> Callable[[Numbers], None]:
-    """What writes squashed means over flat ones."""
+    forward = make_network(network_arrays(network, variables.params, normalizer), len(network.hidden), network.activation)
     if not (network.squash_mean and isinstance(spec.action, Box)):
-        return lambda loc: None
+        return lambda obs: forward(obs.reshape(obs.shape[0], -1))
     middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
 
-    def into_bounds(loc: Numbers) -> None:
+    def squashed(obs: Numbers) -> Numbers:
+        loc: Numbers = forward(obs.reshape(obs.shape[0], -1))
         np.tanh(loc, out=loc)
         loc *= half_range
         loc += middle
+        return loc
 
-    return into_bounds
-
-
-def _scaling(normalizer: ObsNormalizer | None) -> Callable[[Numbers], Numbers]:
-    """The normalisation of flat observations by statistics that stay as they are."""
-    if normalizer is None or normalizer.stats is None:
-        return lambda x: x
-    stats, clip = normalizer.stats, np.float32(np.inf if normalizer.clip is None else normalizer.clip)
-    mean, rest, deviation = (np.asarray(x).reshape(1, -1) for x in (stats.mean, stats.mean_rest, stats.stddev()))
-    return lambda x: np.clip((x - mean - rest) / deviation, -clip, clip)
+    return squashed
 
 
-def _categorical(logits: Numbers, uniform: Numbers) -> Numbers:
-    """By the inverse of the cumulative probabilities, as `ops.discrete`; in a row with a NaN the first action."""
+def _sample_categorical(logits: Numbers, uniform: Numbers) -> Numbers:
+    """By the inverse of the cumulative probabilities, as `ops.distributions.discrete`; the first action for logits with NaN."""
     logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
     sums = np.add.accumulate(np.exp(logits, out=logits), axis=1)
     threshold = uniform * sums[:, -1:]
     return np.add.reduce(threshold >= sums[:, :-1], axis=1, dtype=np.int32)
 
 
-def _normal(policy: PyTree, shape: tuple[int, ...], *, squash: bool) -> Callable[[Numbers, Numbers], Numbers]:
+def _normal_sampler(policy: PyTree, shape: tuple[int, ...], *, squash: bool) -> Callable[[Numbers, Numbers], Numbers]:
     scale = np.exp(policy["log_std"]["all"])
 
     def sample(loc: Numbers, noise: Numbers) -> Numbers:

@@ -31,7 +31,7 @@ class PolicyWithSpec(Policy, Protocol):
 class ModeInNumPy(Protocol):
     """A policy without a recurrent state whose mode NumPy computes faster than a call of JAX."""
 
-    def most_rows_in_numpy(self) -> int:
+    def max_batch_in_numpy(self) -> int:
         """Up to which batch size it does; 0 for never."""
         ...
 
@@ -101,7 +101,7 @@ def predict(
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
     resets = first_of_batch(first, size, carry is None)
     form = _form_of(policy) if deterministic and action_mask is None else None
-    if form is not None and form.mode is not None and size <= form.most_rows:
+    if form is not None and form.mode is not None and size <= form.max_batch:
         # An overflow in the network is silent in JAX too.
         with np.errstate(all="ignore"):
             action, carry = form.mode(batched), () if carry is None else carry
@@ -210,7 +210,7 @@ class _Form(NamedTuple):
 
     policy: "weakref.ref[Any]"
     arrays: list[Any]
-    most_rows: int
+    max_batch: int
     mode: Mode | None
     calls_python: bool
 
@@ -229,7 +229,7 @@ def _form_of(policy: PolicyWithSpec) -> _Form:
 
 def _new_form(policy: PolicyWithSpec, arrays: list[Any]) -> _Form:
     known, number = weakref.ref(policy, lambda _: _forms.pop(number, None)), id(policy)
-    most = policy.most_rows_in_numpy() if isinstance(policy, ModeInNumPy) else 0
+    most = policy.max_batch_in_numpy() if isinstance(policy, ModeInNumPy) else 0
     # Copies, for a buffer that is donated is written over.
     mode = jax.tree.map(np.array, policy).mode_in_numpy() if most else None
     form = _Form(known, arrays, most, mode, bool(python_calls_in(policy)))

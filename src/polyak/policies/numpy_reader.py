@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_magic
 
-# gelu is the approximation by tanh, as Flax has it.
+# Each may write over its argument. gelu is the approximation by tanh, as Flax has it.
 ACTIVATIONS: dict[str, Any] = {
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0),
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "silu": lambda x: x * (0.5 + 0.5 * np.tanh(x / 2)),
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
@@ -47,8 +47,31 @@ def array_of(npy: bytes) -> Any:
     return np.frombuffer(npy, dtype, offset=file.tell()).reshape(shape)
 
 
+def make_network(arrays: Any, layers: int, activation: str) -> Any:
+    """`network(x)`, the last layer's output for float32 vectors `[N, n]`: normalisation, dense layers, a linear layer."""
+    normalize = None
+    if "deviation" in arrays:
+        mean, rest, std, clip = (arrays[name] for name in ("mean", "mean_rest", "deviation", "clip"))
+        normalize = lambda x: np.clip((x - mean - rest) / std, -clip, clip)  # noqa: E731
+    dense = [(arrays[f"kernel{i}"], arrays[f"bias{i}"]) for i in range(layers)]
+    head, head_bias, activate = arrays["head_kernel"], arrays["head_bias"], ACTIVATIONS[activation]
+
+    def network(x: Any) -> Any:
+        if normalize is not None:
+            x = normalize(x)
+        for kernel, bias in dense:
+            x = x @ kernel
+            x += bias
+            x = activate(x)
+        x = x @ head
+        x += head_bias
+        return x
+
+    return network
+
+
 class Policy:
-    """Dense layers from one vector to one action; `about` says how many and what comes before and after them."""
+    """The greedy policy; `about` says how many layers there are and what comes before and after them."""
 
     def __init__(self, about: Any, arrays: Any) -> None:
         self.about, self.arrays = about, arrays
@@ -57,11 +80,7 @@ class Policy:
         """The environment's actions for observations `[N, ...]`."""
         about, a = self.about, self.arrays
         x = np.asarray(obs).astype(np.float32).reshape(len(obs), -1) / np.float32(about["divide"])
-        if "deviation" in a:
-            x = np.clip((x - a["mean"] - a["mean_rest"]) / a["deviation"], -a["clip"], a["clip"])
-        for i in range(about["layers"]):
-            x = ACTIVATIONS[about["activation"]](x @ a[f"kernel{i}"] + a[f"bias{i}"])
-        x = x @ a["head_kernel"] + a["head_bias"]
+        x = make_network(a, about["layers"], about["activation"])(x)
         if about["action"] == "discrete":
             return (x.argmax(axis=1) + about["start"]).astype(np.int32)
         if about["tanh"]:

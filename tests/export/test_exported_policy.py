@@ -1,0 +1,88 @@
+"""A policy loaded from an exported file: what it imports, and what it predicts."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from polyak import PythonPolicy, load_policy, train
+from polyak.cli.export import write_policy
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, zeros
+from polyak.core.types import TimeStep
+from polyak.networks.actor_critic import mlp
+from polyak.networks.recurrent import lstm
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from tests.train.setting import ENV
+
+VECTOR = Box([-9.0] * 3, [9.0] * 3)
+OBS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def exported(tmp_path, spec, *, network=mlp((8,)), kind="stablehlo"):  # noqa: B008
+    policy = Greedy(NetworkPolicy(network.init(jax.random.key(1), spec), None, network, spec))
+    path = tmp_path / {"stablehlo": "policy.stablehlo", "numpy": "policy.npz"}[kind]
+    write_policy(policy, spec, kind, path, {})
+    return policy, path
+
+
+@pytest.mark.parametrize("kind", ["stablehlo", "numpy"])
+def test_an_exported_file_is_loaded_without_the_training_stack(tmp_path, kind):
+    policy, path = exported(tmp_path, EnvSpec(VECTOR, Discrete(4)), kind=kind)
+    code = f"""
+import sys, numpy, polyak
+action, _ = polyak.load_policy({str(path)!r}).predict(numpy.array({OBS.tolist()}, numpy.float32))
+assert action.tolist() == {policy.predict(OBS)[0].tolist()}
+training = ("flax", "optax", "gymnasium", "polyak.agents", "polyak.train", "polyak.networks")
+print([name for name in sys.modules if name in training or name.startswith(tuple(part + "." for part in training))])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0 and ran.stdout.strip() == "[]", ran.stdout + ran.stderr
+
+
+def test_first_resets_the_carry_of_single_observations(tmp_path):
+    policy, path = exported(tmp_path, EnvSpec(VECTOR, Discrete(4)), network=lstm(4, (4,)))
+    loaded = load_policy(path)
+    _, carry = loaded.predict(OBS)
+    _, its_carry = policy.predict(OBS)
+    first = np.array([False, True, False, False, True])
+    action, after = loaded.predict(OBS, carry, first=first)
+    expected, its_after = policy.predict(OBS, its_carry, first=first)
+    assert action.tolist() == expected.tolist()
+    for leaf, its_leaf in zip(after, jax.tree.leaves(its_after), strict=True):
+        np.testing.assert_allclose(leaf, its_leaf, atol=1e-6)
+    with pytest.raises(ValueError, match=r"first must be one bool per observation, shape \(5,\)"):
+        loaded.predict(OBS, carry, first=[True])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        EnvSpec(VECTOR, Discrete(4, start=3)),
+        EnvSpec(VECTOR, Box([-2.0, 0.0], [2.0, 1.0])),
+        EnvSpec(VECTOR, Box([-2.0, 0.0], [2.0, 1.0]), action_scaling="rescale"),
+        EnvSpec(MultiDiscrete((3, 4), (1, 5)), MultiDiscrete((2, 3), (0, 7))),
+    ],
+    ids=str,
+)
+def test_an_exported_policy_is_plain_python_with_agents_observations_and_actions(tmp_path, spec):
+    policy, path = exported(tmp_path, spec)
+    plain = load_policy(path).as_python()
+    obs = OBS if spec.obs == VECTOR else np.array([[0, 3], [2, 1]], np.int32)
+    no = np.zeros(len(obs), bool)
+    now = TimeStep(obs, np.zeros(len(obs), np.float32), no, no, ~no)
+    action, expected = plain.action(now, ()).action, policy.as_python().action(now, ()).action
+    np.testing.assert_allclose(action, expected, atol=1e-6)
+    assert action.dtype == np.asarray(expected).dtype
+    native = spec.native_obs(zeros(spec.obs))
+    again = PythonPolicy(plain, spec).predict(native)[0]
+    np.testing.assert_allclose(again, policy.predict(native)[0], atol=1e-6)
+
+
+def test_an_exported_policy_is_evaluated_as_a_python_policy(tmp_path):
+    policy, path = exported(tmp_path, ENV.spec)
+    plain = load_policy(path).as_python()
+    results = [train.evaluate(each, ENV, episodes=2, key=jax.random.key(0)) for each in (policy, PythonPolicy(plain, ENV.spec))]
+    assert results[0].returns.tolist() == results[1].returns.tolist()
