@@ -1,6 +1,7 @@
 """A run directory as an agent again: what its config may say, and a policy that acts without the training stack."""
 
 import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -211,3 +212,34 @@ def test_a_config_from_before_a_field_had_a_default_is_read(run_and_policy, tmp_
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
 def test_a_seed_is_the_key_of_the_same_number(seed):
     np.testing.assert_array_equal(jax.random.key_data(run_key(seed)), jax.random.key_data(jax.random.key(np.uint32(seed))))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"num_envs": 2', '"num_envs": 10000000', "num_envs must be at most 1048576, got 10000000"),
+        ('"hidden": {"$tuple": [', '"hidden": {"$tuple": [' + "4, " * 5000, "hidden must have at most 256 layers, got 500"),
+        (
+            '"hidden": {"$tuple": [',
+            '"hidden": {"$tuple": [1000000000, ',
+            "hidden must have widths of at most 65536, got 1000000000",
+        ),
+    ],
+)
+def test_a_config_that_asks_for_too_much_is_rejected_with_the_number(old, new, message, run_and_policy, tmp_path):
+    text = json.dumps(open_run(run_and_policy[0]).read_config())
+    assert old in text
+    with create(tmp_path / "run", json.loads(text.replace(old, new, 1))) as run, pytest.raises(ConfigError, match=message):
+        read_config(run)
+
+
+@pytest.mark.parametrize("name", ["algorithm", "env"])
+def test_control_characters_in_names_of_a_config_are_rejected_and_printed_escaped(name, run_and_policy, tmp_path):
+    config = open_run(run_and_policy[0]).read_config()
+    with create(tmp_path / "run", config | {name: "\x1b[2J"}) as run, pytest.raises(ConfigError) as error:
+        read_config(run)
+    assert f"{name} must be printable" in str(error.value) and str(error.value).isprintable()
+    config["agent"]["\x1b[2J"] = [{"$class": "no"}]
+    with create(tmp_path / "other", config) as run, pytest.raises(ConfigError) as error:
+        read_config(run)
+    assert str(error.value).isprintable()

@@ -25,6 +25,9 @@ FORMAT = 1
 MAX_SEED = 2**32 - 1
 """The largest seed of a run."""
 
+MAX_NUM_ENVS = 2**20
+"""The most environments of a run: a config.json must not be able to exhaust the memory."""
+
 # JAX makes all of them when it starts: with a hundred thousand it does not come back.
 MOST_THREADS = 1024
 
@@ -65,15 +68,19 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"run: {name} must be a name, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"run: {name} must be a name, got {value!r}")
+            if not value.isprintable():
+                raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
         for name in ("num_envs", "env_steps", "devices", "checkpoint_every"):
             check_integer("run", name, getattr(self, name))
         for name in ("report_every", "threads"):
             if getattr(self, name) is not None:
                 check_integer("run", name, getattr(self, name))
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise ValueError(f"run: threads must be at most {MOST_THREADS}, got {self.threads}")
+        for name, value, limit in (("threads", self.threads, MOST_THREADS), ("num_envs", self.num_envs, MAX_NUM_ENVS)):
+            if value is not None and value > limit:
+                raise ValueError(f"run: {name} must be at most {limit}, got {value}")
         check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, ("compiled", "host"))
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +19,13 @@ from polyak.cli.training_run import writers
 from polyak.runs import read_config
 from polyak.storage.checkpoint import read_manifest, steps
 from polyak.storage.run_directory import open_run
-from tests.cli.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, edit_config, last_checkpoint
+from tests.cli.processes import (
+    SETTINGS,
+    check_that_its_config_runs_again_to_the_same_bits,
+    edit_config,
+    environment,
+    last_checkpoint,
+)
 from tests.storage.test_checkpoint import forge
 
 # Box2D warns while it is imported, and dies where warnings are errors; its lander leaves its observation space.
@@ -405,6 +412,14 @@ def test_a_malformed_checkpoint_is_rejected_by_the_name_of_its_field(meta, messa
     (run / "summary.json").unlink()
     code, _, err = command("resume run --env-steps 600")
     assert (code, message in err) == (2, True), err
+
+
+def test_control_characters_from_files_are_escaped_before_they_reach_the_terminal(run, workdir):
+    forge(run / "checkpoints", lambda document: document | {"meta": {"\x1b[2J": {"$x": 1}}}, last_step(run))
+    for words in (["evaluate", "run", "--episodes", "1"], ["evaluate", "run/\x1b[2J"]):
+        done = subprocess.run([sys.executable, "-m", "polyak", *words], capture_output=True, text=True, env=environment())
+        assert "\x1b" not in done.stderr + done.stdout, (words, done.stderr)
+        assert "\\x1b[2J" in done.stderr, (words, done.stderr)
 
 
 def test_rows_without_env_steps_and_no_checkpoint_are_an_error_that_names_the_line(run, command):

@@ -4,9 +4,11 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
+from typing import TextIO
 
 USAGE = """usage: polyak COMMAND ...
 
@@ -55,6 +57,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(f"polyak {polyak.__version__}")
         return 0
+    if argv is None:
+        warnings.showwarning = _show_warning
     try:
         # A program that calls `main` keeps its own signal handlers.
         with _exit_on_ctrl_c() if argv is None else nullcontext():
@@ -64,6 +68,20 @@ def _run(argv: Sequence[str] | None) -> int:
         # Only outside of training, which handles signals itself.
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print one line, without the place in the source that Python adds."""
+    from polyak.core.names import escape_control
+
+    print(f"warning: {escape_control(str(message))}", file=sys.stderr)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import tyro
 
+from polyak.core.names import escape_control
+
 T = TypeVar("T")
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
@@ -148,5 +150,5 @@ def print_usage(text: str, arguments: Sequence[str]) -> int:
 
 def fail(message: object, code: int = 2) -> int:
     """Print an error; returns the exit code."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {escape_control(str(message))}", file=sys.stderr)
     return code

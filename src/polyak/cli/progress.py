@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from polyak.cli.signals import discard_output
+from polyak.core.names import escape_control
 from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10
@@ -25,7 +26,7 @@ class Screen(Console):
 
     def print_line(self, line: str) -> None:
         """Print one line without markup or wrapping."""
-        self.print(line, highlight=False, soft_wrap=True, markup=False)
+        self.print(escape_control(line), highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager

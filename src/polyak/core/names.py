@@ -1,4 +1,4 @@
-"""Suggestions for names that do not exist."""
+"""Names in messages: suggestions for those that do not exist, and control characters made visible."""
 
 import difflib
 from collections.abc import Iterable
@@ -14,3 +14,12 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
+
+
+def escape_control(text: str) -> str:
+    r"""`text` with control characters escaped, so that a name from a file cannot rewrite the user's terminal.
+
+    >>> escape_control("run\x07")
+    'run\\x07'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

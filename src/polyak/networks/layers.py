@@ -98,6 +98,10 @@ def check_means(settings: Layers, action: Space) -> None:
             raise ValueError(f"network: squash_mean needs finite bounds, got {leaf} at action {path!r}")
 
 
+MAX_LAYERS, MAX_WIDTH = 256, 2**16
+"""The largest network that settings, which may come from a file, can ask for."""
+
+
 def widths(name: str, value: Any) -> tuple[int, ...]:
     """Widths of layers as a tuple.
 
@@ -107,8 +111,12 @@ def widths(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, Iterable) or isinstance(value, str):
         raise TypeError(f"network: {name} must be widths such as (64, 64), got {value!r}")
     found = tuple(value)
+    if len(found) > MAX_LAYERS:
+        raise ValueError(f"network: {name} must have at most {MAX_LAYERS} layers, got {len(found)}")
     for width in found:
         check_integer("network", name, width)
+        if width > MAX_WIDTH:
+            raise ValueError(f"network: {name} must have widths of at most {MAX_WIDTH}, got {width}")
     return found
 
 

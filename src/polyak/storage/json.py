@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.names import escape_control
+
 Dtype = np.dtype[Any]
 
 DTYPES: dict[str, Dtype] = {
@@ -93,7 +95,7 @@ def _encode(value: Any, path: str, other: Handler) -> Any:
 
 def _encode_dict(value: dict[Any, Any], path: str, other: Handler) -> Any:
     if all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: _encode(x, f"{path}.{key}", other) for key, x in value.items()}
+        return {key: _encode(x, _join(path, key), other) for key, x in value.items()}
     return {"$dict": [[_encode(k, path, other), _encode(x, f"{path}[{k!r}]", other)] for k, x in value.items()]}
 
 
@@ -123,6 +125,10 @@ def _array(array: npt.NDArray[Any]) -> dict[str, Any]:
     return form | {"base64": base64.b64encode(data).decode()}
 
 
+def _join(path: str, key: str) -> str:
+    return f"{path}.{escape_control(key)}"
+
+
 class _Decoder:
     """One document being read: the handler of its `$class` objects, and the memory that its fills may still take."""
 
@@ -137,9 +143,9 @@ class _Decoder:
             return data
         tag = next((key for key in data if key.startswith("$")), None)
         if tag is None:
-            return {key: self.decode(x, f"{path}.{key}") for key, x in data.items()}
+            return {key: self.decode(x, _join(path, key)) for key, x in data.items()}
         if tag in ("$class", "$unsupported"):
-            return self.other({k: v if k.startswith("$") else self.decode(v, f"{path}.{k}") for k, v in data.items()}, path)
+            return self.other({k: v if k.startswith("$") else self.decode(v, _join(path, k)) for k, v in data.items()}, path)
         if len(data) != 1:
             raise ValueError(f"{path}: {tag} must stand alone, got {', '.join(sorted(data))}")
         try:
