@@ -178,7 +178,8 @@ def report(text: str, result: dict[str, Any], json_path: Path | None) -> None:
     print(f"\n{where['cpu']}, {where['cores']} cores, Python {where['python']}, {where['date']}, load {where['load_average']}")
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(result, indent=1) + "\n")
+        entries = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in result.items())
+        json_path.write_text(f"{{\n{entries}\n}}\n")
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

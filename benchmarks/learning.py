@@ -1,11 +1,13 @@
-"""How well presets learn: mean greedy return over 100 episodes after training, seed by seed, through the `polyak` command.
+"""Learning benchmark: the mean greedy return over 100 episodes after training, and the learning curve, for each seed.
 
     python benchmarks/learning.py --suite cartpole [--seeds 0 1 2] [--env-steps N] [--quick] [--json PATH] [--runs DIR]
         [--at-once N] [--results docs/results.md]
 
-Every seed is a process of its own, two at a time: `polyak train ppo ENV --seed S` and its `summary.json`. Reported are the
-seeds, their mean, and their interquartile mean with a 95% bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), beside
-what is published. `--results` puts the line into the table of that page, in the place of the suite's last one.
+Every seed is a process of its own, two at a time: `polyak train ppo ENV --seed S`. The return comes from its `summary.json`,
+the curve (`rollout/ep_rew_mean` by `env_steps`) from its `metrics.jsonl`. The report has the return of each seed, their
+mean, and their interquartile mean with a 95% bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), next to the
+published result. `--json benchmarks/results/SUITE.json` records the run for `plot_learning.py`, which draws the curves;
+`--results` replaces the suite's line in the table of that page.
 """
 
 import argparse
@@ -14,9 +16,10 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +35,12 @@ class Suite:
     """One task.
 
     Attributes:
-        env_steps: how long to train.
-        seeds: how many by default.
-        wanted: the mean greedy return, over seeds, that is wanted; None where nothing is published.
-        source: whose result that is.
-        recipe: `"preset"`, which is what `polyak train` takes by itself, or the name of settings in `RECIPES`.
+        env: the environment's name.
+        env_steps: training length.
+        seeds: default number of seeds.
+        wanted: the target for the mean greedy return over seeds; None where nothing is published.
+        source: who published the target.
+        recipe: `"preset"`, the default settings of `polyak train`, or the name of settings in `RECIPES`.
     """
 
     env: str
@@ -48,24 +52,24 @@ class Suite:
 
 
 def tf_agents(env_steps: int) -> dict[str, Any]:
-    """With what the common recipe leaves open as in TF-Agents' `examples/ppo/schulman17`, which its results were made with."""
+    """The settings of TF-Agents' `examples/ppo/schulman17`, which produced its published results."""
     network = polyak.mlp(squash_mean=True, log_std=math.log(0.35), value_activation="relu")
     return {**PUBLISHED(env_steps), "network": network, "clip_obs": 5.0, "normalize_reward": "reward"}
 
 
-# `published` is the recipe of most published results on MuJoCo, whatever the environment.
+# `published`: the settings of most published MuJoCo results, the same for every environment.
 PUBLISHED = polyak.presets.preset("ppo", "Hopper-v5").settings
 RECIPES = {"published": PUBLISHED, "tf_agents": tf_agents}
 MILLION = 1_000_000
 SUITES = {
     "cartpole": Suite("CartPole-v1", 100_000, 10, 500.0),
-    "pendulum": Suite("Pendulum-v1", 300_000, 10, -200.0, "RL Zoo has -172 with gSDE"),
+    "pendulum": Suite("Pendulum-v1", 300_000, 10, -200.0, "own"),
     "acrobot": Suite("Acrobot-v1", MILLION, 10, -73.5),
     "mountaincar": Suite("MountainCar-v0", MILLION, 10, -110.0),
     "lunarlander": Suite("LunarLander-v3", MILLION, 3, 242.0),
     "lunarlandercontinuous": Suite("LunarLanderContinuous-v3", MILLION, 10, 271.0),
     "bipedalwalker": Suite("BipedalWalker-v3", 5 * MILLION, 3, 288.0),
-    "invertedpendulum": Suite("InvertedPendulum-v5", MILLION, 3, 1000.0, "the most there is"),
+    "invertedpendulum": Suite("InvertedPendulum-v5", MILLION, 3, 1000.0, "maximum"),
     "inverteddoublependulum": Suite("InvertedDoublePendulum-v5", MILLION, 10, 9353.0, "TF-Agents"),
     "swimmer": Suite("Swimmer-v5", MILLION, 3, 282.0),
     "ant": Suite("Ant-v5", MILLION, 3, 1327.0),
@@ -80,20 +84,21 @@ SUITES = {
     "walker2d-published": Suite("Walker2d-v5", MILLION, 3, 2971.0, "TF-Agents", "published"),
 }
 EPISODES = 100
+RETURN = "rollout/ep_rew_mean"
 HEADER = [
     "environment",
     "`--suite`",
-    "env steps",
-    "mean greedy return by seed",
-    "mean",
+    "env_steps",
+    "seeds",
+    "mean return",
     "IQM (95% interval)",
-    "wanted of the mean",
-    "env steps/s",
+    "target for the mean",
+    "env_steps/s",
 ]
 
 
 def train(name: str, seed: int, env_steps: int, episodes: int, runs: Path) -> dict[str, Any]:
-    """One run's summary; one that has ended already is not made again."""
+    """Train one seed and return its summary, with the learning curve; a finished run is read, not repeated."""
     suite, run = SUITES[name], runs / f"{name}-{seed}"
     if (run / "summary.json").exists():
         return summary_of(run, env_steps)
@@ -102,10 +107,10 @@ def train(name: str, seed: int, env_steps: int, episodes: int, runs: Path) -> di
     if suite.recipe != "preset":
         command = [sys.executable, Path(__file__).resolve(), "--recipe", suite.recipe, "--env", suite.env]
     words = [str(word) for word in (*command, *(word for flag in flags.items() for word in flag))]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{said}")
+    process = subprocess.run(words, capture_output=True, text=True)
+    if process.returncode:
+        output = "\n".join((process.stdout + process.stderr).strip().splitlines()[-15:])
+        raise SystemExit(f"{' '.join(words)} failed with exit code {process.returncode}:\n{output}")
     summary = summary_of(run, env_steps)
     print(f"{suite.env} seed {seed}: {summary['eval_mean_return']:.1f}", file=sys.stderr, flush=True)
     return summary
@@ -115,11 +120,18 @@ def summary_of(run: Path, env_steps: int) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     if summary["env_steps"] < env_steps:
         raise SystemExit(f"{run} ended after {summary['env_steps']:,} of {env_steps:,} env steps")
-    return summary
+    return {**summary, "curve": learning_curve(run / "metrics.jsonl")}
+
+
+def learning_curve(metrics: Path) -> dict[str, list[float]]:
+    """The training return (`rollout/ep_rew_mean`) by `env_steps`, from a run's `metrics.jsonl`."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = [row for row in rows if row.get(RETURN) is not None]
+    return {"env_steps": [row["env_steps"] for row in rows], "ep_rew_mean": [round(row[RETURN], 3) for row in rows]}
 
 
 def iqm(values: Sequence[float]) -> float:
-    """The mean of the middle half; a value at the border counts by its part inside."""
+    """The mean of the middle half; a value on the border counts with the fraction of it that lies inside."""
     ordered = np.sort(np.asarray(values, float))
     edges = np.linspace(0.0, 1.0, len(ordered) + 1)
     inside = np.clip(edges[1:], 0.25, 0.75) - np.clip(edges[:-1], 0.25, 0.75)
@@ -142,7 +154,7 @@ def main() -> None:
     suite = SUITES[args.suite]
     env_steps, episodes, seeds = args.env_steps or suite.env_steps, EPISODES, args.seeds or list(range(suite.seeds))
     if args.results and (args.quick or env_steps != suite.env_steps):
-        raise SystemExit(f"--results takes runs of the suite's length, {suite.env_steps:,} env steps")
+        raise SystemExit(f"--results needs runs of the suite's length, {suite.env_steps:,} env steps")
     if args.quick:
         env_steps, episodes, seeds = 4_096, 4, seeds[:2]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(args.at_once) as pool:
@@ -155,14 +167,15 @@ def main() -> None:
         suite.env,
         f"`{args.suite}`",
         f"{env_steps:,}",
-        ", ".join(f"{r:.0f}" for r in returns),
+        str(len(returns)),
         f"{mean:.1f}",
-        f"{iqm(returns):.1f} ({low:.1f} to {high:.1f})",
-        "" if reached is None else f"{suite.wanted:g} ({suite.source}): {'yes' if reached else 'NO'}",
+        f"{iqm(returns):.1f} ({low:.1f}, {high:.1f})",
+        "" if reached is None else f"{suite.wanted:g} ({suite.source}): {'yes' if reached else 'no'}",
         f"{np.median([summary['fps'] for summary in summaries]):,.0f}",
     ]
     figures = {"returns": returns, "mean": mean, "iqm": iqm(returns), "interval": [low, high], "wanted": suite.wanted}
-    result = {"benchmark": "learning", "suite": args.suite, "quick": args.quick, "seeds": seeds, "env_steps": env_steps}
+    result = {"benchmark": "learning", "suite": args.suite, "env": suite.env, "quick": args.quick, "seeds": seeds}
+    result |= {"env_steps": env_steps, "source": suite.source, "versions": {name: version(name) for name in ("polyak", "jax")}}
     report(table(HEADER, [row]), {**result, **figures, "reached": reached, "summaries": summaries}, args.json)
     if args.results:
         put_line(args.results, row)
@@ -171,21 +184,28 @@ def main() -> None:
 
 
 def train_by_recipe(recipe: str, env_id: str, env_steps: int, seed: int, episodes: int, run_dir: Path) -> None:
-    """One run with settings that are not the preset's, and the summary that `polyak train` would leave."""
+    """Train with settings that are not the preset's, and write the summary and metrics that `polyak train` would write."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     run_dir.mkdir(parents=True)
+    rows: list[dict[str, float]] = []
+
+    def record(progress: polyak.Progress, metrics: Mapping[str, float], state: Any) -> None:
+        if RETURN in metrics:
+            rows.append({"env_steps": progress.env_steps, RETURN: float(metrics[RETURN])})
+
     env = polyak.envs.make(env_id, num_envs=1)
     agent = polyak.PPO(spec=env.spec, **RECIPES[recipe](env_steps))
-    result = polyak.train.run(agent, env, env_steps=env_steps, key=jax.random.key(seed))
+    result = polyak.train.run(agent, env, env_steps=env_steps, key=jax.random.key(seed), callbacks=[record])
     evaluation = polyak.train.evaluate(agent.policy(result.state), env, episodes=episodes, key=jax.random.key(seed + 1_000))
     env.close()
     figures = {"eval_mean_return": evaluation.mean_return, "eval_std_return": evaluation.std_return}
     summary = {"env": env_id, "recipe": recipe, "seed": seed, "env_steps": env_steps, "fps": result.progress.fps, **figures}
+    (run_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (run_dir / "summary.json").write_text(json.dumps(summary))
 
 
 def put_line(page: Path, row: Sequence[str]) -> None:
-    """Put a line into the page's table, in the place of the line of the same suite, or at its end."""
+    """Replace the suite's line in the page's table, or append one."""
     line, lines = f"| {' | '.join(row)} |", page.read_text().splitlines()
     same = [i for i, text in enumerate(lines) if text.startswith(f"| {row[0]} | {row[1]} |")]
     if same:
@@ -202,11 +222,11 @@ def parsed() -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--suite", choices=list(SUITES), default="cartpole", help="the task")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0, 1, ...")
-    parser.add_argument("--env-steps", type=int, help="another length than the suite's")
-    parser.add_argument("--runs", type=Path, metavar="DIR", help="keep the run directories here; those that have ended count")
-    parser.add_argument("--at-once", type=int, default=2, help="how many seeds are trained at the same time")
-    parser.add_argument("--results", type=Path, metavar="PAGE", help="put the line into this page's table")
-    worker = parser.add_argument_group("one run by a recipe (what it starts itself with)")
+    parser.add_argument("--env-steps", type=int, help="training length; default: the suite's")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="keep the run directories here; finished runs are reused")
+    parser.add_argument("--at-once", type=int, default=2, help="number of seeds trained in parallel")
+    parser.add_argument("--results", type=Path, metavar="PAGE", help="replace the suite's line in this page's table")
+    worker = parser.add_argument_group("one run by a recipe (internal: the benchmark starts itself with these)")
     worker.add_argument("--recipe", choices=list(RECIPES))
     worker.add_argument("--env")
     worker.add_argument("--seed", type=int)

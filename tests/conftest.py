@@ -59,7 +59,7 @@ LONGEST = (
     "test_loops.py",
     "test_train.py",
     "test_actor_critic.py",
-    "test_readme.py",
+    "test_docs.py",
     "test_flags.py",
     "test_examples.py",
 )

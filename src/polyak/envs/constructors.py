@@ -48,8 +48,8 @@ def make(
         vectorization: of Gymnasium environments: the environment's `own` vectorised form, a loop in this process (`sync`), or
             a process each (`async`, faster only where a step takes milliseconds); `auto` is `own` where it exists, else `sync`.
         timeout: seconds that a step or reset of an `async` environment may take.
-        nonfinite, out_of_bounds: how invalid observations and rewards of a Gymnasium environment are handled; see
-            `GymnasiumEnv`.
+        nonfinite: how NaN and infinity in observations and rewards of a Gymnasium environment are handled; see `GymnasiumEnv`.
+        out_of_bounds: how observations outside their bounds are handled; see `GymnasiumEnv`.
         drop_unsupported_obs: remove the entries of a Gymnasium Dict observation whose spaces are not supported, such as text,
             by `FilterObservation`; False raises a `TypeError`.
         env_kwargs: arguments of the environment's constructor, if `id` is a name. Those of `ALE/` are the fields of

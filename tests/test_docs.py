@@ -1,0 +1,211 @@
+"""The documentation: code blocks and commands run page by page, links and names exist, lines are short.
+
+A page's `python` blocks share one namespace and run in order; the `polyak` commands of its `sh` blocks run between them, in the
+same temporary directory. Trainings are shortened; everything else runs as it is printed.
+"""
+
+import hashlib
+import importlib
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import polyak
+from polyak.cli import main
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted([ROOT / "README.md", *DOCS.rglob("*.md")])}
+PROSE = {**PAGES, **{name: (ROOT / name).read_text() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}}
+README = PAGES["README.md"]
+RUNNABLE = [name for name, text in PAGES.items() if re.search(r"^```(python|sh)$", text, re.MULTILINE)]
+
+TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
+SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
+POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}
+NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "mkdocs", "bash", "pre-commit"}
+LONGEST_LINE = 120
+
+
+def blocks(text, languages="python|sh"):
+    """The fenced blocks of a page: (language, line number, text)."""
+    for found in re.finditer(rf"^```({languages})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield found[1], text[: found.start(2)].count("\n"), found[2]
+
+
+def shorten(program):
+    """The program with shorter trainings and evaluations."""
+    program = re.sub(r"\benv_steps=[\d_]+", "env_steps=1_024", program)
+    return re.sub(r"\bepisodes=\d+", "episodes=3", program)
+
+
+def run_command(line):
+    """Run a `polyak` command in this process; its exit code."""
+    words = shlex.split(re.sub(r"--(env-steps|episodes|eval-episodes) [\d_]+", "", line), comments=True)
+    shorter = SHORTER.get(words[1], "")
+    if words[1] == "resume":
+        # A command that trains further than planned follows one that resumes.
+        shorter += f" --env-steps {384 if '--env-steps' in line else 256}"
+    return main(words[1:] + shorter.split())
+
+
+@pytest.fixture
+def working_directory(tmp_path, monkeypatch):
+    """An empty working directory that is on Python's path; modules that a page writes there are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    known = set(sys.modules)
+    yield
+    for name in {"rules", "numpy_reader"} - known:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_code_blocks_of_a_page_run_in_order(name, working_directory, unchecked):
+    namespace = {"__name__": "__main__"}
+    # As users have it: the tests' stricter promotion rules are for the package.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for language, line, text in blocks(PAGES[name]):
+            if language == "python":
+                # Padded, so that a traceback shows the line of the page.
+                exec(compile("\n" * line + shorten(text), name, "exec"), namespace)
+                continue
+            for command in text.replace("\\\n", " ").splitlines():
+                if command.startswith("polyak "):
+                    assert run_command(command) == 0, command
+                else:
+                    assert not command or command.split()[0] in NOT_RUN, f"{name}: {command} is not run by this test"
+
+
+def test_every_command_of_polyak_is_documented_by_one_that_runs():
+    lines = [line for text in PAGES.values() for _, _, block in blocks(text, "sh") for line in block.splitlines()]
+    assert {line.split()[1] for line in lines if line.startswith("polyak ")} >= POLYAK_COMMANDS
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_lines_of_markdown_are_short(name):
+    for number, line in enumerate(PROSE[name].splitlines(), 1):
+        assert len(line) <= LONGEST_LINE or line.startswith("|"), f"{name}:{number}: {len(line)} characters"
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_links_lead_to_files(name):
+    text = re.sub(r"^```.*?^```$", "", PROSE[name], flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        assert link.startswith("https://") or ((ROOT / name).parent / link).exists(), f"{name}: {link}"
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if "\n::: " in PAGES[name]])
+def test_objects_of_the_api_reference_exist(name):
+    for identifier in re.findall(r"^::: ([\w.]+)$", PAGES[name], re.MULTILINE):
+        assert find(identifier) is not None, identifier
+
+
+def find(identifier):
+    """The module or object with this dotted name."""
+    parts = identifier.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            value = getattr(value, part)
+        return value
+    raise AssertionError(f"{identifier} is in no module")
+
+
+def test_public_names_stand_in_the_api_reference():
+    reference = "\n".join(text for name, text in PAGES.items() if name.startswith("docs/api/"))
+    listed = set(re.findall(r"^(?:::: |        - )([\w.]+)$", reference, re.MULTILINE))
+    listed = {name.rpartition(".")[2] for name in listed}
+    rooms = {"envs", "policies", "presets", "schedules", "train"}
+    wanted = set(polyak.__all__) - rooms
+    for room in (getattr(polyak, name) for name in rooms):
+        wanted |= {name for name in room.__all__ if inspect.isroutine(value := getattr(room, name)) or inspect.isclass(value)}
+    assert wanted <= listed, f"not in docs/api: {sorted(wanted - listed)}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    pages = set(re.findall(r": ([\w/-]+\.md)$", navigation, re.MULTILINE))
+    assert pages == {name.removeprefix("docs/") for name in PROSE} - {"README.md"}
+
+
+def test_the_readme_opens_with_its_purpose_and_two_commands_and_fits_on_three_screens():
+    title, purpose, commands = README.split("\n\n")[:3]
+    assert title == "# polyak"
+    assert len(purpose.split()) < 120
+    assert [line.split("#")[0].strip() for line in commands.splitlines()] == [
+        "pip install . && polyak train ppo CartPole-v1",
+        "pip install '.[dev]' && pytest",
+    ]
+    assert len(README.splitlines()) <= 120
+
+
+def test_a_misspelt_setting_gets_the_documented_error():
+    text = " ".join(PAGES["docs/getting-started.md"].split())
+    call, message = re.search(r"`polyak\.(PPO\([^`]*)` raises \*(.*?)\*", text).groups()
+    names = {"PPO": polyak.PPO, "env": polyak.envs.make("jax/CartPole-v1")}
+    with pytest.raises(TypeError, match=re.escape(message)):
+        eval(call, names)
+
+
+def test_every_file_of_a_run_directory_is_documented(tmp_path, unchecked):
+    assert run_command(f"polyak train ppo CartPole-v1 --run-dir {tmp_path / 'run'}") == 0
+    named = set(re.findall(r"^\| `([\w.]+)/?` \|", PAGES["docs/runs.md"], re.MULTILINE))
+    assert {path.name for path in (tmp_path / "run").iterdir()} | {"run.lock"} == named
+
+
+def test_documented_environments_and_extras_exist():
+    metadata = (ROOT / "pyproject.toml").read_text()
+    known = [name for names in polyak.envs.names().values() for name in names]
+    for name, text in PAGES.items():
+        for extra in re.findall(r"\.\[(\w+)\]'", text):
+            assert re.search(rf"^{extra} = ", metadata, re.MULTILINE), f"{name}: {extra}"
+        for env in re.findall(r"`((?:jax/)?(?!\w*NoFrameskip)[A-Z][A-Za-z]+-v\d)`", text):
+            assert env in known, f"{name}: {env}"
+
+
+def test_learning_curves_show_the_recorded_results():
+    results = {path.stem: path for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
+    assert {"cartpole", "pendulum"} <= set(results)
+    for suite, path in results.items():
+        picture = (DOCS / "pictures" / f"learning-{suite}.svg").read_text()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert digest in picture, f"{suite}: the picture is out of date; run python benchmarks/plot_learning.py"
+        assert f"(pictures/learning-{suite}.svg)" in PAGES["docs/results.md"], suite
+
+
+def test_plotting_draws_the_picture_of_each_result(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    plot_learning = importlib.import_module("plot_learning")
+    monkeypatch.setattr("sys.argv", ["plot_learning.py", "--pictures", str(tmp_path)])
+    plot_learning.main()
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in (DOCS / "pictures").glob("learning-*.svg")}
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert (tmp_path / "site" / "index.html").exists()
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text())
+        assert not [url for url in loaded if "polyak" not in url], f"{page}: {loaded} are loaded from elsewhere"
+
+
+def test_the_block_finder_keeps_the_order_of_the_page():
+    page = "```sh\npolyak list\n```\ntext\n```python\nx = 1\n```\n```py\nnot run\n```\n"
+    assert [(language, text) for language, _, text in blocks(page)] == [("sh", "polyak list\n"), ("python", "x = 1\n")]
+    assert np.isclose(eval(shorten("dict(env_steps=1_000_000)"))["env_steps"], 1024)
