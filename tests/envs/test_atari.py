@@ -201,10 +201,15 @@ def test_closing_ends_the_threads_and_there_is_no_snapshot():
     ("name", "arguments", "error", "says"),
     [
         ("Brekout", {}, ValueError, "unknown environment 'ALE/Brekout-v5'; did you mean 'ALE/Breakout-v5'"),
-        ("Pong", {"vectorization": "async"}, ValueError, "ALE/Pong-v5 runs in the threads .* got 'async'"),
+        (
+            "Pong",
+            {"vectorization": "async"},
+            ValueError,
+            "must be 'auto' or 'own' for ALE/Pong-v5, .* got 'async'",
+        ),
         ("Pong", {"env_kwargs": {"frame_skip": 4}}, TypeError, "unknown field 'frame_skip'; did you mean 'frameskip'"),
-        ("Pong", {"env_kwargs": {"frameskip": 0}}, ValueError, "frameskip must be an integer >= 1, got 0"),
-        ("Pong", {"env_kwargs": {"noop_max": -1}}, ValueError, "noop_max must be an integer >= 0, got -1"),
+        ("Pong", {"env_kwargs": {"frameskip": 0}}, ValueError, "frameskip.* must be an integer in \\[1, 1000\\], got 0"),
+        ("Pong", {"env_kwargs": {"noop_max": -1}}, ValueError, "noop_max must be an integer in \\[0, 10000\\], got -1"),
         ("Pong", {"env_kwargs": {"episodic_life": 1}}, ValueError, "episodic_life must be one of True, False, got 1"),
         ("Pong", {"env_kwargs": {"repeat_action_probability": 1.5}}, ValueError, r"must be a number in \[0, 1\], got 1.5"),
     ],

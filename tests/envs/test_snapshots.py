@@ -166,10 +166,10 @@ def test_before_a_reset_there_is_no_snapshot():
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({"x": {"y": object()}}, r"get_state\(\)\['x'\]\['y'\] is a object"),
-        ({"x": [1, (2,)]}, r"get_state\(\)\['x'\]\[1\] is a tuple"),
-        ({1: 2}, r"get_state\(\) is a dict"),
-        ({"x": np.array([object()])}, r"\['x'\] is a ndarray"),
+        ({"x": {"y": object()}}, r"get_state\(\)\['x'\]\['y'\] must be .*, got object"),
+        ({"x": [1, (2,)]}, r"get_state\(\)\['x'\]\[1\] must be .*, got tuple"),
+        ({1: 2}, r"get_state\(\) must be a dict with string keys, .*, got dict"),
+        ({"x": np.array([object()])}, r"\['x'\] must be .*, got ndarray"),
     ],
 )
 def test_a_state_that_is_not_plain_data_is_an_error_with_its_path(state, says):
@@ -273,7 +273,7 @@ def test_a_snapshot_of_another_chain_of_wrappers_is_rejected():
     _, snapshot = saved("Pendulum-v1")
     other = envs.make(lambda: gymnasium.wrappers.TimeLimit(gymnasium.make("Pendulum-v1"), 5), num_envs=2)
     snapshot["id"] = other.spec.id
-    with pytest.raises(ValueError, match=r"the snapshot is of TimeLimit in .*, this environment is TimeLimit in TimeLimit in"):
+    with pytest.raises(ValueError, match=r"the snapshot must be of TimeLimit in TimeLimit in .*, got TimeLimit in"):
         other.restore(snapshot)
 
 
@@ -281,7 +281,7 @@ def test_a_mujoco_state_of_another_model_is_rejected():
     env, snapshot = saved("HalfCheetah-v5")
     layer = snapshot["batch"][0]["env"]["layers"][-1]
     layer["mujoco"]["state"] = layer["mujoco"]["state"][:-1]
-    with pytest.raises(ValueError, match="MuJoCo state is not of this model"):
+    with pytest.raises(ValueError, match="MuJoCo state must have"):
         env.restore(snapshot)
 
 
@@ -289,7 +289,7 @@ def test_a_mujoco_state_of_another_model_is_rejected():
 def test_a_snapshot_cannot_stand_in_for_what_runs(name):
     env, snapshot = saved("Pendulum-v1")
     snapshot["batch"][0]["env"]["layers"][-1]["attributes"][name] = "os.system"
-    with pytest.raises(ValueError, match="which is no state"):
+    with pytest.raises(ValueError, match="must hold only state, got the attribute"):
         env.restore(snapshot)
 
 

@@ -1,10 +1,9 @@
-"""Checks of settings when an object is built, and of what environments hand out: what, what was got, what is wanted."""
+"""Check settings, and that the step of an environment keeps its types; errors name the value, what is expected and received."""
 
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -19,17 +18,17 @@ def check_number(
     optional: bool = False,
     or_else: str = "",
 ) -> None:
-    """A finite real number (or an array of them, for `vmap`) within the bounds.
+    """Check that a value is a finite real number (or an array of them, for `vmap`) within the bounds.
 
     Args:
-        owner: whose setting it is.
+        owner: the class or function with the setting.
         name: the setting.
-        value: what was given.
-        at_least: lowest allowed.
-        at_most: highest allowed.
-        above: lower bound that is itself not allowed.
+        value: its value.
+        at_least: inclusive lower bound.
+        at_most: inclusive upper bound.
+        above: exclusive lower bound.
         optional: None is allowed too.
-        or_else: what else the caller allows, for the message.
+        or_else: what else the caller allows, for the error.
 
     Raises:
         TypeError: not a number.
@@ -69,10 +68,10 @@ def check_integer(
 
 
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """One of a few values.
+    """Check that a value is one of the choices.
 
     Raises:
-        ValueError: none of them.
+        ValueError: it is not.
     """
     if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -84,32 +83,12 @@ def _interval(at_least: float, at_most: float, above: float) -> str:
     return f"in {low}, {high}"
 
 
-def check_step_arrays(what: str, time_step: Any, shape: tuple[int, ...] | None = None) -> None:
-    """Rewards of a `TimeStep` are floating, flags bool (~1 is -2 steps), and all are of one shape.
-
-    Args:
-        shape: of each of them; None where the caller has looked.
-
-    Raises:
-        TypeError: they are something else.
-        ValueError: they have another shape.
-    """
-    for name in ("reward", "terminated", "truncated", "first"):
-        value = getattr(time_step, name)
-        got = jnp.result_type(value)
-        wanted = jnp.floating if name == "reward" else jnp.bool_
-        if not jnp.issubdtype(got, wanted):
-            raise TypeError(f"{what}.{name} must be {'float32' if name == 'reward' else 'bool'}, got {got}")
-        if shape is not None and jnp.shape(value) != shape:
-            raise ValueError(f"{what}.{name} must have the shape {shape}, got {jnp.shape(value)}")
-
-
 def check_same_types(env_id: str, what: str, before: Any, after: Any, *, weak: bool = False) -> None:
-    """An environment's step hands out the tree, shapes and dtypes that it was given: a scan takes nothing else.
+    """Check that a step of an environment keeps tree, shapes and dtypes, as `scan` requires.
 
     Args:
-        what: the state, or the time step.
-        weak: weak types are told apart too, as everything that compiles a step tells them apart.
+        what: `"the state"` or `"the time step"`.
+        weak: compare weak types too, as a change of them compiles the step again.
 
     Raises:
         TypeError: with the first difference.

@@ -142,6 +142,19 @@ def check_shape(name: str, array: Any, shape: tuple[int, ...], *, hint: str = ""
         raise ValueError(f"{name} must have shape {shape}, got {np.shape(array)}{hint}")
 
 
+def check_step_arrays(name: str, time_step: Any, shape: tuple[int, ...]) -> None:
+    """Check that rewards of a `TimeStep` are floats and flags bools (~1 is -2), all of one shape.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another shape.
+    """
+    for part in ("reward", "terminated", "truncated", "first"):
+        array = getattr(time_step, part)
+        check_shape(f"{name}.{part}", array, shape)
+        check_dtype(f"{name}.{part}", array, np.dtype(np.float32 if part == "reward" else bool), exact=True)
+
+
 def to_array(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, exact: bool = False) -> npt.NDArray[Any]:
     """A value as a NumPy array of the shape, in a dtype that can be cast to `dtype` (see `check_dtype`).
 

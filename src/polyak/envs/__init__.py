@@ -1,7 +1,6 @@
-"""The world: environments by name, ours and gymnax's in JAX, Gymnasium's on the host.
+"""Environments: in JAX (`jax/CartPole-v1`, `gymnax/Asterix-MinAtar`), Atari (`ALE/Breakout-v5`), and Gymnasium's.
 
-`jax/CartPole-v1` is ours, `gymnax/Asterix-MinAtar` gymnax's, `ALE/Breakout-v5` an Atari game, anything else Gymnasium's.
-Importing this imports no environment.
+Importing this module imports no environment.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The ALE's own vector environment with DeepMind's preprocessing: threads in C++, one call a step for all games."""
+"""Atari games in the ALE's vector environment (C++ threads), with DeepMind's preprocessing."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -15,21 +15,21 @@ from polyak.envs.masks import Flags
 
 @struct
 class Atari:
-    """Settings of the preprocessing, by the names of the ALE's vector environment.
+    """Settings of the preprocessing, named as in the ALE's vector environment.
 
     Attributes:
-        frameskip: emulator frames for which an action is repeated; rewards are summed.
-        maxpool: each image is the maximum of the last two frames, for sprites that are drawn in every other one.
-        noop_max: a game begins with a random number of frames of doing nothing, at most so many.
-        use_fire_reset: FIRE is pressed where an episode begins, after a lost life too, in games that have it.
-        episodic_life: a lost life ends the agent's episode; the game goes on in the next.
-        reward_clipping: the agent sees only the sign of the reward.
-        img_height, img_width: of the grey images.
-        stack_num: the newest images that make an observation, oldest first; black ones where a game begins.
-        repeat_action_probability: of the emulator repeating the last action instead, at each frame; 0.25 in all `-v5` names.
-        full_action_space: all 18 actions, not only those that the game knows.
+        frameskip: number of emulator frames for which an action is repeated; their rewards are summed.
+        maxpool: each image is the maximum of the last two frames, as some sprites are drawn in every other frame.
+        noop_max: a game starts with a random number of NOOP frames, at most this many.
+        use_fire_reset: FIRE is pressed at the start of an episode, also after a lost life, in games that have it.
+        episodic_life: a lost life ends the agent's episode; the next one continues the game.
+        reward_clipping: the agent gets only the sign of the reward.
+        img_height, img_width: size of the grey images.
+        stack_num: number of latest images in an observation, oldest first; black ones at the start of a game.
+        repeat_action_probability: probability per frame that the emulator repeats the last action; 0.25 in all `-v5` names.
+        full_action_space: all 18 actions, not only those that the game uses.
         max_num_frames_per_episode: emulator frames after which a game is truncated; half an hour by default.
-        num_threads: 0 is as many as there are cores.
+        num_threads: 0 for one per core.
 
     Raises:
         TypeError, ValueError: a setting is unknown or out of its range.
@@ -51,33 +51,32 @@ class Atari:
     max_num_frames_per_episode: int = integer(default=108_000)
     num_threads: int = integer(default=0, at_least=0, at_most=1024)
 
-    # What is done here, with each game's own count of lives: the ALE's own begins a new game after every lost life, so that
-    # no agent would come to a second one, and its clipped rewards do not add up to the game's score.
-    OURS: ClassVar[tuple[str, ...]] = ("noop_max", "episodic_life", "reward_clipping")
+    # Done here instead of in the ALE: its episodic_life starts a new game after every lost life, so that no agent would reach
+    # a second one, and its clipped rewards do not add up to the game's score.
+    NOT_OF_THE_ALE: ClassVar[tuple[str, ...]] = ("noop_max", "episodic_life", "reward_clipping")
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     def make(self, game: str, num_envs: int) -> AtariVectorEnv:
-        """The ALE's environment: whole games, bare rewards, reset on the next step."""
-        theirs = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in self.OURS}
+        """Create the ALE's environment: whole games, unclipped rewards, next-step autoreset."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in self.NOT_OF_THE_ALE}
         # It draws from 0 to noop_max - 1.
-        return AtariVectorEnv(game, num_envs, **theirs, noop_max=self.noop_max + 1, episodic_life=False, reward_clipping=False)
+        return AtariVectorEnv(game, num_envs, **own, noop_max=self.noop_max + 1, episodic_life=False, reward_clipping=False)
 
 
 class AtariBatch:
-    """Games of one kind, as a batch that resets on the next step.
+    """A batch of one Atari game with next-step autoreset.
 
-    Two accounts are kept. The agent's: episodes end with a life, rewards are signs. The game's, `RawStep.score`: the points of
-    whole games, for the returns that are reported. In the step after a lost life the agent's action is ignored as after any
-    end, and the game takes one step with FIRE, or does nothing where it has none; should it end in that step, the agent's
-    episode is over as it begins.
+    The agent's episodes end with a life and its rewards are signs; `RawStep.score` has the points of whole games, for the
+    reported returns. In the step after a lost life the agent's action is ignored, as after any end of an episode, and the game
+    takes one step with FIRE (NOOP where it has no FIRE); if the game ends in that step, the agent's episode ends as it starts.
 
     Args:
-        game: as the ALE calls it, `"ms_pacman"`.
+        game: its name in the ALE, such as `"ms_pacman"`.
         num_envs: how many.
         settings: of the preprocessing.
-        name: how errors call it.
+        name: its name in errors.
     """
 
     def __init__(self, game: str, num_envs: int, settings: Atari, name: str) -> None:
@@ -90,46 +89,46 @@ class AtariBatch:
         self._episodic, self._clips = settings.episodic_life, settings.reward_clipping
         actions = self._env.ale.get_action_set()
         fires = settings.use_fire_reset and ale_py.Action.FIRE in actions
-        self._opening = actions.index(ale_py.Action.FIRE if fires else ale_py.Action.NOOP)
+        self._first_action = actions.index(ale_py.Action.FIRE if fires else ale_py.Action.NOOP)
         self._lives: npt.NDArray[Any] = np.zeros(num_envs, np.int32)
-        self._over: Flags = np.zeros(num_envs, bool)
+        self._is_game_over: Flags = np.zeros(num_envs, bool)
 
     def probe(self) -> bool:
         """There are no action masks."""
         return False
 
     def seeds(self, seed: int) -> list[int]:
-        """The seed that each game gets; 31 bits are what the ALE takes."""
-        return [its >> 1 for its in seeds_of(seed, self.num_envs)]
+        """The seed of each game, of 31 bits as the ALE takes."""
+        return [seed >> 1 for seed in seeds_of(seed, self.num_envs)]
 
     def reset(self, seed: int) -> RawStep:
-        """Fresh games everywhere."""
+        """Start a new game in every environment."""
         obs, info = self._env.reset(seed=np.array(self.seeds(seed)))
-        nobody, nothing = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, np.float32)
-        self._lives, self._over = info["lives"], nobody
-        return RawStep([obs], nothing, nobody, nobody, score=(nothing, nobody, ~nobody))
+        none, zeros = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, np.float32)
+        self._lives, self._is_game_over = info["lives"], none
+        return RawStep([obs], zeros, none, none, score=(zeros, none, ~none))
 
-    def step(self, action: Any, due: Flags) -> RawStep:
-        """One step of every game; those that are `due` begin the agent's next episode."""
-        restarts, lives = self._over, self._lives
-        if np.count_nonzero(due):
-            action = np.where(due, self._opening, action)
+    def step(self, action: Any, reset_mask: Flags) -> RawStep:
+        """Step every game; where `reset_mask` is set, start the agent's next episode."""
+        is_new_game, lives = self._is_game_over, self._lives
+        if np.count_nonzero(reset_mask):
+            action = np.where(reset_mask, self._first_action, action)
         obs, points, terminated, truncated, info = self._env.step(action)
-        self._lives, self._over = info["lives"], terminated | truncated
+        self._lives, self._is_game_over = info["lives"], terminated | truncated
         points = points.astype(np.float32)
-        reward = np.where(due, np.float32(0), np.sign(points) if self._clips else points)
-        score = (points, self._over, restarts)
+        reward = np.where(reset_mask, np.float32(0), np.sign(points) if self._clips else points)
+        score = (points, self._is_game_over, is_new_game)
         if self._episodic:
-            terminated = terminated | ((self._lives < lives) & (self._lives > 0) & ~due)
+            terminated = terminated | ((self._lives < lives) & (self._lives > 0) & ~reset_mask)
         return RawStep([obs], reward, terminated, truncated, score=score)
 
     def save(self) -> None:
-        """None: the ALE's vector environment does not hand out its state."""
+        """Return None: the ALE's vector environment cannot save its state."""
 
     def load(self, snapshots: list[Any]) -> None:
-        """There is nothing that could be loaded."""
-        raise ValueError(f"{self.name}: Atari games have no snapshots")
+        """Raise an error, as there are no snapshots."""
+        raise ValueError(f"{self.name}: snapshots of Atari games cannot be restored")
 
     def close(self) -> None:
-        """End the threads, which live as long as the ALE's object."""
+        """End the threads, which exist as long as the ALE's object."""
         self._env.ale = None

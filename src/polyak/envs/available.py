@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 JAX_ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0")
-# Fails in its first step: its rewards are a scalar, which it indexes (gymnax 0.0.9).
+# Fails in its first step, as it indexes a scalar reward (gymnax 0.0.9).
 BROKEN = ("SimpleBandit-bsuite",)
 
 
@@ -15,7 +15,7 @@ def names() -> dict[str, list[str]]:
     import gymnasium
 
     register_atari()
-    # Hundreds of older names of the ALE, which `make` accepts too, would hide the others.
+    # `make` also accepts the ALE's older names; there are hundreds, so they are not listed.
     atari = {name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("ale_py.")}
     return {
         "jax": [f"jax/{name}" for name in JAX_ENVIRONMENTS],

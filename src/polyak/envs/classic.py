@@ -23,8 +23,8 @@ Step = tuple[Any, Float[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]
 def uniform(key: PRNGKeyArray, shape: tuple[int, ...], low: float, high: float) -> Float[Array, "..."]:
     """Uniform floats in [low, high) from a hash of the position and the key's words.
 
-    Starts are drawn at every step for all rows and almost all are thrown away: `jax.random.uniform` costs 100 µs for 2048
-    rows of four, this 9, and for few rows it melts into the step.
+    Autoreset draws initial states for all environments in every step. For 2048 environments of four numbers
+    `jax.random.uniform` takes 100 µs, this 9, and for few environments XLA fuses it with the step.
 
     Source: the hash is Wellons 2018, "hash prospector" (two rounds of multiply and shift, bias 0.11).
     """
@@ -39,7 +39,7 @@ def uniform(key: PRNGKeyArray, shape: tuple[int, ...], low: float, high: float) 
     return low + (high - low) * unit
 
 
-def _wrapped(angle: Array) -> Array:
+def _wrap_angle(angle: Array) -> Array:
     """The angle in [-π, π]."""
     return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))
 
@@ -142,7 +142,7 @@ class Pendulum:
         acceleration = 3 * gravity / (2 * length) * jnp.sin(state.theta) + 3.0 / (mass * length**2) * torque
         theta_dot = jnp.clip(state.theta_dot + acceleration * dt, -8.0, 8.0)
         # Gymnasium lets the angle grow and wraps it where it is used; wrapped in the state, float32 keeps its precision.
-        after = PendulumState(_wrapped(state.theta + theta_dot * dt), theta_dot, state.steps + 1)
+        after = PendulumState(_wrap_angle(state.theta + theta_dot * dt), theta_dot, state.steps + 1)
         return after, reward, jnp.zeros_like(reward, bool), after.steps >= self.max_episode_steps
 
     def observe(self, state: PendulumState) -> Float[Array, "B 3"]:
@@ -193,7 +193,7 @@ class Acrobot:
         k3 = _acrobot_derivative(y + dt / 2 * k2, torque)
         k4 = _acrobot_derivative(y + dt * k3, torque)
         theta1, theta2, velocity1, velocity2 = y + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-        theta1, theta2 = _wrapped(theta1), _wrapped(theta2)
+        theta1, theta2 = _wrap_angle(theta1), _wrap_angle(theta2)
         velocity1 = jnp.clip(velocity1, -4 * math.pi, 4 * math.pi)
         velocity2 = jnp.clip(velocity2, -9 * math.pi, 9 * math.pi)
         terminated = -jnp.cos(theta1) - jnp.cos(theta2 + theta1) > 1.0

@@ -1,4 +1,4 @@
-"""Gymnax's environments as dynamics: without its own resets, and with its time limits told apart from terminal states."""
+"""Gymnax environments as dynamics: without gymnax's autoreset, and with time limits separate from terminal states."""
 
 import contextlib
 import difflib
@@ -15,61 +15,61 @@ from polyak.core.struct import struct
 from polyak.core.types import PyTree
 from polyak.envs.available import gymnax_names
 
-# Beyond any episode, and exact in float32: some limits are floats.
+# Longer than any episode, and exact in float32, as some limits are floats.
 NEVER = 2**30
 
 
 @struct
 class GymnaxState:
-    """Gymnax's state and the observation that came with it."""
+    """A state of gymnax and its observation."""
 
     state: PyTree
     obs: PyTree
 
 
 class GymnaxDynamics:
-    """One of gymnax's environments, batched.
+    """A gymnax environment, batched.
 
-    Gymnax ends an episode on a terminal state or when `max_steps_in_episode` have passed, and says `done` for both. So every
-    step is computed with the limit and without (a compiler finds what they share): done without it is `terminated`, done only
-    with it `truncated`. An environment that is over by design after so many steps (bandits) therefore truncates.
+    Gymnax sets `done` on a terminal state and after `max_steps_in_episode`. So every step is computed with the limit and
+    without (XLA removes what both share): done without it is `terminated`, done only with it `truncated`. An environment that
+    by design ends after a number of steps, such as a bandit, therefore truncates.
 
     Args:
-        env: as `gymnax.make` gives it.
+        env: the environment of `gymnax.make`.
         params: its parameters.
-        id: what errors and logs call it.
+        id: its name in errors and logs.
     """
 
     def __init__(self, env: Any, params: Any, id: str) -> None:
         self.env = env
         self.params = params
         self.unlimited = params.replace(max_steps_in_episode=type(params.max_steps_in_episode)(NEVER))
-        with _their_rules(id):
+        with _gymnax_promotion(id):
             example, _ = jax.eval_shape(lambda key: env.reset_env(key, params), jax.random.key(0))
         obs_space = _obs_space(env.observation_space(params), example, id)
         self.obs_dtype = obs_space.dtype
         self.spec = EnvSpec(obs_space, _action_space(env.action_space(params), id), id)
 
     def __eq__(self, other: object) -> bool:
-        # Loops keep the programs of equal environments; gymnax's own objects hold nothing that changes.
+        # Loops reuse the programs of equal environments; gymnax's objects have no state.
         return isinstance(other, GymnaxDynamics) and (self.env, self.params) == (other.env, other.params)
 
     def __hash__(self) -> int:
         return hash((self.env, self.spec.id))
 
     def reset(self, key: PRNGKeyArray, num_envs: int) -> GymnaxState:
-        """States in which episodes begin."""
+        """Initial states."""
         keys = jax.random.split(key, num_envs)
-        with _their_rules(self.spec.id):
+        with _gymnax_promotion(self.spec.id):
             obs, state = jax.vmap(lambda k: self.env.reset_env(k, self.params))(keys)
-        # A weak type would change in the first step, and compile it twice.
+        # A weak type would change in the first step, which would compile twice.
         state = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
         return GymnaxState(state, obs.astype(self.obs_dtype))
 
     def step(
         self, state: GymnaxState, action: PyTree, key: PRNGKeyArray
     ) -> tuple[GymnaxState, Float[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
-        """One step of all, as the protocol says."""
+        """Step every environment; see `Dynamics`."""
         num_envs = jax.tree.leaves(action)[0].shape[0]
         keys = jax.random.split(key, num_envs)
 
@@ -78,12 +78,11 @@ class GymnaxDynamics:
             terminated = self.env.step_env(k, s, a, self.unlimited)[3]
             return obs, after, jnp.asarray(reward, jnp.float32), jnp.asarray(done, bool), jnp.asarray(terminated, bool)
 
-        with _their_rules(self.spec.id):
+        with _gymnax_promotion(self.spec.id):
             obs, after, reward, done, terminated = jax.vmap(step_one)(keys, state.state, action)
-        # The carry of a scan must keep its types; some environments return others than they were given.
+        # The carry of a scan must keep its types, which some environments change.
         after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, state.state)
-        each = (num_envs,)
-        reward, done, terminated = reward.reshape(each), done.reshape(each), terminated.reshape(each)
+        reward, done, terminated = (x.reshape(num_envs) for x in (reward, done, terminated))
         return GymnaxState(after, obs.astype(self.obs_dtype)), reward, terminated, done & ~terminated
 
     def observe(self, state: GymnaxState) -> PyTree:
@@ -92,7 +91,7 @@ class GymnaxDynamics:
 
 
 def dynamics(name: str, settings: dict[str, Any]) -> GymnaxDynamics:
-    """One of gymnax's environments by its name.
+    """The dynamics of a gymnax environment.
 
     Args:
         settings: parameters of the environment (`max_steps_in_episode`, ...), else arguments of its constructor.
@@ -111,7 +110,7 @@ def dynamics(name: str, settings: dict[str, Any]) -> GymnaxDynamics:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean 'gymnax/{near[0]}'? " if near else ""
         raise ValueError(f"make: unknown environment 'gymnax/{name}'; {hint}(gymnax has {', '.join(known)})")
-    with _their_rules(f"gymnax/{name}"):
+    with _gymnax_promotion(f"gymnax/{name}"):
         fields = gymnax.make(name)[1].__dataclass_fields__
         env, params = gymnax.make(name, **{k: v for k, v in settings.items() if k not in fields})
         params = params.replace(**{k: v for k, v in settings.items() if k in fields})
@@ -119,8 +118,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> GymnaxDynamics:
 
 
 @contextlib.contextmanager
-def _their_rules(id: str) -> Iterator[None]:
-    """Gymnax relies on JAX's default promotion, whatever the user's settings; its own failures are told as such."""
+def _gymnax_promotion(id: str) -> Iterator[None]:
+    """Run gymnax under JAX's default promotion, on which it relies; a note marks errors of its code."""
     try:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             yield
@@ -130,7 +129,7 @@ def _their_rules(id: str) -> Iterator[None]:
 
 
 def _obs_space(space: Any, example: jax.ShapeDtypeStruct, id: str) -> Box:
-    """The observation space; floats if either the space or what really comes is of floats (some say one and do the other)."""
+    """The observation space; of floats if the space or the observations are (in some environments they differ)."""
     if type(space).__name__ != "Box":
         raise TypeError(f"{id}: observation space: {type(space).__name__} is not supported; supported is Box")
     if tuple(space.shape) != example.shape:

@@ -1,12 +1,12 @@
-"""The whole state of a Gymnasium environment as plain data, and back: exact, or not at all.
+"""Save the whole state of a Gymnasium environment as plain data, and restore it exactly.
 
 An environment is a chain of layers (wrappers, then the environment itself). A layer's state is what its `get_state()`
-answers; for Gymnasium's own classes, whose whole state is known to stand in their attributes, it is those. A chain with
-any other layer has no snapshot. Restoring sets attributes to plain data and MuJoCo's arrays, and calls `set_state`; it runs
-nothing that a snapshot names.
+returns, or the attributes of Gymnasium's own classes, which hold all of their state. A chain with any other layer has no
+snapshot. Restoring sets attributes to plain data and MuJoCo's arrays, and calls `set_state`; it runs no code that a snapshot
+names.
 
-Plain data: dicts with string keys, lists, ints, floats, strings, bools, NumPy arrays of numbers. What is none of these (None,
-tuples, scalars of NumPy, random generators, dicts with other keys) is written as a dict with a `"kind"`.
+Plain data: dicts with string keys, lists, ints, floats, strings, bools, NumPy arrays of numbers. Other values (None, tuples,
+NumPy scalars, random generators, dicts with other keys) are written as a dict with a `"kind"`.
 """
 
 import inspect
@@ -15,14 +15,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-# Gymnasium's environments that keep all their state in attributes; Box2D's worlds live in C++.
+# Gymnasium's environments with all state in attributes; that of Box2D is in C++.
 KNOWN_MODULES = (
     "gymnasium.envs.classic_control.",
     "gymnasium.envs.mujoco.",
     "gymnasium.envs.toy_text.",
     "gymnasium.wrappers.",
 )
-# Settings that the constructor makes again, and what only rendering needs.
+# Attributes that the constructor sets again, or that only rendering needs.
 SETTINGS = """
     env spec metadata render_mode action_space observation_space _action_space _observation_space single_action_space
     single_observation_space _cached_spec _saved_kwargs _ezpickle_args _ezpickle_kwargs func P desc model
@@ -31,8 +31,8 @@ SETTINGS = """
 NOT_STATE = frozenset(SETTINGS.split())
 BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 GENERATORS = {generator.__name__: generator for generator in BIT_GENERATORS}
-# What MuJoCo computed on the way to the last state and environments read before the next step (positions of bodies lag
-# behind the joints by a substep, so that they cannot be had from the state alone). Floats only: indices are not to be trusted.
+# What MuJoCo computed before the last state and environments read before the next step (positions of bodies lag behind the
+# joints by a substep, so that the state alone does not determine them). Floats only: indices from a file are not trusted.
 MUJOCO_ARRAYS = """
     xpos xquat xmat xipos ximat xanchor xaxis geom_xpos geom_xmat site_xpos site_xmat subtree_com subtree_linvel
     subtree_angmom cinert cvel cacc cfrc_int cfrc_ext qacc qfrc_actuator qfrc_constraint qfrc_bias qfrc_passive
@@ -42,14 +42,14 @@ DERIVED = tuple(MUJOCO_ARRAYS.split())
 
 
 class NotPlain(TypeError):
-    """A value that plain data cannot hold."""
+    """A value that is not plain data and has no `"kind"`."""
 
 
 def save(env: Any) -> dict[str, Any] | None:
-    """The state of every layer, or None where a layer's state cannot be had.
+    """The state of every layer, or None where the state of a layer cannot be read.
 
     Raises:
-        TypeError: a `get_state()` answered something that is no plain data.
+        TypeError: `get_state()` returned a value that is not plain data.
     """
     states = []
     for layer in _layers(env):
@@ -64,12 +64,12 @@ def load(env: Any, snapshot: dict[str, Any]) -> None:
     """Set every layer's state.
 
     Raises:
-        ValueError: the snapshot is of another environment; nothing was changed.
+        ValueError: the snapshot is of another environment; nothing is changed.
     """
     layers, states = _layers(env), snapshot["layers"]
-    ours, theirs = [_name(layer) for layer in layers], [state["class"] for state in states]
-    if ours != theirs:
-        raise ValueError(f"the snapshot is of {' in '.join(theirs)}, this environment is {' in '.join(ours)}")
+    expected, got = ([_name(layer) for layer in layers], [state["class"] for state in states])
+    if got != expected:
+        raise ValueError(f"the snapshot must be of {' in '.join(expected)}, got {' in '.join(got)}")
     for layer, state in zip(layers, states, strict=True):
         load_layer(layer, state)
 
@@ -77,7 +77,7 @@ def load(env: Any, snapshot: dict[str, Any]) -> None:
 def _layers(env: Any) -> list[Any]:
     """From the outermost wrapper to the environment itself."""
     layers = [env]
-    # Not until `env.unwrapped`: that of an adapter to another library is no environment of Gymnasium's.
+    # Not until `env.unwrapped`, which for an adapter to another library is not a Gymnasium environment.
     while isinstance(env, gymnasium.Wrapper):
         env = env.env
         layers.append(env)
@@ -92,10 +92,10 @@ def save_layer(layer: Any) -> dict[str, Any] | None:
     """The state of one wrapper or environment (also one of Gymnasium's vectorised ones), or None."""
     get_state, set_state = (getattr(type(layer), name, None) for name in ("get_state", "set_state"))
     if get_state is not None and set_state is not None:
-        given = get_state(layer)
-        _check_plain(given, f"{_name(layer)}.get_state()")
-        # Where an environment's own account leaves the generator out, its episodes' starts would differ.
-        return {"class": _name(layer), "given": given, "generator": encode(vars(layer).get("_np_random"))}
+        own_state = get_state(layer)
+        _check_plain(own_state, f"{_name(layer)}.get_state()")
+        # `get_state()` may leave out the generator, from which the next episodes start.
+        return {"class": _name(layer), "given": own_state, "generator": encode(vars(layer).get("_np_random"))}
     if not type(layer).__module__.startswith(KNOWN_MODULES):
         return None
     attributes = {name: value for name, value in vars(layer).items() if name not in NOT_STATE}
@@ -118,9 +118,9 @@ def load_layer(layer: Any, state: dict[str, Any]) -> None:
             layer._np_random = generator
         return
     for name in state["attributes"]:
-        # A snapshot may hold what was computed, never stand in for a method or a property.
+        # A snapshot must not replace a method or a property.
         if not name.isidentifier() or name in NOT_STATE or _in_class(type(layer), name):
-            raise ValueError(f"the snapshot of {_name(layer)} has an attribute {name!r}, which is no state")
+            raise ValueError(f"the snapshot of {_name(layer)} must hold only state, got the attribute {name!r}")
     values = {name: decode(value) for name, value in state["attributes"].items()}
     if "mujoco" in state:
         _load_mujoco(layer.model, layer.data, state["mujoco"])
@@ -148,7 +148,9 @@ def _load_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
     size = mujoco.mj_stateSize(model, signature)
     shapes = {name: getattr(data, name).shape for name in DERIVED}
     if saved["state"].shape != (size,) or {name: saved["derived"][name].shape for name in DERIVED} != shapes:
-        raise ValueError(f"the snapshot's MuJoCo state is not of this model: wanted {size} numbers, got {saved['state'].shape}")
+        raise ValueError(
+            f"the snapshot's MuJoCo state must have {size} numbers, as this model has, got shape {saved['state'].shape}"
+        )
     mujoco.mj_setState(model, data, np.asarray(saved["state"], np.float64), signature)
     for name in DERIVED:
         getattr(data, name)[...] = saved["derived"][name]
@@ -178,14 +180,14 @@ def encode(value: Any) -> Any:
     if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in GENERATORS:
         bits = value.bit_generator
         return {"kind": "generator", "name": type(bits).__name__, "state": encode(dict(bits.state))}
-    raise NotPlain(f"{type(value).__name__} is no plain data")
+    raise NotPlain(f"{type(value).__name__} is not plain data")
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given; arrays are copies, to be written to.
+    """The value that `encode` took; arrays are writable copies.
 
     Raises:
-        ValueError: no such kind.
+        ValueError: the kind is unknown.
     """
     if isinstance(value, np.ndarray):
         return np.array(value)
@@ -207,7 +209,7 @@ def decode(value: Any) -> Any:
             bits.state = decode(value["state"])
             return np.random.Generator(bits)
         case kind:
-            raise ValueError(f"a snapshot holds a value of unknown kind {kind!r}")
+            raise ValueError(f"the snapshot holds a value of unknown kind {kind!r}")
 
 
 def _check_plain(value: Any, path: str) -> None:
@@ -218,5 +220,5 @@ def _check_plain(value: Any, path: str) -> None:
         for i, item in enumerate(value):
             _check_plain(item, f"{path}[{i}]")
     elif type(value) not in (bool, int, float, str) and not (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
-        wanted = "dicts with string keys, lists, ints, floats, strings, bools and arrays of numbers"
-        raise TypeError(f"{path} is a {type(value).__name__}; a snapshot holds {wanted}")
+        expected = "a dict with string keys, a list, an int, a float, a string, a bool or an array of numbers"
+        raise TypeError(f"{path} must be {expected}, got {type(value).__name__}")

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyak.core.checks import check_step_arrays
-from polyak.core.space_check import ArraySpec, action_specs, check_dtype, check_shape, obs_specs, read_leaves
+from polyak.core.space_check import ArraySpec, action_specs, check_dtype, check_shape, check_step_arrays, obs_specs, read_leaves
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
 from polyak.core.types import PyTree, RecurrentNetwork, Rollout
 from polyak.ops.distributions import parameter_shapes
@@ -29,14 +28,10 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
     if len(shape) != 2 or shape[0] < 2:
         raise ValueError(f"update: rollout.time_steps.reward must be [T+1, B], with T of 1 or more, got {shape}")
     times, num_envs = shape
-    for name in ("terminated", "truncated", "first"):
-        got = jnp.shape(getattr(steps, name))
-        if got != shape:
-            raise ValueError(f"update: rollout.time_steps.{name} must be [T+1, B] = {shape} as reward is, got {got}")
+    check_step_arrays("update: rollout.time_steps", steps, shape)
     _check_leaves("update: rollout.time_steps.obs", steps.obs, obs_specs(spec.obs), (times, num_envs))
     specs = action_specs(spec)
     actions = _check_leaves("update: rollout.actions", rollout.actions, specs, (times - 1, num_envs))
-    check_step_arrays("update: rollout.time_steps", steps)
     for wanted, leaf in zip(specs, actions, strict=True):
         check_dtype(wanted.name("update: rollout.actions"), leaf, wanted.dtype, exact=True)
     _check_masks(steps.action_mask, spec, (times, num_envs))

@@ -14,7 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.buffers import owned
-from polyak.core.checks import check_integer, check_step_arrays
+from polyak.core.checks import check_integer
+from polyak.core.space_check import check_step_arrays
 from polyak.core.spaces import EnvSpec, difference
 from polyak.core.struct import struct
 from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
