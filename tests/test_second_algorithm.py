@@ -8,7 +8,7 @@ import pytest
 import polyak
 from polyak.agents import AGENTS
 from polyak.cli import main
-from polyak.cli.devices import threads_for
+from polyak.cli.devices import choose_threads
 from polyak.runs import read_config
 from polyak.storage.run_directory import open_run
 from tests.cli.processes import last_checkpoint
@@ -76,10 +76,10 @@ def test_settings_and_environments_are_checked_by_the_agent(capsys):
 
 
 def test_threads_are_asked_of_the_agent(monkeypatch):
-    monkeypatch.setattr("polyak.cli.devices.has_started", lambda: False)
+    monkeypatch.setattr("polyak.cli.devices.is_jax_started", lambda: False)
     monkeypatch.delenv("PJRT_NPROC", raising=False)
     spec = polyak.envs.make("jax/CartPole-v1").spec
-    assert threads_for(Reinforce(spec), 1, 8) == 1
+    assert choose_threads(Reinforce(spec), 1, 8) == 1
 
 
 def test_a_run_of_an_agent_that_is_not_registered_is_rejected(monkeypatch, capsys):

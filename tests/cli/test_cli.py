@@ -9,7 +9,7 @@ import polyak
 from polyak.cli import main
 
 
-def test_help_answers_within_a_second_and_without_importing_jax():
+def test_help_takes_less_than_a_second_and_imports_no_jax():
     program = "import sys; from polyak.cli import main; code = main(['--help']); sys.exit(code or 10 * ('jax' in sys.modules))"
     seconds = []
     for _ in range(3):
@@ -21,17 +21,17 @@ def test_help_answers_within_a_second_and_without_importing_jax():
     assert min(seconds) < 1
 
 
-def test_help_is_asked_for_with_h_too(capsys):
+def test_the_short_flag_prints_help(capsys):
     assert main(["-h"]) == 0
     assert "exit codes" in capsys.readouterr().out
 
 
-def test_without_a_command_help_is_shown_and_the_use_is_wrong(capsys):
+def test_without_a_command_usage_is_printed_and_the_exit_code_is_2(capsys):
     assert main([]) == 2
     assert capsys.readouterr().out.startswith("usage: polyak")
 
 
-def test_the_version_is_the_packages(capsys):
+def test_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"polyak {polyak.__version__}\n"
 
@@ -42,7 +42,7 @@ def test_an_unknown_command_suggests_the_nearest(capsys):
 
 
 @pytest.mark.parametrize("name", ["train", "resume", "evaluate", "list"])
-def test_every_command_says_how_it_is_used(name, capsys):
+def test_every_command_prints_its_usage(name, capsys):
     assert main([name, "--help"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"usage: polyak {name}")
@@ -50,7 +50,7 @@ def test_every_command_says_how_it_is_used(name, capsys):
 
 
 @pytest.mark.parametrize("name", ["train", "resume", "evaluate"])
-def test_a_command_without_its_object_is_wrong_use(name, capsys):
+def test_a_command_without_its_argument_is_a_usage_error(name, capsys):
     assert main([name]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -89,7 +89,7 @@ def test_the_installed_command_is_the_same_main():
     assert "unknown command 'nothing'" in done.stderr
 
 
-def test_output_that_nobody_reads_on_is_no_error():
+def test_a_broken_pipe_of_stdout_is_exit_code_141():
     reads, writes = os.pipe()
     os.close(reads)
     done = subprocess.run([sys.executable, "-m", "polyak", "--help"], stdout=writes, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Which cores a training computes on."""
+"""Devices and threads of a training."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.cli.devices import THREADS, has_started, start_jax, threads_for
+from polyak.cli.devices import THREADS, choose_threads, is_jax_started, start_jax
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from tests.cli.processes import edit_config, environment
 
@@ -52,37 +52,37 @@ def test_products_are_small_where_microbatches_are(network, microbatch_size, sma
 
 
 @pytest.fixture
-def not_started(monkeypatch):
+def jax_not_started(monkeypatch):
     """As in a process in which JAX has not started; nobody has said how many threads."""
-    monkeypatch.setattr("polyak.cli.devices.has_started", lambda: False)
+    monkeypatch.setattr("polyak.cli.devices.is_jax_started", lambda: False)
     monkeypatch.delenv(THREADS, raising=False)
 
 
-def test_a_thread_for_each_device_where_products_are_small_unless_the_user_says_otherwise(not_started, monkeypatch):
+def test_one_thread_per_device_for_small_products_unless_the_user_sets_the_number(jax_not_started, monkeypatch):
     small, large = (polyak.PPO(SPEC, num_minibatches=n) for n in (32, 1))
-    assert [threads_for(small, devices, 8) for devices in (1, 2)] == [1, 2]
-    assert threads_for(large, 1, 8) is None
-    assert threads_for(small, 1, 8, seeds_at_once=3) is None
+    assert [choose_threads(small, devices, 8) for devices in (1, 2)] == [1, 2]
+    assert choose_threads(large, 1, 8) is None
+    assert choose_threads(small, 1, 8, seeds_at_once=3) is None
     for said, used in (("3", 3), ("0", 1), ("all", 1), ("100000", 1)):
         monkeypatch.setenv(THREADS, said)
-        assert threads_for(small, 1, 8) == used
+        assert choose_threads(small, 1, 8) == used
 
 
-def test_threads_are_of_the_devices_that_are_used(not_started, command, monkeypatch):
+def test_threads_follow_the_devices_that_are_used(jax_not_started, command, monkeypatch):
     # 64 minibatches of one row cannot be shared by two devices, so one is used.
     monkeypatch.setattr("polyak.cli.new_run.start_jax", lambda threads: pytest.exit(f"{threads}"))
     with pytest.raises(pytest.exit.Exception, match=r"^1$"):
         command("train ppo jax/CartPole-v1 --num-envs 64 --num-minibatches 64 --num-steps 1")
 
 
-def test_where_jax_has_started_nothing_is_settled_any_more():
+def test_threads_are_fixed_once_jax_has_started():
     jax.local_devices()
-    assert has_started()
-    assert threads_for(polyak.PPO(SPEC), 1, 8) is None
+    assert is_jax_started()
+    assert choose_threads(polyak.PPO(SPEC), 1, 8) is None
 
 
 @pytest.mark.parametrize("before", [None, "5"])
-def test_the_environment_is_put_back(before, monkeypatch):
+def test_the_environment_variable_is_restored(before, monkeypatch):
     monkeypatch.delenv(THREADS, raising=False) if before is None else monkeypatch.setenv(THREADS, before)
     seen = []
     monkeypatch.setattr(jax, "local_device_count", lambda: seen.append(os.environ.get(THREADS)) or 4)
@@ -91,15 +91,15 @@ def test_the_environment_is_put_back(before, monkeypatch):
     assert os.environ.get(THREADS) == before
 
 
-def test_jax_has_not_started_when_the_threads_are_settled(trained, tmp_path):
+def test_threads_are_chosen_before_jax_starts(trained, tmp_path):
     # Afterwards it would be too late, without a word.
     program = """
 import sys
 from polyak.cli import new_run, resume, train
-from polyak.cli.devices import has_started
+from polyak.cli.devices import is_jax_started
 
 def started(threads):
-    print(threads, has_started())
+    print(threads, is_jax_started())
     raise SystemExit(0)
 
 new_run.start_jax = resume.start_jax = started

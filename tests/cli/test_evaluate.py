@@ -36,20 +36,20 @@ def test_it_leaves_the_run_as_it_was(run, command, workdir):
         ("evaluate run --episodes three", "--episodes"),
     ],
 )
-def test_wrong_use_is_refused_by_name(run, command, words, message):
+def test_usage_errors_name_the_flag(run, command, words, message):
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_an_environment_that_has_changed_is_refused_as_it_is_when_training(run, command):
+def test_an_environment_with_other_spaces_is_rejected(run, command):
     edit_config(run, '"env": "CartPole-v1"', '"env": "Acrobot-v1"')
     code, out, err = command("evaluate run --episodes 2")
     assert (code, out) == (2, "")
     assert "polyak evaluate: obs of the agent's spec is Box(" in err and "of the environment 'Acrobot-v1' Box(" in err
 
 
-def test_a_run_without_a_checkpoint_is_refused(run, command, workdir):
+def test_a_run_without_a_checkpoint_is_rejected(run, command, workdir):
     for path in (run / "checkpoints").glob("0*"):
         path.rename(workdir / path.name)
     code, _, err = command("evaluate run")

@@ -57,7 +57,7 @@ def test_an_object_with_a_memory_and_a_ready_policy_are_taken(rule, run, command
     assert out.splitlines()[-1].split() == [f"rules_of_mine:{name}", "500.0", "0.0", "500.0", "1"]
 
 
-def test_what_a_policy_raises_while_it_acts_is_no_wrong_use(rule, run, command):
+def test_an_exception_of_a_policy_is_no_usage_error(rule, run, command):
     with pytest.raises(ValueError, match="mine") as caught:
         command("evaluate run --episodes 1 --policy rules_of_mine:failing")
     assert caught.traceback[-1].name == "failing"
@@ -76,7 +76,7 @@ def test_what_a_policy_raises_while_it_acts_is_no_wrong_use(rule, run, command):
         ("rules_of_yours:lean", "No module named 'rules_of_yours'; is it on PYTHONPATH?"),
     ],
 )
-def test_what_names_no_policy_is_refused(rule, run, command, policy, said):
+def test_a_name_that_is_no_policy_is_rejected(rule, run, command, policy, said):
     code, out, err = command("evaluate run --policy", policy)
     assert (code, out) == (2, "")
     assert said in err

@@ -93,7 +93,7 @@ def assert_same(got, wanted):
 
 
 @each_policy
-def test_stablehlo_answers_as_the_policy_for_any_number_of_rows(name, answers, tmp_path):
+def test_stablehlo_computes_the_same_as_the_policy_for_any_number_of_rows(name, answers, tmp_path):
     spec, policy, obs, first, second = answers(name)
     write_policy(policy, spec, "stablehlo", tmp_path / "p", {})
     loaded = polyak.load_policy(tmp_path / "p")
@@ -108,7 +108,7 @@ def test_stablehlo_answers_as_the_policy_for_any_number_of_rows(name, answers, t
 
 
 @each_policy
-def test_onnxruntime_answers_as_the_policy_within_1e_4_over_1000_observations(name, answers, tmp_path):
+def test_onnxruntime_computes_the_same_as_the_policy_within_1e_4_over_1000_observations(name, answers, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     spec, policy, obs, first, second = answers(name)
@@ -135,7 +135,7 @@ def test_onnxruntime_answers_as_the_policy_within_1e_4_over_1000_observations(na
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name.startswith("mlp")])
-def test_numpy_answers_as_the_policy_where_importing_jax_is_an_error(name, answers, tmp_path):
+def test_numpy_computes_the_same_as_the_policy_where_importing_jax_is_an_error(name, answers, tmp_path):
     spec, policy, obs, first, _ = answers(name)
     made = write_policy(policy, spec, "numpy", tmp_path / "p.npz", {})
     assert [path.name for path in made] == ["p.npz", "numpy_reader.py"]
@@ -151,7 +151,7 @@ def test_numpy_answers_as_the_policy_where_importing_jax_is_an_error(name, answe
 
 
 @pytest.mark.parametrize("name", ["cnn", "lstm of trees", "gru"])
-def test_numpy_refuses_what_is_no_mlp_by_name(name, tmp_path):
+def test_numpy_rejects_networks_other_than_an_mlp_by_name(name, tmp_path):
     spec, policy = random_policy(name)
     with pytest.raises(ValueError, match=r"format numpy takes an mlp .* (the network is Recurrent|the observation is Box)"):
         write_policy(policy, spec, "numpy", tmp_path / "p", {})
@@ -159,7 +159,7 @@ def test_numpy_refuses_what_is_no_mlp_by_name(name, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["stablehlo", "onnx", "numpy"])
-def test_action_masks_are_refused(kind, tmp_path):
+def test_action_masks_are_rejected(kind, tmp_path):
     spec = EnvSpec(VECTOR, Discrete(2), "masked", has_action_mask=True)
     with pytest.raises(ValueError, match="export: masked has action masks"):
         write_policy(policy_for(spec), spec, kind, tmp_path / "p", {})
@@ -241,14 +241,14 @@ def test_the_same_policy_is_the_same_bytes_and_stands_in_the_run_by_default(run,
         ("export run --format stablehlo --output run/../run/tb/new", "--output run/../run/tb/new: must be a file of its own"),
     ],
 )
-def test_wrong_use_is_refused_by_name(run, command, words, message):
+def test_usage_errors_name_the_flag(run, command, words, message):
     shutil.copytree(run, "other")
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_what_other_programs_keep_beside_their_own_config_is_no_runs(run, command):
+def test_a_directory_with_the_config_of_another_program_is_no_run(run, command):
     Path("project/checkpoints").mkdir(parents=True)
     Path("project/config.json").write_text("{}")
     assert command("export run --format stablehlo --output project/checkpoints/new")[0] == 0
@@ -262,7 +262,7 @@ def test_only_plain_files_are_replaced(run, command):
     assert stat.S_ISFIFO(os.lstat("pipe").st_mode)
 
 
-def test_what_stands_beside_the_weights_is_not_replaced(run, command):
+def test_a_foreign_file_next_to_the_weights_is_not_replaced(run, command):
     code, _, err = command("export run --format numpy --output numpy_reader.py")
     assert code == 2 and "numpy_reader.py: the reader of the weights is written there; choose another --output" in err
     assert not (run.parent / "numpy_reader.py").exists()
@@ -277,7 +277,7 @@ def test_what_stands_beside_the_weights_is_not_replaced(run, command):
     assert (run / "numpy_reader.py").read_bytes() == Path(numpy_reader.__file__).read_bytes()
 
 
-def test_onnx_that_is_not_installed_is_an_error_that_says_what_installs_it(run, command, monkeypatch):
+def test_missing_onnx_names_its_pip_command(run, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "polyak.export.onnx", raising=False)
     code, _, err = command("export run --format onnx")

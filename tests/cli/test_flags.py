@@ -104,12 +104,12 @@ def wrong_types(flag):
     return NO_NUMBER if flag not in ("run-dir", "loop", "action-scaling", "activation", "value-activation") else ()
 
 
-def test_every_flag_has_its_wrong_values_here():
+def test_every_flag_has_wrong_values_in_the_table():
     assert set(OUT_OF_RANGE) == set(FLAGS)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
-def test_a_wrong_value_is_refused_before_anything_is_made(flag, command, workdir):
+def test_a_wrong_value_is_rejected_before_anything_is_created(flag, command, workdir):
     for value in (*wrong_types(flag), *OUT_OF_RANGE[flag], None):
         switch = FLAGS[flag] is bool
         if value is None and switch:
@@ -138,7 +138,7 @@ def test_reports_are_as_frequent_as_the_checkpoints_that_were_asked_for(env_step
     assert intervals(TrainFlags(env_steps, 2, **given)) == wanted
 
 
-def test_checkpoints_between_reports_are_refused(command, workdir):
+def test_checkpoints_between_reports_are_rejected(command, workdir):
     code, out, err = command("train ppo CartPole-v1 --report-every 100 --checkpoint-every 99")
     assert (code, out) == (2, "")
     assert "--checkpoint-every 99 must be --report-every 100 or more" in err
@@ -160,7 +160,7 @@ def test_a_misspelt_flag_suggests_the_nearest(flag, nearest, command, workdir):
 @pytest.mark.parametrize(
     "twice", ["--gamma 0.9 --gamma 0.9", "--num_envs 2 --num-envs=4", "--normalize-obs --no-normalize-obs"]
 )
-def test_a_flag_given_twice_is_refused(twice, command, workdir):
+def test_a_repeated_flag_is_rejected(twice, command, workdir):
     code, _, err = command("train ppo CartPole-v1", twice)
     assert code == 2
     assert "is set more than once" in err
@@ -168,7 +168,7 @@ def test_a_flag_given_twice_is_refused(twice, command, workdir):
 
 
 @pytest.mark.parametrize("stray", ["8", "CartPole-v1", "-x", "-n 8"])
-def test_what_is_no_flag_is_refused(stray, command, workdir):
+def test_unknown_arguments_are_rejected(stray, command, workdir):
     code, _, _ = command("train ppo CartPole-v1", stray)
     assert code == 2
     assert list(workdir.iterdir()) == []
@@ -231,13 +231,13 @@ def test_help_works_before_an_environment_is_named(command):
     assert "polyak train ppo CartPole-v1" in out
 
 
-def test_a_flag_given_twice_is_a_usage_error():
+def test_a_repeated_flag_is_a_usage_error():
     with pytest.raises(UsageError, match="--whole is set more than once"):
         parse(Numbers, ["--whole", "1", "--whole", "2"], prog="", description="")
 
 
 @pytest.mark.parametrize("word", ["a=nan", "a=inf", "a=-1e999", f"a={'9' * 5000}", "a", "a=b", "1=2"])
-def test_a_setting_that_is_no_finite_number_is_refused(word):
+def test_a_setting_that_is_not_finite_is_rejected(word):
     with pytest.raises(UsageError, match="--env-kwargs takes NAME=VALUE, each name once, a value being a finite number"):
         parse_settings("--env-kwargs", ["b=1e3", word])
 
@@ -251,7 +251,7 @@ WORDS = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(WORDS, max_size=8))
-def test_whatever_the_words_they_end_in_exit_code_2_and_nothing_on_the_disk(words, workdir, capsys):
+def test_arbitrary_arguments_exit_with_code_2_and_create_nothing(words, workdir, capsys):
     try:
         code = main(["train", "ppo", "Nowhere-v0", *words])
     except SystemExit as left:

@@ -72,9 +72,7 @@ def test_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(env, 
     ("env", "number", "code", "name"),
     [("jax/CartPole-v1", signal.SIGTERM, 143, "SIGTERM"), ("CartPole-v1", signal.SIGINT, 130, "Ctrl-C")],
 )
-def test_a_signal_saves_a_last_checkpoint_and_leaves_within_five_seconds(
-    env, number, code, name, tmp_path, forks, uninterrupted
-):
+def test_a_signal_saves_a_checkpoint_and_exits_within_five_seconds(env, number, code, name, tmp_path, forks, uninterrupted):
     run = tmp_path / "run"
     process = forks.start(f"train ppo {env} --run-dir run --env-steps {ENV_STEPS[env]} {TRAIN}", tmp_path)
     wait_until(lambda: rows(run) > 5, process)
@@ -110,7 +108,7 @@ def test_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, for
 
 
 @pytest.mark.slow
-def test_an_iteration_of_many_seconds_is_not_waited_for(tmp_path):
+def test_a_long_iteration_is_not_waited_for(tmp_path):
     words = "--hidden 4 --num-envs 2 --num-minibatches 1 --env-steps 1000000 --num-steps 100000 --num-epochs 5000"
     process = start(f"train ppo jax/CartPole-v1 --run-dir run {words}", tmp_path, tmp_path / "compiled")
     wait_until(lambda: list((tmp_path / "compiled").glob("jit__chunk-*")), process)

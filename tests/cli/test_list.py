@@ -1,7 +1,7 @@
 from polyak.presets import PRESETS
 
 
-def test_everything_that_can_be_trained_is_listed(command):
+def test_algorithms_presets_and_environments_are_listed(command):
     code, out, err = command("list")
     assert (code, err) == (0, "")
     assert "ppo    PPO for" in out
@@ -11,7 +11,7 @@ def test_everything_that_can_be_trained_is_listed(command):
         assert f" {name}" in out
 
 
-def test_no_line_is_too_long_to_read(command):
+def test_lines_fit_into_110_columns(command):
     _, out, _ = command("list")
     assert max(len(line) for line in out.splitlines()) <= 110
 

@@ -113,7 +113,7 @@ def without_clocks(row):
     return {tag: value for tag, value in row.items() if tag not in clocks}
 
 
-def test_a_run_can_be_resumed_beyond_its_end_and_its_config_knows(run, command):
+def test_a_finished_run_can_be_extended_and_its_config_is_updated(run, command):
     before = open_run(run).read_config()
     code, _, _ = command("resume run --env-steps 600 --eval-episodes 3")
     assert code == 0
@@ -143,7 +143,7 @@ gymnasium.register('Toy-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_e
 """
 
 
-def test_an_environments_module_is_imported_only_where_a_person_names_it(train, command, workdir, monkeypatch):
+def test_a_module_is_imported_only_if_it_is_named_on_the_command_line(train, command, workdir, monkeypatch):
     (workdir / "toymod.py").write_text(TOY)
     monkeypatch.syspath_prepend(workdir)
     train("toymod:Toy-v0", "new", "--env-steps 64")
@@ -239,7 +239,7 @@ def test_a_run_that_lost_its_checkpoints_never_starts_from_the_beginning(run, co
     assert len(open_run(run).read_metrics()) > 10
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(run, command):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(run, command):
     wanted = last_checkpoint(run)
     (run / "summary.json").unlink()
     arrays = run / "checkpoints" / wanted[0] / "arrays.safetensors"
@@ -252,7 +252,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_warning(run, co
 
 
 @BOX2D
-def test_an_environment_without_a_state_begins_new_episodes_with_a_warning(train, command):
+def test_an_environment_without_snapshots_starts_new_episodes_with_a_warning(train, command):
     train("LunarLander-v3", "new", "--env-steps 100")
     promise = "resume is not bit-exact because env LunarLander-v3 has no state"
     assert read_manifest("new/checkpoints").meta["resume"] == promise
@@ -262,7 +262,7 @@ def test_an_environment_without_a_state_begins_new_episodes_with_a_warning(train
 
 
 @BOX2D
-def test_new_episodes_begin_where_the_agent_sees_them_begin(train):
+def test_new_episodes_start_with_the_first_flag(train):
     train("LunarLander-v3", "new", "--env-steps 100")
     run = open_run("new")
     config = read_config(run)
@@ -299,7 +299,7 @@ def test_two_processes_never_write_the_same_run(run, command):
         ("resume run --env-steps 500 --env-steps 600", "--env-steps is set more than once"),
     ],
 )
-def test_wrong_use_is_refused_by_name(words, message, run, command, workdir):
+def test_usage_errors_name_the_flag(words, message, run, command, workdir):
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     code, out, err = command(words)
     assert (code, out) == (2, "")
@@ -325,7 +325,7 @@ def test_wrong_use_is_refused_by_name(words, message, run, command, workdir):
         ('"loop": "host",', "", "fields missing: ['loop']"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused_by_name(old, new, message, run, command):
+def test_a_config_that_does_not_match_is_rejected_by_name(old, new, message, run, command):
     (run / "summary.json").unlink()
     edit_config(run, old, new)
     code, _, err = command("resume run --env-steps 600")
@@ -334,7 +334,7 @@ def test_a_config_that_does_not_fit_is_refused_by_name(old, new, message, run, c
     assert last_checkpoint(run)
 
 
-def test_a_run_on_more_devices_than_there_are_is_refused_before_it_changes(run, command, monkeypatch):
+def test_a_run_on_more_devices_than_exist_is_rejected_unchanged(run, command, monkeypatch):
     edit_config(run, '"devices": 1', '"devices": 2')
     (run / "summary.json").unlink()
     monkeypatch.setattr("jax.local_device_count", lambda: 1)

@@ -38,7 +38,7 @@ def test_a_run_directory_holds_everything(run):
     assert stat.S_IMODE(os.stat(run).st_mode) == 0o700
 
 
-def test_the_summary_says_what_was_reached(run):
+def test_the_summary_holds_the_result(run):
     summary = summary_of(run)
     wanted = "algorithm env seed env_steps wall_seconds train_seconds compile_seconds fps eval_mean_return eval_std_return"
     assert set(summary) == {*wanted.split(), "eval_mean_length", "eval_episodes", "stopped"}
@@ -157,7 +157,7 @@ def test_several_seeds_have_a_run_each(loop, train, workdir):
     assert last_checkpoint(workdir / "many/seed-5")[1] != last_checkpoint(workdir / "many/seed-6")[1]
 
 
-def test_a_misspelt_algorithm_suggests_the_right_one(command):
+def test_a_misspelt_algorithm_suggests_the_nearest(command):
     code, _, err = command("train pp CartPole-v1")
     assert (code, err) == (2, "error: unknown algorithm 'pp'; did you mean 'ppo'? (algorithms: ppo)\n")
 
@@ -166,7 +166,7 @@ def test_a_misspelt_algorithm_suggests_the_right_one(command):
     ("env", "nearest"),
     [("CartPol-v1", "CartPole-v1"), ("jax/Pendulm-v1", "jax/Pendulum-v1"), ("HalfCheeta-v5", "HalfCheetah-v5")],
 )
-def test_a_misspelt_environment_suggests_the_right_one(env, nearest, command, workdir):
+def test_a_misspelt_environment_suggests_the_nearest(env, nearest, command, workdir):
     code, _, err = command("train ppo", env)
     assert code == 2
     assert f"unknown environment {env!r}; did you mean {nearest!r}?" in err
@@ -206,21 +206,21 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_a_missing_extra_gives_its_pip_line(extra, without_extras):
+def test_a_missing_extra_names_its_pip_command(extra, without_extras):
     code, err, left = without_extras[extra]
     assert (code, left) == (2, [])
     assert f"pip install 'polyak[{extra}]'" in err
     assert "Traceback" not in err
 
 
-def test_devices_that_are_not_there_are_refused(command, workdir):
+def test_more_devices_than_exist_are_rejected(command, workdir):
     code, _, err = command("train ppo CartPole-v1 --devices 16 --num-envs 16")
     assert code == 2
     assert "devices=16, but JAX sees 8" in err
     assert list(workdir.iterdir()) == []
 
 
-def test_environments_that_devices_cannot_share_are_refused(command, workdir):
+def test_environments_that_devices_cannot_share_are_rejected(command, workdir):
     code, _, err = command("train ppo CartPole-v1 --devices 3")
     assert code == 2
     assert "num_envs=8 cannot be split over devices=3" in err
@@ -240,7 +240,7 @@ gymnasium.register("Quitting-v0", Quitting, max_episode_steps=50)
 """
 
 
-def test_an_environment_that_asks_for_the_processs_end_ends_the_training_as_any_error(command, workdir, monkeypatch):
+def test_an_environment_that_raises_system_exit_ends_the_training_as_any_error(command, workdir, monkeypatch):
     (workdir / "quitting.py").write_text(QUITTING)
     monkeypatch.syspath_prepend(workdir)
     begun = {"100": "continue from the last checkpoint with", "400": "no checkpoint was saved; start again with"}
@@ -252,7 +252,7 @@ def test_an_environment_that_asks_for_the_processs_end_ends_the_training_as_any_
         assert open_run(checkpoints).read_summary()["stopped"] == "SystemExit: 7"
 
 
-def test_the_evaluation_is_announced_and_can_be_left_out(train, command):
+def test_the_evaluation_is_announced_and_can_be_skipped(train, command):
     assert "evaluating 2 episodes" in train("CartPole-v1", "one", "--env-steps 64").splitlines()[-3]
     without = SETTINGS.replace("--eval-episodes 2", "--eval-episodes 0")
     code, out, _ = command("train ppo CartPole-v1 --env-steps 64 --run-dir none", without)
@@ -267,7 +267,7 @@ def test_the_evaluation_is_announced_and_can_be_left_out(train, command):
 
 
 @pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean True"])
-def test_flags_of_box_actions_are_refused_where_there_are_none(flag, command, workdir):
+def test_flags_of_box_actions_are_rejected_where_there_are_none(flag, command, workdir):
     code, _, err = command(f"train ppo jax/CartPole-v1 {flag}")
     assert (code, list(workdir.iterdir())) == (2, [])
     assert re.search(r"Box.*got Discrete\(n=2", err)
@@ -284,7 +284,7 @@ def test_several_seeds_at_once_run_on_one_device(command, workdir):
     assert "--devices 2: several seeds are trained at once on one device" in err
 
 
-def test_seeds_beyond_32_bits_are_refused(command, workdir):
+def test_seeds_beyond_32_bits_are_rejected(command, workdir):
     code, _, err = command("train ppo CartPole-v1 --seed 4294967295 --seeds 2")
     assert (code, list(workdir.iterdir())) == (2, [])
     assert "--seed + --seeds - 1 must be an integer in [0, 4294967295], got 4294967296" in err
@@ -314,7 +314,7 @@ def make_link(path):
 
 @pytest.mark.parametrize("seeds", ["", "--seeds 2"])
 @pytest.mark.parametrize("make", [make_file, make_other_things, make_link], ids=["a file", "not empty", "a link"])
-def test_a_directory_that_is_taken_is_refused(make, seeds, command, workdir):
+def test_a_directory_in_use_is_rejected(make, seeds, command, workdir):
     make(workdir / "taken")
     before = sorted(workdir.rglob("*"))
     code, _, err = command("train ppo CartPole-v1 --run-dir taken", seeds)
@@ -323,7 +323,7 @@ def test_a_directory_that_is_taken_is_refused(make, seeds, command, workdir):
     assert sorted(workdir.rglob("*")) == before
 
 
-def test_a_directory_that_cannot_be_made_is_refused(command):
+def test_a_directory_that_cannot_be_created_is_rejected(command):
     code, _, err = command("train ppo CartPole-v1 --run-dir /proc/run")
     assert code == 2
     assert err.startswith("error: /proc/run: cannot be created")
@@ -376,7 +376,7 @@ def test_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_oth
     assert 8 <= len(shown) <= 12, "progress of those that still learn"
 
 
-def test_a_checkpoint_that_cannot_be_saved_ends_the_training_with_exit_code_1(command, monkeypatch):
+def test_a_checkpoint_that_cannot_be_saved_is_exit_code_1(command, monkeypatch):
     def full(*arguments, **options):
         raise polyak.storage.checkpoint.CheckpointError("no space left on device")
 

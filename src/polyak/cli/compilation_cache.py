@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from polyak.cli.devices import has_started
+from polyak.cli.devices import is_jax_started
 
 MAX_BYTES = 2**30
 SESSION = "session-"
@@ -36,7 +36,7 @@ def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
     """
     if (
         not enabled
-        or has_started()
+        or is_jax_started()
         or jax.config.values["jax_compilation_cache_dir"]
         or not jax.config.values["jax_enable_compilation_cache"]
     ):

@@ -1,4 +1,4 @@
-"""Which cores a training computes on; what JAX reads once, when it starts."""
+"""The devices and threads of a training, which JAX reads once, when it starts."""
 
 import contextlib
 import os
@@ -9,20 +9,20 @@ from polyak.core.types import Agent
 from polyak.runs import MOST_THREADS
 from polyak.train.loop import check_shares
 
-# XLA's threads, read when JAX starts: as many as there are cores unless this says otherwise.
+# The number of XLA's threads, read when JAX starts; by default the number of cores.
 THREADS = "PJRT_NPROC"
-# Another setting that JAX refuses to change once it has started.
+# JAX rejects a new value once it has started.
 DEVICES = "jax_num_cpu_devices"
 
 
-def make_devices(wanted: int | None, loop: str, num_envs: int) -> int:
-    """How many devices to use; on a CPU it makes that many of its cores, which must happen before JAX starts.
+def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
+    """Choose the number of devices and configure JAX, before it starts, to see that many on a CPU.
 
-    By itself it takes two in the compiled loop with at least 64 environments: from there on the second core pays. For the
-    host loop it makes the CPU compute where it is called from: handing a step of 50 µs to another thread costs as much again.
+    By default two in the compiled loop with at least 64 environments, where a second core pays, else one. For the host loop
+    dispatch is synchronous: another thread costs as much as the step of 50 µs that it would compute.
 
     Raises:
-        ValueError: they cannot share the environments equally.
+        ValueError: the devices cannot share the environments equally.
     """
     cores = len(os.sched_getaffinity(0))
     pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
@@ -31,37 +31,37 @@ def make_devices(wanted: int | None, loop: str, num_envs: int) -> int:
     if loop == "host" and wanted in (None, 1):
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if devices > 1:
-        # Where JAX has started already, its devices are those that it has; the loop says so if they are too few.
+        # Once JAX has started its devices are fixed; the loop raises if there are too few.
         with contextlib.suppress(RuntimeError):
             jax.config.update(DEVICES, devices)
     return devices
 
 
-def threads_for(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 1) -> int | None:
-    """How many threads to start JAX with: as many as the environment says, else one a device where products are small.
+def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 1) -> int | None:
+    """The number of threads to start JAX with: that of PJRT_NPROC, else one per device if matrix products are small.
 
-    None leaves it to JAX, also where it has started already. How many they are changes the last bits of large products.
+    None is JAX's default, also if JAX has started. The number changes the last bits of large products.
     """
-    if has_started():
+    if is_jax_started():
         return None
-    given = os.environ.get(THREADS, "")
-    if given.isdecimal() and 0 < int(given) <= MOST_THREADS:
-        return int(given)
+    setting = os.environ.get(THREADS, "")
+    if setting.isdecimal() and 0 < int(setting) <= MOST_THREADS:
+        return int(setting)
     return devices if seeds_at_once == 1 and agent.has_small_products(num_envs, devices) else None
 
 
 def start_jax(threads: int | None) -> int:
-    """Start JAX with so many threads, None for its own choice, unless it runs already; how many devices it has."""
+    """Start JAX with this number of threads, None for its default, unless it has started; returns the number of devices."""
     before = os.environ.get(THREADS)
-    _put(threads if threads is None else str(threads))
+    _set_threads(threads if threads is None else str(threads))
     try:
         return jax.local_device_count()
     finally:
-        _put(before)
+        _set_threads(before)
 
 
-def has_started() -> bool:
-    """JAX has settled on its devices and threads, and refuses another number of devices."""
+def is_jax_started() -> bool:
+    """Whether JAX has fixed its devices and threads: it rejects another number of devices then."""
     devices = getattr(jax.config, DEVICES)
     try:
         jax.config.update(DEVICES, 2 if devices == 1 else 1)
@@ -71,7 +71,7 @@ def has_started() -> bool:
     return False
 
 
-def _put(value: str | None) -> None:
+def _set_threads(value: str | None) -> None:
     if value is None:
         os.environ.pop(THREADS, None)
     else:

@@ -8,7 +8,7 @@ from typing import Any
 from polyak import envs
 from polyak.agents import agent_class
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.devices import make_devices, start_jax, threads_for
+from polyak.cli.devices import choose_threads, configure_devices, start_jax
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail, parse_settings
 from polyak.cli.training_run import train_in, train_seeds
 from polyak.core.checks import check_integer
@@ -32,14 +32,14 @@ def train_new_run(algorithm: str, env_id: str, flags: TrainFlags, agent_flags: A
         at_once = flags.seeds > 1 and loop == "compiled"
         if at_once and flags.devices not in (None, 1):
             raise UsageError(f"--devices {flags.devices}: several seeds are trained at once on one device")
-        devices = 1 if at_once else make_devices(flags.devices, loop, flags.num_envs)
+        devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
         env_kwargs = {} if flags.env_kwargs is None else parse_settings("--env-kwargs", flags.env_kwargs)
         env = envs.make(env_id, num_envs=flags.num_envs, action_scaling=flags.action_scaling, env_kwargs=env_kwargs)
         try:
             agent = _make_agent(algorithm, env_id, env.spec, flags.env_steps, agent_flags, network_flags)
             if flags.devices is None and not _accepts(agent, flags.num_envs // devices):
                 devices = 1
-            threads = threads_for(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
+            threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)
                 devices = devices if flags.devices else min(devices, available)

@@ -11,7 +11,7 @@ import jax
 
 from polyak import train
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.devices import make_devices, start_jax
+from polyak.cli.devices import configure_devices, start_jax
 from polyak.cli.evaluation import make_env
 from polyak.cli.flags import UsageError, default_hint, fail, parse, print_usage
 from polyak.cli.imports import ImportFlag, check_import
@@ -75,7 +75,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
         _note_ended_schedules(config)
-        make_devices(config.devices, config.loop, config.num_envs)
+        configure_devices(config.devices, config.loop, config.num_envs)
         start_jax(config.threads)
         # Checked before anything of the run changes.
         mesh_over(config.devices, config.num_envs)
