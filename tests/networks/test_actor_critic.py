@@ -287,7 +287,7 @@ def test_settings_are_values():
         ({"hidden": "64"}, r"network: hidden must be widths such as \(64, 64\), got '64'"),
     ],
 )
-def test_F2_a_wrong_setting_is_named(monkeypatch, settings, said):
+def test_a_wrong_setting_is_named(monkeypatch, settings, said):
     # The tests' own type checker would be faster to object.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):

@@ -260,7 +260,7 @@ def test_settings_are_values():
         ({"shared_torso": 1}, "network: shared_torso must be one of True, False, got 1"),
     ],
 )
-def test_F2_a_wrong_setting_is_named(monkeypatch, settings, said):
+def test_a_wrong_setting_is_named(monkeypatch, settings, said):
     # The tests' own type checker would be faster to object.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):

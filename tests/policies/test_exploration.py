@@ -208,12 +208,12 @@ def test_boltzmann_softens_every_part_and_ends_greedy():
         (lambda: Boltzmann(inner(), 0.0), r"Boltzmann: temperature must be a number in \(0, inf\)"),
     ],
 )
-def test_F2_wrong_settings_are_refused(build, said, unchecked):
+def test_wrong_settings_are_refused(build, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         build()
 
 
 def test_a_distribution_without_logits_is_refused_by_name():
     nested = Boltzmann(EpsilonGreedy(inner(), 0.1))
-    with pytest.raises(TypeError, match=r"Boltzmann: policy must answer distributions with logits .* got EpsilonMixture"):
+    with pytest.raises(TypeError, match=r"Boltzmann: policy must have distributions with logits .* got EpsilonMixture"):
         nested.distribution(time_step(3), nested.initial_state(3))

@@ -203,6 +203,6 @@ def test_what_smoothing_leaves_on_a_bound_has_the_probability_of_the_bound():
         (lambda: ActionSmoothing(inner(), 0.0), r"ActionSmoothing: share must be a number in \(0, 1\], got 0.0"),
     ],
 )
-def test_F2_wrong_settings_are_refused(build, said, unchecked):
+def test_wrong_settings_are_refused(build, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         build()

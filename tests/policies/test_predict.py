@@ -134,7 +134,7 @@ PAIR = EnvSpec(Dict({"x": VECTOR, "n": Discrete(3, start=1)}), Discrete(2))
         (PAIR, {"x": np.zeros(3), "n": 4}, "obs 'n' must be in [1, 3], got 4"),
     ],
 )
-def test_P7_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, obs, said):
+def test_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, obs, said):
     with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
         greedy(spec).predict(obs)
     assert str(caught.value).startswith("predict: ")
@@ -149,7 +149,7 @@ def test_P7_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, o
         ([True, True], "action_mask must be a tree of 'a', 'b'; 'a' is missing"),
     ],
 )
-def test_A10_a_mask_that_does_not_fit_or_allows_nothing_is_an_error(mask, said):
+def test_a_mask_that_does_not_fit_or_allows_nothing_is_an_error(mask, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         greedy(MASKED).predict(np.zeros(3), action_mask=mask)
 

@@ -129,7 +129,7 @@ def test_predict_raises_at_the_scripts_end_and_answers_native_actions():
         (None, [(1, 1)], "Scripted: spec must be an EnvSpec"),
     ],
 )
-def test_F2_a_wrong_script_is_refused(spec, script, said, unchecked):
+def test_a_wrong_script_is_refused(spec, script, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         Scripted(spec, script)
 
@@ -244,7 +244,7 @@ def test_a_script_may_end_where_another_policy_was_chosen():
         (lambda: Mixture((constant(0),), (1.0, 1.0)), "Mixture: weights must be 1 numbers, one for each policy"),
     ],
 )
-def test_F2_a_wrong_mixture_is_refused(build, said, unchecked):
+def test_a_wrong_mixture_is_refused(build, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         build()
 

@@ -108,7 +108,7 @@ INDOORS = {
 
 
 @pytest.mark.parametrize(("spec", "build"), INDOORS.values(), ids=INDOORS.keys())
-def test_P13_a_python_policy_within_is_called_once_a_step_with_its_own_seed(spec, build):
+def test_a_python_policy_within_is_called_once_a_step_with_its_own_seed(spec, build):
     asked = Stubborn([0, 1, 2, 3] if spec is SPEC else [[0.1, 0.7], [-1.3, 5.9]])
     python = PythonPolicy(asked.action, spec)
     policy = with_info(build(python))

@@ -53,7 +53,7 @@ def run(loop, agent, env=ENV, **options):
     return LOOPS[loop](agent, env, env_steps=options.pop("env_steps", ENV_STEPS), key=KEY, **options)
 
 
-def test_P13_both_loops_ask_the_same_and_get_the_same():
+def test_both_loops_ask_the_same_and_get_the_same():
     agents = {loop: planning() for loop in LOOPS}
     results = {loop: run(loop, agent) for loop, agent in agents.items()}
     compiled, host = (agents[loop].chosen.callee.target.seen for loop in ("compiled", "host"))
@@ -74,7 +74,7 @@ def test_P13_both_loops_ask_the_same_and_get_the_same():
 
 
 @pytest.mark.parametrize(("loop", "kind"), [("compiled", KeyError), ("compiled", StopIteration), ("host", StopIteration)])
-def test_P1_P2_training_raises_what_the_policy_raised(loop, kind):
+def test_training_raises_what_the_policy_raised(loop, kind):
     count = iter(range(100))
 
     def failing(obs):
@@ -89,7 +89,7 @@ def test_P1_P2_training_raises_what_the_policy_raised(loop, kind):
 
 
 @pytest.mark.parametrize("env", [ENV, Scripted([[5]] * NUM_ENVS, [1.0] * NUM_ENVS)], ids=["compiled", "host"])
-def test_P1_P2_evaluation_raises_what_the_policy_raised(env):
+def test_evaluation_raises_what_the_policy_raised(env):
     count = iter(range(100))
 
     def failing(obs):
@@ -116,7 +116,7 @@ def test_evaluation_calls_for_the_steps_that_count_and_no_more():
 
 
 @pytest.mark.parametrize("env", [ENV, hosted()], ids=["compiled", "host"])
-def test_P1_P2_P13_collecting_asks_as_training_does_and_raises_what_the_policy_raised(env):
+def test_collecting_asks_as_training_does_and_raises_what_the_policy_raised(env):
     policy = planning().chosen
     seen = policy.callee.target.seen
     rollout = train.collect(policy, env, 6, key=KEY)
@@ -130,7 +130,7 @@ def test_P1_P2_P13_collecting_asks_as_training_does_and_raises_what_the_policy_r
         assert caught.traceback[-1].name == "action"
 
 
-def test_P2_ctrl_c_stops_collecting_at_the_next_call():
+def test_ctrl_c_stops_collecting_at_the_next_call():
     def interrupted(obs):
         if policy.num_calls == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -176,7 +176,7 @@ def test_one_inside_a_wrapper_is_found(loop):
     assert "at its step 0" in caught.value.__notes__[0]
 
 
-def test_P9_seeds_at_once_and_several_devices_are_refused_before_anything_runs():
+def test_seeds_at_once_and_several_devices_are_refused_before_anything_runs():
     agent = planning()
     with pytest.raises(TypeError, match=r"PythonPolicy 'Planner'.* cannot be mapped by vmap"):
         train.compiled_seeds(agent, ENV, env_steps=ENV_STEPS, keys=jax.random.split(KEY, 2))
@@ -186,7 +186,7 @@ def test_P9_seeds_at_once_and_several_devices_are_refused_before_anything_runs()
 
 
 @each_loop
-def test_P2_ctrl_c_stops_a_slow_policy_promptly(loop):
+def test_ctrl_c_stops_a_slow_policy_promptly(loop):
     began = threading.Event()
 
     def slow(obs):
@@ -211,7 +211,7 @@ def test_P2_ctrl_c_stops_a_slow_policy_promptly(loop):
     assert agent.chosen.num_calls == calls
 
 
-def test_P2_P12_ctrl_c_leaves_a_policy_that_hangs_and_the_process_ends():
+def test_ctrl_c_leaves_a_policy_that_hangs_and_the_process_ends():
     program = """
 import os, signal, threading, time
 import jax
@@ -231,15 +231,15 @@ except KeyboardInterrupt:
 
 
 @each_loop
-def test_P12_training_ends_by_the_timeout(loop):
-    with pytest.raises(TimeoutError, match="PythonPolicy 'hangs' did not answer within timeout"):
+def test_training_ends_by_the_timeout(loop):
+    with pytest.raises(TimeoutError, match="PythonPolicy 'hangs' did not return within timeout"):
         run(loop, following(lambda obs: time.sleep(5), ENV.spec, name="hangs", timeout=0.1))
 
 
 @pytest.mark.parametrize(
     ("deterministic", "says"), [(False, "not bit-exact because PythonPolicy 'rule' takes no seed"), (True, "bit-exact")]
 )
-def test_P13_a_checkpoint_says_that_a_policy_without_seed_may_act_otherwise(tmp_path, deterministic, says):
+def test_a_checkpoint_says_that_a_policy_without_seed_may_act_otherwise(tmp_path, deterministic, says):
     agent = following(lambda obs: [0] * NUM_ENVS, ENV.spec, name="rule", deterministic=deterministic)
     with runs.create(tmp_path / "run", {}) as its_run:
         run("host", agent, callbacks=[checkpointer(its_run, 1)])

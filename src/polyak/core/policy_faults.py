@@ -99,7 +99,7 @@ def _is_flag(node: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_flag_class(cls: type) -> bool:
-    # Cached: against a protocol it takes 10 µs, and `predict` asks at every call.
+    # Cached: against a protocol it takes 10 µs, and `predict` checks at every call.
     return issubclass(cls, ErrorFlag)
 
 
@@ -168,9 +168,9 @@ class PythonCalls:
         except CallRaised:
             raise
         except BaseException as error:
-            said = f"{self.name} raised {type(error).__name__}: {_text(error)}"
+            text = f"{self.name} raised {type(error).__name__}: {_text(error)}"
             number = _remember(error)
-            raise CallRaised(f"{said} (`with policy.raising():` raises the exception itself; [exception {number}])") from error
+            raise CallRaised(f"{text} (`with policy.raising():` raises the exception itself; [exception {number}])") from error
 
     def stay_stopped(self, thread: threading.Thread) -> None:
         """Make calls end their programs until this thread, which runs an interrupted program, has ended."""

@@ -1,6 +1,6 @@
-"""Built-in networks, found from the spec of the environment.
+"""Built-in networks, built from the spec of the environment.
 
-A network for an actor-critic agent answers `(action_params, value)`: the parameters of a distribution over the action space, in
+A network for an actor-critic agent returns `(action_params, value)`: the parameters of a distribution over the action space, in
 the tree of `ops.distributions.parameter_shapes`, and one value per row.
 """
 
@@ -131,15 +131,15 @@ def nature_cnn(
 
 
 def network_for(spec: EnvSpec) -> ActorCritic:
-    """The usual network: `nature_cnn` where the observation holds an image, else `mlp`."""
+    """The default network: `nature_cnn` where the observation holds an image, else `mlp`."""
     return nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else mlp()
 
 
 def checked_network(owner: str, network: Any, spec: EnvSpec) -> Network:
-    """This network, or the usual one for None.
+    """This network, or the default one for None.
 
     Raises:
-        TypeError: it is a Flax module, which an adapter must make a network of, or no network at all.
+        TypeError: it is a Flax module, which needs an adapter, or no network at all.
     """
     if network is None:
         return network_for(spec)
@@ -152,7 +152,7 @@ def checked_network(owner: str, network: Any, spec: EnvSpec) -> Network:
 
 
 def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool) -> None:
-    """Refuse a tanh over actions, or over a built-in network's means, where it cannot be, or twice.
+    """Check that a tanh over actions, or over a built-in network's means, is possible, and applied once.
 
     Raises:
         ValueError: actions are not rescaled, none is a Box or one has no bounds for its mean, or both squash.
@@ -170,17 +170,17 @@ def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool
 
 
 def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) -> None:
-    """Refuse a network that does not answer `(action_params, value)` in float32, of as many rows; nothing is computed.
+    """Check that a network returns `(action_params, value)` in float32 with the batch size of its input; nothing is computed.
 
     Raises:
-        TypeError: it answers something else, or in another precision.
+        TypeError: it returns something else, or another precision.
         ValueError: the value has another shape than `[B]`, or the action parameters are not those of B actions.
     """
     rows = 2
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
     out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)
     if not (isinstance(out, tuple) and len(out) == 2):
-        raise TypeError(f"network: must answer (action_params, value), got {jax.tree.map(jnp.shape, out)}")
+        raise TypeError(f"network: apply must return (action_params, value), got {jax.tree.map(jnp.shape, out)}")
     if jnp.shape(out[1]) != (rows,):
         raise ValueError(f"network: the value of {rows} observations must have shape ({rows},), got {jnp.shape(out[1])}")
     for path, leaf in jax.tree_util.tree_leaves_with_path({"action_params": out[0], "value": out[1]}):

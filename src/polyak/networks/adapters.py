@@ -15,7 +15,7 @@ from polyak.core.types import PyTree, Variables
 
 @dataclass(frozen=True)
 class FlaxNNX:
-    """A user's Flax NNX module as a `Network`: `make(spec, rngs)` builds it, `module(obs)` answers for a batch.
+    """A user's Flax NNX module as a `Network`: `make(spec, rngs)` builds it, `module(obs)` takes a batch.
 
     The module is split once into a graph definition and plain dicts: `nnx.Param`s are trained, everything else
     (batch-norm statistics, counters, dropout keys) is `stats`. Only plain `jax.jit` ever sees them. Two networks are equal, and
@@ -27,7 +27,7 @@ class FlaxNNX:
     def __post_init__(self) -> None:
         if isinstance(self.make, nnx.Module) or not callable(self.make):
             raise TypeError(
-                f"FlaxNNX: make must be a function or class of (spec, rngs) that builds a module, got {_kind(self.make)}"
+                f"FlaxNNX: make must be a function or class of (spec, rngs) that builds a module, got {_describe(self.make)}"
             )
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
@@ -52,7 +52,7 @@ class FlaxNNX:
 
 @dataclass(frozen=True)
 class FlaxLinen:
-    """A user's Flax Linen module as a `Network`: `module.apply(variables, obs)` answers for a batch.
+    """A user's Flax Linen module as a `Network`: `module.apply(variables, obs)` takes a batch.
 
     The collection `params` is trained, all other collections are `stats`.
 
@@ -66,7 +66,7 @@ class FlaxLinen:
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, linen.Module):
-            raise TypeError(f"FlaxLinen: module must be a Linen module, such as Net(), got {_kind(self.module)}")
+            raise TypeError(f"FlaxLinen: module must be a Linen module, such as Net(), got {_describe(self.module)}")
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
@@ -91,7 +91,7 @@ class FlaxLinen:
 
 @dataclass(frozen=True)
 class Equinox:
-    """A user's Equinox module as a `Network`: `make(spec, key)` builds it, `module(obs)` answers for *one* observation.
+    """A user's Equinox module as a `Network`: `make(spec, key)` builds it, `module(obs)` takes *one* observation.
 
     Its floating-point arrays are trained, its other arrays are `stats`; the rest is static. It is mapped over the batch.
     """
@@ -102,7 +102,7 @@ class Equinox:
         # An Equinox module that has been built is callable too, and is a tree of its arrays.
         if not callable(self.make) or jax.tree.leaves(self.make) != [self.make]:
             raise TypeError(
-                f"Equinox: make must be a function or class of (spec, key) that builds a module, got {_kind(self.make)}"
+                f"Equinox: make must be a function or class of (spec, key) that builds a module, got {_describe(self.make)}"
             )
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
@@ -131,8 +131,8 @@ class Equinox:
         return jax.vmap(module)(obs), carry, variables.stats
 
 
-def _kind(given: Any) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+def _describe(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _split(module: nnx.Module) -> tuple[Any, Any, Any]:

@@ -1,4 +1,4 @@
-"""Networks with a memory: an LSTM or a GRU between the dense layers and the heads, and their way through time."""
+"""Recurrent networks: an LSTM or a GRU between the dense layers and the heads, and how they are unrolled."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -19,17 +19,17 @@ CellName: TypeAlias = Literal["lstm", "gru"]
 
 @dataclass(frozen=True)
 class RecurrentActorCritic:
-    """Settings of the built-in actor-critic network with a memory; `lstm` and `gru` make them.
+    """Settings of the built-in recurrent actor-critic network; `lstm` and `gru` make them.
 
-    What `ActorCritic` does with an observation, then one cell, then the heads. Actor and critic have a cell and a memory
-    each, unless they share all but the heads. The cells are Flax's: gates in the order i, f, g, o (LSTM) and r, z, n (GRU),
-    LeCun normal input kernels, recurrent ones orthogonal over all gates together (as in Keras), and biases 0, but 1 in the
-    forget gate, so that a fresh LSTM remembers. That 1 is a parameter like the others: nothing is added when the gate is
-    computed. The memory starts at 0, in float32.
+    Encoder and dense layers as of `ActorCritic`, then one cell, then the heads. Actor and critic have a cell and a recurrent
+    state each, unless they share all but the heads. The cells are Flax's: gates in the order i, f, g, o (LSTM) and r, z, n
+    (GRU), LeCun normal input kernels, recurrent ones orthogonal over all gates together (as in Keras), and biases 0, but 1 in
+    the forget gate, so that a fresh LSTM does not forget. That 1 is a parameter like the others: nothing is added when the
+    gate is computed. The recurrent state starts at 0, in float32.
 
     Attributes:
         cell: `"lstm"` or `"gru"`.
-        width: numbers that the cell hands on (an LSTM remembers twice as many).
+        width: size of the cell's output; the recurrent state of an LSTM is twice as large.
         hidden: widths of the dense layers before the cell; may be empty.
         activation: after each of these.
         shared_torso: one cell, and one stack of layers before it, for both heads.
@@ -68,7 +68,7 @@ class RecurrentActorCritic:
     def initial_carry(self, batch_size: int) -> PyTree:
         """Zeros `[B, width]` for each cell: `(c, h)` of an LSTM, `h` of a GRU, by the names `actor` and `critic`."""
 
-        # Each its own buffer: whoever donates the memory may not give one away twice.
+        # Each its own buffer: a donated carry may not hold one buffer twice.
         def zeros() -> Array:
             return jnp.zeros((batch_size, self.width), jnp.float32)
 
@@ -84,7 +84,7 @@ class RecurrentActorCritic:
         return out, carry, stats
 
     def unroll(self, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree) -> tuple[PyTree, PyTree]:
-        """What `unroll` does: the layers before and after the cells see all steps at once."""
+        """See `unroll`; the layers before and after the cells take all steps at once."""
         module: _RecurrentModule = nnx.merge(variables.graph, variables.params, variables.stats)
         module.eval()
         return module.through_time(obs, first, carry)
@@ -104,7 +104,7 @@ def lstm(
     std: Std = "free",
     squash_mean: bool = False,
 ) -> RecurrentActorCritic:
-    """Dense layers and an LSTM cell, for what must be remembered; separate ones for actor and critic unless `shared_torso`."""
+    """Dense layers and an LSTM cell, for partial observations; separate ones for actor and critic unless `shared_torso`."""
     return RecurrentActorCritic("lstm", width, hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean)
 
 
@@ -119,14 +119,14 @@ def gru(
     std: Std = "free",
     squash_mean: bool = False,
 ) -> RecurrentActorCritic:
-    """`lstm` with a GRU cell: a quarter fewer weights, half the memory."""
+    """`lstm` with a GRU cell: a quarter fewer weights, half the recurrent state."""
     return RecurrentActorCritic("gru", width, hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean)
 
 
 def reset_carry(network: Network, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
-    """The carry, its rows replaced by the initial ones where an episode begins; as it is for a network without memory.
+    """The carry, reset to the initial one where an episode begins; as it is for a network that is not recurrent.
 
-    What a row remembered before, NaN included, leaves no trace. A carry of `()` is the initial one.
+    Earlier values, NaN included, leave no trace. A carry of `()` is the initial one.
     """
     if not isinstance(network, RecurrentNetwork):
         return carry
@@ -142,14 +142,14 @@ def unroll(
         carry_t = initial where first_t else carry_{t-1};    out_t, carry_t = apply(variables, obs_t, carry_t)
 
     Args:
-        network: answers as `apply` step by step, up to rounding.
+        network: unrolled as by `apply` step by step, up to rounding.
         variables: its arrays.
         obs: leaves `[T, B, ...]`.
-        first: the row begins an episode: its carry is replaced before the step.
-        carry: leaves `[B, ...]`, the memory before the first row; `()` is the initial one.
+        first: an episode begins: its carry is reset before the step.
+        carry: leaves `[B, ...]`, before the first step; `()` is the initial one.
 
     Returns:
-        out leaves `[T, B, ...]`, and the carry after the last row.
+        out leaves `[T, B, ...]`, and the carry after the last step.
     """
     carry = network.initial_carry(first.shape[1]) if _is_empty(carry) else carry
     if isinstance(network, RecurrentActorCritic):
@@ -169,61 +169,61 @@ class _RecurrentModule(nnx.Module):
 
     def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.settings = settings
-        self.actor = _Memory(settings, spec, rngs)
+        self.actor = _CellStack(settings, spec, rngs)
         # One object under two names is one set of parameters to NNX.
-        self.critic = self.actor if settings.shared_torso else _Memory(settings, spec, rngs)
+        self.critic = self.actor if settings.shared_torso else _CellStack(settings, spec, rngs)
         self.value = Layer(settings.width, 1, settings, 1.0, rngs)
         self.policy = PolicyHead(settings.width, settings, spec, rngs)
 
     def __call__(self, inputs: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         """`(out, carry)` of one step from `(obs, carry)`."""
         obs, carry = inputs
-        carry, remembered = self._step(carry, self._features(obs))
-        return self._heads(remembered), carry
+        carry, outputs = self._step(carry, self._features(obs))
+        return self._heads(outputs), carry
 
     def through_time(self, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree) -> tuple[PyTree, PyTree]:
         """`(out, carry)` of T steps; only the cells go step by step."""
         size = first.shape
-        features = _split_rows(self._features(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)), size)
+        features = _split_steps(self._features(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)), size)
         initial = self.settings.initial_carry(size[1])
 
         def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
             features, first = row
             return self._step(_reset(initial, carry, first), features)
 
-        carry, remembered = jax.lax.scan(step, carry, (features, first))
-        out = self._heads(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), remembered))
-        return _split_rows(out, size), carry
+        carry, outputs = jax.lax.scan(step, carry, (features, first))
+        out = self._heads(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), outputs))
+        return _split_steps(out, size), carry
 
-    def _memories(self) -> dict[str, "_Memory"]:
+    def _stacks(self) -> dict[str, "_CellStack"]:
         return {"actor": self.actor} if self.critic is self.actor else {"actor": self.actor, "critic": self.critic}
 
     def _features(self, obs: PyTree) -> PyTree:
-        return {name: memory.torso(obs) for name, memory in self._memories().items()}
+        return {name: stack.torso(obs) for name, stack in self._stacks().items()}
 
     def _step(self, carry: PyTree, features: PyTree) -> tuple[PyTree, PyTree]:
-        stepped = {name: memory.cell(carry[name], features[name]) for name, memory in self._memories().items()}
+        stepped = {name: stack.cell(carry[name], features[name]) for name, stack in self._stacks().items()}
         return {name: carry for name, (carry, _) in stepped.items()}, {name: out for name, (_, out) in stepped.items()}
 
-    def _heads(self, remembered: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
-        value = self.value(remembered["actor" if self.critic is self.actor else "critic"])
-        return self.policy(remembered["actor"]), value[..., 0]
+    def _heads(self, outputs: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
+        value = self.value(outputs["actor" if self.critic is self.actor else "critic"])
+        return self.policy(outputs["actor"]), value[..., 0]
 
 
-class _Memory(nnx.Module):
+class _CellStack(nnx.Module):
     """Encoder and dense layers, and the cell after them."""
 
     def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.torso = Torso(settings, spec, rngs)
         sizes = (self.torso.features, settings.width)
         self.cell: nnx.OptimizedLSTMCell | nnx.GRUCell = (
-            nnx.OptimizedLSTMCell(*sizes, bias_init=_forget_gate_open, rngs=rngs)
+            nnx.OptimizedLSTMCell(*sizes, bias_init=_open_forget_gate, rngs=rngs)
             if settings.cell == "lstm"
             else nnx.GRUCell(*sizes, rngs=rngs)
         )
 
 
-def _forget_gate_open(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
+def _open_forget_gate(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
     """Biases of the gates i, f, g, o, one after the other."""
     return jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0], dtype), shape[0] // 4)
 
@@ -232,9 +232,9 @@ def _reset(initial: PyTree, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old), initial, carry)
 
 
-def _split_rows(rows: PyTree, size: tuple[int, ...]) -> PyTree:
+def _split_steps(tree: PyTree, size: tuple[int, ...]) -> PyTree:
     """`[T, B, ...]` of `[T * B, ...]`."""
-    return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]), rows)
+    return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]), tree)
 
 
 def _is_empty(carry: PyTree) -> bool:

@@ -1,7 +1,7 @@
-"""Policies that explore among choices: mostly the mode of another policy, or its distribution softened.
+"""Exploration with discrete actions: epsilon-greedy and Boltzmann.
 
-Rates and deviations may be schedules. A wrapper knows how far training is from its field `env_steps`, which the agent fills
-from its state where it makes the policy: `EpsilonGreedy(policy, Linear(1.0, 0.05), state.env_steps)`.
+Rates may be schedules of the field `env_steps`, which the agent sets from its state when it makes the policy:
+`EpsilonGreedy(policy, Linear(1.0, 0.05), state.env_steps)`.
 """
 
 from typing import Any
@@ -41,12 +41,13 @@ class EpsilonGreedy:
     An action of several parts is drawn as a whole. `info["log_prob"]` is log P of the action taken.
 
     Attributes:
-        policy: whose mode is taken; its carry is kept. Its actions are Discrete, MultiDiscrete, MultiBinary or trees of them.
+        policy: whose mode is taken, and whose carry this is; its actions are Discrete, MultiDiscrete, MultiBinary or trees of
+            them.
         epsilon: ε in [0, 1], a number or a schedule of `env_steps`.
-        env_steps: where the schedule stands.
+        env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is none or has Box actions, `epsilon` leaves [0, 1].
+        TypeError, ValueError: `policy` is not a policy or has Box actions, `epsilon` leaves [0, 1].
     """
 
     policy: PolicyWithSpec
@@ -82,17 +83,17 @@ class EpsilonGreedy:
 class Boltzmann:
     """A draw by P(a) ∝ exp(logits_a / temperature) of the inner policy's logits.
 
-    A policy over q-values whose distribution is `Categorical(q)` is so explored by P(a) ∝ exp(q_a / temperature). Of an actor,
-    temperature 1 is its own distribution. MultiDiscrete, MultiBinary and trees: each part so.
+    For a policy over q-values whose distribution is `Categorical(q)`, P(a) ∝ exp(q_a / temperature). For an actor, temperature
+    1 is its own distribution. MultiDiscrete, MultiBinary and trees: each part likewise.
 
     Attributes:
-        policy: whose distribution is softened; its carry is kept.
+        policy: whose distribution is softened, and whose carry this is.
         temperature: above 0, a number or a schedule of `env_steps`, which may end at 0: greedy.
-        env_steps: where the schedule stands.
+        env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is none or has Box actions, or `temperature` is not above 0. When acting, TypeError for
-            a distribution that has no logits.
+        TypeError, ValueError: `policy` is not a policy or has Box actions, or `temperature` is not above 0; when acting,
+            TypeError for a distribution that has no logits.
     """
 
     policy: PolicyWithSpec
@@ -137,6 +138,6 @@ def _softened(distribution: Any, temperature: Float[Array, ""]) -> Any:
         case Chosen():
             return Chosen(tuple(_softened(part, temperature) for part in distribution.parts), distribution.choice)
     raise TypeError(
-        f"Boltzmann: policy must answer distributions with logits (Categorical, MultiCategorical, Bernoulli), got "
+        f"Boltzmann: policy must have distributions with logits (Categorical, MultiCategorical, Bernoulli), got "
         f"{type(distribution).__name__}; put Boltzmann directly around the learned policy"
     )

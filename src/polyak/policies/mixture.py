@@ -19,15 +19,15 @@ from polyak.policies.wrapper import EpisodeDraw, check_policy, draw_for_new_epis
 
 @struct
 class Mixture:
-    """One of several policies, drawn by their weights for each environment when an episode begins, and kept to its end.
+    """One of several policies, drawn by their weights for each environment when an episode begins.
 
-    All of them see every time step, so that their memories are whole; the actions are the chosen one's, and only where it
-    was chosen can a script end too early. `distribution` gets no key: at the beginning of an episode, unless `action` or a
-    wrapper's `action` has drawn, it follows the heaviest, and so does `predict(deterministic=True)`.
+    All of them act at every time step, so that their carries are complete; the actions are the drawn one's, and a script may
+    end where another policy was drawn. `distribution` gets no key: at the beginning of an episode, unless `action` or a
+    wrapper's `action` has drawn, it follows the policy of the largest weight, and so does `predict(deterministic=True)`.
 
     Attributes:
         policies: at least one, all of one spec; their `info` must have one tree.
-        weights: how probable each is, up to a factor; None is evenly.
+        weights: probabilities up to a factor; None for equal ones.
 
     Raises:
         TypeError: `policies` is no tuple of policies.
@@ -46,30 +46,30 @@ class Mixture:
                 what, first, other = differs
                 raise ValueError(f"Mixture: {what} of policies[0]'s spec is {first}, of policies[{number}]'s {other}")
         if not isinstance(self.weights, jax.core.Tracer):
-            object.__setattr__(self, "weights", _checked(self.weights, len(self.policies)))
+            object.__setattr__(self, "weights", _normalize_weights(self.weights, len(self.policies)))
 
     @property
     def spec(self) -> EnvSpec:
-        """That of all."""
+        """The policies' spec."""
         return self.policies[0].spec
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """Nothing drawn, and the memory of each."""
+        """Nothing drawn, and the carry of each."""
         return EpisodeDraw.empty(batch_size), tuple(policy.initial_state(batch_size) for policy in self.policies)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Chosen, PyTree]:
-        """The chosen one's."""
+        """The drawn policy's."""
         draw, inner = carry
         choice, draw = self._choice(draw, time_step)
-        pairs = [policy.distribution(time_step, its) for policy, its in zip(self.policies, inner, strict=True)]
-        return Chosen(tuple(each for each, _ in pairs), choice), (draw, _after(choice, inner, [its for _, its in pairs]))
+        pairs = [policy.distribution(time_step, own) for policy, own in zip(self.policies, inner, strict=True)]
+        return Chosen(tuple(each for each, _ in pairs), choice), (draw, _after(choice, inner, [carry for _, carry in pairs]))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The chosen one's step, with the memory of all."""
+        """The drawn policy's step, with the carries of all."""
         (draw, inner), key = draw_for_new_episodes(carry, time_step, key)
         choice, draw = self._choice(draw, time_step)
         each = zip(self.policies, inner, jax.random.split(key, len(self.policies)), strict=True)
-        steps = [policy.action(time_step, its, its_key) for policy, its, its_key in each]
+        steps = [policy.action(time_step, own, own_key) for policy, own, own_key in each]
         trees: list[Any] = [jax.tree.structure(step.info) for step in steps]
         if any(tree != trees[0] for tree in trees):
             raise ValueError(f"Mixture: info of all policies must have one tree, got {trees}; give each the same with_info")
@@ -92,12 +92,12 @@ class Mixture:
 
 
 def _after(choice: Int32[Array, " B"], before: Sequence[PyTree], after: Sequence[PyTree]) -> tuple[PyTree, ...]:
-    """The memories after a step; that one could not go on is no matter where another was chosen."""
+    """The carries after a step; a failure does not count where another policy was drawn."""
     numbered = enumerate(zip(before, after, strict=True))
-    return tuple(count_failures_in(choice == number, its, then) for number, (its, then) in numbered)
+    return tuple(count_failures_in(choice == number, old, new) for number, (old, new) in numbered)
 
 
-def _checked(weights: Any, count: int) -> Any:
+def _normalize_weights(weights: Any, count: int) -> Any:
     array = np.ones(count, np.float32) if weights is None else np.asarray(weights)
     if array.shape != (count,) or array.dtype.kind not in "fiu":
         raise ValueError(f"Mixture: weights must be {count} numbers, one for each policy, got {weights!r}")

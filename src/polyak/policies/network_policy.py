@@ -26,10 +26,10 @@ class NetworkPolicy:
     Attributes:
         variables: the network's arrays.
         normalizer: statistics that observations are normalised with, or None.
-        network: what turns variables and an observation into `(action_params, value)`.
+        network: computes `(action_params, value)` of variables and an observation.
         spec: the spaces.
-        return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that wants what the
-            network said when it acted.
+        return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that uses the
+            network's outputs of the time of acting.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
     """
 
@@ -41,7 +41,7 @@ class NetworkPolicy:
     squash: bool = static(default=False)
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """The network's initial carry; `()` where it has no memory."""
+        """The network's initial carry; `()` where it is not recurrent."""
         return self.network.initial_carry(batch_size) if isinstance(self.network, RecurrentNetwork) else ()
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
@@ -72,13 +72,13 @@ class NetworkPolicy:
         )
 
     def suits_numpy(self, num_envs: int) -> bool:
-        """A small built-in network does, where nothing but a plain sample is asked for."""
-        # What a class derived from this one does otherwise, NumPy would not do.
+        """Whether the network is small and built in, and a step has no info."""
+        # A derived class may act otherwise.
         plain = type(self) is NetworkPolicy and not self.return_info
         return plain and numpy_actor.suits_numpy(self.network, self.spec, num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """What a sample draws."""
+        """The noise of a sample."""
         return numpy_actor.action_noise(self.spec, key, num_envs)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
@@ -104,10 +104,10 @@ class Greedy:
     """The most probable action of another policy: the mode of its distribution, whichever that is.
 
     Attributes:
-        policy: what is followed; its carry is kept.
+        policy: whose mode is taken, and whose carry this is.
 
     Raises:
-        TypeError: it is no policy that knows its spaces.
+        TypeError: it is not a policy, or has no spec.
     """
 
     policy: PolicyWithSpec
@@ -135,12 +135,12 @@ class Greedy:
 
 @struct
 class DiscountedReturn:
-    """A policy that keeps, in its carry, the discounted return so far of each environment; its actions are the inner policy's.
+    """The inner policy, with the discounted return so far of each environment in its carry.
 
         R_t = r_t + γ R_{t-1},    R = 0 where an episode begins
 
-    Agents that scale rewards by the deviation of R need it at the first row of a rollout; the carry is where what belongs
-    to an environment lives, so it is sharded, saved and reset with it.
+    Agents that scale rewards by the standard deviation of R need it at the first step of a rollout. In the carry it is sharded,
+    saved and reset with its environment.
     """
 
     policy: NetworkPolicy
@@ -153,13 +153,13 @@ class DiscountedReturn:
         return self.policy.initial_state(batch_size), jnp.zeros(batch_size)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
-        """The inner distribution; the return moves on by the time step's reward."""
+        """The inner distribution; the return includes the time step's reward."""
         inner, discounted = carry
         distribution, inner = self.policy.distribution(time_step, inner)
         return distribution, (inner, discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The inner policy's step; the return moves on."""
+        """The inner policy's step, and the new return."""
         inner, discounted = carry
         step = self.policy.action(time_step, inner, key)
         discounted = discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma)
@@ -174,7 +174,7 @@ class DiscountedReturn:
         return self.policy.noise(key, num_envs)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """The inner policy's, and the return moved on."""
+        """The inner policy's, and the new return."""
         act, gamma = self.policy.in_numpy(), np.float32(self.gamma)
 
         def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:

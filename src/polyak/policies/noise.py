@@ -1,6 +1,6 @@
-"""Policies that put noise on the Box actions of another, or smooth them.
+"""Exploration with continuous actions: Gaussian and Ornstein-Uhlenbeck noise, and smoothing.
 
-The deviation may be a schedule, which stands where the field `env_steps` says, as in `parts.exploration`.
+Standard deviations may be schedules of the field `env_steps`, as in `policies.exploration`.
 """
 
 from typing import Any
@@ -36,12 +36,12 @@ class GaussianNoise:
     Its distribution is that of the clipped action: see `ClippedNormal`. Parts that are no Box are the mode's.
 
     Attributes:
-        policy: whose mode is taken; its carry is kept.
-        scale: the deviation, in the units of agents' actions (`EnvSpec.action_bounds`); a number or a schedule.
-        env_steps: where the schedule stands.
+        policy: whose mode is taken, and whose carry this is.
+        scale: the standard deviation, in the units of agents' actions (`EnvSpec.action_bounds`); a number or a schedule.
+        env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is none or has no Box action, or `scale` is not above 0.
+        TypeError, ValueError: `policy` is not a policy or has no Box action, or `scale` is not above 0.
     """
 
     policy: PolicyWithSpec
@@ -70,21 +70,21 @@ class GaussianNoise:
 
 @struct
 class OUNoise:
-    """Noise with a memory on the Box actions of the inner policy's mode: an Ornstein-Uhlenbeck process for each environment.
+    """Correlated noise on the Box actions of the inner policy's mode: an Ornstein-Uhlenbeck process for each environment.
 
         x' = (1 - θ) x + scale · ε,    a = clip(clip(mode) + x'),    ε ~ N(0, 1),    x = 0 where an episode begins
 
-    A process in steps of dt is θ·dt and scale·√dt. Its distribution is that of the action given the noise so far; the carry
-    that `distribution` answers is the one without a new ε, and so is that of `predict(deterministic=True)`.
+    For a time step dt use θ·dt and scale·√dt. Its distribution is that of the action given the noise so far; the carry
+    that `distribution` returns is the one without a new ε, and so is that of `predict(deterministic=True)`.
 
     Attributes:
-        policy: whose mode is taken; its carry is kept.
-        scale: the deviation of one step, in the units of agents' actions; a number or a schedule.
+        policy: whose mode is taken, and whose carry this is.
+        scale: the standard deviation of one step, in the units of agents' actions; a number or a schedule.
         theta: how fast the noise returns to 0, in (0, 1]; 1 is `GaussianNoise`.
-        env_steps: where the schedule stands.
+        env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is none or has no Box action, `scale` is not above 0, or `theta` not in (0, 1].
+        TypeError, ValueError: `policy` is not a policy or has no Box action, `scale` is not above 0, or `theta` not in (0, 1].
 
     Source: Lillicrap et al. 2016, arXiv:1509.02971, section 7, whose θ and scale are the defaults.
     """
@@ -104,34 +104,34 @@ class OUNoise:
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and no noise."""
-        return self.policy.initial_state(batch_size), _zeros_of_boxes(self.spec, batch_size)
+        return self.policy.initial_state(batch_size), _box_zeros(self.spec, batch_size)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
         """That of the clipped action given the noise so far."""
         inner, noise = carry
         distribution, inner = self.policy.distribution(time_step, inner)
-        mean = self._faded(time_step, noise)
+        mean = self._decayed(time_step, noise)
         return _noisy(self.spec, distribution.mode(), mean, value_at(self.scale, self.env_steps)), (inner, mean)
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The mode with noise, which moves on."""
+        """The mode with new noise."""
         (inner, noise), key = draw_for_new_episodes(carry, time_step, key)
         distribution, inner = self.policy.distribution(time_step, inner)
         scale = value_at(self.scale, self.env_steps)
         keys = iter(jax.random.split(key, len(list(leaf_spaces(self.spec.action)))))
 
-        def moved_on(leaf: Leaf, x: Any) -> Any:
-            its = next(keys)
-            return x + scale * jax.random.normal(its, x.shape) if isinstance(leaf, Box) else x
+        def add_noise(leaf: Leaf, x: Any) -> Any:
+            key = next(keys)
+            return x + scale * jax.random.normal(key, x.shape) if isinstance(leaf, Box) else x
 
-        noise = map_space(moved_on, self.spec.action, self._faded(time_step, noise))
-        # Without deviation the distribution is its own mode.
+        noise = map_space(add_noise, self.spec.action, self._decayed(time_step, noise))
+        # The mode of the distribution around the noisy action.
         action = _noisy(self.spec, distribution.mode(), noise, scale).mode()
         return PolicyStep(action, (inner, noise))
 
-    def _faded(self, time_step: TimeStep, noise: PyTree) -> PyTree:
+    def _decayed(self, time_step: TimeStep, noise: PyTree) -> PyTree:
         def leaf(leaf: Leaf, x: Any) -> Any:
-            return (1.0 - self.theta) * jnp.where(_rows(time_step.first, x), 0.0, x) if isinstance(leaf, Box) else x
+            return (1.0 - self.theta) * jnp.where(_broadcast_flag(time_step.first, x), 0.0, x) if isinstance(leaf, Box) else x
 
         return map_space(leaf, self.spec.action, noise)
 
@@ -148,11 +148,11 @@ class ActionSmoothing:
     Its distribution is that of ā' given ā. Parts that are no Box are the inner policy's.
 
     Attributes:
-        policy: whose actions are followed; its carry is kept, and its info.
+        policy: whose actions, carry and info these are.
         share: how much of the new action is taken, in (0, 1]; 1 takes all.
 
     Raises:
-        TypeError, ValueError: `policy` is none or has no Box action, or `share` is not in (0, 1].
+        TypeError, ValueError: `policy` is not a policy or has no Box action, or `share` is not in (0, 1].
     """
 
     policy: PolicyWithSpec
@@ -166,7 +166,7 @@ class ActionSmoothing:
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and zeros for the last action, which the first one of an episode does not look at."""
-        return self.policy.initial_state(batch_size), _zeros_of_boxes(self.spec, batch_size)
+        return self.policy.initial_state(batch_size), _box_zeros(self.spec, batch_size)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
         """That of the smoothed action; the carry goes on from its mode."""
@@ -186,7 +186,7 @@ class ActionSmoothing:
         def leaf(space: Any, part: Any, last: Any) -> Any:
             if not isinstance(space, Box):
                 return part
-            first = _rows(time_step.first, last)
+            first = _broadcast_flag(time_step.first, last)
             scale = jnp.where(first, jnp.ones_like(last), self.share)
             return moved(part, jnp.where(first, 0.0, (1.0 - self.share) * last), scale)
 
@@ -223,11 +223,11 @@ def _noisy(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]
     return Joint(tree) if isinstance(spec.action, Dict | Tuple) else tree
 
 
-def _zeros_of_boxes(spec: EnvSpec, batch_size: int) -> PyTree:
+def _box_zeros(spec: EnvSpec, batch_size: int) -> PyTree:
     return map_space(lambda leaf: jnp.zeros((batch_size, *leaf.shape)) if isinstance(leaf, Box) else (), spec.action)
 
 
-def _rows(flag: Any, like: Any) -> Array:
-    """A flag `[B]` that goes with an array `[B, ...]`."""
+def _broadcast_flag(flag: Any, like: Any) -> Array:
+    """A flag `[B]` in the shape of an array `[B, ...]`."""
     wide = jnp.asarray(flag).reshape((-1,) + (1,) * (like.ndim - 1))
     return jnp.broadcast_to(wide, like.shape)

@@ -139,7 +139,7 @@ class AsPython:
 
     Args:
         act: `(time_step, carry, seed) -> (action, carry)`, in NumPy.
-        initial_state: the carry of so many fresh episodes.
+        initial_state: the carry at the start of episodes, by the batch size.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class AsPython:
         return jax.tree.map(lambda x: x[0], self.initial_state(1))
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """The carry of so many fresh episodes."""
+        """The carry at the start of `batch_size` episodes."""
         return jax.tree.map(np.array, self._initial_state(batch_size))
 
     def action(self, time_step: TimeStep, carry: PyTree, seed: int = 0) -> PolicyStep:

@@ -1,4 +1,4 @@
-"""Policies that look at nothing: uniform ones, and scripts."""
+"""Policies that ignore the observation: uniform ones, and scripts."""
 
 import dataclasses
 from typing import Any
@@ -38,7 +38,7 @@ class Uniform:
                 raise ValueError(f"Uniform: a Box must have finite bounds, got {leaf} at action {path!r}")
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """No memory."""
+        """No carry."""
         return ()
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
@@ -101,11 +101,11 @@ class ScriptPosition:
 
 @struct
 class Scripted:
-    """Actions written down beforehand: each for so many steps, from the beginning of every episode.
+    """A script of actions: each for a number of steps, from the beginning of every episode.
 
     An episode that goes on after the script's end is an error. A step that only resets the environment does not count as one,
-    for its action is ignored. Compiled code cannot raise: there the last action is held, `ScriptPosition.failed` in the carry
-    says that it was, and `evaluate`, `train.collect`, `predict` and the training loops raise a RuntimeError when they see it.
+    for its action is ignored. Compiled code cannot raise: there the last action is repeated, `ScriptPosition.failed` in the
+    carry is set, and `evaluate`, `train.collect`, `predict` and the training loops raise a RuntimeError.
 
     Attributes:
         spec: the spaces.

@@ -1,4 +1,4 @@
-"""A policy that says more about its steps: log-probabilities, values, and who acted."""
+"""A policy whose steps have more info: log-probabilities, values, and a policy's id."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +21,7 @@ from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_i
 
 @runtime_checkable
 class ValuedPolicy(Protocol):
-    """A policy that knows what its observations are worth."""
+    """A policy with a value function."""
 
     def value(self, time_step: TimeStep, carry: PyTree) -> Float[Array, " B"]:
         """V(s) of each row."""
@@ -35,13 +35,14 @@ class WithInfo:
     Attributes:
         policy: whose actions, carry and distribution these are.
         log_prob: `"log_prob"` `[B]`, the logarithm of the probability (or density) of the action, given the carry; of a
-            `Mixture` that of the policy chosen. A policy in Python is asked once: unless it has a distribution of its own,
-            all probability is on what it answered.
+            `Mixture` that of the policy chosen. A Python policy is called once: unless it has a distribution of its own,
+            all probability is on its action.
         value: `"value"` `[B]`, V(s) by the policy within that has one.
         policy_id: `"policy_id"` `[B]` int32, always this number; None for no such entry.
 
     Raises:
-        TypeError, ValueError: `policy` is none, a setting is not that, or `value` is True and no policy within has one.
+        TypeError, ValueError: `policy` is not a policy, a setting is out of its range, or `value` is True and no inner policy
+            has one.
     """
 
     policy: PolicyWithSpec
@@ -66,7 +67,7 @@ class WithInfo:
         return self.policy.distribution(time_step, carry)
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The inner policy's step, saying more."""
+        """The inner policy's step, with more info."""
         carry, key = draw_for_new_episodes(carry, time_step, key)
         policy = _calling_once(self.policy) if self.log_prob else self.policy
         step = policy.action(time_step, carry, key)
@@ -89,7 +90,7 @@ class WithInfo:
 def with_info(
     policy: PolicyWithSpec, *, log_prob: bool = True, value: bool | None = None, policy_id: int | None = None
 ) -> WithInfo:
-    """A policy whose steps say more: see `WithInfo`.
+    """A policy whose steps have more info: see `WithInfo`.
 
     Args:
         value: None adds the value where a policy within has one.
@@ -97,12 +98,12 @@ def with_info(
     return WithInfo(policy, log_prob, _valued(policy) is not None if value is None else value, policy_id)
 
 
-class _Asked:
-    """A Python policy within one step: it is called once, and its answer holds for the rest of the step."""
+class _CalledOnce:
+    """A Python policy within one step: it is called once, and its output is used for the rest of the step."""
 
     def __init__(self, policy: PythonPolicy) -> None:
         self._policy = policy
-        self._said: tuple[Distribution, PyTree] | None = None
+        self._output: tuple[Distribution, PyTree] | None = None
 
     @property
     def spec(self) -> EnvSpec:
@@ -114,24 +115,26 @@ class _Asked:
         return self._policy.initial_state(batch_size)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
-        """All probability on the action if it has acted; else the policy's, as it was said first."""
-        if self._said is None:
-            self._said = self._policy.distribution(time_step, carry)
-        return self._said
+        """All probability on the action if it has acted; else the policy's, from the first call."""
+        if self._output is None:
+            self._output = self._policy.distribution(time_step, carry)
+        return self._output
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The policy's step."""
         step = self._policy.action(time_step, carry, key)
         if not self._policy.callee.has_distribution:
-            self._said = Deterministic(step.action), step.carry
+            self._output = Deterministic(step.action), step.carry
         return step
 
 
 def _calling_once(policy: PolicyWithSpec) -> PolicyWithSpec:
     """The policy for one step: `action` and then `distribution` call what is Python within once."""
     is_python = lambda node: isinstance(node, PythonPolicy)  # noqa: E731
-    asked: PolicyWithSpec = jax.tree.map(lambda node: _Asked(node) if is_python(node) else node, policy, is_leaf=is_python)
-    return asked
+    called: PolicyWithSpec = jax.tree.map(
+        lambda node: _CalledOnce(node) if is_python(node) else node, policy, is_leaf=is_python
+    )
+    return called
 
 
 def _valued(policy: Any) -> ValuedPolicy | None:

@@ -114,7 +114,7 @@ def test_what_cannot_be_asked_is_refused(target, options, error, says):
         PythonPolicy(target, SPEC, **options)
 
 
-def test_P9_P10_in_a_scan_it_is_called_once_a_step_in_order_whether_used_or_not():
+def test_in_a_scan_it_is_called_once_a_step_in_order_whether_used_or_not():
     seen = []
     policy = PythonPolicy(lambda obs: (seen.append(obs[0, 0]), [0] * B)[1], SPEC)
 
@@ -132,7 +132,7 @@ def test_P9_P10_in_a_scan_it_is_called_once_a_step_in_order_whether_used_or_not(
     assert seen == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] and policy.num_calls == 10
 
 
-def test_P9_outside_jit_and_with_donated_arguments_it_is_called_once():
+def test_outside_jit_and_with_donated_arguments_it_is_called_once():
     policy = PythonPolicy(rule, SPEC)
     assert policy.action(time_step(), (), KEY).action.tolist() == [0, 1, 1]
     act = jax.jit(
@@ -142,7 +142,7 @@ def test_P9_outside_jit_and_with_donated_arguments_it_is_called_once():
     assert policy.num_calls == 2
 
 
-def test_P9_vmap_and_grad_are_refused_with_what_to_use_instead():
+def test_vmap_and_grad_are_refused_with_what_to_use_instead():
     policy = PythonPolicy(lambda obs: obs[:, :1] / 9, BOX, name="planner")
 
     def looped(obs):
@@ -159,7 +159,7 @@ def test_P9_vmap_and_grad_are_refused_with_what_to_use_instead():
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_P9_several_devices_are_refused_with_what_to_use_instead(by_hand):
+def test_several_devices_are_refused_with_what_to_use_instead(by_hand):
     policy = PythonPolicy(rule, SPEC)
     mesh = jax.make_mesh((B,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:B])
     rows = jax.sharding.PartitionSpec("x")
@@ -173,7 +173,7 @@ def test_P9_several_devices_are_refused_with_what_to_use_instead(by_hand):
         jax.jit(program)(obs)
 
 
-def test_P9_mapped_over_keys_alone_it_is_refused_whether_it_takes_a_seed_or_not():
+def test_mapped_over_keys_alone_it_is_refused_whether_it_takes_a_seed_or_not():
     for policy in (PythonPolicy(rule, SPEC), PythonPolicy(lambda obs, seed: [0] * B, SPEC)):
         with pytest.raises(TypeError, match="cannot be mapped by vmap"):
             jax.vmap(lambda key, policy=policy: policy.action(time_step(), (), key).action)(jax.random.split(KEY, 2))
@@ -181,7 +181,7 @@ def test_P9_mapped_over_keys_alone_it_is_refused_whether_it_takes_a_seed_or_not(
 
 
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
-def test_P1_P2_what_it_raises_comes_out_as_it_was(kind):
+def test_what_it_raises_comes_out_as_it_was(kind):
     raised = []
 
     def failing(obs):
@@ -204,26 +204,26 @@ def test_P1_P2_what_it_raises_comes_out_as_it_was(kind):
         assert steps(policy_after, 2).action.shape == (2, B)
 
 
-def test_P1_without_raising_jax_says_what_it_was_and_logs_nothing(caplog):
+def test_without_raising_jax_says_what_it_was_and_logs_nothing(caplog):
     policy = PythonPolicy(lambda obs: {}["lost"], SPEC)
     with pytest.raises(jax.errors.JaxRuntimeError, match="KeyError: 'lost'"):
         jax.block_until_ready(steps(policy, 2))
     assert not caplog.records
 
 
-def test_P1_P14_of_an_unbatched_one_the_environment_is_told():
+def test_of_an_unbatched_one_the_environment_is_told():
     policy = PythonPolicy(lambda obs: 1 // int(obs[0] - 2), SPEC, batched=False, on_error="clip")
     with pytest.raises(ZeroDivisionError) as caught:
         policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), None)
     assert caught.value.__notes__[0] == "for environment 1"
 
 
-def test_P1_errors_that_are_not_its_own_pass_through():
+def test_errors_that_are_not_its_own_pass_through():
     with pytest.raises(LookupError, match="other"), PythonPolicy(rule, SPEC).raising():
         raise LookupError("other")
 
 
-def test_P7_an_observation_that_does_not_fit_is_refused():
+def test_an_observation_that_does_not_fit_is_refused():
     policy = PythonPolicy(rule, SPEC)
     for obs in (np.zeros((B, 3), np.float32), np.zeros((B, 2), np.int32), {"a": np.zeros((B, 2), np.float32)}):
         with pytest.raises(ValueError, match="PythonPolicy 'rule': obs"):
@@ -232,7 +232,7 @@ def test_P7_an_observation_that_does_not_fit_is_refused():
             jax.block_until_ready(policy.action(time_step(jax.tree.map(jnp.asarray, obs)), (), KEY))
 
 
-def test_P8_what_it_sees_cannot_be_written_to_and_may_be_kept():
+def test_what_it_sees_cannot_be_written_to_and_may_be_kept():
     kept, copies = [], []
 
     def spoiling(time_step, carry):
@@ -261,7 +261,7 @@ def test_P8_what_it_sees_cannot_be_written_to_and_may_be_kept():
 
 
 @pytest.mark.parametrize(("target", "batched"), [(Counter(), True), (Single(), False)])
-def test_P6_P14_the_carry_is_reset_where_an_episode_begins_and_info_is_handed_on(target, batched):
+def test_the_carry_is_reset_where_an_episode_begins_and_info_is_handed_on(target, batched):
     policy = PythonPolicy(target, SPEC, batched=batched, **COUNTER)
     first = jnp.array([False, True, False])
     carry = jnp.full(B, 2, jnp.int32)
@@ -277,27 +277,27 @@ def test_P6_P14_the_carry_is_reset_where_an_episode_begins_and_info_is_handed_on
 @pytest.mark.parametrize(
     ("answer", "error", "says"),
     [
-        (lambda c: (c, c), TypeError, "answered a tuple, wanted a PolicyStep"),
-        (lambda c: None, TypeError, "answered a NoneType"),
+        (lambda c: (c, c), TypeError, "must return a PolicyStep.*, got tuple"),
+        (lambda c: None, TypeError, "must return a PolicyStep.*, got NoneType"),
         (lambda c: PolicyStep([0] * B), TypeError, r"carry must be an array of int32, got \(\)"),
         (lambda c: PolicyStep([0] * B, c[:2]), ValueError, r"carry must have shape \(3,\), got \(2,\)"),
         (lambda c: PolicyStep([0] * B, c * 0.5), TypeError, r"carry must have dtype int32 \(integers or bools\), got float64"),
         (lambda c: PolicyStep([0] * B, c, c), ValueError, r"info has the wrong structure: .* wanted \(\)"),
     ],
 )
-def test_P6_wrong_carries_and_infos_are_refused(answer, error, says):
+def test_wrong_carries_and_infos_are_refused(answer, error, says):
     policy = PythonPolicy(lambda time_step, carry: answer(carry), SPEC, carry_spec=np.int32(0), name="odd")
     with pytest.raises(error, match=f"PythonPolicy 'odd': {says}"):
         policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(B, np.int32), None)
 
 
-def test_P6_a_carry_that_does_not_fit_is_not_given_to_it():
+def test_a_carry_that_does_not_fit_is_not_given_to_it():
     policy = PythonPolicy(Counter(), SPEC, **COUNTER)
-    with pytest.raises(ValueError, match=r"the carry that it is given must have shape \(3,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"the input carry must have shape \(3,\), got \(2,\)"):
         policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(2, np.int32), None)
 
 
-def test_P11_ten_thousand_calls_of_a_policy_that_runs_jitted_jax_do_not_deadlock():
+def test_ten_thousand_calls_of_a_policy_that_runs_jitted_jax_do_not_deadlock():
     program = """
 import jax, jax.numpy as jnp, numpy as np
 from polyak import PythonPolicy, EnvSpec, TimeStep
@@ -325,7 +325,7 @@ print(policy.num_calls)
         (lambda obs, seed: seeds.append(seed) or 0, {"batched": False}),
     ],
 )
-def test_P13_a_seed_comes_from_the_key_and_is_the_same_in_both_loops(target, options):
+def test_a_seed_comes_from_the_key_and_is_the_same_in_both_loops(target, options):
     policy = PythonPolicy(target, SPEC, **options)
     seeds.clear()
     jax.block_until_ready(policy.action(time_step(), (), KEY))
@@ -343,7 +343,7 @@ def test_P13_a_seed_comes_from_the_key_and_is_the_same_in_both_loops(target, opt
 seeds: list[int] = []
 
 
-def test_P13_one_that_takes_no_seed_is_noted_unless_it_is_declared_deterministic():
+def test_one_that_takes_no_seed_is_noted_unless_it_is_declared_deterministic():
     note = "PythonPolicy 'rule' takes no seed and is not declared deterministic"
     assert PythonPolicy(rule, SPEC).python_calls.inexact == note
     assert PythonPolicy(rule, SPEC, deterministic=True).python_calls.inexact is None
@@ -425,7 +425,7 @@ def test_predict_gives_the_environments_action_and_raises_what_it_raises():
         assert caught.value.__notes__[0].startswith("raised by PythonPolicy 'odd' at its step 0")
 
 
-def test_P2_a_wrapper_as_plain_python_raises_what_the_policy_raised():
+def test_a_wrapper_as_plain_python_raises_what_the_policy_raised():
     def failing(obs):
         raise KeyError("mine")
 

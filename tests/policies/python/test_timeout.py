@@ -14,7 +14,7 @@ from tests.policies.python.test_policy import SPEC, B, steps, time_step
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-def test_P12_one_that_hangs_is_ended_by_its_name_and_is_asked_again():
+def test_one_that_hangs_is_ended_by_its_name_and_is_asked_again():
     asked = []
 
     def slow(obs):
@@ -24,7 +24,7 @@ def test_P12_one_that_hangs_is_ended_by_its_name_and_is_asked_again():
 
     policy = PythonPolicy(slow, SPEC, timeout=0.2)
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match="PythonPolicy 'slow' did not answer within timeout"), policy.raising():
+    with pytest.raises(TimeoutError, match="PythonPolicy 'slow' did not return within timeout"), policy.raising():
         jax.block_until_ready(steps(policy, 5))
     assert time.monotonic() - began < 1.5 and len(asked) == 2
     with policy.raising():
@@ -32,7 +32,7 @@ def test_P12_one_that_hangs_is_ended_by_its_name_and_is_asked_again():
     assert asked == ["polyak-deadline"] * 3
 
 
-def test_P2_P12_an_answer_that_comes_after_ctrl_c_is_nobody_elses():
+def test_an_answer_that_comes_after_ctrl_c_is_nobody_elses():
     asked = []
 
     def slow(obs):

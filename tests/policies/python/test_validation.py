@@ -38,7 +38,7 @@ def answers(action, clip=False, check=True, **spec):
         (TORQUE, np.full((2, 2), 1.00000001), np.ones((2, 2), np.float32)),
     ],
 )
-def test_P4_documented_casts_are_made(space, value, wanted):
+def test_documented_casts_are_made(space, value, wanted):
     got = answers(space).batch(value, 2)
     assert got.dtype == wanted.dtype
     np.testing.assert_array_equal(got, wanted)
@@ -46,7 +46,7 @@ def test_P4_documented_casts_are_made(space, value, wanted):
 
 @pytest.mark.parametrize("size", [1, 8, 9, 64])
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", ">i4", "f4", "f8"])
-def test_P5_bounds_hold_for_every_width_and_number_of_numbers(size, dtype):
+def test_bounds_hold_for_every_width_and_number_of_numbers(size, dtype):
     good, many = np.arange(size) % 100, answers(Discrete(300)) if dtype[0] != "f" else answers(Box(0.0, 299.0))
     np.testing.assert_array_equal(many.batch(good.astype(dtype), size), good)
     for wrong in (-1, 300) if np.dtype(dtype).itemsize > 1 else (-1,):
@@ -87,7 +87,7 @@ def test_P5_bounds_hold_for_every_width_and_number_of_numbers(size, dtype):
         ),
     ],
 )
-def test_P3_P4_other_shapes_kinds_and_structures_are_refused(space, value, error, says):
+def test_other_shapes_kinds_and_structures_are_refused(space, value, error, says):
     with pytest.raises(error) as caught:
         answers(space).batch(value, 2)
     assert says in str(caught.value)
@@ -106,7 +106,7 @@ BEYOND = [
 
 
 @pytest.mark.parametrize(("space", "value", "clipped", "count"), BEYOND)
-def test_P5_what_is_out_of_bounds_is_an_error_or_clipped_and_counted(space, value, clipped, count):
+def test_what_is_out_of_bounds_is_an_error_or_clipped_and_counted(space, value, clipped, count):
     with pytest.raises(ValueError, match=r"rule: action must be (in \[.*\]|finite), got .* in environment [01]"):
         answers(space).batch(value, 2)
     clipping = answers(space, clip=True)
@@ -115,14 +115,14 @@ def test_P5_what_is_out_of_bounds_is_an_error_or_clipped_and_counted(space, valu
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_P5_a_nan_is_an_error_either_way(clip):
+def test_a_nan_is_an_error_either_way(clip):
     value = np.zeros((9, 2))
     value[4, 1] = np.nan
     with pytest.raises(ValueError, match=r"rule: action must be in \[.*\], got nan in environment 4"):
         answers(TORQUE, clip=clip).batch(value, 9)
 
 
-def test_P5_no_action_of_an_unbounded_box_is_infinite():
+def test_no_action_of_an_unbounded_box_is_infinite():
     with pytest.raises(ValueError, match="must be"):
         answers(Box([-np.inf], [np.inf])).batch([[np.inf]], 1)
 
@@ -141,7 +141,7 @@ def test_without_checks_values_pass_but_shapes_do_not():
         loose.batch([[0.0]], 1)
 
 
-def test_P14_single_answers_are_stacked_and_the_wrong_one_is_named():
+def test_single_answers_are_stacked_and_the_wrong_one_is_named():
     one = answers(TREE)
     row = {"gear": 2, "pair": (np.array([0.5]), [1, 3])}
     stacked = one.stacked([one.row(row, i) for i in range(3)])
@@ -167,7 +167,7 @@ def test_what_a_declared_carry_is_and_begins_with():
         held.batch(carry | {"x": np.full((2, 2), 300)}, 2)
 
 
-def test_P4_answers_are_copies_of_what_the_policy_may_fill_again():
+def test_answers_are_copies_of_what_the_policy_may_fill_again():
     one = answers(Discrete(3))
     mine = np.zeros(2, np.int32)
     whole, rows = one.batch(mine, 2), [one.row(mine[0:1].reshape(()), 0)]
@@ -175,7 +175,7 @@ def test_P4_answers_are_copies_of_what_the_policy_may_fill_again():
     assert whole.tolist() == [0, 0] and one.stacked(rows).tolist() == [0]
 
 
-def test_P6_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
+def test_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
     held = OutputChecker("rule", "carry", specs_like({"x": np.zeros(3), "n": np.array(7)}))
     carry = initial_carry_values({"x": np.zeros(3), "n": np.array(7)}, 2)
     assert carry["x"].dtype == np.float32 and carry["n"].dtype == np.int32 and carry["n"].tolist() == [7, 7]
@@ -184,14 +184,14 @@ def test_P6_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
         specs_like({"n": 0})
 
 
-def test_P5_a_carry_that_float32_cannot_hold_is_refused_and_one_that_was_infinite_is_not():
+def test_a_carry_that_float32_cannot_hold_is_refused_and_one_that_was_infinite_is_not():
     held = OutputChecker("rule", "carry", specs_like(np.float32(0)))
     assert held.batch(np.array([1.0, -np.inf]), 2).tolist() == [1.0, -np.inf]
     with pytest.raises(ValueError, match="rule: carry holds numbers beyond float32 in environment 1"):
         held.batch(np.array([1.0, -1e300]), 2)
 
 
-def test_P5_what_a_mask_forbids_is_named_and_a_row_without_choice_is_not_looked_at():
+def test_what_a_mask_forbids_is_named_and_a_row_without_choice_is_not_looked_at():
     spec = EnvSpec(OBS, TREE, has_action_mask=True)
     action = {"gear": np.array([2, 0, 2]), "pair": (np.zeros((3, 1)), np.array([[1, 0], [0, 3], [1, 3]]))}
     gear, lever = np.ones((3, 3), bool), np.ones((3, 6), bool)

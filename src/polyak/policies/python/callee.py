@@ -26,10 +26,10 @@ _NOT_TRACING = get_opaque_trace_state()
 
 @runtime_checkable
 class ActingObject(Protocol):
-    """A Python policy with a memory: its methods take NumPy arrays, of a batch or (unbatched) of one environment."""
+    """A Python policy with a recurrent state: its methods take NumPy arrays, of a batch or (unbatched) of one environment."""
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """The carry of so many fresh episodes; an unbatched one takes no argument, and gives one episode's."""
+        """The carry at the start of `batch_size` episodes; unbatched: no argument, and the carry of one episode."""
         ...
 
     def action(self, time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
@@ -73,16 +73,16 @@ class CalleeRef:
 
 
 class PythonCallee:
-    """What of a PythonPolicy does not travel in a pytree; two are equal if they are the same.
+    """The static half of a PythonPolicy, compared by identity.
 
     Attributes:
         spec: the spaces.
         calls: counts and errors.
-        sees_all: it is given the whole time step and the carry, not the observation alone.
-        takes_seed: it is given one.
+        takes_time_step: it takes the whole time step and the carry, not the observation alone.
+        takes_seed: it takes one.
         batched: it takes a batch.
-        has_distribution: it offers one.
-        actions, carries, infos, parameters: what its answers must look like.
+        has_distribution: it has a method `distribution`.
+        actions, carries, infos, parameters: check what it returns.
     """
 
     def __init__(
@@ -105,19 +105,19 @@ class PythonCallee:
         self.spec, self.batched, self.target = spec, batched, target
         self.is_object = isinstance(target, ActingObject)
         self.has_distribution = isinstance(target, ObjectWithDistribution)
-        self.sees_all, self.takes_seed, self._seed_by_name = _signature(target, self.is_object, who)
-        if not self.sees_all and jax.tree.leaves((carry_spec, info_spec)):
+        self.takes_time_step, self.takes_seed, self._seed_by_name = _signature(target, self.is_object, who)
+        if not self.takes_time_step and jax.tree.leaves((carry_spec, info_spec)):
             raise ValueError(f"{who}: carry_spec and info_spec are for a policy of (time_step, carry)")
         unseeded = f"{who} takes no seed and is not declared deterministic"
         self.calls = PythonCalls(who, None if self.takes_seed or deterministic else unseeded)
         self.actions = OutputChecker(
             who, "action", unflatten(spec.action, action_specs(spec)), check=check, clip=on_error == "clip"
         )
-        wanted_carry = _declared(who, "carry_spec", carry_spec)
-        self.carries = OutputChecker(who, "carry", wanted_carry, check=check)
+        carry_specs = _declared(who, "carry_spec", carry_spec)
+        self.carries = OutputChecker(who, "carry", carry_specs, check=check)
         self.infos = OutputChecker(who, "info", _declared(who, "info_spec", info_spec), check=check)
         self.parameters = OutputChecker(who, "distribution", parameter_specs(spec), check=check)
-        self._carries_given = OutputChecker(who, "the carry that it is given", wanted_carry, check=False)
+        self._input_carries = OutputChecker(who, "the input carry", carry_specs, check=False)
         self._carry_spec, self._check = carry_spec, check
         self._obs: list[ArraySpec]
         self._obs_structure: Any
@@ -130,7 +130,7 @@ class PythonCallee:
         return self.calls.name
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """A row for each environment: the object's own, asked anew every time, else what `carry_spec` says.
+        """The initial carry of each environment: the object's own, called every time, else that of `carry_spec`.
 
         Raises:
             TypeError, ValueError: the object's does not fit its `carry_spec`.
@@ -143,98 +143,98 @@ class PythonCallee:
         return self.carries.stacked([self.carries.row(self._call(begin), i) for i in range(batch_size)])
 
     def action_of_obs(self, target: Any, obs: PyTree, mask: PyTree, seed: Any) -> PyTree:
-        """The action of a policy that sees the observation alone, for a batch in NumPy."""
-        shown = self._shown(obs)
+        """The action of a policy of the observation alone, for a batch in NumPy."""
+        obs = self._checked_obs(obs)
         if self.batched:
-            action = self.actions.batch(self._answer(target, (shown,), seed), _length(shown))
+            action = self.actions.batch(self._call_target(target, (obs,), seed), _length(obs))
         else:
-            (action,) = self._asked(target, (shown,), _length(shown), seed, _alone, (self.actions,))
-        self._refuse_forbidden(action, mask)
+            (action,) = self._checked_parts(target, (obs,), _length(obs), seed, _single, (self.actions,))
+        self._check_mask(action, mask)
         return action
 
     def step(self, target: Any, time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
-        """The answer of one that sees everything, for a batch in NumPy."""
-        function, given = target.action if self.is_object else target, self._all_shown(time_step, carry)
-        against, size = (self.actions, self.carries, self.infos), len(given[0].first)
-        step = PolicyStep(*self._asked(function, given, size, seed, self._parts_of_step, against))
-        self._refuse_forbidden(step.action, time_step.action_mask)
+        """The step of a policy of time step and carry, for a batch in NumPy."""
+        function, inputs = target.action if self.is_object else target, self._checked_inputs(time_step, carry)
+        checkers, size = (self.actions, self.carries, self.infos), len(inputs[0].first)
+        step = PolicyStep(*self._checked_parts(function, inputs, size, seed, self._parts_of_step, checkers))
+        self._check_mask(step.action, time_step.action_mask)
         return step
 
     def distribution(self, target: Any, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
         """The parameters of its own distribution for a batch in NumPy, and the next carry."""
-        given, against = self._all_shown(time_step, carry), (self.parameters, self.carries)
-        size = len(given[0].first)
-        params, carry = self._asked(target.distribution, given, size, None, self._parts_of_pair, against)
+        inputs, checkers = self._checked_inputs(time_step, carry), (self.parameters, self.carries)
+        size = len(inputs[0].first)
+        params, carry = self._checked_parts(target.distribution, inputs, size, None, self._parts_of_pair, checkers)
         return params, carry
 
-    def _parts_of_step(self, answer: Any) -> tuple[Any, ...]:
-        if not isinstance(answer, PolicyStep):
-            raise TypeError(f"{self.calls.name}: answered a {type(answer).__name__}, wanted a PolicyStep(action, carry, info)")
-        return answer.action, answer.carry, answer.info
+    def _parts_of_step(self, output: Any) -> tuple[Any, ...]:
+        if not isinstance(output, PolicyStep):
+            raise TypeError(f"{self.calls.name}: must return a PolicyStep(action, carry, info), got {type(output).__name__}")
+        return output.action, output.carry, output.info
 
-    def _parts_of_pair(self, answer: Any) -> tuple[Any, ...]:
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            raise TypeError(f"{self.calls.name}: distribution answered {type(answer).__name__}, wanted (parameters, carry)")
-        return answer
+    def _parts_of_pair(self, output: Any) -> tuple[Any, ...]:
+        if not isinstance(output, tuple) or len(output) != 2:
+            raise TypeError(f"{self.calls.name}: distribution must return (parameters, carry), got {type(output).__name__}")
+        return output
 
-    def _refuse_forbidden(self, action: PyTree, mask: PyTree) -> None:
+    def _check_mask(self, action: PyTree, mask: PyTree) -> None:
         if self._check and mask is not None and (where := describe_masked_actions(self.spec, action, mask)):
-            raise ValueError(f"{self.calls.name}: action is one that action_mask does not allow: {where}")
+            raise ValueError(f"{self.calls.name}: action is not allowed by action_mask: {where}")
 
-    def _asked(
+    def _checked_parts(
         self,
         function: Callable[..., Any],
-        given: tuple[Any, ...],
+        inputs: tuple[Any, ...],
         size: int,
         seed: Any,
         parts_of: Callable[[Any], tuple[Any, ...]],
-        against: tuple[OutputChecker, ...],
+        checkers: tuple[OutputChecker, ...],
     ) -> list[PyTree]:
-        """The parts of its answer for a batch of that size, after the checks; of an unbatched policy stacked."""
+        """The parts of its output for a batch of that size, checked; of an unbatched policy stacked."""
         if self.batched:
-            answer = self._answer(function, given, seed)
-            return [answers.batch(part, size) for answers, part in zip(against, parts_of(answer), strict=True)]
+            output = self._call_target(function, inputs, seed)
+            return [checker.batch(part, size) for checker, part in zip(checkers, parts_of(output), strict=True)]
 
         def rows_for(i: int) -> list[Any]:
             try:
-                answer = self._answer(function, _row(given, i), None if seed is None else seed[i])
+                output = self._call_target(function, _row(inputs, i), None if seed is None else seed[i])
             except BaseException as error:
                 add_note(error, f"for environment {i}")
                 raise
-            # Taken over at once, for the next call may fill the same arrays again.
-            return [answers.row(part, i) for answers, part in zip(against, parts_of(answer), strict=True)]
+            # Copied at once, because the next call may fill the same arrays again.
+            return [checker.row(part, i) for checker, part in zip(checkers, parts_of(output), strict=True)]
 
         columns = zip(*map(rows_for, range(size)), strict=True)
-        return [answers.stacked(rows) for answers, rows in zip(against, columns, strict=True)]
+        return [checker.stacked(rows) for checker, rows in zip(checkers, columns, strict=True)]
 
-    def _answer(self, function: Callable[..., Any], given: tuple[Any, ...], seed: Any) -> Any:
+    def _call_target(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: Any) -> Any:
         if seed is None:
-            return self._call(function, *given)
-        return self._call(_by_name(function) if self._seed_by_name else function, *given, int(seed))
+            return self._call(function, *inputs)
+        return self._call(_by_name(function) if self._seed_by_name else function, *inputs, int(seed))
 
-    def _shown(self, obs: PyTree) -> PyTree:
-        """The observation, which must fit the spec, as arrays that cannot be written to."""
+    def _checked_obs(self, obs: PyTree) -> PyTree:
+        """The observation as read-only arrays that fit the spec."""
         if not self._check:
             return jax.tree.map(_read_only, obs)
         if type(obs) is np.ndarray and self._obs_is_leaf:
-            self._check_obs(self._obs[0], obs, len(obs))
+            self._check_obs_leaf(self._obs[0], obs, len(obs))
             return _read_only(obs)
         leaves, structure = jax.tree.flatten(obs)
         if structure != self._obs_structure:
             raise ValueError(f"{self.calls.name}: obs has the tree {structure}, wanted that of {self.spec.obs}")
         for wanted, leaf in zip(self._obs, leaves, strict=True):
-            self._check_obs(wanted, leaf, len(leaves[0]))
+            self._check_obs_leaf(wanted, leaf, len(leaves[0]))
         return jax.tree.unflatten(structure, [_read_only(leaf) for leaf in leaves])
 
-    def _check_obs(self, wanted: ArraySpec, obs: Any, batch_size: int) -> None:
+    def _check_obs_leaf(self, wanted: ArraySpec, obs: Any, batch_size: int) -> None:
         if obs.shape != (batch_size, *wanted.shape) or obs.dtype != wanted.dtype:
             path = f" at {wanted.path!r}" if wanted.path else ""
             rows = f"wanted {wanted.dtype} ({', '.join(map(str, (batch_size, *wanted.shape)))})"
             raise ValueError(f"{self.calls.name}: obs{path} is {obs.dtype} {obs.shape}, {rows}")
 
-    def _all_shown(self, time_step: TimeStep, carry: PyTree) -> tuple[TimeStep, PyTree]:
-        """What a policy is given that sees everything; the carry is reset where an episode begins."""
-        obs = self._shown(time_step.obs)
+    def _checked_inputs(self, time_step: TimeStep, carry: PyTree) -> tuple[TimeStep, PyTree]:
+        """Time step and carry as read-only arrays; the carry is reset where an episode begins."""
+        obs = self._checked_obs(time_step.obs)
         rest: Any = {field: _read_only(getattr(time_step, field)) for field in ("reward", "terminated", "truncated", "first")}
         mask = jax.tree.map(_read_only, time_step.action_mask)
         lengths = {_length(obs), *map(len, jax.tree.leaves((rest, mask)))}
@@ -242,7 +242,7 @@ class PythonCallee:
             raise ValueError(
                 f"{self.calls.name}: the parts of the time step have {sorted(lengths)} rows, wanted as many in all"
             )
-        carry = self._carries_given.batch(carry, len(rest["first"]))
+        carry = self._input_carries.batch(carry, len(rest["first"]))
         if rest["first"].any():
             carry = _where_first(rest["first"], self.initial_state(len(rest["first"])), carry)
         return TimeStep(obs, **rest, action_mask=mask), jax.tree.map(_read_only, carry)
@@ -255,12 +255,12 @@ def _declared(who: str, what: str, tree: PyTree) -> PyTree:
         raise TypeError(f"{who}: {what} {error}") from None
 
 
-def _alone(answer: Any) -> tuple[Any, ...]:
-    return (answer,)
+def _single(output: Any) -> tuple[Any, ...]:
+    return (output,)
 
 
 def parameter_specs(spec: EnvSpec) -> PyTree:
-    """Of the parameters of a distribution over the action space: float32, in the tree of `parameter_shapes`."""
+    """The specs of the parameters of a distribution over the action space: float32, in the tree of `parameter_shapes`."""
     shapes = parameter_shapes(spec.action)
     return specs_like(
         jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, np.float32), shapes, is_leaf=lambda x: _is_shape(x))
@@ -279,10 +279,10 @@ def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: function(*args[:-1], seed=args[-1])
 
 
-def _row(given: tuple[Any, ...], i: int) -> tuple[Any, ...]:
-    if len(given) == 1 and type(given[0]) is np.ndarray:
-        return (given[0][i],)
-    row: tuple[Any, ...] = jax.tree.map(lambda x: x[i], given)
+def _row(inputs: tuple[Any, ...], i: int) -> tuple[Any, ...]:
+    if len(inputs) == 1 and type(inputs[0]) is np.ndarray:
+        return (inputs[0][i],)
+    row: tuple[Any, ...] = jax.tree.map(lambda x: x[i], inputs)
     return row
 
 
@@ -291,7 +291,7 @@ def _length(tree: PyTree) -> int:
 
 
 def _read_only(x: Any) -> npt.NDArray[Any]:
-    """The array as one that cannot be written to: a copy where that costs next to nothing, else a view of its owner's."""
+    """The array, read-only: a copy where that is cheap, else a view."""
     array = np.asarray(x)
     if array.flags.writeable:
         array = array.copy() if array.nbytes <= COPIED_BYTES else array.view()
@@ -304,10 +304,10 @@ def _where_first(first: npt.NDArray[np.bool_], fresh: PyTree, carry: PyTree) -> 
 
 
 def _signature(target: Any, is_object: bool, who: str) -> tuple[bool, bool, bool]:
-    """Whether it sees everything, takes a seed, and takes it by name.
+    """Whether it takes the time step, takes a seed, and takes it by name.
 
     Raises:
-        TypeError: it can be asked in none of the ways.
+        TypeError: it can be called in none of the ways.
     """
     function = target.action if is_object else target
     ways = "(time_step, carry[, seed])" if is_object else "(obs[, seed]) or (time_step, carry[, seed])"
@@ -323,9 +323,9 @@ def _signature(target: Any, is_object: bool, who: str) -> tuple[bool, bool, bool
         raise TypeError(f"{who}: its signature cannot be read; wrap it, e.g. as lambda obs: policy(obs)") from None
     by_name = any(p.name == "seed" for p in parameters)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    # One with a default is somebody's own setting, unless it is called as one of ours.
+    # A parameter with a default is the user's own setting, unless it is named carry.
     count = sum(p.default is p.empty or p.name == "carry" for p in positional)
-    # A third one is the seed, whatever it is called.
+    # A third parameter is the seed, whatever its name.
     count -= any(p.name == "seed" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     if count not in ((2, 3) if is_object else (1, 2, 3)) or (by_name and count == 3):
         raise TypeError(f"{who}: takes {inspect.signature(function)}, wanted {ways}")

@@ -158,7 +158,7 @@ class PythonPolicy:
     def _step(self, time_step: TimeStep, carry: PyTree, seed: Array, *unused: Array) -> PolicyStep:
         callee, size = self.callee, _batch_size(time_step)
         seed_or_none = seed if callee.takes_seed else None
-        if not callee.sees_all:
+        if not callee.takes_time_step:
             inputs = self.variables, (time_step.obs, time_step.action_mask, seed_or_none)
             function = _calling(PythonCallee.action_of_obs, self._declares)
             return PolicyStep(ordered_call(callee.ref, function, callee.actions.shapes(size), inputs, unused), carry)
@@ -197,7 +197,7 @@ class PythonPolicy:
             inputs = time_step.obs, time_step.action_mask, seed if takes_seed else None
             return PolicyStep(call(callee.action_of_obs, target, *inputs), carry)
 
-        return step if callee.sees_all else step_of_obs
+        return step if callee.takes_time_step else step_of_obs
 
     def step_in_numpy(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> PolicyStep | None:
         """One step without JAX, the mode of its distribution if the key is None; None where that mode needs JAX."""

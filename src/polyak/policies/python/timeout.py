@@ -11,10 +11,10 @@ Request: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Deadline:
-    """Calls functions in a thread of its own, and waits so long for each and no longer.
+    """Calls functions in a thread of its own, and waits a limited time for each.
 
-    A call that is late, or whose wait was interrupted, is left to itself: nothing can end it, but nobody waits for it, neither
-    the next call nor the end of the process, and nobody takes its answer for another's.
+    A call that is late, or whose wait was interrupted, is abandoned: nothing can end it, but neither the next call nor the
+    exit of the process waits for it, and its result is dropped.
 
     Args:
         seconds: for one call.
@@ -39,12 +39,12 @@ class Deadline:
             worker = _Worker()
         worker.requests.put((function, args))
         try:
-            result, error = worker.answers.get(timeout=self._seconds)
+            result, error = worker.results.get(timeout=self._seconds)
         except BaseException as late:
             worker.requests.put(None)
             if not isinstance(late, Empty):
                 raise
-            raise TimeoutError(f"{self._who} did not answer within timeout={self._seconds:g} seconds") from None
+            raise TimeoutError(f"{self._who} did not return within timeout={self._seconds:g} seconds") from None
         self._idle.append(worker)
         if error is not None:
             raise error
@@ -52,12 +52,12 @@ class Deadline:
 
 
 class _Worker:
-    """A thread that answers requests until it is asked None."""
+    """A thread that runs requests until it receives None."""
 
     def __init__(self) -> None:
         self.requests: SimpleQueue[Request | None] = SimpleQueue()
-        self.answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        threading.Thread(target=_work, args=(self.requests, self.answers), name="polyak-deadline", daemon=True).start()
+        self.results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        threading.Thread(target=_work, args=(self.requests, self.results), name="polyak-deadline", daemon=True).start()
 
 
 def _end(workers: "deque[_Worker]") -> None:
@@ -65,10 +65,10 @@ def _end(workers: "deque[_Worker]") -> None:
         worker.requests.put(None)
 
 
-def _work(requests: "SimpleQueue[Request | None]", answers: "SimpleQueue[tuple[Any, BaseException | None]]") -> None:
+def _work(requests: "SimpleQueue[Request | None]", results: "SimpleQueue[tuple[Any, BaseException | None]]") -> None:
     while (request := requests.get()) is not None:
         function, args = request
         try:
-            answers.put((function(*args), None))
+            results.put((function(*args), None))
         except BaseException as error:
-            answers.put((None, error))
+            results.put((None, error))
