@@ -81,6 +81,14 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="run by test_to_the_bit.py"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _user_cache(tmp_path_factory):
+    """Commands in processes of their own share compiled programs, and leave the user's cache directory alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
+        yield
+
+
 @pytest.fixture
 def unchecked(monkeypatch):
     """Without the tests' own type checker, which would be faster to object to a wrong argument."""

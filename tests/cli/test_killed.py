@@ -93,7 +93,7 @@ def test_a_signal_saves_a_checkpoint_and_exits_within_five_seconds(env, number, 
 
 
 def test_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, forks):
-    process = start(f"train ppo jax/CartPole-v1 --run-dir run --env-steps 64 {SETTINGS}", tmp_path)
+    process = start(f"train ppo jax/CartPole-v1 --run-dir run --env-steps 64 --no-compilation-cache {SETTINGS}", tmp_path)
     assert "compiling" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
