@@ -20,7 +20,7 @@ from polyak.learning.minibatches import epoch_words, shuffled_minibatches
 from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.distributions import for_space
-from polyak.train.jax_env_on_host import HostedEnv
+from polyak.train.jax_env_on_host import JaxEnvOnHost
 from polyak.train.loop import mesh_over, run_env_key, update_on
 from tests.agents.oracle import advantages
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
@@ -186,7 +186,7 @@ def test_the_compiled_and_the_host_loop_give_the_same_bits():
     )
     results = [
         train.compiled(agent, env, env_steps=200, key=KEY),
-        train.host(agent, HostedEnv(env, run_env_key(KEY)), env_steps=200, key=KEY),
+        train.host(agent, JaxEnvOnHost(env, run_env_key(KEY)), env_steps=200, key=KEY),
     ]
     one, two = ((r.state, r.loop_state.carry, r.loop_state.time_step) for r in results)
     assert results[0].progress.iteration > 5 and same_bits(one, two)

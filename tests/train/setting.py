@@ -9,7 +9,7 @@ from polyak.agents.ppo import PPO
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.networks.actor_critic import mlp
-from polyak.train.jax_env_on_host import HostedEnv
+from polyak.train.jax_env_on_host import JaxEnvOnHost
 from polyak.train.loop import run_env_key
 
 NUM_ENVS, NUM_STEPS = 4, 8
@@ -34,7 +34,7 @@ ENV_STEPS = 650
 
 def hosted(snapshot=None):
     """The JAX environment as one that is stepped from outside, put back to a snapshot."""
-    env = HostedEnv(ENV, run_env_key(KEY))
+    env = JaxEnvOnHost(ENV, run_env_key(KEY))
     if snapshot is not None:
         env.restore(snapshot)
     return env

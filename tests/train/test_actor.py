@@ -1,4 +1,4 @@
-"""Both ways of acting: their actions are the policy's, and no more than needed is handed over."""
+"""Both actors take the policy's actions."""
 
 import dataclasses
 
@@ -11,9 +11,9 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.networks.actor_critic import mlp
-from polyak.train.actor import Jitted, NumPyActor, acting
+from polyak.train.actor import JitActor, NumPyActor, make_actor
+from polyak.train.host_loop import rollout_actor
 from polyak.train.loop import initial, iteration_keys
-from polyak.train.philox import philox_key
 
 NUM_ENVS, NUM_STEPS = 8, 5
 OBS = Box([-9.0] * 3, [9.0] * 3)
@@ -50,9 +50,9 @@ def started(agent, rng):
 
 @jax.jit
 def policy_step(agent, state, t, now, carry):
-    """What the policy itself answers at step t."""
-    words = iteration_keys(state.key, state.iteration, agent.num_steps).act[t]
-    return agent.collect_policy(state.agent).action(now, carry, philox_key(words))
+    """The policy's own step at time t."""
+    key = jax.random.fold_in(iteration_keys(state.key, state.iteration, agent.num_steps).act, t)
+    return agent.collect_policy(state.agent).action(now, carry, key)
 
 
 def agent_for(action, *, action_scaling="clip", network=mlp((16, 8)), **settings):  # noqa: B008
@@ -72,13 +72,13 @@ def agent_for(action, *, action_scaling="clip", network=mlp((16, 8)), **settings
         ("box", {"normalize_obs": True, "normalize_reward": "return"}, True),
     ],
 )
-def test_both_ways_give_the_policys_actions_and_carry(action, settings, exact):
+def test_both_actors_give_the_policys_actions_and_carry(action, settings, exact):
     rng = np.random.default_rng(0)
     agent = agent_for(ACTIONS[action], **settings)
     state = started(agent, rng)
-    how = acting(agent, state, None, exact=exact)
-    assert isinstance(how, Jitted if exact else NumPyActor)
-    act, carry, its_carry = how.rollout(agent, state), jax.tree.map(np.asarray, state.carry), state.carry
+    act = rollout_actor(agent, state, None, exact=exact)
+    assert isinstance(act, JitActor if exact else NumPyActor)
+    carry, its_carry = jax.tree.map(np.asarray, state.carry), state.carry
     for t in range(NUM_STEPS):
         now = time_step(rng)
         acted, wanted = act(t, now, carry), policy_step(agent, state, t, now, its_carry)
@@ -92,10 +92,9 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
     rng = np.random.default_rng(1)
     agent = agent_for(ACTIONS["box"])
     first, now = started(agent, rng), time_step(rng)
-    how = acting(agent, first, None, exact=False)
-    before = how.rollout(agent, first)(0, now, ()).action
+    before = rollout_actor(agent, first, None, exact=False)(0, now, ()).action
     second = dataclasses.replace(first, iteration=first.iteration + jnp.uint32(1))
-    after = how.rollout(agent, second)(0, now, ()).action
+    after = rollout_actor(agent, second, None, exact=False)(0, now, ()).action
     assert not np.allclose(before, after)
     np.testing.assert_allclose(after, policy_step(agent, second, 0, now, ()).action, rtol=2e-5, atol=2e-6)
 
@@ -128,33 +127,26 @@ def test_a_nan_observation_still_gives_an_action_of_the_space():
     agent = agent_for(ACTIONS["discrete"])
     state, now = started(agent, rng), time_step(rng)
     now.obs[3] = np.nan
-    action = acting(agent, state, None, exact=False).rollout(agent, state)(0, now, ()).action
+    action = rollout_actor(agent, state, None, exact=False)(0, now, ()).action
     assert np.all((action >= 0) & (action < 3))
 
 
-@pytest.mark.parametrize(
-    ("agent", "sees"),
-    [
-        (agent_for(ACTIONS["box"]), ("obs",)),
-        (agent_for(ACTIONS["box"], normalize_reward="return"), ("obs", "reward", "first")),
-        (PPO(EnvSpec(OBS, Discrete(2), has_action_mask=True), num_steps=NUM_STEPS, num_minibatches=1), ("obs", "action_mask")),
-    ],
-    ids=["plain", "rewards", "mask"],
-)
-def test_a_jitted_policy_is_handed_only_what_it_reads(agent, sees):
-    now = time_step(np.random.default_rng(4))
-    if agent.spec.has_action_mask:
-        now = dataclasses.replace(now, action_mask=np.ones((NUM_ENVS, 2), bool))
-    state = initial(agent, NUM_ENVS, jax.random.key(3), (), jax.tree.map(jnp.asarray, now))
-    assert Jitted(agent, state, None)._sees == tuple(sorted(sees))
-
-
-def test_preparing_a_long_rollout_is_a_program_of_a_few_results():
-    # With one for each step, 2,048 steps compiled for minutes and took 3 GB.
+def test_random_numbers_drawn_in_blocks_are_those_of_each_step():
     rng = np.random.default_rng(3)
-    agent = dataclasses.replace(agent_for(ACTIONS["box"]), num_steps=200)
-    state = started(agent, rng)
-    how = acting(agent, state, None, exact=True)
-    assert len(jax.tree.leaves(jax.eval_shape(how._prepare, agent, state))) < 10
-    act, now = how.rollout(agent, state), time_step(rng)
-    np.testing.assert_allclose(act(199, now, ()).action, policy_step(agent, state, 199, now, ()).action, rtol=2e-5, atol=2e-6)
+    agent = agent_for(ACTIONS["box"])
+    state, now, key = started(agent, rng), time_step(rng), jax.random.key(5)
+    policy = agent.collect_policy(state.agent)
+    in_blocks, at_once = (make_actor(policy, key, NUM_ENVS, exact=False, block=block) for block in (2, 5))
+    for t in range(5):
+        np.testing.assert_array_equal(in_blocks(t, now, ()).action, at_once(t, now, ()).action)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_jitted_actor_accepts_every_kind_of_key(impl):
+    rng = np.random.default_rng(4)
+    agent = agent_for(ACTIONS["box"])
+    policy, now, key = agent.collect_policy(started(agent, rng).agent), time_step(rng), jax.random.key(5, impl=impl)
+    expected = policy.action(now, (), jax.random.fold_in(key, 3)).action
+    actor = JitActor(policy, key, block=2)
+    actions = [actor(t, now, ()).action for t in range(4)]
+    np.testing.assert_allclose(actions[3], expected, rtol=2e-5, atol=2e-6)

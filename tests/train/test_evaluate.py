@@ -12,7 +12,7 @@ from polyak.core.types import PolicyStep
 from polyak.envs.autoreset import AutoReset
 from polyak.ops.distributions import Deterministic
 from polyak.train.evaluate import Evaluation, evaluate
-from polyak.train.jax_env_on_host import HostedEnv
+from polyak.train.jax_env_on_host import JaxEnvOnHost
 from polyak.train.loop import env_reset_key, env_step_key
 from tests.probe_envs import probe
 from tests.train.scripted import Scripted
@@ -67,7 +67,7 @@ class SameStart:
     """A host environment that starts as the compiled evaluation does, whatever the seed."""
 
     def __init__(self, env, key):
-        self._hosted = HostedEnv(env, jax.random.split(key)[0])
+        self._hosted = JaxEnvOnHost(env, jax.random.split(key)[0])
         self.spec, self.num_envs = env.spec, env.num_envs
         self.step, self.snapshot, self.restore = self._hosted.step, self._hosted.snapshot, self._hosted.restore
         self.close = self._hosted.close

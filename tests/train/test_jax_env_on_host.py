@@ -7,7 +7,7 @@ import pytest
 from polyak.core.types import HostEnv
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import Pendulum
-from polyak.train.jax_env_on_host import HostedEnv
+from polyak.train.jax_env_on_host import JaxEnvOnHost
 from polyak.train.loop import env_reset_key, env_step_key
 from tests.agents.rollouts import same_bits
 from tests.train.setting import ENV, NUM_ENVS
@@ -17,7 +17,7 @@ ACTION = np.zeros(NUM_ENVS, np.int32)
 
 
 def test_its_steps_are_the_environments_with_keys_from_the_count():
-    hosted = HostedEnv(ENV, ENV_KEY)
+    hosted = JaxEnvOnHost(ENV, ENV_KEY)
     assert isinstance(hosted, HostEnv) and hosted.spec == ENV.spec and hosted.num_envs == NUM_ENVS
     state, expected = jax.jit(ENV.init)(env_reset_key(ENV_KEY))
     assert same_bits(jax.tree.map(np.asarray, expected), hosted.reset(0))
@@ -30,37 +30,37 @@ def test_its_steps_are_the_environments_with_keys_from_the_count():
 
 
 def test_a_seed_gives_other_episodes_and_a_second_reset_the_same():
-    hosted = HostedEnv(ENV, ENV_KEY)
+    hosted = JaxEnvOnHost(ENV, ENV_KEY)
     a, b = hosted.reset(0), hosted.reset(7)
     assert not np.array_equal(a.obs, b.obs)
-    again = HostedEnv(ENV, ENV_KEY).reset(7)
+    again = JaxEnvOnHost(ENV, ENV_KEY).reset(7)
     assert np.array_equal(again.obs, b.obs)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_it_goes_on_from_a_snapshot(impl):
     key = jax.random.key(5, impl=impl)
-    hosted = HostedEnv(ENV, key)
+    hosted = JaxEnvOnHost(ENV, key)
     hosted.reset(3)
     for _ in range(10):
         hosted.step(ACTION)
     snapshot = hosted.snapshot()
     rest = [hosted.step(ACTION) for _ in range(30)]
     assert any(x.first.any() for x in rest)
-    other = HostedEnv(ENV, jax.random.key(0, impl=impl))
+    other = JaxEnvOnHost(ENV, jax.random.key(0, impl=impl))
     other.restore(snapshot)
     assert same_bits([other.step(ACTION) for _ in range(30)], rest)
 
 
 def test_resetting_twice_with_a_seed_is_reproducible():
-    hosted = HostedEnv(ENV, ENV_KEY)
+    hosted = JaxEnvOnHost(ENV, ENV_KEY)
     assert np.array_equal(hosted.reset(7).obs, hosted.reset(7).obs)
-    assert np.array_equal(hosted.reset(0).obs, HostedEnv(ENV, ENV_KEY).reset(0).obs)
+    assert np.array_equal(hosted.reset(0).obs, JaxEnvOnHost(ENV, ENV_KEY).reset(0).obs)
 
 
 def test_a_snapshot_of_another_environment_is_refused():
-    other = HostedEnv(AutoReset(Pendulum(), NUM_ENVS), ENV_KEY)
+    other = JaxEnvOnHost(AutoReset(Pendulum(), NUM_ENVS), ENV_KEY)
     other.reset(0)
     with pytest.raises(ValueError, match="jax/CartPole-v1: the snapshot has arrays"):
-        HostedEnv(ENV, ENV_KEY).restore(other.snapshot())
-    HostedEnv(ENV, ENV_KEY).close()
+        JaxEnvOnHost(ENV, ENV_KEY).restore(other.snapshot())
+    JaxEnvOnHost(ENV, ENV_KEY).close()

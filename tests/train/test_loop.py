@@ -15,11 +15,11 @@ from polyak.envs.autoreset import AutoReset
 from polyak.networks.adapters import FlaxNNX
 from polyak.train.loop import (
     Target,
+    cached_per_env,
     env_reset_key,
     env_step_key,
     initial,
     iteration_keys,
-    kept,
     mesh_over,
     run_env_key,
     shape_of,
@@ -38,7 +38,7 @@ def test_no_key_is_used_twice():
     for iteration in range(5):
         keys = iteration_keys(KEY, jnp.uint32(iteration), 8)
         seen += [*words(keys.env), tuple(np.asarray(jax.random.key_data(keys.update)))]
-        acting += [tuple(row) for row in np.asarray(keys.act)]
+        acting += words(jax.vmap(jax.random.fold_in, (None, 0))(keys.act, jnp.arange(8, dtype=jnp.uint32)))
     assert len(set(seen)) == len(seen) == 4 + 5 * 9
     assert len(set(acting)) == len(acting) == 40
 
@@ -143,7 +143,7 @@ class Ordinary:
 
 
 def test_what_is_made_of_an_environment_is_kept_unless_it_may_have_changed():
-    made = kept(lambda env: [])
+    made = cached_per_env(lambda env: [])
     assert isinstance(Ordinary(), Env)
     for env, keeps in ((ENV, True), (Ordinary(), False), (AutoReset(Ordinary()), False)):
         assert (made(env) is made(env)) == keeps
@@ -153,7 +153,7 @@ def test_what_is_made_of_an_agent_is_kept_unless_a_setting_may_have_changed():
     class Network:
         init = apply = print
 
-    made, state = kept(lambda shape: []), jnp.zeros(2)
+    made, state = cached_per_env(lambda shape: []), jnp.zeros(2)
     for network, keeps in ((AGENT.network, True), (FlaxNNX(print), True), (Network(), False)):
         agent = dataclasses.replace(AGENT, network=network)
         assert (made(shape_of(agent, state)) is made(shape_of(agent, state))) == keeps

@@ -108,7 +108,7 @@ def test_the_host_loop_starts_where_a_jax_environment_given_as_a_host_one_starts
 
 def test_a_jax_environment_cannot_be_resumed_in_the_host_loop_without_its_state(whole):
     half = run("host", env_steps=100)
-    with pytest.raises(ValueError, match=r"resume_from .*HostedEnv .*restore"):
+    with pytest.raises(ValueError, match=r"resume_from .*JaxEnvOnHost.*restore"):
         run("host", resume_from=half.loop_state, env_steps_done=half.progress.env_steps)
 
 

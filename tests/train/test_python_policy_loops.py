@@ -53,9 +53,10 @@ def run(loop, agent, env=ENV, **options):
     return LOOPS[loop](agent, env, env_steps=options.pop("env_steps", ENV_STEPS), key=KEY, **options)
 
 
-def test_both_loops_ask_the_same_and_get_the_same():
+def test_both_loops_make_the_same_calls_and_get_the_same_results():
     agents = {loop: planning() for loop in LOOPS}
-    results = {loop: run(loop, agent) for loop, agent in agents.items()}
+    # Long enough that episodes end.
+    results = {loop: run(loop, agent, env_steps=2 * ENV_STEPS) for loop, agent in agents.items()}
     compiled, host = (agents[loop].chosen.callee.target.seen for loop in ("compiled", "host"))
     assert len(compiled) == len(host) == 8 * int(results["host"].state["updates"]) == agents["host"].chosen.num_calls
     for (obs, *given), (its_obs, *its_given) in zip(compiled, host, strict=True):

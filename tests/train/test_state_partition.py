@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from polyak.core.struct import static, struct
 from polyak.policies.scripted import Uniform
-from tests.train.setting import ENV, NUM_ENVS, run
+from tests.train.setting import ENV, LOOPS, NUM_ENVS, run
 
 
 @struct
@@ -44,7 +44,7 @@ class RewardRecorder:
         return None
 
 
-@pytest.mark.parametrize("loop", ["compiled"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_state_per_environment_is_split_over_devices(loop):
     one, two = (run(loop, env_steps=90, agent=RewardRecorder(), devices=devices) for devices in (1, 2))
     assert {shard.data.shape for shard in two.state["total"].addressable_shards} == {(NUM_ENVS // 2,)}

@@ -15,6 +15,16 @@ PyTree: TypeAlias = Any
 Scalar: TypeAlias = float | Float[Array, ""]
 
 
+def copy_buffers(tree: PyTree) -> Any:
+    """Copy every array to a new JAX buffer that nothing else references, so that it can be donated.
+
+    The copy is complete on return: the arrays given may change afterwards.
+    """
+    # Onto the device first: `device_put` copies device arrays, but may alias NumPy's buffers in spite of `may_alias=False`.
+    # `jnp.array` and `jnp.copy` compile a program for every shape.
+    return jax.block_until_ready(jax.device_put(jax.device_put(tree), may_alias=False))
+
+
 @struct
 class Histogram:
     """How numbers are spread: how many lie in each of equal bins from the lowest to the highest.

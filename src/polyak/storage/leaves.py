@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.buffers import owned
+from polyak.core.types import copy_buffers
 from polyak.storage.json import DTYPES
 
 Kind = Literal["array", "key", "bool", "int", "float"]
@@ -138,10 +138,10 @@ def is_finite(array: npt.NDArray[Any]) -> bool:
 def as_wanted(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
     """Stored numbers as a leaf of the caller's tree: a JAX array or keys; a NumPy array where `like` is one."""
     if leaf.kind == "key":
-        return jax.random.wrap_key_data(owned(data), impl=leaf.impl)
+        return jax.random.wrap_key_data(copy_buffers(data), impl=leaf.impl)
     if isinstance(like, np.ndarray):
         return data
-    return data[()] if isinstance(like, np.generic) else owned(data)
+    return data[()] if isinstance(like, np.generic) else copy_buffers(data)
 
 
 def differences(saved: Iterable[Leaf], wanted: Iterable[tuple[Leaf, Any]]) -> list[str]:

@@ -1,16 +1,19 @@
-"""The loops: they know what an agent is, and no algorithm.
+"""Training loops, evaluation and data collection; they know agents and environments, and no algorithm.
 
-`collect`, `compiled`, `host`, `evaluate` and `run` are functions here, and modules of the same names:
-`from polyak.train.compiled_loop import start` reads the module, while `polyak.train.compiled_loop` is the function, also after
-`import polyak.train.compiled_loop as ...`.
+`collect` and `evaluate` are functions here and modules of the same names: `polyak.train.evaluate` is the function, and
+`from polyak.train.evaluate import Evaluation` reads from the module.
 """
 
+from collections.abc import Callable, Sequence
+
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.train.collect import collect
 from polyak.train.compiled_loop import compiled, compiled_seeds
 from polyak.train.evaluate import Evaluation, evaluate
 from polyak.train.host_loop import host
 from polyak.train.loop import LoopState, TrainingDiverged, TrainResult, initial
-from polyak.train.run import run
 
 __all__ = [
     "Evaluation",
@@ -25,3 +28,44 @@ __all__ = [
     "initial",
     "run",
 ]
+
+
+def run(
+    agent: Agent,
+    env: Env | HostEnv,
+    *,
+    env_steps: int,
+    key: PRNGKeyArray,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    devices: int = 1,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult:
+    """Train in a JAX environment with `compiled`, in any other with `host`, which document the arguments."""
+    if isinstance(env, HostEnv):
+        return host(
+            agent,
+            env,
+            env_steps=env_steps,
+            key=key,
+            callbacks=callbacks,
+            report_every=report_every,
+            devices=devices,
+            resume_from=resume_from,
+            env_steps_done=env_steps_done,
+            should_stop=should_stop,
+        )
+    return compiled(
+        agent,
+        env,
+        env_steps=env_steps,
+        key=key,
+        callbacks=callbacks,
+        report_every=report_every,
+        devices=devices,
+        resume_from=resume_from,
+        env_steps_done=env_steps_done,
+        should_stop=should_stop,
+    )

@@ -13,20 +13,20 @@ from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
-from polyak.train.actor import acting
-from polyak.train.compiled_loop import collected as compiled_rollout
+from polyak.train.compiled_loop import collect_rollout as collect_compiled
 from polyak.train.compiled_loop import start as compiled_start
-from polyak.train.host_loop import collected as host_rollout
+from polyak.train.host_loop import collect_rollout as collect_on_host
+from polyak.train.host_loop import rollout_actor
 from polyak.train.host_loop import start as host_start
-from polyak.train.jax_env_on_host import HostedEnv
-from polyak.train.loop import LoopState, check_match, iteration_keys, kept
+from polyak.train.jax_env_on_host import JaxEnvOnHost
+from polyak.train.loop import LoopState, cached_per_env, check_match, iteration_keys
 
 
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
     """What a policy does in fresh episodes: the `Rollout` that agents learn from, `[num_steps, num_envs]`.
 
     It is collected as a training loop would: in one compiled program in a JAX environment, else step by step. The same
-    policy, JAX environment and key give the same numbers when the environment is stepped from the host (as a `HostedEnv`).
+    policy, JAX environment and key give the same numbers when the environment is stepped from the host (as a `JaxEnvOnHost`).
     An agent whose network has a memory, or that keeps values since collecting, learns from rollouts of its own policy only.
 
     Args:
@@ -54,10 +54,10 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
 
 def _stepped(watched: "_Watched", env: HostEnv, key: PRNGKeyArray) -> Rollout:
     state = host_start(watched, env, key)
-    how = acting(watched, state, None, exact=isinstance(env, HostedEnv))
-    found = host_rollout(how, watched, state, env, jax.device_get(state.time_step))
-    assert found is not None, "nobody asked it to stop"
-    time_steps, actions, info, _ = found
+    actor = rollout_actor(watched, state, None, exact=isinstance(env, JaxEnvOnHost))
+    collected = collect_on_host(actor, state.carry, env, jax.device_get(state.time_step), num_steps=watched.num_steps)
+    assert collected is not None, "without patience a rollout is always finished"
+    time_steps, actions, info, _ = collected
     rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
     return rollout
 
@@ -105,13 +105,13 @@ class _Watched:
         return None
 
 
-@kept
+@cached_per_env
 def _program(env: Env) -> Callable[..., tuple[Rollout, PyTree]]:
     """The rollout and the policy's carry after it, jitted."""
 
     def program(watched: _Watched, state: LoopState) -> tuple[Rollout, PyTree]:
         keys = iteration_keys(state.key, state.iteration, watched.num_steps)
-        (_, _, carry), rollout = compiled_rollout(watched, env, state, keys)
+        (_, _, carry), rollout = collect_compiled(watched, env, state, keys)
         return rollout, carry
 
     return jax.jit(program)

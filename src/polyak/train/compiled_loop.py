@@ -26,12 +26,12 @@ from polyak.train.loop import (
     Target,
     TrainingDiverged,
     TrainResult,
+    cached_per_env,
     check_match,
     env_reset_key,
     initial,
     iteration_keys,
     jitted_init,
-    kept,
     learn,
     mesh_over,
     run_env_key,
@@ -39,7 +39,6 @@ from polyak.train.loop import (
     state_sharding,
     update_on,
 )
-from polyak.train.philox import philox_key
 
 # A chunk should end often enough for Ctrl-C and callbacks, and seldom enough for its dispatch not to show.
 CHUNK_SECONDS = 0.5
@@ -231,32 +230,35 @@ def iteration(
 ) -> tuple[LoopState, UInt32[Array, ""], Finished, Metrics]:
     """Collect a rollout and learn from it: the loop's body. Also returns the valid transitions."""
     keys = iteration_keys(state.key, state.iteration, agent.num_steps)
-    (env_state, time_step, carry), rollout = collected(agent, env, state, keys)
+    (env_state, time_step, carry), rollout = collect_rollout(agent, env, state, keys)
     agent_state, episodes, metrics, finished = learn(agent, update, state, rollout, keys.update)
     moved = LoopState(agent_state, env_state, time_step, carry, episodes, state.key, state.iteration + jnp.uint32(1))
     return moved, rollout.valid.sum(dtype=jnp.uint32), finished, metrics
 
 
-def collected(agent: Agent, env: Env, state: LoopState, keys: IterationKeys) -> tuple[tuple[PyTree, TimeStep, PyTree], Rollout]:
-    """A rollout, and the environment's state, the time step and the policy's carry after it."""
+def collect_rollout(
+    agent: Agent, env: Env, state: LoopState, keys: IterationKeys
+) -> tuple[tuple[PyTree, TimeStep, PyTree], Rollout]:
+    """Step the environment; returns its state, the time step and the policy's carry at the end, and the rollout."""
     policy = agent.collect_policy(state.agent)
 
-    def step(now: PyTree, keys: PyTree) -> tuple[PyTree, PyTree]:
+    def step(now: PyTree, step_keys: PyTree) -> tuple[PyTree, PyTree]:
         env_state, time_step, carry = now
-        words, env_key = keys
-        acted = policy.action(time_step, carry, philox_key(words))
+        t, env_key = step_keys
+        acted = policy.action(time_step, carry, jax.random.fold_in(keys.act, t))
         next_env_state, next_time_step = env.step(env_state, acted.action, env_key)
         check_same_types(env.spec.id, "the state", env_state, next_env_state)
         check_same_types(env.spec.id, "the time step", time_step, next_time_step)
         return (next_env_state, next_time_step, acted.carry), (next_time_step, acted.action, acted.info)
 
     now = (state.env, state.time_step, state.carry)
-    after, (time_steps, actions, info) = jax.lax.scan(step, now, (keys.act, keys.env))
+    steps = jnp.arange(agent.num_steps, dtype=jnp.uint32)
+    after, (time_steps, actions, info) = jax.lax.scan(step, now, (steps, keys.env))
     time_steps = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), state.time_step, time_steps)
     return after, Rollout(time_steps, actions, info, state.carry)
 
 
-@kept
+@cached_per_env
 def _program(env: Env, mesh: Mesh | None, over_seeds: Callable[..., Any], shape: tuple[Any, ...]) -> Any:
     """`_chunk`, jitted; one function for each shape of its arguments, so that only the last few programs are kept."""
     return jax.jit(partial(_chunk, env, mesh, over_seeds), donate_argnums=1)

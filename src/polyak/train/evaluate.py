@@ -13,9 +13,10 @@ import numpy.typing as npt
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer
-from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, count_failures_in
-from polyak.core.types import Env, HostEnv, NumPyPolicy, Policy, PyTree, Score, TimeStep
-from polyak.train.loop import env_reset_key, env_step_key, jitted_init, kept
+from polyak.core.policy_faults import ExceptionRelay, check_carry, count_failures_in
+from polyak.core.types import Env, HostEnv, Policy, PyTree, Score
+from polyak.train.actor import make_actor
+from polyak.train.loop import cached_per_env, env_reset_key, env_step_key, jitted_init
 
 # Steps between looks at whether all episodes are done.
 CHUNK = 256
@@ -128,46 +129,20 @@ class _Tally:
         return Evaluation(np.array(returns), np.array(lengths, np.int64))
 
 
-@jax.jit
-def _act(policy: Policy, key: PRNGKeyArray, t: Array, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
-    step = policy.action(time_step, carry, jax.random.fold_in(key, t))
-    return step.action, step.carry
-
-
-@partial(jax.jit, static_argnums=3)
-def _noise(policy: NumPyPolicy, key: PRNGKeyArray, start: Array, num_envs: int) -> Array:
-    numbers = start + jnp.arange(CHUNK, dtype=jnp.uint32)
-    return jax.lax.map(lambda t: policy.noise(jax.random.fold_in(key, t), num_envs), numbers)
-
-
-def _acting(policy: Policy, key: PRNGKeyArray, num_envs: int) -> Callable[[int, TimeStep, PyTree], tuple[PyTree, PyTree]]:
-    """How a step of a host environment is acted: `(t, time_step, carry) -> (action, carry)`, t counted up from 0."""
-    if not (isinstance(policy, NumPyPolicy) and isinstance(policy, CallsPython)):
-        return lambda t, time_step, carry: _act(policy, key, np.uint32(t), time_step, carry)
-    act, drawn = jax.tree.map(np.asarray, policy).in_numpy(), np.zeros(0)
-
-    def directly(t: int, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
-        nonlocal drawn
-        if t % CHUNK == 0:
-            drawn = np.asarray(_noise(policy, key, np.uint32(t), num_envs))
-        step = act(time_step, carry, drawn[t % CHUNK])
-        return step.action, step.carry
-
-    return directly
-
-
 def _on_host(
     policy: Policy, env: HostEnv, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int | None
 ) -> Evaluation:
     time_step = env.reset(int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1))
     carry = policy.initial_state(env.num_envs)
-    tally, t, act = _Tally(quota), 0, _acting(policy, act_key, env.num_envs)
+    actor = make_actor(policy, act_key, env.num_envs, exact=True, block=CHUNK)
+    tally, t = _Tally(quota), 0
     while not tally.full:
         if t == max_steps:
             raise _too_long(env, t)
-        action, carry = act(t, time_step, carry)
+        step = actor(t, time_step, carry)
+        carry = step.carry
         check_carry(carry, tally.open)
-        time_step = env.step(jax.tree.map(np.asarray, action))
+        time_step = env.step(jax.tree.map(np.asarray, step.action))
         tally.add(time_step.counted)
         t += 1
     return tally.result()
@@ -191,7 +166,7 @@ def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_k
     return tally.result()
 
 
-@kept
+@cached_per_env
 def _program(env: Env) -> Callable[..., tuple[PyTree, Array, Score]]:
     """Some steps, jitted. Only in episodes that count may the policy fail."""
 

@@ -12,19 +12,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.policy_faults import ExceptionRelay, check_carry
-from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, PolicyStep, PyTree, Rollout, TimeStep
-from polyak.train.actor import Acting, acting
+from polyak.core.types import Agent, Callback, Env, HostEnv, Metrics, Policy, PolicyStep, PyTree, Rollout, TimeStep
+from polyak.train.actor import Actor, make_actor
 from polyak.train.episodes import Finished
-from polyak.train.jax_env_on_host import HostedEnv
+from polyak.train.jax_env_on_host import JaxEnvOnHost
 from polyak.train.loop import (
     LoopState,
     Reporter,
     Target,
     TrainResult,
+    cached_per_env,
     check_match,
     initial,
     iteration_keys,
-    kept,
     learn,
     mesh_over,
     run_env_key,
@@ -52,20 +52,20 @@ def host(
 ) -> TrainResult:
     """Train in an ordinary environment until `env_steps` valid transitions are done.
 
-    A JAX environment works too, one jitted step at a time, and gives the compiled loop's numbers.
+    A JAX environment is stepped by one jitted call per step and gives the numbers of the compiled loop.
 
     Args:
-        agent: what learns.
-        env: where; stepped from the state that it is in when resuming (see `HostEnv.restore`), else reset.
-        env_steps: valid transitions in all, those of `env_steps_done` included.
-        key: decides everything random but the environment's own dice, which get a seed from it.
+        agent: the agent to train.
+        env: the environment; reset first, except when resuming (see `HostEnv.restore`).
+        env_steps: total number of valid transitions, including `env_steps_done`.
+        key: source of all randomness; the environment is seeded from it.
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: host devices or accelerators that share the update.
         resume_from: the state of a run that was stopped. It is donated.
         env_steps_done: how many env_steps that run had done.
-        should_stop: asked at every step; True ends training after a last report. A rollout that is slow (a second and
-            more) is not waited for: it is thrown away, and the environment put back to where it began, if it can be.
+        should_stop: called at every step; True ends training after a last report. A rollout that takes more than a second is
+            discarded and the environment restored to its start, where the environment has snapshots.
 
     Raises:
         TypeError, ValueError: an argument, before anything has run.
@@ -76,17 +76,17 @@ def host(
     mesh = mesh_over(devices, env.num_envs)
     if resume_from is not None and not isinstance(env, HostEnv):
         raise ValueError(
-            "train: resume_from holds no state of an environment in the host loop; make a HostedEnv of the JAX environment and "
-            "give it after its restore(snapshot)"
+            "train: resume_from holds no environment state in the host loop; wrap the JAX environment with JaxEnvOnHost, call "
+            "its restore(snapshot) and pass it as env"
         )
     hosted = as_host_env(env, key)
     state = start(agent, hosted, key) if resume_from is None else resume_from
     state = state if mesh is None else jax.device_put(state, _sharding(agent, mesh))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.inexact)
+    new_actor = partial(rollout_actor, agent, mesh=mesh, exact=isinstance(hosted, JaxEnvOnHost))
     with reporter.compiling():
-        how = acting(agent, state, mesh, exact=isinstance(hosted, HostedEnv))
-        learn_compiled = _compile(agent, mesh, state, None if relay.active else how)
+        learn_compiled = _compile(agent, mesh, state, None if relay.active else new_actor(state))
 
     stopped, slow = None, True
     due = target.next_report(reporter.env_steps)
@@ -96,7 +96,7 @@ def host(
         with reporter.training(), relay:
             # Without a snapshot the environment would stay where the rollout was given up.
             patience = _Patience(should_stop, may_give_up=slow)
-            rollout = collected(how, agent, state, hosted, time_step, patience)
+            rollout = collect_rollout(new_actor(state), state.carry, hosted, time_step, agent.num_steps, patience)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
@@ -139,7 +139,7 @@ class _Patience:
 
 def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
     """The environment itself, or a JAX one stepped from the host with the run's key."""
-    return env if isinstance(env, HostEnv) else HostedEnv(env, run_env_key(key))
+    return env if isinstance(env, HostEnv) else JaxEnvOnHost(env, run_env_key(key))
 
 
 def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
@@ -149,30 +149,30 @@ def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
 
 def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
     """Reset the environment: a JAX one by its key, others by a seed from the run's."""
-    seed = 0 if isinstance(env, HostedEnv) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
+    seed = 0 if isinstance(env, JaxEnvOnHost) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
     time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
     return time_step
 
 
-def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, how: Acting | None) -> Any:
+def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> Any:
     """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step on data of the shapes to come.
 
     Args:
-        how: acts once, which warms it too; None: shapes must do, for a policy that calls Python is not called for nothing.
+        actor: is called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
     """
     time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
-    if how is None:
+    if actor is None:
         acted = jax.eval_shape(_act, agent, state)
         acted = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), acted)
     else:
-        acted = jax.tree.map(np.asarray, how.rollout(agent, state)(0, time_step, carry))
+        acted = jax.tree.map(np.asarray, actor(0, time_step, carry))
     actions, info = (_stacked([tree] * agent.num_steps) for tree in (acted.action, acted.info))
     time_steps = _stacked([time_step] * (agent.num_steps + 1))
     arguments = (agent, state, time_steps, actions, info, acted.carry)
     return _program(mesh, shape_of(*arguments)).lower(*arguments).compile()
 
 
-@kept
+@cached_per_env
 def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
     """`_learn`, jitted; one function for each shape of its arguments, so that only the last few programs are kept."""
     if mesh is None:
@@ -194,19 +194,37 @@ def _act(agent: Agent, state: LoopState) -> PolicyStep:
     return agent.collect_policy(state.agent).action(state.time_step, state.carry, state.key)
 
 
-def collected(
-    how: Acting, agent: Agent, state: LoopState, env: HostEnv, time_step: TimeStep, patience: "_Patience | None" = None
+def rollout_actor(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) -> Actor:
+    """The actor for the next rollout."""
+    policy, key = _policy_program(shape_of(agent, state))(agent, state)
+    if mesh is not None:
+        # An update on several devices leaves its result on all of them, and each would compute the actions.
+        policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
+    return make_actor(policy, key, state.time_step.reward.shape[0], exact=exact, block=agent.num_steps)
+
+
+@cached_per_env
+def _policy_program(shape: tuple[Any, ...]) -> Callable[[Agent, LoopState], tuple[Policy, PRNGKeyArray]]:
+    def policy_and_key(agent: Agent, state: LoopState) -> tuple[Policy, PRNGKeyArray]:
+        return agent.collect_policy(state.agent), iteration_keys(state.key, state.iteration, agent.num_steps).act
+
+    return jax.jit(policy_and_key)
+
+
+def collect_rollout(
+    actor: Actor, carry: PyTree, env: HostEnv, time_step: TimeStep, num_steps: int, patience: "_Patience | None" = None
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
-    """One rollout: time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the carry after it; None if given up.
+    """Step the environment; returns time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the final carry.
+
+    Returns None if `patience` ran out.
 
     Raises:
-        RuntimeError: the policy says that it could not go on.
+        RuntimeError: the policy reports a failure.
     """
-    act = how.rollout(agent, state)
-    carry = jax.tree.map(np.asarray, state.carry)
+    carry = jax.tree.map(np.asarray, carry)
     time_steps, actions, infos = [time_step], [], []
-    for t in range(agent.num_steps):
-        acted = act(t, time_step, carry)
+    for t in range(num_steps):
+        acted = actor(t, time_step, carry)
         carry = acted.carry
         action = acted.action
         if not isinstance(action, np.ndarray):

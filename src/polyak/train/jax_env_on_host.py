@@ -9,10 +9,10 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Env, PyTree, TimeStep
-from polyak.train.loop import env_reset_key, env_step_key, jitted_init, kept
+from polyak.train.loop import cached_per_env, env_reset_key, env_step_key, jitted_init
 
 
-class HostedEnv:
+class JaxEnvOnHost:
     """A `HostEnv` around an `Env`: keeps the state, and derives the key of step n from the key given and n.
 
     Its numbers are those of the compiled loop with the same run key. `reset`'s seed is folded into the key; 0 leaves it.
@@ -71,7 +71,7 @@ class HostedEnv:
         """Nothing to free."""
 
 
-@kept
+@cached_per_env
 def _jitted_step(env: Env) -> Callable[..., tuple[PyTree, TimeStep]]:
     def step(state: PyTree, action: PyTree, env_key: PRNGKeyArray, number: UInt32[Array, ""]) -> tuple[PyTree, TimeStep]:
         return env.step(state, action, env_step_key(env_key, number))

@@ -13,12 +13,23 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
-from polyak.core.buffers import owned
 from polyak.core.checks import check_integer
 from polyak.core.space_check import check_step_arrays
 from polyak.core.spaces import EnvSpec, difference
 from polyak.core.struct import struct
-from polyak.core.types import Agent, Callback, Env, Histogram, HostEnv, Metrics, Progress, PyTree, Rollout, TimeStep
+from polyak.core.types import (
+    Agent,
+    Callback,
+    Env,
+    Histogram,
+    HostEnv,
+    Metrics,
+    Progress,
+    PyTree,
+    Rollout,
+    TimeStep,
+    copy_buffers,
+)
 from polyak.train.episodes import Episodes, Finished, Window, measure
 
 T = TypeVar("T")
@@ -78,16 +89,15 @@ class TrainResult:
 
 @struct
 class IterationKeys:
-    """The keys of one iteration, all made beforehand.
+    """The keys of one iteration.
 
     Attributes:
-        act: the words of the policy's keys; `philox_key` makes a key of one row. (An array of typed keys costs 40 µs to hand to
-            a jitted function.)
-        env: the environment's keys.
+        act: the policy's key; at step t of the rollout it acts with `fold_in(act, t)`.
+        env: the environment's keys `[T]`.
         update: the update's key.
     """
 
-    act: UInt32[Array, "T 4"]
+    act: PRNGKeyArray
     env: PRNGKeyArray
     update: PRNGKeyArray
 
@@ -98,7 +108,7 @@ def iteration_keys(key: PRNGKeyArray, iteration: UInt32[Array, ""], num_steps: i
     now = jax.random.fold_in(loop_key, iteration)
     numbers = iteration * jnp.uint32(num_steps) + jnp.arange(num_steps, dtype=jnp.uint32)
     return IterationKeys(
-        act=jax.random.bits(jax.random.fold_in(now, 0), (num_steps, 4), jnp.uint32),
+        act=jax.random.fold_in(now, 0),
         env=jax.vmap(lambda number: env_step_key(env_key, number))(numbers),
         update=jax.random.fold_in(now, 1),
     )
@@ -123,7 +133,7 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
     """The loop's state before the first iteration; every buffer its own, so that it can be donated beside the arguments."""
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
-    own: LoopState = owned(
+    own: LoopState = copy_buffers(
         LoopState(
             agent=state,
             env=env_state,
@@ -327,13 +337,13 @@ class Reporter:
         return TrainResult(state.agent, state, self.progress, self.metrics, stopped, diagnosis)
 
 
-def kept(make: Callable[..., T]) -> Callable[..., T]:
-    """What is made of the last few arguments (an environment, say) is kept, so that equal ones compile nothing again.
+def cached_per_env(make: Callable[..., T]) -> Callable[..., T]:
+    """Cache the results for the last 8 arguments, so that programs of equal environments and agents are compiled once.
 
-    Not of an environment that may have changed since: frozen dataclasses are told apart by what they hold, other objects are
-    equal to themselves whatever was written to them.
+    Nothing is cached for an environment that may have changed in between: frozen dataclasses are compared by their fields,
+    while other objects equal themselves whatever was assigned to them.
     """
-    remembered = lru_cache(maxsize=8)(make)
+    cached = lru_cache(maxsize=8)(make)
 
     @wraps(make)
     def of(*arguments: Any) -> T:
@@ -343,13 +353,13 @@ def kept(make: Callable[..., T]) -> Callable[..., T]:
             hash(arguments)
         except TypeError:  # an environment that holds arrays, or an agent that may change
             return make(*arguments)
-        return remembered(*arguments)
+        return cached(*arguments)
 
     return of
 
 
 def _may_change(x: Any) -> bool:
-    """An ordinary object is equal to itself whatever has been written to it, also where a dataclass or a tuple holds it."""
+    """Whether an object could change and still equal itself; looks into dataclasses and tuples."""
     if x is None or isinstance(x, type | FunctionType | BuiltinFunctionType):
         return False
     inner = list(x) if isinstance(x, tuple | frozenset) else []
@@ -361,16 +371,16 @@ def _may_change(x: Any) -> bool:
     return type(x).__hash__ is by_identity or any(map(_may_change, inner))
 
 
-def shape_of(agent: Agent, *others: Any) -> tuple[Any, ...]:
-    """What a program of an agent and what it is given depends on, for `kept`: structure, settings, shapes and dtypes.
+def shape_of(agent: Any, *others: Any) -> tuple[Any, ...]:
+    """The part of the arguments that a program depends on, as a key for `cached_per_env`: tree structure, shapes and dtypes.
 
-    It cannot be hashed, so that nothing is kept, where a setting (a network of one's own) may change.
+    The key cannot be hashed, so nothing is cached, where a setting of the agent (a user's network) may change.
     """
     leaves, structure = jax.tree.flatten((agent, *others))
     return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if _may_change(agent) else None
 
 
-@kept
+@cached_per_env
 def jitted_init(env: Env) -> Callable[[PRNGKeyArray], tuple[PyTree, TimeStep]]:
     """The start of a JAX environment."""
     return jax.jit(env.init)

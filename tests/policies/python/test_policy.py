@@ -21,7 +21,7 @@ from polyak.ops.updates import soft_update
 from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.network_policy import Greedy
 from polyak.policies.python.policy import PythonPolicy
-from polyak.train.jax_env_on_host import HostedEnv
+from polyak.train.jax_env_on_host import JaxEnvOnHost
 from tests.train.setting import ENV
 
 B = 3
@@ -450,7 +450,7 @@ def test_policies_that_nobody_refers_to_are_freed_with_their_programs():
         Greedy(policy).predict(np.zeros(env.spec.obs.shape, np.float32))
         policy.predict(np.zeros(env.spec.obs.shape, np.float32))
         train.evaluate(policy, env, episodes=1, key=jax.random.key(number))
-        train.evaluate(policy, HostedEnv(env, KEY), episodes=1, key=jax.random.key(number))
+        train.evaluate(policy, JaxEnvOnHost(env, KEY), episodes=1, key=jax.random.key(number))
     assert count(Rule) == 1
     del policy
     assert count(Rule) == 0 and len(policy_faults._programs) <= programs
