@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.agents import agent_class
 from polyak.storage import directory as layout
 from polyak.storage.checkpoint import CheckpointError, read_manifest, restore, save, steps
 from polyak.storage.config import ConfigError, from_json
@@ -294,7 +295,24 @@ def _suspicions(node, modules):
 
 # Gymnasium's `module:Name-v0`, typed by a person, imports the module; for names from files `import_modules=False` refuses it.
 # So is the `module:name` of `polyak evaluate --policy`.
-ALLOWED = {"envs/constructors.py": {"import_module", "find_spec"}, "cli/imports.py": {"import_module"}}
+# The names are constants, keys of a table in the source, or typed by the user; none is read from a file.
+ALLOWED = {
+    "envs/constructors.py": {"import_module"},
+    "envs/available.py": {"find_spec"},
+    "cli/imports.py": {"import_module"},
+    "cli/agent_flags.py": {"find_spec"},
+    "agents/__init__.py": {"import_module"},
+    "policies/__init__.py": {"import_module"},
+}
+
+
+def test_an_agent_is_imported_only_if_it_is_in_the_table(tmp_path, monkeypatch):
+    (tmp_path / "payload_agent.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("payload_agent:Agent", "payload_agent", "polyak.agents.ppo:PPO"):
+        with pytest.raises(KeyError):
+            agent_class(name)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("path", sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")))

@@ -1,7 +1,6 @@
 """The names of environments, found without importing JAX or gymnax."""
 
 import ast
-import importlib
 import importlib.util
 from pathlib import Path
 
@@ -40,5 +39,6 @@ def register_atari() -> bool:
     """Register the Atari games with Gymnasium, which importing ale-py does; whether it is installed."""
     if importlib.util.find_spec("ale_py") is None:
         return False
-    importlib.import_module("ale_py")
+    import ale_py as ale_py
+
     return True
