@@ -1,4 +1,4 @@
-"""Spaces of observations and actions, from and to Gymnasium's, and the way from an agent's action to the environment's."""
+"""Spaces of observations and actions, conversion from and to Gymnasium's, and of an agent's actions to the environment's."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class _ByValue:
             return value
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process hashes strings otherwise.
+        # String hashes differ between processes, so the cached hash is left out.
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
 
@@ -172,7 +172,7 @@ class MultiBinary:
 
 @dataclass(frozen=True, eq=False)
 class Dict(_ByValue):
-    """Named spaces; a value is a dict with the same keys. Keys are kept sorted, as JAX does."""
+    """Named spaces; a value is a dict with the same keys. Keys are sorted, as in JAX."""
 
     spaces: Mapping[str, "Space"]
 
@@ -183,7 +183,7 @@ class Dict(_ByValue):
         paths = [path for path, _ in leaf_spaces(self)]
         twice = sorted({path for path in paths if paths.count(path) > 1})
         if twice:
-            raise ValueError(f"Dict: parts must have different paths, got {twice[0]!r} for two")
+            raise ValueError(f"Dict: paths must be unique, got {twice[0]!r} twice")
 
     def _identity(self) -> tuple[Any, ...]:
         return tuple(self.spaces.items())
@@ -191,7 +191,7 @@ class Dict(_ByValue):
 
 @dataclass(frozen=True)
 class Tuple:
-    """Spaces in a row; a value is a tuple of the same length."""
+    """A sequence of spaces; a value is a tuple of the same length."""
 
     spaces: tuple["Space", ...]
 
@@ -246,7 +246,7 @@ def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
 
 
 def difference(one: "EnvSpec", other: "EnvSpec") -> tuple[str, Any, Any] | None:
-    """What of two environments differs for a policy: the field's name, with both; None where it can act in either."""
+    """The first field in which two environments differ for a policy, with both values; None where it can act in either."""
     for what in ("obs", "action", "action_scaling", "has_action_mask"):
         of_one, of_other = getattr(one, what), getattr(other, what)
         if of_one != of_other:
@@ -255,7 +255,7 @@ def difference(one: "EnvSpec", other: "EnvSpec") -> tuple[str, Any, Any] | None:
 
 
 def only_value(space: Space, batch: Any) -> Any:
-    """What a batch of one holds; of a Box an array, also where it has no dimensions, as Gymnasium wants it."""
+    """The value in a batch of one; that of a Box is an array, also if it has no dimensions, as Gymnasium expects."""
     return map_space(lambda leaf, x: np.asarray(x[0]) if isinstance(leaf, Box) else x[0], space, batch)
 
 
@@ -263,10 +263,10 @@ def from_gymnasium(space: Any, what: str = "space") -> Space:
     """The polyak space of a Gymnasium space in dtypes that JAX has: float64 becomes float32, indices and int64 int32.
 
     Args:
-        what: how errors call it, e.g. `"observation space of CartPole-v1"`.
+        what: its name in errors, e.g. `"observation space of CartPole-v1"`.
 
     Raises:
-        TypeError: for Graph, Sequence, Text, OneOf and anything else that has no fixed shape, by name and path.
+        TypeError: for Graph, Sequence, Text, OneOf and other spaces without a fixed shape.
         ValueError: for an empty Box or a MultiDiscrete that is not flat.
     """
     import gymnasium.spaces as gym
@@ -297,7 +297,7 @@ def _box_from_gymnasium(space: Any) -> Box:
         with np.errstate(over="ignore"):
             return Box(space.low, space.high, np.float32)
     if dtype.itemsize == 8:
-        # JAX holds no 64-bit integers (unless told to); bounds that do not fit mean "any number".
+        # JAX has no 64-bit integers by default; bounds that do not fit become the largest 32-bit ones.
         narrow = np.dtype(np.int32 if dtype.kind == "i" else np.uint32)
         info = np.iinfo(narrow)
         return Box(np.clip(space.low, info.min, info.max), np.clip(space.high, info.min, info.max), narrow)
@@ -325,14 +325,14 @@ def to_gymnasium(space: Space) -> Any:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent must know of an environment: its name, the spaces, and how actions reach it.
+    """The spaces and the name of an environment, and how its actions are scaled: what an agent needs of it.
 
     Attributes:
         obs: the observation space.
         action: the action space, in the environment's own units.
         id: the environment's name.
-        action_scaling: what happens to a Box action on its way in: `"clip"` to the bounds, or `"rescale"` from [-1, 1].
-        has_action_mask: time steps carry an `action_mask`.
+        action_scaling: Box actions are clipped to the bounds (`"clip"`) or rescaled to them from [-1, 1] (`"rescale"`).
+        has_action_mask: time steps have an `action_mask`.
 
     Raises:
         ValueError: `"rescale"` with a Box action whose bounds are not finite.
@@ -352,20 +352,20 @@ class EnvSpec:
                 raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf} at action {path!r}")
 
     def action_bounds(self, leaf: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The bounds of a Box action as agents choose it, float32: the space's own, or -1 and 1 where it is rescaled."""
+        """The bounds of an agent's Box action in float32: those of the space, or -1 and 1 if it is rescaled."""
         if self.action_scaling == "rescale":
             return np.full(leaf.shape, -1.0, np.float32), np.full(leaf.shape, 1.0, np.float32)
         return leaf.low.astype(np.float32), leaf.high.astype(np.float32)
 
     def native_action(self, action: Any) -> Any:
-        """The environment's action of an agent's: Discrete counted from `start`, Box clipped or rescaled to the bounds.
+        """Convert an agent's action to the environment's: Discrete counted from `start`, Box clipped or rescaled to the bounds.
 
         Works on NumPy and JAX arrays alike, with any leading batch dimensions.
         """
         return map_space(self._native_leaf, self.action, action)
 
     def native_obs(self, obs: Any) -> Any:
-        """The environment's observation of an agent's: integers counted from `start`."""
+        """Convert an agent's observation to the environment's: integers counted from `start`."""
         return map_space(lambda leaf, x: x if isinstance(leaf, Box) else self._native_leaf(leaf, x), self.obs, obs)
 
     def agent_action(self, action: Any) -> Any:
@@ -408,6 +408,6 @@ class EnvSpec:
 
 
 def _like(value: Any, action: Any) -> Any:
-    """A space's constant in the dtype of an action and with as many dimensions, whatever its leading ones."""
+    """A constant of a space in the dtype of an action, with leading axes of length 1."""
     array = np.asarray(value, action.dtype)
     return array.reshape((1,) * (action.ndim - array.ndim) + array.shape)
