@@ -1,4 +1,4 @@
-"""Four trainings at once, compiled into one program with their environments: `python examples/compiled_seeds.py`."""
+"""Trains four seeds in one compiled program: `python examples/compiled_seeds.py`."""
 
 import jax
 import numpy as np

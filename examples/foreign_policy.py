@@ -1,8 +1,8 @@
-"""A policy that knows nothing of JAX: a planner in plain NumPy swings up a pendulum, in both loops.
+"""A Python policy: a planner in plain NumPy swings up a pendulum, in both loops.
 
     python examples/foreign_policy.py
 
-It plans by trying 64 random sequences of torques on a model of its own, and does the first torque of the best one.
+It tries 64 random sequences of torques on its own model, and applies the first torque of the best one.
 """
 
 import jax
@@ -14,7 +14,7 @@ HORIZON, TRIES, DT = 20, 64, 0.05
 
 
 def costs(angle, speed, torques):
-    """What each sequence of torques `[TRIES, HORIZON]` costs on the pendulum's equations."""
+    """The cost of each sequence of torques `[TRIES, HORIZON]` by the pendulum's equations."""
     angle, speed, total = np.full(TRIES, angle), np.full(TRIES, speed), np.zeros(TRIES)
     for torque in torques.T:
         total += ((angle + np.pi) % (2 * np.pi) - np.pi) ** 2 + 0.1 * speed**2 + 0.001 * torque**2
@@ -24,7 +24,7 @@ def costs(angle, speed, torques):
 
 
 def plan(obs, seed):
-    """The torque for one observation (cos, sin, speed); the seed is polyak's, so a plan can be repeated."""
+    """The torque for one observation (cos, sin, speed); polyak derives the seed from its key."""
     dice = np.random.default_rng(seed)
     torques = np.clip(np.repeat(dice.normal(0.0, 2.0, (TRIES, HORIZON // 5)), 5, axis=1), -2.0, 2.0)
     best = np.argmin(costs(np.arctan2(obs[1], obs[0]), obs[2], torques))

@@ -1,4 +1,4 @@
-"""An environment of your own, trained, evaluated and watched: `python examples/own_environment.py`."""
+"""Trains, evaluates and shows a policy for an environment of your own: `python examples/own_environment.py`."""
 
 import gymnasium
 import jax
@@ -16,13 +16,13 @@ class Corridor(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
-        """Start somewhere."""
+        """Start in a random cell."""
         super().reset(seed=seed)
         self.cell = int(self.np_random.integers(LENGTH))
         return self._obs(), {}
 
     def step(self, action):
-        """One cell to the left (0) or to the right (1)."""
+        """Move one cell to the left (0) or to the right (1)."""
         self.cell = max(self.cell + (1 if action == 1 else -1), 0)
         return self._obs(), -1.0, self.cell == LENGTH, False, {}
 
@@ -31,7 +31,7 @@ class Corridor(gymnasium.Env):
 
 
 def corridor():
-    """With a time limit: what it cuts short is `truncated`, and the value of the last observation still counts."""
+    """The corridor with a time limit, which sets `truncated`: the value of the last observation still counts."""
     return gymnasium.wrappers.TimeLimit(Corridor(), max_episode_steps=50)
 
 
@@ -56,7 +56,7 @@ def main(env_steps: int = 20_000) -> float:
 
 
 def report(progress, metrics, state):
-    """A callback is a function; returning False would end the training."""
+    """Print the progress; a callback that returns False stops the training."""
     if progress.iteration % 10 == 0:
         print(f"{progress.env_steps:6,} env_steps: mean return {metrics['rollout/ep_rew_mean']:.1f}")
 

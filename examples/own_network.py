@@ -1,6 +1,6 @@
 """A network of your own, as a Flax NNX module: `python examples/own_network.py`.
 
-It answers the parameters of the action's distribution and the value of each observation. For Discrete actions the
+It returns the parameters of the action distribution and the value of each observation. For Discrete actions the
 parameters are logits; for Box actions a dict of `loc` and `log_scale`.
 """
 
@@ -12,7 +12,7 @@ import polyak
 
 
 class Gated(nnx.Module):
-    """A Gaussian policy for Pendulum: one layer gated by another, and a deviation that depends on the state."""
+    """A Gaussian policy for Pendulum: one layer gated by another, and a standard deviation that depends on the state."""
 
     def __init__(self, spec, rngs):
         inputs, outputs = spec.obs.shape[0], spec.action.shape[0]
@@ -22,7 +22,7 @@ class Gated(nnx.Module):
         self.value = nnx.Linear(64, 1, rngs=rngs)
 
     def __call__(self, obs):
-        """Parameters of the action's distribution, and values, for observations `[B, 3]`."""
+        """The parameters of the action distribution, and the values, for observations `[B, 3]`."""
         x = nnx.tanh(self.features(obs)) * nnx.sigmoid(self.gate(obs))
         loc, log_scale = jnp.split(self.action(x), 2, axis=-1)
         return {"loc": loc, "log_scale": log_scale}, self.value(x)[..., 0]

@@ -23,7 +23,9 @@ from polyak.cli import main
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted([ROOT / "README.md", *DOCS.rglob("*.md")])}
-PROSE = {**PAGES, **{name: (ROOT / name).read_text() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}}
+ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+OTHERS = (*ROOT_PAGES, "benchmarks/README.md", "benchmarks/LOG.md")
+PROSE = {**PAGES, **{name: (ROOT / name).read_text() for name in OTHERS}}
 README = PAGES["README.md"]
 RUNNABLE = [name for name, text in PAGES.items() if re.search(r"^```(python|sh)$", text, re.MULTILINE)]
 
@@ -136,7 +138,7 @@ def test_public_names_stand_in_the_api_reference():
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     pages = set(re.findall(r": ([\w/-]+\.md)$", navigation, re.MULTILINE))
-    assert pages == {name.removeprefix("docs/") for name in PROSE} - {"README.md"}
+    assert pages == {name.removeprefix("docs/") for name in (*PAGES, *ROOT_PAGES)} - {"README.md"}
 
 
 def test_the_readme_opens_with_its_purpose_and_two_commands_and_fits_on_three_screens():
