@@ -43,7 +43,7 @@ OBS = Box([0.0], [1.0])
         (lambda: MultiDiscrete((2, 3), (1,)), ValueError, "start has 1 entries, nvec 2"),
         (lambda: MultiBinary((0,)), ValueError, "must be positive"),
         (lambda: Dict({}), ValueError, "at least one key"),
-        (lambda: Dict({"a/b": OBS, "a": Dict({"b": OBS})}), ValueError, "different paths, got 'a/b' for two"),
+        (lambda: Dict({"a/b": OBS, "a": Dict({"b": OBS})}), ValueError, "paths must be unique, got 'a/b' twice"),
         (lambda: Tuple(()), ValueError, "at least one entry"),
         (lambda: EnvSpec(OBS, Discrete(2), action_scaling="squash"), ValueError, "'clip' or 'rescale', got 'squash'"),
         (
