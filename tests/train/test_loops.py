@@ -171,8 +171,18 @@ def test_T8_a_callback_that_returns_false_ends_training_after_all_have_been_call
     callbacks = [lambda progress, *_: progress.env_steps < 100, lambda progress, *_: seen.append(progress.env_steps)]
     result = run(loop, report_every=1, callbacks=callbacks)
     assert result.stopped == "callback" and 100 <= result.progress.env_steps < 140 and seen[-1] == result.progress.env_steps
-    assert run(loop, env_steps=60, callbacks=[lambda *_: False]).stopped == "callback"
+    for false in (False, np.False_):
+        assert run(loop, env_steps=60, callbacks=[lambda *_, false=false: false]).stopped == "callback"
     assert run(loop, env_steps=60, report_every=60, callbacks=[lambda *_: False]).stopped is None
+
+
+@pytest.mark.parametrize("returned", [0, "stop", np.zeros(2)])
+def test_callback_that_returns_neither_a_bool_nor_none_is_rejected_by_name(returned):
+    def report(progress, metrics, state):
+        return returned
+
+    with pytest.raises(TypeError, match="train: callback report must return None or a bool"):
+        run("host", env_steps=60, callbacks=[report])
 
 
 @BOTH

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, partial, wraps
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
@@ -223,15 +224,25 @@ def check_match(agent: Agent, env: Env | HostEnv, devices: int) -> None:
     agent.check(env.num_envs // devices)
 
 
-def check_spec(owner: str, wanted: EnvSpec, got: EnvSpec) -> None:
-    """Refuse an environment of other spaces than the agent's.
+@runtime_checkable
+class HasSpec(Protocol):
+    """A policy that knows the spaces it was built for."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spaces of one environment."""
+        ...
+
+
+def check_spec(owner: str, wanted: EnvSpec, got: EnvSpec, whose: str = "agent") -> None:
+    """Check that an environment has the spaces, action scaling and masks that an agent or policy was built for.
 
     Raises:
-        ValueError: which of them differs, and how.
+        ValueError: the first field that differs, with both values.
     """
     if differs := difference(wanted, got):
         what, of_agent, of_env = differs
-        raise ValueError(f"{owner}: {what} of the agent's spec is {of_agent}, of the environment {got.id!r} {of_env}")
+        raise ValueError(f"{owner}: {what} of the {whose}'s spec is {of_agent}, of the environment {got.id!r} {of_env}")
 
 
 @dataclass(frozen=True)
@@ -317,16 +328,17 @@ class Reporter:
         return self.env_steps >= env_steps or self._agent.diagnose(metrics) is not None
 
     def report(self, metrics: Metrics, state: LoopState, callbacks: Sequence[Callback]) -> bool:
-        """Hand the metrics to all callbacks; False if one of them asks to stop.
+        """Call every callback with the metrics; False if one of them returned False.
 
         Raises:
-            TrainingDiverged: the agent says that training cannot go on.
+            TypeError: a callback returned neither a bool nor None.
+            TrainingDiverged: the agent's diagnosis.
         """
         host_metrics = jax.device_get(metrics)
         self._histograms = {name: value for name, value in host_metrics.items() if isinstance(value, Histogram)}
         scalars = {name: float(value) for name, value in host_metrics.items() if name not in self._histograms}
         self.metrics = self._window.metrics() | scalars
-        go_on = [callback(self.progress, self.metrics, state) is not False for callback in callbacks]
+        go_on = [_goes_on(callback, callback(self.progress, self.metrics, state)) for callback in callbacks]
         diagnosis = self._agent.diagnose(self.metrics)
         if diagnosis is not None:
             raise TrainingDiverged(diagnosis)
@@ -335,6 +347,13 @@ class Reporter:
     def result(self, state: LoopState, stopped: str | None, diagnosis: str | None = None) -> TrainResult:
         """What the loop returns."""
         return TrainResult(state.agent, state, self.progress, self.metrics, stopped, diagnosis)
+
+
+def _goes_on(callback: Callback, returned: object) -> bool:
+    if returned is None or isinstance(returned, bool | np.bool_):
+        return returned is None or bool(returned)
+    name = getattr(callback, "__name__", type(callback).__name__)
+    raise TypeError(f"train: callback {name} must return None or a bool, False to stop training, got {returned!r:.80}")
 
 
 def cached_per_env(make: Callable[..., T]) -> Callable[..., T]:
