@@ -10,7 +10,9 @@ import pytest
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep
 from polyak.envs.autoreset import AutoReset
+from polyak.envs.classic import Pendulum
 from polyak.ops.distributions import Deterministic
+from polyak.policies.scripted import Uniform
 from polyak.train.evaluate import Evaluation, evaluate
 from polyak.train.jax_env_on_host import JaxEnvOnHost
 from polyak.train.loop import env_reset_key, env_step_key
@@ -164,3 +166,18 @@ def test_a_function_or_an_exported_policy_is_rejected_with_the_way_out(unchecked
     for policy in (lambda obs: obs, object()):
         with pytest.raises(TypeError, match=r"evaluate: policy must have .*PythonPolicy\(f, env.spec\)"):
             evaluate(policy, ENV, episodes=1, key=KEY)
+
+
+@pytest.mark.parametrize(("policy_scaling", "env_scaling"), [("clip", "rescale"), ("rescale", "clip")])
+def test_policy_of_another_action_scaling_is_rejected(policy_scaling, env_scaling):
+    spec = AutoReset(Pendulum(), 2).spec
+    policy = Uniform(dataclasses.replace(spec, action_scaling=policy_scaling))
+    env = Scripted([[2]], [1.0])
+    env.spec = dataclasses.replace(spec, action_scaling=env_scaling)
+    with pytest.raises(ValueError, match=f"evaluate: action_scaling of the policy's spec is {policy_scaling}"):
+        evaluate(policy, env, episodes=1, key=KEY)
+
+
+def test_policy_of_other_spaces_is_rejected():
+    with pytest.raises(ValueError, match="evaluate: obs of the policy's spec is"):
+        evaluate(collecting(), AutoReset(Pendulum(), 2), episodes=1, key=KEY)

@@ -1,7 +1,7 @@
 """A rollout of any policy, for learning from what it does: imitation, demonstrations, data sets."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from polyak.train.host_loop import collect_rollout as collect_on_host
 from polyak.train.host_loop import rollout_actor
 from polyak.train.host_loop import start as host_start
 from polyak.train.jax_env_on_host import JaxEnvOnHost
-from polyak.train.loop import LoopState, cached_per_env, check_match, iteration_keys
+from polyak.train.loop import HasSpec, LoopState, cached_per_env, check_match, iteration_keys
 
 
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
@@ -42,7 +42,7 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
         Exception: what a Python policy raises, as it was raised.
     """
     check_integer("collect", "num_steps", num_steps)
-    watched = _Watched(policy, policy.spec if isinstance(policy, _Specified) else env.spec, num_steps)
+    watched = _Watched(policy, policy.spec if isinstance(policy, HasSpec) else env.spec, num_steps)
     check_match(watched, env, 1)
     relay = ExceptionRelay(policy)
     if isinstance(env, HostEnv):
@@ -60,12 +60,6 @@ def _stepped(watched: "_Watched", env: HostEnv, key: PRNGKeyArray) -> Rollout:
     time_steps, actions, info, _ = collected
     rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
     return rollout
-
-
-@runtime_checkable
-class _Specified(Protocol):
-    @property
-    def spec(self) -> EnvSpec: ...
 
 
 @struct

@@ -16,7 +16,7 @@ from polyak.core.checks import check_integer
 from polyak.core.policy_faults import ExceptionRelay, check_carry, count_failures_in
 from polyak.core.types import Env, HostEnv, Policy, PyTree, Score
 from polyak.train.actor import make_actor
-from polyak.train.loop import cached_per_env, env_reset_key, env_step_key, jitted_init
+from polyak.train.loop import HasSpec, cached_per_env, check_spec, env_reset_key, env_step_key, jitted_init
 
 # Steps between looks at whether all episodes are done.
 CHUNK = 256
@@ -69,6 +69,7 @@ def evaluate(
     Raises:
         TypeError: `policy` is a function or an exported policy.
         TypeError, ValueError: `episodes` or `max_steps` is not a positive integer.
+        ValueError: the policy was built for other spaces, action scaling or masks than the environment has.
         TimeoutError: `max_steps` passed before all episodes had ended.
         RuntimeError: the policy says that it could not go on (a script that has ended).
     """
@@ -80,6 +81,8 @@ def evaluate(
     check_integer("evaluate", "episodes", episodes)
     if max_steps is not None:
         check_integer("evaluate", "max_steps", max_steps)
+    if isinstance(policy, HasSpec):
+        check_spec("evaluate", policy.spec, env.spec, "policy")
     quota = np.full(env.num_envs, episodes // env.num_envs)
     quota[: episodes % env.num_envs] += 1
     env_key, act_key = jax.random.split(key)
