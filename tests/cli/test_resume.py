@@ -245,7 +245,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(run,
     arrays = run / "checkpoints" / wanted[0] / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1])
     before = steps(run / "checkpoints")[-2]
-    with pytest.warns(UserWarning, match=f"went back to the checkpoint of step {before}"):
+    with pytest.warns(UserWarning, match=f"using the checkpoint of step {before}"):
         code, _, _ = command("resume run --eval-episodes 2")
     assert code == 0
     assert last_checkpoint(run) == wanted

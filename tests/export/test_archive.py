@@ -63,7 +63,7 @@ def test_arrays_come_back_and_objects_never():
         from_members({"a.npy": payloads("marker")["npy"]}, "x")
 
 
-def test_C5_a_newer_format_is_refused_by_name(path):
+def test_a_newer_format_is_rejected_by_name(path):
     rewritten(path, lambda header: header | {"polyak_export": FORMAT + 1})
     with pytest.raises(ExportError, match="policy: has format 2, this version reads 1; upgrade polyak"):
         read_export(path)
@@ -101,13 +101,13 @@ def array(name="obs", shape=(1,), dtype="float32"):
         ),
     ],
 )
-def test_C2_a_header_that_does_not_hold_is_refused(path, change, said):
+def test_a_header_that_does_not_hold_is_rejected(path, change, said):
     rewritten(path, change)
     with pytest.raises(ExportError, match=said):
         read_export(path)
 
 
-def test_C2_a_file_more_or_other_bytes_are_refused(path):
+def test_a_file_more_or_other_bytes_are_rejected(path):
     whole = path.read_bytes()
     rewritten(path, members={"b.npy": b"x"})
     with pytest.raises(ExportError, match=r"holds the files \['a.npy', 'b.npy'\], its header names others"):
@@ -118,7 +118,7 @@ def test_C2_a_file_more_or_other_bytes_are_refused(path):
         read_export(path)
 
 
-def test_S5_a_bomb_is_refused_by_what_it_declares(path):
+def test_a_bomb_is_rejected_by_what_it_declares(path):
     rewritten(path, members={"a.npy": bytes(10**7)}, compression=zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 10**5
     with pytest.raises(ExportError, match="its members are compressed, or together larger than the file"):
@@ -142,28 +142,28 @@ def nested(path, count, size):
 
 
 @pytest.mark.parametrize("load", [read_export, numpy_reader.load])
-def test_S5_members_that_overlap_are_refused_by_what_they_declare(load, tmp_path):
+def test_members_that_overlap_are_rejected_by_what_they_declare(load, tmp_path):
     nested(tmp_path / "bomb", 3, 1000)
     with pytest.raises((ExportError, ValueError), match="its members are compressed, or together larger than the file"):
         load(tmp_path / "bomb")
 
 
 @pytest.mark.parametrize("descr", ["'<f4'", "'S1000000000'", "'O'"])
-def test_S5_an_array_is_as_large_as_its_bytes(descr):
+def test_an_array_is_as_large_as_its_bytes(descr):
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (10000000000,), }}".encode().ljust(117) + b"\n"
     npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(8)
     with pytest.raises(ValueError, match=r"reshape|buffer size|OBJECT"):
         numpy_reader.array_of(npy)
 
 
-def test_S5_the_reader_makes_no_actions_but_numbers(path):
+def test_the_reader_makes_no_actions_but_numbers(path):
     rewritten(path, lambda header: header | {"about": {"action": "box", "dtype": "S1000000000"}})
     with pytest.raises(ValueError, match="policy: its actions are S1000000000, which are no numbers"):
         numpy_reader.load(path)
 
 
 @pytest.mark.parametrize("kind", payloads("x"))
-def test_S1_a_foreign_file_is_refused_and_never_run(path, tmp_path, kind):
+def test_a_foreign_file_is_rejected_and_never_run(path, tmp_path, kind):
     marker = tmp_path / "marker"
     whole, payload = path.read_bytes(), payloads(marker)[kind]
     path.write_bytes(payload)
@@ -178,7 +178,7 @@ def test_S1_a_foreign_file_is_refused_and_never_run(path, tmp_path, kind):
     assert not marker.exists()
 
 
-def test_what_is_not_there_or_a_link_is_refused(path, tmp_path):
+def test_what_is_not_there_or_a_link_is_rejected(path, tmp_path):
     (tmp_path / "link").symlink_to(path)
     for name in ("link", "nothing"):
         with pytest.raises(ExportError, match=name):
@@ -220,7 +220,7 @@ def test_every_bit_flip_of_a_file_for_the_numpy_reader_is_noticed_or_changes_not
     assert unnoticed < len(whole) * 8 / 3 * 0.2
 
 
-def test_C8_on_a_full_disk_the_file_of_before_stays(path, full_disk):
+def test_on_a_full_disk_the_file_of_before_stays(path, full_disk):
     before = path.read_bytes()
     large = Export("numpy", SPEC, ROW, ROW, {}, {"a.npy": bytes(100_000)})
     with full_disk(50_000), pytest.raises(ExportError, match="policy: cannot be written"):

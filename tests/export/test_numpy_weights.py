@@ -66,7 +66,7 @@ ONES = np.ones((4, 4), np.float32)
         ("Discrete", {}, {"head_bias": np.ones(2)}, "all float32"),
     ],
 )
-def test_what_does_not_fit_the_spaces_is_refused(kind, about, arrays, said, plain, tmp_path):
+def test_what_does_not_fit_the_spaces_is_rejected(kind, about, arrays, said, plain, tmp_path):
     export, known, weights = plain[kind]
     changed = Export("numpy", export.spec, export.inputs, export.outputs, known | about, to_members(weights | arrays))
     write_export(tmp_path / "changed", changed)
@@ -74,7 +74,7 @@ def test_what_does_not_fit_the_spaces_is_refused(kind, about, arrays, said, plai
         polyak.load_policy(tmp_path / "changed")
 
 
-def test_spaces_that_only_declare_their_size_are_refused_before_anything_of_that_size_is_made(plain):
+def test_spaces_that_only_declare_their_size_are_rejected_before_anything_of_that_size_is_made(plain):
     _, about, arrays = plain["Discrete"]
     with pytest.raises(ValueError, match="the observation is MultiBinary"):
         check_weights(EnvSpec(MultiBinary((10**9,)), Discrete(2, start=7)), about, arrays)

@@ -97,7 +97,7 @@ def test_what_depends_on_the_number_of_rows_alone_is_made_when_it_is_known():
         (lambda x: (jnp.minimum(x, 7).astype(jnp.int8),), r"to int8 only what is clipped to \[-128, 127\]"),
     ],
 )
-def test_an_operation_without_a_translation_is_refused_by_name(function, said):
+def test_an_operation_without_a_translation_is_rejected_by_name(function, said):
     row = {"x": jax.ShapeDtypeStruct((4,), np.float32)}
     with pytest.raises(ExportError, match=said):
         model(function, row, row, {})

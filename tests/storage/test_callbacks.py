@@ -118,7 +118,7 @@ def test_tensorboard_shows_histograms_where_there_are_some(run):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_T3_after_a_resume_nothing_is_there_twice(run):
+def test_after_a_resume_nothing_is_there_twice(run):
     for step in (10, 20, 30):
         jsonl_logger(run)(at(step), {"a": 1.0}, STATE)
     log = tensorboard_logger(run)
@@ -137,7 +137,7 @@ def test_T3_after_a_resume_nothing_is_there_twice(run):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_T6_logs_stay_in_order_when_the_clock_goes_backwards(run, monkeypatch):
+def test_logs_stay_in_order_when_the_clock_goes_backwards(run, monkeypatch):
     for second, now in enumerate((1e9, 5e8, -1.0)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         tensorboard_logger(run, resumed_at=10 * second)(at(10 * second + 10), {"a": 1.0}, STATE)
@@ -145,7 +145,7 @@ def test_T6_logs_stay_in_order_when_the_clock_goes_backwards(run, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [jsonl_logger, tensorboard_logger])
-def test_T7_a_full_disk_costs_rows_and_one_warning(run, full_disk, make):
+def test_a_full_disk_costs_rows_and_one_warning(run, full_disk, make):
     log = make(run)
     log(at(10), {"a": 1.0}, STATE)
     with full_disk(300), pytest.warns(UserWarning, match="too large; rows are lost while this lasts, training goes on") as seen:
@@ -162,7 +162,7 @@ def test_T7_a_full_disk_costs_rows_and_one_warning(run, full_disk, make):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_T7_an_event_file_that_begins_on_a_full_disk_is_whole_later(run, full_disk):
+def test_an_event_file_that_begins_on_a_full_disk_is_whole_later(run, full_disk):
     log = tensorboard_logger(run)
     with full_disk(10), pytest.warns(UserWarning, match="training goes on"):
         log(at(10), {"a": 1.0}, STATE)
@@ -224,7 +224,7 @@ def test_a_checkpoint_says_when_a_resume_cannot_be_exact(run):
     assert restore(run.checkpoints, STATE).meta["resume"] == "bit-exact"
 
 
-def test_T7_a_checkpoint_that_cannot_be_saved_ends_the_training(run, full_disk):
+def test_a_checkpoint_that_cannot_be_saved_ends_the_training(run, full_disk):
     with full_disk(100), pytest.raises(CheckpointError, match="too large"):
         checkpointer(run, 1)(at(10), {}, STATE)
     bad = {"agent": jnp.array([jnp.nan])}
@@ -234,7 +234,7 @@ def test_T7_a_checkpoint_that_cannot_be_saved_ends_the_training(run, full_disk):
     assert steps(run.checkpoints) == [10]
 
 
-def test_wrong_arguments_and_readers_are_refused_at_once(run):
+def test_wrong_arguments_and_readers_are_rejected_at_once(run):
     with pytest.raises(ValueError, match="every must be an integer >= 1, got 0"):
         checkpointer(run, 0)
     with pytest.raises(ValueError, match="keep must be an integer >= 1, got 0"):

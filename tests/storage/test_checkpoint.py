@@ -118,7 +118,7 @@ def test_a_subtree_is_restored_without_the_rest(tmp_path):
     for prefix in (".count", "count"):
         assert restore(tmp_path, 0, prefix=prefix).tree == state(3).count
     shutil.rmtree(tmp_path / layout.directory_name(2))
-    with pytest.raises(CheckpointError, match=r"nothing stands under '\.agent'; the top level has \['agent'\], \['agents'\]"):
+    with pytest.raises(CheckpointError, match=r"has no leaves under '\.agent'; the top level has \['agent'\], \['agents'\]"):
         restore(tmp_path, state(0), prefix=".agent")
     with pytest.raises(CheckpointError, match=r"\['agent'\]\.rate: Python float in the checkpoint, not wanted"):
         restore(tmp_path, {}, prefix="['agent']")
@@ -146,7 +146,7 @@ def test_the_manifest_says_who_wrote_what_where(saved):
     assert read_manifest(saved, step=2).meta == {"step": 2}
 
 
-def test_S7_checkpoints_are_for_their_owner(tmp_path):
+def test_checkpoints_are_for_their_owner(tmp_path):
     old = os.umask(0)
     try:
         path = save(tmp_path / "c", state(1), step=1, meta={})
@@ -170,9 +170,9 @@ def test_wrong_arguments_are_errors_and_write_nothing(tmp_path):
         save(directory, {}, step=-1, meta={})
     with pytest.raises(ValueError, match="keep must be an integer >= 1, got 0"):
         save(directory, {}, step=1, meta={}, keep=0)
-    with pytest.raises(CheckpointError, match=r"leaf \['f'\]: a builtin_function_or_method"):
+    with pytest.raises(CheckpointError, match=r"\['f'\] must be .*, got a builtin_function_or_method"):
         save(directory, {"f": print}, step=1, meta={})
-    with pytest.raises(CheckpointError, match=r"meta\.f: cannot write a builtin_function"):
+    with pytest.raises(CheckpointError, match=r"meta\.f: must be dicts, lists, .*, got a builtin_function"):
         save(directory, {}, step=1, meta={"f": print})
     assert not directory.exists()
 
@@ -180,7 +180,7 @@ def test_wrong_arguments_are_errors_and_write_nothing(tmp_path):
 # C1, C2: kills and full disks
 
 
-def test_C1_killed_at_any_moment_a_restore_finds_the_last_acknowledged_save_or_a_newer(tmp_path):
+def test_killed_at_any_moment_a_restore_finds_the_last_acknowledged_save_or_a_newer(tmp_path):
     script = Path(__file__).parent / "killed_saver.py"
     command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "c"), "50"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -191,7 +191,7 @@ def test_C1_killed_at_any_moment_a_restore_finds_the_last_acknowledged_save_or_a
 
 
 @pytest.mark.parametrize("size", [0, 100, 350, 1500])
-def test_C2_a_full_disk_is_an_error_and_leaves_the_older_ones_and_no_rest(saved, full_disk, size):
+def test_a_full_disk_is_an_error_and_leaves_the_older_ones_and_no_rest(saved, full_disk, size):
     tree = {"a": jnp.ones(64), "b": list(range(30))}
     with full_disk(size), pytest.raises(CheckpointError, match=r"step 4 was not saved: .*File too large"):
         save(saved, tree, step=4, meta={})
@@ -200,7 +200,7 @@ def test_C2_a_full_disk_is_an_error_and_leaves_the_older_ones_and_no_rest(saved,
     save(saved, tree, step=4, meta={})
 
 
-def test_C2_a_full_file_system_is_an_error_and_its_space_returns(tmp_path):
+def test_a_full_file_system_is_an_error_and_its_space_returns(tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True).returncode:
@@ -238,7 +238,7 @@ def flipped(path, seed):
     return path / name
 
 
-def test_C3_a_flipped_bit_anywhere_is_an_error_that_names_the_file(tiny):
+def test_a_flipped_bit_anywhere_is_an_error_that_names_the_file(tiny):
     path = tiny / layout.directory_name(2)
     contents = {name: (path / name).read_bytes() for name in FILES}
     for seed in range(300):
@@ -249,12 +249,12 @@ def test_C3_a_flipped_bit_anywhere_is_an_error_that_names_the_file(tiny):
     assert restore(tiny, {"a": np.zeros(2, np.float32)}, step=2).tree["a"][0] == 2
 
 
-def test_C3_a_flipped_bit_in_the_newest_falls_back_with_a_warning(tiny):
+def test_a_flipped_bit_in_the_newest_falls_back_with_a_warning(tiny):
     path = tiny / layout.directory_name(2)
     contents = {name: (path / name).read_bytes() for name in FILES}
     for seed in range(30):
         changed = flipped(path, seed)
-        with pytest.warns(UserWarning, match=r"went back to the checkpoint of step 1; not usable: .*000000000002"):
+        with pytest.warns(UserWarning, match=r"using the checkpoint of step 1; damaged: .*000000000002"):
             restored = restore(tiny, {"a": np.zeros(2, np.float32)})
         assert (restored.step, restored.tree["a"][0]) == (1, 1)
         changed.write_bytes(contents[changed.name])
@@ -273,9 +273,9 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", DAMAGES)
-def test_C4_a_file_that_is_cut_or_gone_falls_back_and_is_never_a_fresh_start(saved, name, how):
+def test_a_file_that_is_cut_or_gone_falls_back_and_is_never_a_fresh_start(saved, name, how):
     DAMAGES[how](saved / layout.directory_name(3) / name)
-    with pytest.warns(UserWarning, match=r"went back to the checkpoint of step 2; not usable: .*000000000003"):
+    with pytest.warns(UserWarning, match=r"using the checkpoint of step 2; damaged: .*000000000003"):
         restored = restore(saved, state(0))
     assert bits(restored.tree) == bits(state(2))
     with pytest.raises(CheckpointError, match=r"000000000003.*there are steps 1, 2, 3"):
@@ -286,12 +286,12 @@ def test_C4_a_file_that_is_cut_or_gone_falls_back_and_is_never_a_fresh_start(sav
         restore(saved, state(0))
 
 
-def test_C4_a_damaged_newest_is_replaced_by_the_next_save(saved):
+def test_a_damaged_newest_is_replaced_by_the_next_save(saved):
     damage(saved / layout.directory_name(3) / ARRAYS, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
     save(saved, state(9), step=3, meta={})
     assert bits(restore(saved, state(0)).tree) == bits(state(9))
     damage(saved / layout.directory_name(3) / ARRAYS, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.warns(UserWarning, match="went back to the checkpoint of step 2"):
+    with pytest.warns(UserWarning, match="using the checkpoint of step 2"):
         restore(saved, state(0))
     shutil.rmtree(saved / layout.directory_name(2))
     save(saved, state(8), step=2, meta={})
@@ -300,20 +300,20 @@ def test_C4_a_damaged_newest_is_replaced_by_the_next_save(saved):
 
 def test_swapped_checkpoints_are_damage(saved):
     os.rename(saved / layout.directory_name(1), saved / layout.directory_name(9))
-    with pytest.warns(UserWarning, match=r"step 3; not usable: .*that of step 1"):
+    with pytest.warns(UserWarning, match=r"step 3; damaged: .*that of step 1"):
         assert restore(saved, state(0)).step == 3
 
 
 # C5 to C8: other versions, other trees
 
 
-def test_C5_a_newer_format_is_refused_by_name_even_if_an_older_one_is_there(saved):
+def test_a_newer_format_is_rejected_by_name_even_if_an_older_one_is_there(saved):
     forge(saved, lambda document: document | {"format": 7, "library": "9.1"}, step=3)
     with pytest.raises(CheckpointError, match=r"written by polyak 9\.1 \(format 7\), this is .* \(format 1\); upgrade"):
         restore(saved, state(0))
 
 
-def test_C6_files_of_every_released_format_are_read():
+def test_files_of_every_released_format_are_read():
     tree = {
         "arrays": {name: np.array([0, 1, 1]).astype(dtype) for name, dtype in DTYPES.items()},
         "keys": {impl: jax.random.split(jax.random.key(1, impl=impl), 2) for impl in KEY_WORDS},
@@ -324,12 +324,12 @@ def test_C6_files_of_every_released_format_are_read():
     assert restored.meta == {"none": None, "tuple": (1, 2.5), "large": -(2**100), "text": "ü"}
 
 
-def test_C7_C8_all_differences_are_named_in_one_message_and_nothing_is_restored(saved):
+def test_all_differences_are_named_in_one_message_and_nothing_is_restored(saved):
     other = {"params": {"kernel": jnp.zeros((3, 2))}, "target": jnp.zeros(3)}
     with pytest.raises(CheckpointError) as error:
         restore(saved, other)
     message = str(error.value)
-    assert "000000000003 does not hold what was asked for" in message
+    assert "000000000003 does not match the requested tree" in message
     assert "['params']['kernel']: wanted float32[3,2], missing in the checkpoint" in message
     assert "['target']: wanted float32[3], missing in the checkpoint" in message
     assert ".params['kernel']: float32[2,3] in the checkpoint, not wanted" in message
@@ -346,7 +346,7 @@ def test_C7_C8_all_differences_are_named_in_one_message_and_nothing_is_restored(
         (1.0, r"wanted Python float"),
     ],
 )
-def test_C7_no_shape_or_dtype_changes_silently(tmp_path, like, message):
+def test_no_shape_or_dtype_changes_silently(tmp_path, like, message):
     save(tmp_path, {"a": jnp.zeros((2, 3))}, step=1, meta={})
     with pytest.raises(CheckpointError, match=message):
         restore(tmp_path, {"a": like})
@@ -355,14 +355,14 @@ def test_C7_no_shape_or_dtype_changes_silently(tmp_path, like, message):
 # C9 to C13: directories and values
 
 
-def test_C9_a_directory_in_which_another_saves_is_refused(saved):
-    with layout.one_saver(saved), pytest.raises(CheckpointError, match="is being saved into by process"):
+def test_a_directory_in_which_another_saves_is_rejected(saved):
+    with layout.lock_directory(saved), pytest.raises(CheckpointError, match="is being saved into by process"):
         save(saved, state(4), step=4, meta={})
 
 
 @pytest.mark.parametrize("step", [3, 2, 0])
-def test_C10_the_same_or_an_older_step_is_refused_unless_it_is_meant(saved, step):
-    with pytest.raises(CheckpointError, match=f"step {step} is not after step 3.*overwrite=True"):
+def test_the_same_or_an_older_step_is_rejected_unless_it_is_meant(saved, step):
+    with pytest.raises(CheckpointError, match=f"step {step} must be greater than the saved step 3.*overwrite=True"):
         save(saved, state(7), step=step, meta={})
     assert bits(restore(saved, state(0)).tree) == bits(state(3))
     save(saved, state(7), step=step, meta={}, overwrite=True)
@@ -370,26 +370,26 @@ def test_C10_the_same_or_an_older_step_is_refused_unless_it_is_meant(saved, step
     assert steps(saved)[-1] == step
 
 
-def test_C11_foreign_directories_named_like_a_step_are_passed_over_with_a_warning(saved):
+def test_foreign_directories_named_like_a_step_are_passed_over_with_a_warning(saved):
     (saved / layout.directory_name(9)).mkdir()
     foreign = saved / layout.directory_name(8)
     foreign.mkdir()
     (foreign / "model.pt").write_bytes(b"x")
     assert steps(saved) == [1, 2, 3]
-    with pytest.warns(UserWarning, match=r"step 3; not usable: .*000000000009: has no manifest\.json.*000000000008: has no"):
+    with pytest.warns(UserWarning, match=r"step 3; damaged: .*000000000009: has no manifest\.json.*000000000008: has no"):
         assert restore(saved, state(0)).step == 3
-    with pytest.raises(CheckpointError, match="000000000008: is in the way"):
+    with pytest.raises(CheckpointError, match="000000000008: exists and is not a polyak checkpoint"):
         save(saved, state(8), step=8, meta={})
     save(saved, state(10), step=10, meta={}, keep=1)
     assert (foreign / "model.pt").exists()
     assert steps(saved) == [10]
 
 
-def test_C12_a_missing_step_an_empty_and_a_missing_directory_are_errors(saved, tmp_path_factory):
+def test_a_missing_step_an_empty_and_a_missing_directory_are_errors(saved, tmp_path_factory):
     with pytest.raises(CheckpointError, match="no checkpoint of step 7; there are steps 1, 2, 3"):
         restore(saved, state(0), step=7)
     empty = tmp_path_factory.mktemp("empty")
-    with pytest.raises(CheckpointError, match="no valid checkpoint; no checkpoint is there"):
+    with pytest.raises(CheckpointError, match="no valid checkpoint; there are no checkpoints"):
         restore(empty, state(0))
     with pytest.raises(CheckpointError, match="there is no such directory"):
         restore(empty / "none", state(0))
@@ -397,7 +397,7 @@ def test_C12_a_missing_step_an_empty_and_a_missing_directory_are_errors(saved, t
         read_manifest(empty / "none")
 
 
-def test_C12_no_permission_is_an_error_that_says_so(saved, nobody):
+def test_no_permission_is_an_error_that_says_so(saved, nobody):
     saved.chmod(0o500)
     with nobody(), pytest.raises(CheckpointError, match=r"step 4 was not saved: .*Permission denied"):
         save(saved, {"a": np.zeros(3)}, step=4, meta={})
@@ -417,7 +417,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_C13_non_finite_leaves_are_refused_by_path_unless_they_are_meant(saved, bad):
+def test_non_finite_leaves_are_rejected_by_path_unless_they_are_meant(saved, bad):
     tree = {"ok": jnp.ones(3), "a": [jnp.array([1.0, bad])], "b": jnp.full((), bad, jnp.bfloat16), "c": bad}
     with pytest.raises(CheckpointError, match=r"NaN or infinity in \['c'\], \['a'\]\[0\], \['b'\]; nothing was saved"):
         save(saved, tree, step=4, meta={})
@@ -426,7 +426,7 @@ def test_C13_non_finite_leaves_are_refused_by_path_unless_they_are_meant(saved, 
     assert bits(restore(saved, tree).tree) == bits(tree)
 
 
-def test_C13_they_may_be_refused_in_one_subtree_alone(saved):
+def test_they_may_be_rejected_in_one_subtree_alone(saved):
     nan = np.array([0x7FC00123, 0xFFC00001, 0x7F800000], np.uint32).view(np.float32)
     tree = {"a": {"b": [jnp.ones(2)]}, "ab": jnp.array(nan), "c": float("-inf")}
     save(saved, tree, step=4, meta={}, finite="['a']")
@@ -437,16 +437,16 @@ def test_C13_they_may_be_refused_in_one_subtree_alone(saved):
     assert steps(saved)[-1] == 4
 
 
-def test_C15_retention_counts_whole_checkpoints_only(saved):
+def test_retention_counts_whole_checkpoints_only(saved):
     (saved / layout.directory_name(3) / COMMIT).write_bytes(b"")
     save(saved, state(4), step=4, meta={}, keep=2)
     assert sorted(layout.find(saved)) == [2, 3, 4]
-    with pytest.warns(UserWarning, match="went back"):
+    with pytest.warns(UserWarning, match="using the checkpoint of step 2"):
         (saved / layout.directory_name(4) / COMMIT).unlink()
         assert restore(saved, state(0)).step == 2
 
 
-def test_C16_a_snapshot_is_that_of_its_step_whatever_training_does_with_the_buffers(tmp_path):
+def test_a_snapshot_is_that_of_its_step_whatever_training_does_with_the_buffers(tmp_path):
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2 + 1, tree), donate_argnums=0)
     tree = {"a": jnp.arange(1000.0), "host": np.arange(5.0)}
     wanted = [np.array(leaf) for leaf in jax.tree.leaves(tree)]
@@ -458,7 +458,7 @@ def test_C16_a_snapshot_is_that_of_its_step_whatever_training_does_with_the_buff
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(restored), wanted, strict=True))
 
 
-def test_C16_donated_buffers_are_an_error_that_saves_nothing(saved):
+def test_donated_buffers_are_an_error_that_saves_nothing(saved):
     array = jnp.ones(3)
     array.delete()
     with pytest.raises(RuntimeError, match="deleted"):
@@ -466,7 +466,7 @@ def test_C16_donated_buffers_are_an_error_that_saves_nothing(saved):
     assert sorted(os.listdir(saved)) == [".lock", *map(layout.directory_name, (1, 2, 3))]
 
 
-def test_C18_files_directory_and_rename_are_synced_in_that_order(tmp_path, monkeypatch):
+def test_files_directory_and_rename_are_synced_in_that_order(tmp_path, monkeypatch):
     events = []
     fsync, rename = os.fsync, os.rename
 

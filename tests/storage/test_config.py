@@ -51,7 +51,7 @@ def through_json(obj):
     return from_json(parse_json(dump_json(to_json(obj), "x"), "x"), CLASSES)
 
 
-def test_F7_settings_come_back_equal():
+def test_settings_come_back_equal():
     agent = Agent(spec=SPEC, network=Net((8, 8), "relu"), gamma=0.5, target_kl=None)
     assert through_json(agent) == agent
     assert through_json({"agent": agent, "seed": 3, "tags": ("a", None)}) == {"agent": agent, "seed": 3, "tags": ("a", None)}
@@ -100,7 +100,9 @@ def test_fields_with_defaults_may_be_missing():
 
 def test_what_cannot_be_written_is_an_error_that_names_the_field_or_a_description():
     agent = Agent(spec=SPEC, learning_rate={"schedule": (print,)})
-    with pytest.raises(TypeError, match=r"Agent\.learning_rate\.schedule\[0\]: cannot write a builtin_function"):
+    with pytest.raises(
+        TypeError, match=r"Agent\.learning_rate\.schedule\[0\]: must be dicts, lists, .*, got a builtin_function"
+    ):
         to_json(agent)
     data = to_json(agent, on_unknown="describe")
     assert data["learning_rate"] == {"schedule": {"$tuple": [{"$unsupported": "<built-in function print>"}]}}
@@ -115,18 +117,18 @@ def test_a_dataclass_that_can_change_is_no_setting():
     class Open:
         x: int = 1
 
-    with pytest.raises(TypeError, match="cannot write a Open"):
+    with pytest.raises(TypeError, match=r"must be .*, got a Open"):
         to_json(Open())
 
 
-def test_F1_an_unknown_field_is_refused_with_the_nearest():
+def test_an_unknown_field_is_rejected_with_the_nearest():
     with pytest.raises(ConfigError, match=r"config\.agent: Net: unknown field 'hiden'; did you mean 'hidden'\?"):
         from_json({"agent": {"$class": "Net", "hiden": 3}}, CLASSES)
     with pytest.raises(ConfigError, match=r"config: Discrete: unknown field 'strat'; did you mean 'start'\?"):
         from_json({"$class": "Discrete", "n": 3, "strat": 1}, CLASSES)
 
 
-def test_F2_what_the_constructor_refuses_is_reported_with_its_place():
+def test_what_the_constructor_refuses_is_reported_with_its_place():
     with pytest.raises(ConfigError, match=r"run/config\.json\.agent: Agent: gamma must be in \[0, 1\], got 1\.5"):
         from_json({"agent": to_json(Agent(spec=SPEC)) | {"gamma": 1.5}}, CLASSES, what="run/config.json")
     with pytest.raises(ConfigError, match=r"config: .*missing 1 required .*'spec'"):
@@ -136,12 +138,12 @@ def test_F2_what_the_constructor_refuses_is_reported_with_its_place():
 @pytest.mark.parametrize(
     "name", ["os.system", "builtins.eval", "subprocess.Popen", "Popen", "__import__", "Agent.__class__", "", 3, None, ["Net"]]
 )
-def test_S3_only_registered_names_are_built(name):
+def test_only_registered_names_are_built(name):
     with pytest.raises(ConfigError, match=r"config: unknown class name .*\(class names: Agent, Box, "):
         from_json({"$class": name}, CLASSES)
 
 
-def test_S3_nothing_is_called_and_nothing_imported(tmp_path, monkeypatch):
+def test_nothing_is_called_and_nothing_imported(tmp_path, monkeypatch):
     def called(*args, **kwargs):
         raise AssertionError("called")
 

@@ -32,46 +32,46 @@ def test_what_is_being_replaced_stands_in_until_its_successor_is_there(tmp_path)
     assert layout.find(tmp_path) == {3: tmp_path / "000000000003"}
 
 
-def test_C1_the_next_saver_tidies_up_after_a_killed_one(tmp_path):
+def test_the_next_saver_tidies_up_after_a_killed_one(tmp_path):
     plant(tmp_path, ".tmp-000000000004-ab")
     plant(tmp_path, ".replaced-000000000003")
     plant(tmp_path, ".replaced-000000000002")
     plant(tmp_path, "000000000002")
-    with layout.one_saver(tmp_path):
+    with layout.lock_directory(tmp_path):
         assert names(tmp_path) == ["000000000002", "000000000003"]
 
 
-def test_C9_two_savers_at_once_are_refused(tmp_path):
+def test_two_savers_at_once_are_rejected(tmp_path):
     with (
-        layout.one_saver(tmp_path),
+        layout.lock_directory(tmp_path),
         pytest.raises(CheckpointError, match="is being saved into by process"),
-        layout.one_saver(tmp_path),
+        layout.lock_directory(tmp_path),
     ):
         pass
-    with layout.one_saver(tmp_path):
+    with layout.lock_directory(tmp_path):
         pass
 
 
 def test_what_is_written_aside_appears_whole_or_not_at_all(tmp_path):
-    with layout.aside(tmp_path, 5) as path:
+    with layout.staged_directory(tmp_path, 5) as path:
         (path / "a").write_bytes(b"x")
         assert layout.find(tmp_path) == {}
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert (tmp_path / "000000000005" / "a").read_bytes() == b"x"
-    with pytest.raises(KeyboardInterrupt), layout.aside(tmp_path, 6):
+    with pytest.raises(KeyboardInterrupt), layout.staged_directory(tmp_path, 6):
         raise KeyboardInterrupt
     assert names(tmp_path) == ["000000000005"]
 
 
 def test_a_successor_takes_the_place_of_the_old(tmp_path):
     plant(tmp_path, "000000000005")
-    with layout.aside(tmp_path, 5) as path:
+    with layout.staged_directory(tmp_path, 5) as path:
         (path / "a").write_bytes(b"x")
     assert os.listdir(tmp_path / "000000000005") == ["a"]
     assert names(tmp_path) == ["000000000005"]
 
 
-def test_C1_killed_between_the_two_renames_the_old_one_is_still_found(tmp_path, monkeypatch):
+def test_killed_between_the_two_renames_the_old_one_is_still_found(tmp_path, monkeypatch):
     plant(tmp_path, "000000000005")
     rename, calls = os.rename, []
 
@@ -82,12 +82,12 @@ def test_C1_killed_between_the_two_renames_the_old_one_is_still_found(tmp_path, 
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", killed_at_the_second)
-    with pytest.raises(KeyboardInterrupt), layout.aside(tmp_path, 5):
+    with pytest.raises(KeyboardInterrupt), layout.staged_directory(tmp_path, 5):
         pass
-    assert layout.looks_complete(layout.find(tmp_path)[5])
+    assert layout.is_complete(layout.find(tmp_path)[5])
 
 
-def test_C15_pruning_keeps_the_newest_whole_ones(tmp_path):
+def test_pruning_keeps_the_newest_whole_ones(tmp_path):
     for step in range(1, 8):
         plant(tmp_path, layout.directory_name(step))
     (tmp_path / "000000000002" / "mine.txt").write_bytes(b"x")
@@ -96,7 +96,7 @@ def test_C15_pruning_keeps_the_newest_whole_ones(tmp_path):
     assert [int(name) for name in names(tmp_path)] == [2, 3, 4, 5, 6]
 
 
-def test_C15_killed_while_deleting_no_half_checkpoint_keeps_its_name(tmp_path, monkeypatch):
+def test_killed_while_deleting_no_half_checkpoint_keeps_its_name(tmp_path, monkeypatch):
     for step in range(1, 5):
         plant(tmp_path, layout.directory_name(step))
 
@@ -107,7 +107,7 @@ def test_C15_killed_while_deleting_no_half_checkpoint_keeps_its_name(tmp_path, m
     monkeypatch.setattr(shutil, "rmtree", killed_half_way)
     with pytest.raises(KeyboardInterrupt):
         layout.prune(tmp_path, 4, 2, lambda path: True)
-    assert all(layout.looks_complete(path) for path in layout.find(tmp_path).values())
+    assert all(layout.is_complete(path) for path in layout.find(tmp_path).values())
     assert {3, 4} <= set(layout.find(tmp_path))
 
 
@@ -123,11 +123,11 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(tmp_path, monkeyp
         layout.prune(tmp_path, 2, 1, lambda path: True)
 
 
-def test_S4_a_link_is_no_checkpoint(tmp_path):
+def test_a_link_is_no_checkpoint(tmp_path):
     plant(tmp_path, "target")
     (tmp_path / "000000000001").symlink_to(tmp_path / "target")
     plant(tmp_path, "000000000002", files=(layout.MANIFEST, layout.COMMIT))
     (tmp_path / "000000000002" / layout.ARRAYS).symlink_to(tmp_path / "target" / layout.ARRAYS)
-    assert not any(layout.looks_complete(path) for path in layout.find(tmp_path).values())
+    assert not any(layout.is_complete(path) for path in layout.find(tmp_path).values())
     layout.prune(tmp_path, 3, 1, lambda path: True)
     assert os.listdir(tmp_path / "target")

@@ -34,7 +34,7 @@ def test_json_is_read_back_as_it_was_written(value):
         (b"NaN", "NaN is not JSON"),
         (b"[-Infinity]", "-Infinity is not JSON"),
         (b"1e400", "too large"),
-        (b'{"a": 1, "a": 2}', "'a' stands twice"),
+        (b'{"a": 1, "a": 2}', "'a' occurs twice"),
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested more than 64 deep"),
         (b"[" * 1_000_000, "nested more than 64 deep"),
         (b'{"a":' * 200_000, "nested more than 64 deep"),
@@ -45,7 +45,7 @@ def test_json_is_read_back_as_it_was_written(value):
         (b"1 2", "not valid JSON"),
     ],
 )
-def test_S5_loose_or_hostile_json_is_an_error_that_names_the_file(text, reason):
+def test_loose_or_hostile_json_is_an_error_that_names_the_file(text, reason):
     with pytest.raises(ValueError, match=reason) as error:
         parse_json(text, "config.json")
     assert str(error.value).startswith("config.json: ")
@@ -68,7 +68,7 @@ def test_what_could_not_be_read_back_is_not_written():
         dump_json({1}, "x.json")
 
 
-def test_S4_only_plain_files_are_read(tmp_path):
+def test_only_plain_files_are_read(tmp_path):
     (tmp_path / "plain").write_bytes(b"data")
     (tmp_path / "link").symlink_to(tmp_path / "plain")
     os.mkfifo(tmp_path / "pipe")
@@ -85,7 +85,7 @@ def test_S4_only_plain_files_are_read(tmp_path):
         read_bytes(tmp_path / "none", limit=3)
 
 
-def test_S7_new_files_are_for_their_owner_and_never_through_a_link(tmp_path):
+def test_new_files_are_for_their_owner_and_never_through_a_link(tmp_path):
     old = os.umask(0)
     try:
         write_file(tmp_path / "a", b"x")
@@ -102,7 +102,7 @@ def test_S7_new_files_are_for_their_owner_and_never_through_a_link(tmp_path):
         pass
 
 
-def test_T7_a_full_disk_leaves_the_old_file_and_nothing_aside(tmp_path, full_disk):
+def test_a_full_disk_leaves_the_old_file_and_nothing_aside(tmp_path, full_disk):
     path = tmp_path / "a"
     write_file(path, b"old")
     with full_disk(1000), pytest.raises(OSError, match="too large"):
@@ -111,7 +111,7 @@ def test_T7_a_full_disk_leaves_the_old_file_and_nothing_aside(tmp_path, full_dis
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_T7_an_append_is_whole_or_not_at_all(tmp_path, full_disk):
+def test_an_append_is_whole_or_not_at_all(tmp_path, full_disk):
     path = tmp_path / "a"
     append(path, b"x" * 900)
     with full_disk(1000), pytest.raises(OSError, match="too large"):
@@ -121,7 +121,7 @@ def test_T7_an_append_is_whole_or_not_at_all(tmp_path, full_disk):
     assert path.read_bytes() == b"x" * 900 + b"z"
 
 
-def test_T7_two_writers_of_one_file_never_put_an_unfinished_one_in_place(tmp_path, monkeypatch):
+def test_two_writers_of_one_file_never_put_an_unfinished_one_in_place(tmp_path, monkeypatch):
     path, replace = tmp_path / "a", os.replace
 
     def second_writer_begins(aside, place):

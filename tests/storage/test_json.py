@@ -101,7 +101,7 @@ def test_scalar_jax_arrays_become_numbers():
     ],
 )
 def test_what_cannot_be_written_is_an_error_that_names_its_place(value, name):
-    with pytest.raises(TypeError, match=rf"meta\.env\[1\]: cannot write a {name}"):
+    with pytest.raises(TypeError, match=rf"meta\.env\[1\]: must be dicts, lists, .*, got a {name}"):
         encode({"env": [0, value]}, "meta")
 
 
@@ -148,19 +148,19 @@ def test_a_list_in_itself_is_an_error():
         {"$unsupported": "<function>"},
     ],
 )
-def test_S3_malformed_tags_are_errors_that_name_their_place(data):
+def test_malformed_tags_are_errors_that_name_their_place(data):
     with pytest.raises(ValueError, match=r"meta\.a"):
         decode({"a": data}, "meta")
 
 
 @pytest.mark.parametrize("shape", [[2**60], [2**40], [2**47, 2**47], [MAX_FILL_BYTES + 1], [2**16, 2**16]])
-def test_S5_a_declared_shape_is_refused_before_it_is_allocated(shape):
+def test_a_declared_shape_is_rejected_before_it_is_allocated(shape):
     for form in ({"fill": 0}, {"base64": ""}, {"values": []}):
         with pytest.raises(ValueError, match="meta"):
             decode({"$array": {"dtype": "uint8", "shape": shape, **form}}, "meta")
 
 
-def test_S5_many_fills_together_are_refused():
+def test_many_fills_together_are_rejected():
     one = {"$array": {"dtype": "uint8", "shape": [MAX_FILL_BYTES // 16], "fill": 0}}
     with pytest.raises(ValueError, match="too large to be filled"):
         decode([one] * 17, "meta")

@@ -60,7 +60,7 @@ def test_the_file_of_arrays_is_what_safetensors_calls_one(tmp_path):
     }
 
 
-def test_C5_a_newer_format_is_refused_by_name():
+def test_a_newer_format_is_rejected_by_name():
     document = json.loads(TEXT) | {"format": 7, "library": "9.1"}
     with pytest.raises(
         CheckpointError, match=r"here: written by polyak 9\.1 \(format 7\), this is 0\.1\.0 \(format 1\); upgrade"
@@ -112,14 +112,14 @@ def test_a_malformed_manifest_is_damage(change):
         {"path": "['b']"},
     ],
 )
-def test_S5_a_malformed_leaf_is_damage(change):
+def test_a_malformed_leaf_is_damage(change):
     document = json.loads(TEXT)
     document["leaves"][0] |= change
     with pytest.raises(Damage, match="here"):
         read(document)
 
 
-def test_S5_a_million_leaves_are_refused():
+def test_a_million_leaves_are_rejected():
     document = json.loads(TEXT)
     document["leaves"] = [{"path": f".{i}", "kind": "int", "value": 1} for i in range(MAX_LEAVES + 1)]
     with pytest.raises(Damage, match=f"{MAX_LEAVES + 1} leaves"):
@@ -131,7 +131,7 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, al
 
 @given(st.data())
 @settings(deadline=None, max_examples=150)
-def test_S14_whatever_one_member_becomes_only_checkpoint_errors_are_raised(data):
+def test_whatever_one_member_becomes_only_checkpoint_errors_are_raised(data):
     document = copy.deepcopy(json.loads(TEXT))
     place = document
     while isinstance(place, dict | list) and place:
@@ -146,21 +146,21 @@ def test_S14_whatever_one_member_becomes_only_checkpoint_errors_are_raised(data)
 
 @given(st.integers(0, 8 * len(TEXT) - 1))
 @settings(deadline=None, max_examples=100)
-def test_S14_whatever_bit_flips_only_checkpoint_errors_are_raised(bit):
+def test_whatever_bit_flips_only_checkpoint_errors_are_raised(bit):
     text = bytearray(TEXT)
     text[bit // 8] ^= 1 << bit % 8
     with contextlib.suppress(CheckpointError):
         read_manifest_json(bytes(text), "here", "0.1.0")
 
 
-def test_meta_that_is_no_plain_data_is_refused_by_path():
-    with pytest.raises(CheckpointError, match=r"meta\.env\[0\]: cannot write a builtin_function"):
+def test_meta_that_is_no_plain_data_is_rejected_by_path():
+    with pytest.raises(CheckpointError, match=r"meta\.env\[0\]: must be dicts, lists, .*, got a builtin_function"):
         encoded_meta({"env": [print]})
 
 
 def test_a_manifest_that_could_not_be_read_back_is_not_written():
     large = Manifest(1, "0.1.0", 1, (), 10, "0" * 64, {}, {"state": np.random.default_rng(0).bytes(MAX_BYTES)})
-    with pytest.raises(CheckpointError, match="put large arrays into the tree"):
+    with pytest.raises(CheckpointError, match="put large arrays in the tree"):
         write_manifest(large)
     deep = {}
     for _ in range(70):

@@ -56,7 +56,7 @@ def test_missing_parents_are_made_and_an_empty_directory_is_taken(tmp_path):
     assert open_run(tmp_path / "up").directory == tmp_path / "up"
 
 
-def test_E15_a_run_stays_where_it_is_when_the_working_directory_changes(tmp_path, monkeypatch):
+def test_a_run_stays_where_it_is_when_the_working_directory_changes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with create("run", {}) as run:
         monkeypatch.chdir("/")
@@ -69,7 +69,7 @@ def test_E15_a_run_stays_where_it_is_when_the_working_directory_changes(tmp_path
     assert opened.read_summary() == {"fps": 1.0}
 
 
-def test_F6_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
+def test_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
     run.close()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
@@ -92,7 +92,7 @@ def test_F6_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
     assert open_run(tmp_path / "run").read_config() == {"seed": 1}
 
 
-def test_F6_no_permission_is_an_error_that_says_so(tmp_path, nobody):
+def test_no_permission_is_an_error_that_says_so(tmp_path, nobody):
     (tmp_path / "theirs").mkdir(mode=0o500)
     with nobody(), pytest.raises(RunError, match="theirs/run: cannot be created: Permission denied"):
         create(tmp_path / "theirs" / "run", {})
@@ -106,7 +106,7 @@ def test_a_config_that_is_no_json_makes_no_directory(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_T4_a_create_that_was_killed_is_no_obstacle(tmp_path):
+def test_a_create_that_was_killed_is_no_obstacle(tmp_path):
     directory = tmp_path / "run"
     with create(directory, {"seed": 1}):
         (directory / CONFIG).unlink()
@@ -116,7 +116,7 @@ def test_T4_a_create_that_was_killed_is_no_obstacle(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 200])
-def test_T7_a_full_disk_is_an_error_and_no_run(tmp_path, full_disk, size):
+def test_a_full_disk_is_an_error_and_no_run(tmp_path, full_disk, size):
     with full_disk(size), pytest.raises((RunError, OSError), match="too large"):
         create(tmp_path / "run", {"seed": 1, "long": "x" * 1000})
     with pytest.raises(RunError, match="holds no run"):
@@ -124,7 +124,7 @@ def test_T7_a_full_disk_is_an_error_and_no_run(tmp_path, full_disk, size):
     create(tmp_path / "run", {"seed": 1}).close()
 
 
-def test_S7_a_run_is_for_its_owner(tmp_path):
+def test_a_run_is_for_its_owner(tmp_path):
     old = os.umask(0)
     try:
         with create(tmp_path / "run", {}) as run:
@@ -137,7 +137,7 @@ def test_S7_a_run_is_for_its_owner(tmp_path):
     assert {mode for path, mode in modes.items() if Path(path).is_file()} == {0o600}
 
 
-def test_S7_a_directory_that_everyone_may_write_is_a_warning(tmp_path):
+def test_a_directory_that_everyone_may_write_is_a_warning(tmp_path):
     create(tmp_path / "open" / "run", {}).close()
     (tmp_path / "open" / "run").chmod(0o777)
     with pytest.warns(UserWarning, match="run: everyone on this machine may write here; chmod 700 it"):
@@ -148,7 +148,7 @@ def test_S7_a_directory_that_everyone_may_write_is_a_warning(tmp_path):
         create(tmp_path / "open" / "other", {}).close()
 
 
-def test_S11_no_environment_variable_is_written(tmp_path, monkeypatch):
+def test_no_environment_variable_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "topsecret123")
     with create(tmp_path / "run", {"seed": 1}) as run:
         run.append_metrics({"env_steps": 1})
@@ -160,7 +160,7 @@ def test_S11_no_environment_variable_is_written(tmp_path, monkeypatch):
 # One writer
 
 
-def test_C9_a_second_writer_is_told_who_the_first_is(run):
+def test_a_second_writer_is_told_who_the_first_is(run):
     with pytest.raises(RunError, match=rf"run: is being written by process {os.getpid()} on host .* since"):
         open_run(run.directory, write=True)
     assert open_run(run.directory).read_config() == {"seed": 1}
@@ -168,7 +168,7 @@ def test_C9_a_second_writer_is_told_who_the_first_is(run):
     open_run(run.directory, write=True).close()
 
 
-def test_C9_the_lock_of_a_killed_writer_is_recovered(run):
+def test_the_lock_of_a_killed_writer_is_recovered(run):
     run.close()
     command = [sys.executable, "-W", "ignore", "-c", HOLD, str(run.directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -256,13 +256,13 @@ def test_what_is_no_run_is_an_error(tmp_path, name, message):
         (" " * (16 * 2**20 + 1), "at most 16777216 are read"),
     ],
 )
-def test_S5_a_damaged_or_hostile_config_is_an_error_that_names_the_file(run, text, message):
+def test_a_damaged_or_hostile_config_is_an_error_that_names_the_file(run, text, message):
     (run.directory / CONFIG).write_text(text)
     with pytest.raises(RunError, match=rf"config\.json.*{message}"):
         run.read_config()
 
 
-def test_S4_links_out_of_the_run_are_refused(tmp_path, run):
+def test_links_out_of_the_run_are_rejected(tmp_path, run):
     run.close()
     (tmp_path / "secret.json").write_text('{"password": "x"}')
     for name in ("config.json", "summary.json", "metrics.jsonl"):
@@ -301,7 +301,7 @@ def test_no_metrics_yet_are_no_rows(run):
     assert not run.metrics.exists()
 
 
-def test_T3_rows_after_the_restored_step_are_dropped(run):
+def test_rows_after_the_restored_step_are_dropped(run):
     for step in (10, 20, 30, 40):
         run.append_metrics({"env_steps": step})
     run.rewind(20)
@@ -309,7 +309,7 @@ def test_T3_rows_after_the_restored_step_are_dropped(run):
     assert [row["env_steps"] for row in run.read_metrics()] == [10, 20, 30]
 
 
-def test_T4_a_row_that_a_kill_cut_short_is_left_out_and_cut_off(run):
+def test_a_row_that_a_kill_cut_short_is_left_out_and_cut_off(run):
     run.append_metrics({"env_steps": 1})
     with run.metrics.open("ab") as file:
         file.write(b'{"env_steps": 2, "a"')

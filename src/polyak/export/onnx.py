@@ -1,4 +1,7 @@
-"""A function of arrays as an ONNX model for any number of rows: its traced operations, one by one, as ONNX's."""
+"""A function of arrays as an ONNX model for any batch size: its traced operations, translated one by one.
+
+Own code instead of jax2onnx and tf2onnx: it needs `onnx` alone, and an operation without a translation is an error by name.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +20,14 @@ from polyak.export.archive import ONNX_HASH, ExportError, seal_onnx
 from polyak.export.onnx_operations import OPERATIONS, Graph
 
 OPSET, IR_VERSION = 18, 9
-"""Of 2022 and 2023: every ONNX runtime of these years reads them."""
+"""Of 2022 and 2023, so that older ONNX runtimes read them."""
 
 ROWS = "rows"
 
-# What is only a function's body written elsewhere. A loop has such a body too, and runs it more than once.
+# Calls of a function, which are inlined. A loop is not one: it runs its body more than once.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
-# Of operations that move numbers or round them: where their bounds go.
+# Operations that move or round numbers, and how they change bounds.
 _KEEP_BOUNDS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Transpose", "Slice"), float),
     **{"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil},
@@ -37,26 +40,26 @@ def model(
     outputs: Mapping[str, jax.ShapeDtypeStruct],
     about: Mapping[str, str],
 ) -> bytes:
-    """The function of arrays `[N, ...]`, whatever N, as an ONNX file.
+    """Translate a function of arrays `[N, ...]`, for any N, to an ONNX file.
 
     Args:
         inputs: shapes and dtypes without the first axis, which the model calls `rows`; the names are the model's.
-        outputs: likewise. An output that has the name of an input, as a carry has, is called `next_...`.
-        about: goes into the file's metadata.
+        outputs: likewise. An output with the name of an input, such as a carry, is named `next_...`.
+        about: entries of the file's metadata.
 
     Raises:
-        ExportError: the function does something for which there is no translation, by the name of JAX's primitive.
+        ExportError: an operation has no translation, by the name of JAX's primitive.
     """
     (rows,) = export.symbolic_shape(ROWS)
     arguments = [jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for x in inputs.values()]
     program = jax.make_jaxpr(function)(*arguments)
-    made_of = _Nodes(next(iter(inputs)))
-    said = made_of.run(program, list(inputs))
+    graph = _Nodes(next(iter(inputs)))
+    values = graph.run(program, list(inputs))
     names = {name: f"next_{name}" if name in inputs else name for name in outputs}
-    for value, name in zip(said, names.values(), strict=True):
-        made_of.add("Identity", [value], name=name)
-    nodes, constants = made_of.needed(names.values())
-    made = helper.make_model(
+    for value, name in zip(values, names.values(), strict=True):
+        graph.add("Identity", [value], name=name)
+    nodes, constants = graph.needed(names.values())
+    result = helper.make_model(
         helper.make_graph(
             nodes,
             "policy",
@@ -68,9 +71,9 @@ def model(
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)],
     )
-    helper.set_model_props(made, dict([*about.items(), ONNX_HASH]))
-    onnx.checker.check_model(made, full_check=True)
-    return seal_onnx(bytes(made.SerializeToString()))
+    helper.set_model_props(result, dict([*about.items(), ONNX_HASH]))
+    onnx.checker.check_model(result, full_check=True)
+    return seal_onnx(bytes(result.SerializeToString()))
 
 
 def _declared(name: str, x: jax.ShapeDtypeStruct) -> Any:
@@ -82,10 +85,10 @@ def _literal(literal: Any) -> npt.NDArray[Any]:
 
 
 class _Nodes(Graph):
-    """Nodes in the order in which they are computed. A value is the name of one, or a NumPy array that is known already."""
+    """Nodes in the order of computation. A value is the name of a node's output, or a NumPy array if it is constant."""
 
-    def __init__(self, rows_of: str) -> None:
-        self._rows_of = rows_of
+    def __init__(self, batch_input: str) -> None:
+        self._batch_input = batch_input
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
         self._bounds: dict[str, tuple[float, float]] = {}
@@ -111,30 +114,30 @@ class _Nodes(Graph):
         return self.add_many("Split", [x, np.array(sizes, np.int64)], names, {"axis": axis})
 
     def add_many(self, operation: str, inputs: Sequence[Any], names: list[str], attributes: Mapping[str, Any]) -> list[Any]:
-        known = [self._name(x) for x in inputs]
-        self._nodes.append(helper.make_node(operation, known, names, **attributes))
+        names_of_inputs = [self._name(x) for x in inputs]
+        self._nodes.append(helper.make_node(operation, names_of_inputs, names, **attributes))
         return names
 
     def rows(self, size: Any) -> str:
         if str(size) != ROWS:
             raise ExportError(f"export: format onnx knows sizes that are numbers or {ROWS}, got {size}")
-        return self.add("Shape", [self._rows_of], start=0, end=1)
+        return self.add("Shape", [self._batch_input], start=0, end=1)
 
     def cast(self, x: Any, dtype: Any) -> str:
         return self.add("Cast", [x], to=int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
 
     def run(self, program: ClosedJaxpr, inputs: list[Any]) -> list[Any]:
-        """The program's outputs."""
+        """Add the nodes of a program; returns its outputs."""
         return self._run(program.jaxpr, [np.asarray(x) for x in program.consts], inputs)
 
     def needed(self, outputs: Iterable[str]) -> tuple[list[Any], list[Any]]:
-        """The nodes and constants without which these could not be computed."""
-        wanted, kept = set(outputs), []
+        """The nodes and constants that these outputs depend on."""
+        wanted, nodes = set(outputs), []
         for node in reversed(self._nodes):
             if wanted & set(node.output):
-                kept.append(node)
+                nodes.append(node)
                 wanted |= set(node.input)
-        return kept[::-1], [tensor for name, tensor in self._constants.items() if name in wanted]
+        return nodes[::-1], [tensor for name, tensor in self._constants.items() if name in wanted]
 
     def _run(self, jaxpr: Jaxpr, constants: list[Any], inputs: list[Any]) -> list[Any]:
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
@@ -144,8 +147,8 @@ class _Nodes(Graph):
             return _literal(variable) if isinstance(variable, Literal) else values[variable]
 
         for equation in jaxpr.eqns:
-            said = self._equation(equation, [value(variable) for variable in equation.invars])
-            values |= dict(zip(equation.outvars, said, strict=True))
+            outputs = self._equation(equation, [value(variable) for variable in equation.invars])
+            values |= dict(zip(equation.outvars, outputs, strict=True))
         return [value(variable) for variable in jaxpr.outvars]
 
     def _equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -153,17 +156,17 @@ class _Nodes(Graph):
         inner = params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"] if name in _CALLS else None
         if isinstance(inner, ClosedJaxpr):
             return self.run(inner, inputs)
-        known = all(isinstance(x, np.ndarray) for x in inputs)
-        if known and all(isinstance(n, int) for x in equation.outvars for n in x.aval.shape):
-            said = equation.primitive.bind(*inputs, **params)
-            return [np.asarray(x) for x in (said if equation.primitive.multiple_results else [said])]
+        is_constant = all(isinstance(x, np.ndarray) for x in inputs)
+        if is_constant and all(isinstance(n, int) for x in equation.outvars for n in x.aval.shape):
+            outputs = equation.primitive.bind(*inputs, **params)
+            return [np.asarray(x) for x in (outputs if equation.primitive.multiple_results else [outputs])]
         for dtype in (x.aval.dtype for x in equation.outvars):
             if jnp.issubdtype(dtype, np.floating) and dtype.itemsize < 4:
                 raise ExportError(f"export: format onnx computes in float32, got {name!r} in {dtype}")
         if name not in OPERATIONS:
             raise ExportError(f"export: format onnx has no translation of the operation {name!r} in the policy's network")
-        said = OPERATIONS[name](self, equation, inputs)
-        return said if isinstance(said, list) else [said]
+        outputs = OPERATIONS[name](self, equation, inputs)
+        return outputs if isinstance(outputs, list) else [outputs]
 
     def _name(self, x: Any) -> str:
         if isinstance(x, str):

@@ -1,4 +1,4 @@
-"""What each of JAX's primitives is in ONNX; one that is not here has no translation."""
+"""The translation of each JAX primitive to ONNX nodes; others have none."""
 
 import string
 from collections.abc import Callable, Sequence
@@ -11,26 +11,26 @@ from polyak.export.archive import ExportError
 
 @runtime_checkable
 class Graph(Protocol):
-    """What a translation adds nodes to. A value is the name of a node, or a NumPy array."""
+    """The graph that translations add nodes to. A value is the name of a node's output, or a NumPy array."""
 
     def add(self, operation: str, inputs: Sequence[Any], *, name: str = "", **attributes: Any) -> str:
-        """A node's one output."""
+        """Add a node; returns its one output."""
         ...
 
     def split(self, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-        """The parts of an array, one after the other along an axis."""
+        """Add a split along an axis; returns the parts."""
         ...
 
     def rows(self, size: Any) -> str:
-        """How many rows there are, as a vector of one integer; an ExportError if this size is another."""
+        """The batch size as a vector of one integer; an ExportError if `size` is not the batch size."""
         ...
 
     def bounds(self, x: Any) -> tuple[float, float]:
-        """Between which numbers all of `x` lie, as far as is known."""
+        """Known lower and upper bound of all numbers in `x`."""
         ...
 
     def cast(self, x: Any, dtype: Any) -> str:
-        """The same numbers in another dtype."""
+        """Add a cast to another dtype."""
         ...
 
 
@@ -50,9 +50,9 @@ def _is_number(size: Any) -> bool:
 
 
 def _reshaped(graph: Graph, x: Any, shape: Sequence[Any]) -> Any:
-    """To a shape in which one size may depend on the number of rows."""
+    """Reshape to a shape in which one size may depend on the batch size."""
     if sum(not _is_number(size) for size in shape) > 1:
-        raise ExportError(f"export: format onnx cannot reshape to {tuple(shape)}: two sizes depend on the number of rows")
+        raise ExportError(f"export: format onnx cannot reshape to {tuple(shape)}: two sizes depend on the batch size")
     return graph.add("Reshape", [x, _vector([size if _is_number(size) else -1 for size in shape])])
 
 
@@ -65,7 +65,7 @@ def _squeeze(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
 
 
 def _broadcast_in_dim(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    """First as many axes, then as long ones: an axis that has its length already is told to become 1, which leaves it."""
+    """Add axes by a reshape, then expand; expanding an axis to 1 leaves its length."""
     shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
     sizes = dict(zip(map(int, places), equation.invars[0].aval.shape, strict=True))
     aligned = [sizes.get(i, 1) for i in range(len(shape))]
@@ -85,7 +85,7 @@ def _slice(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     sizes = equation.invars[0].aval.shape
     axes = [i for i, size in enumerate(sizes) if not (limits[i] == size and starts[i] == 0 and strides[i] == 1)]
     if not all(_is_number(limits[i]) and _is_number(starts[i]) for i in axes):
-        raise ExportError(f"export: format onnx cannot slice {starts} to {limits}: a limit depends on the number of rows")
+        raise ExportError(f"export: format onnx cannot slice {starts} to {limits}: a limit depends on the batch size")
     chosen = [_vector([values[i] for i in axes]) for values in (starts, limits, range(len(sizes)), strides)]
     return graph.add("Slice", [inputs[0], *chosen])
 

@@ -20,7 +20,7 @@ def with_time(progress: Progress, metrics: Mapping[str, float]) -> dict[str, flo
     """The metrics, completed with the `time/*` tags of Stable-Baselines3.
 
     `time/fps` (env steps per second), `time/total_timesteps` (env steps), `time/iterations`, `time/time_elapsed` (seconds
-    of training in this process); those that the metrics have already are left as they are.
+    of training in this process); tags that the metrics already have are kept.
     """
     times = {
         "time/fps": progress.fps,
@@ -44,7 +44,7 @@ def jsonl_logger(run: Run) -> Callback:
     def write(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
         run.append_metrics({"env_steps": progress.env_steps, **with_time(progress, metrics)})
 
-    return _tolerant(write, run.metrics)
+    return _warn_once(write, run.metrics)
 
 
 def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
@@ -78,11 +78,11 @@ def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
         row = tensorboard.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms)
         append(path, start + row)
 
-    return _tolerant(write, path)
+    return _warn_once(write, path)
 
 
-def _tolerant(write: Callable[[Progress, Mapping[str, float], PyTree], None], path: Path) -> Callback:
-    """`write`, whose I/O errors end in one warning: a log is not worth a training."""
+def _warn_once(write: Callable[[Progress, Mapping[str, float], PyTree], None], path: Path) -> Callback:
+    """`write` with its I/O errors turned into one warning: a failed log does not end the training."""
     warned = False
 
     def callback(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
@@ -100,12 +100,12 @@ def _tolerant(write: Callable[[Progress, Mapping[str, float], PyTree], None], pa
 def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool = False) -> Callback:
     """A callback that saves the loop's whole state whenever `every` env steps have passed since the last save.
 
-    What counts is the distance to the last save, so counters that jump never miss one; the last report of a training is
-    saved too. An error ends the training: without checkpoints it would be in vain.
+    It counts from the last save, so counters that jump never miss one; the last report of a training is saved too. An error
+    ends the training, which would be lost without checkpoints.
 
     Args:
-        run: the state goes into its `checkpoints/`.
-        every: env steps.
+        run: its `checkpoints/` receives the state.
+        every: environment steps between checkpoints.
         keep: how many checkpoints to keep.
         allow_nonfinite: save an agent's state that holds NaN or infinities.
 

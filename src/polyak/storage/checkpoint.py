@@ -1,4 +1,7 @@
-"""Checkpoints: a pytree and some plain data, saved whole or not at all, and read back only if every byte is right."""
+"""Checkpoints: a pytree and plain data, saved whole or not at all, and read back only if every byte is right.
+
+Own code instead of Orbax: every file is hashed and nothing that is read can name code; a save survives a kill at any moment.
+"""
 
 import hashlib
 import os
@@ -42,12 +45,12 @@ _CHUNK = 32 * 2**20
 
 @dataclass(frozen=True)
 class Restored:
-    """What `restore` found.
+    """A checkpoint that was read.
 
     Attributes:
-        tree: the leaves, in the structure of `like`.
-        meta: the data given to `save`.
-        step: that it was saved under.
+        tree: the saved leaves, in the structure of `like`.
+        meta: the plain data passed to `save`.
+        step: the step it was saved under.
     """
 
     tree: Any
@@ -68,23 +71,23 @@ def save(
 ) -> Path:
     """Write `<directory>/<step>/` with every leaf of the tree; it is complete on the disk when this returns.
 
-    Written aside, synced and renamed, so a kill, a full disk or a power cut at any moment leaves the older checkpoints as
-    they were; what such a save left behind is removed by the next one. Files are for the owner only (0600 in 0700).
+    Files are written to a temporary directory, synced and renamed, so a kill, a full disk or a power cut at any moment leaves
+    older checkpoints unchanged; the next save removes what it left. Files are for the owner only (0600 in 0700).
 
     Args:
-        directory: holds the checkpoints of one run; made when it is missing.
+        directory: holds the checkpoints of one run; created if missing.
         tree: leaves are JAX or NumPy arrays of any JAX dtype, typed PRNG keys, Python bools, ints and floats.
-        step: names the checkpoint; greater than those that are there.
+        step: names the checkpoint; must be greater than existing ones.
         meta: plain data (dicts, lists, tuples, numbers, strings, bools, None, NumPy arrays), at most 32 MiB as JSON.
-        keep: how many to keep; older ones are removed once this one is in place.
-        overwrite: take the place of a checkpoint of the same step, and of all later ones.
-        allow_nonfinite: save NaN and infinities too; without it any float leaf that holds one is an error, so that the
-            last good checkpoint is never pushed out by a spoilt one.
-        finite: that holds for the subtree under this path alone, e.g. `".agent"` or `"['a'].b"`, and the rest may hold
-            anything; for the whole tree where nothing stands under it.
+        keep: how many to keep; older ones are removed after this one is saved.
+        overwrite: replace a checkpoint of the same step, and all later ones.
+        allow_nonfinite: save NaN and infinities too; otherwise a float leaf that holds one is an error, so that a bad
+            checkpoint never replaces the last good one.
+        finite: the path of the subtree that must be finite, e.g. `".agent"` or `"['a'].b"`; the whole tree if it is None or
+            has no leaves.
 
     Raises:
-        CheckpointError: nothing was saved, and why; existing checkpoints are untouched.
+        CheckpointError: nothing was saved, and why; existing checkpoints are unchanged.
         TypeError: `step` or `keep` is no integer.
         ValueError: `step` is negative, or `keep` below 1.
     """
@@ -95,9 +98,9 @@ def save(
     encoded_meta(meta)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with layout.one_saver(root):
-            _refuse_conflicts(root, step, overwrite)
-            with layout.aside(root, step) as path:
+        with layout.lock_directory(root):
+            _check_conflicts(root, step, overwrite)
+            with layout.staged_directory(root, step) as path:
                 _write(path, leaves, step, meta, set() if allow_nonfinite else _subtree(leaves, finite))
             final = root / layout.directory_name(step)
             _read_manifest(final)
@@ -108,19 +111,19 @@ def save(
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
-    """The steps of which a complete-looking checkpoint is there, in order; hashes are left to `restore`.
+    """The steps of all checkpoints with complete files, in order; `restore` checks the hashes.
 
     Raises:
-        CheckpointError: the directory cannot be read; one that does not exist has none.
+        CheckpointError: the directory cannot be read; a missing one has no steps.
     """
-    return sorted(step for step, path in layout.find(Path(directory)).items() if layout.looks_complete(path))
+    return sorted(step for step, path in layout.find(Path(directory)).items() if layout.is_complete(path))
 
 
 def read_manifest(directory: str | os.PathLike[str], *, step: int | None = None) -> Manifest:
-    """What the checkpoint of this step, or the newest with a valid manifest, says of itself.
+    """The manifest of the checkpoint of this step, or of the newest valid one.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or of a newer format.
+        CheckpointError: there is none, or it is damaged or of a newer format.
     """
     return _newest(Path(directory), step, _read_manifest)
 
@@ -128,26 +131,26 @@ def read_manifest(directory: str | os.PathLike[str], *, step: int | None = None)
 def restore(directory: str | os.PathLike[str], like: Any, *, step: int | None = None, prefix: str | None = None) -> Restored:
     """Read a checkpoint into the structure of `like`, every byte verified.
 
-    Without `step` it is the newest valid one: each damaged one on the way is named in a warning. There is no fresh start:
-    nothing valid is an error. Leaves become JAX arrays on the default device (keys typed again) where `like` has a JAX
+    Without `step` it is the newest valid one; a warning names each damaged one that was skipped. No valid one is an error.
+    Leaves become JAX arrays on the default device (keys typed again) where `like` has a JAX
     array or a `ShapeDtypeStruct`; NumPy arrays and Python scalars where it has those. No dtype ever changes.
 
     Args:
-        directory: the one given to `save`.
-        like: a tree of arrays or `ShapeDtypeStruct`s (`jax.eval_shape` makes them); its values are not used.
-        step: exactly this one; if it is damaged, that is an error.
-        prefix: restore the subtree that stands under this path, e.g. `".agent"` or `"['a'].b"` (a bare name is an
+        directory: the one passed to `save`.
+        like: a tree of arrays or `ShapeDtypeStruct`s (`jax.eval_shape` makes them); its values are ignored.
+        step: read exactly this one; damage is an error.
+        prefix: restore only the subtree under this path, e.g. `".agent"` or `"['a'].b"` (a bare name is an
             attribute's); `like` is that subtree.
 
     Raises:
-        CheckpointError: nothing valid is there; a newer format; or `like` differs, every difference in one message.
+        CheckpointError: no valid checkpoint; a newer format; or `like` differs, with every difference in one message.
     """
     prefix = None if prefix is None else _path(prefix)
     wanted, structure = codec.flatten(like, prefix or "")
 
     def load(path: Path) -> Restored:
         manifest = _read_manifest(path)
-        _refuse_differences(path, manifest.leaves, wanted, prefix)
+        _check_leaves(path, manifest.leaves, wanted, prefix)
         values = _read_arrays(path, manifest, wanted)
         return Restored(jax.tree_util.tree_unflatten(structure, values), manifest.meta, manifest.step)
 
@@ -155,10 +158,10 @@ def restore(directory: str | os.PathLike[str], like: Any, *, step: int | None = 
 
 
 def _newest(root: Path, step: int | None, load: Callable[[Path], T]) -> T:
-    """`load` of the checkpoint of this step, or of the newest one that it does not find damaged."""
+    """The result of `load` for the checkpoint of this step, or for the newest undamaged one."""
     found = layout.find(root)
     if step is not None and step not in found:
-        raise CheckpointError(f"{root}: no checkpoint of step {step}; {layout.listing(root, found)}")
+        raise CheckpointError(f"{root}: no checkpoint of step {step}; {layout.describe_steps(root, found)}")
     damage: list[str] = []
     for number in sorted(found, reverse=True) if step is None else [step]:
         try:
@@ -167,19 +170,19 @@ def _newest(root: Path, step: int | None, load: Callable[[Path], T]) -> T:
             damage.append(str(error))
             continue
         if damage:
-            warnings.warn(f"went back to the checkpoint of step {number}; not usable: {'; '.join(damage)}", stacklevel=3)
+            warnings.warn(f"using the checkpoint of step {number}; damaged: {'; '.join(damage)}", stacklevel=3)
         return result
-    raise CheckpointError("; ".join([f"{root}: no valid checkpoint", *damage, layout.listing(root, found)]))
+    raise CheckpointError("; ".join([f"{root}: no valid checkpoint", *damage, layout.describe_steps(root, found)]))
 
 
-def _refuse_conflicts(root: Path, step: int, overwrite: bool) -> None:
+def _check_conflicts(root: Path, step: int, overwrite: bool) -> None:
     found = layout.find(root)
-    if step in found and not layout.is_ours(found[step]):
-        raise CheckpointError(f"{found[step]}: is in the way and no checkpoint of polyak's; nothing was saved")
+    if step in found and not layout.has_only_checkpoint_files(found[step]):
+        raise CheckpointError(f"{found[step]}: exists and is not a polyak checkpoint; nothing was saved")
     later = [s for s, path in found.items() if s >= step and not overwrite and _damage(path) is None]
     if later:
         raise CheckpointError(
-            f"{root}: step {step} is not after step {max(later)}, which is already there; "
+            f"{root}: step {step} must be greater than the saved step {max(later)}; "
             "save a later step, or pass overwrite=True to replace it"
         )
 
@@ -190,13 +193,13 @@ def _subtree(leaves: Sequence[tuple[Leaf, Any]], prefix: str | None) -> set[str]
     return paths if prefix is None else {path for path in paths if _under(path, _path(prefix))} or paths
 
 
-def _write(aside: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:
-    """The three files of a checkpoint, into an empty directory; the leaves of these paths must be finite."""
+def _write(directory: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:
+    """Write the three files of a checkpoint into an empty directory; the leaves of these paths must be finite."""
     described = tuple(leaf for leaf, _ in leaves)
     header = arrays_header(described)
     digest = hashlib.sha256(header)
     bad = [leaf.path for leaf in described if leaf.kind == "float" and leaf.path in finite and not np.isfinite(leaf.value)]
-    with new_file(aside / ARRAYS) as file:
+    with new_file(directory / ARRAYS) as file:
         file.write(header)
         for leaf, value in leaves:
             if leaf.in_file:
@@ -204,13 +207,13 @@ def _write(aside: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dic
                 bad += [leaf.path] if leaf.path in finite and not codec.is_finite(data) else []
                 _write_hashed(file, digest, data)
     if bad:
-        names = ", ".join(path or "the tree" for path in bad)
+        names = ", ".join(codec.leaf_name(path) for path in bad)
         raise CheckpointError(f"step {step}: NaN or infinity in {names}; nothing was saved (allow_nonfinite=True would)")
     size = len(header) + sum(leaf.nbytes for leaf in described)
     text = write_manifest(Manifest(FORMAT, library_version(), step, described, size, digest.hexdigest(), machine_shape(), meta))
-    with new_file(aside / MANIFEST) as file:
+    with new_file(directory / MANIFEST) as file:
         file.write(text)
-    with new_file(aside / COMMIT) as file:
+    with new_file(directory / COMMIT) as file:
         file.write(_commitment(text))
 
 
@@ -228,7 +231,7 @@ def _write_hashed(file: BinaryIO, digest: Any, data: npt.NDArray[Any]) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """The directory of one checkpoint, itself no link; files are opened relative to it, and what is wrong is damage."""
+    """A descriptor of the directory of one checkpoint, not through a link; any error inside the block is `Damage`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
@@ -236,7 +239,7 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         yield descriptor
     except FileNotFoundError as error:
-        raise Damage(f"{path}: has no {error.filename}; damaged, or no checkpoint of polyak's") from None
+        raise Damage(f"{path}: has no {error.filename}; damaged, or not a polyak checkpoint") from None
     except (OSError, ValueError) as error:
         raise Damage(f"{path}: {error}") from None
     finally:
@@ -260,7 +263,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, Any]]) -> list[Any]:
-    """The wanted leaves; the whole file is read and hashed, one leaf in memory at a time."""
+    """The wanted leaves; the whole file is hashed, with one leaf in memory at a time."""
     like = {leaf.path: value for leaf, value in wanted}
     values = {leaf.path: leaf.value for leaf in manifest.leaves}
     with _opened(path) as directory, open_regular(ARRAYS, dir_fd=directory) as file:
@@ -272,14 +275,14 @@ def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, An
             data = _read_hashed(file, digest, leaf.nbytes, whole=leaf.path in like)
             if leaf.path in like and leaf.in_file:
                 array = data.view(leaf.data_dtype).reshape(leaf.data_shape)
-                values[leaf.path] = codec.as_wanted(leaf, array, like[leaf.path])
+                values[leaf.path] = codec.from_host(leaf, array, like[leaf.path])
         if file.read(1) or digest.hexdigest() != manifest.sha256:
             raise Damage(f"{path}: {ARRAYS} has another SHA-256 than {MANIFEST} says")
     return [values[leaf.path] for leaf, _ in wanted]
 
 
 def _read_hashed(file: BufferedReader, digest: Any, size: int, *, whole: bool) -> npt.NDArray[Any]:
-    """The next `size` bytes; unless the whole is wanted, piece by piece through one small buffer."""
+    """The next `size` bytes; with `whole=False` they are only hashed, through one small buffer."""
     data = np.empty(size if whole else min(size, _CHUNK), np.uint8)
     for start in range(0, size, _CHUNK):
         offset = start if whole else 0
@@ -301,18 +304,18 @@ def _damage(path: Path, *, hashes: bool = True) -> str | None:
     return None
 
 
-def _refuse_differences(path: Path, saved: Sequence[Leaf], wanted: Sequence[tuple[Leaf, Any]], prefix: str | None) -> None:
+def _check_leaves(path: Path, saved: Sequence[Leaf], wanted: Sequence[tuple[Leaf, Any]], prefix: str | None) -> None:
     found = [leaf for leaf in saved if prefix is None or _under(leaf.path, prefix)]
     if prefix and not found:
         tops = sorted({re.split(r"(?<=.)[.\[]", leaf.path)[0] for leaf in saved})
-        raise CheckpointError(f"{path}: nothing stands under {prefix!r}; the top level has {', '.join(tops)}")
+        raise CheckpointError(f"{path}: has no leaves under {prefix!r}; the top level has {', '.join(tops)}")
     lines = codec.differences(found, wanted)
     if lines:
-        raise CheckpointError(f"{path} does not hold what was asked for:\n  " + "\n  ".join(lines))
+        raise CheckpointError(f"{path} does not match the requested tree:\n  " + "\n  ".join(lines))
 
 
 def _path(prefix: str) -> str:
-    """A bare name is an attribute's."""
+    """The prefix as a path; a bare name is an attribute's."""
     return prefix if not prefix or prefix[0] in ".[" else f".{prefix}"
 
 

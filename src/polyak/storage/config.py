@@ -1,15 +1,15 @@
-"""Settings to and from JSON: frozen dataclasses under their class's name, built again only from classes the caller allows."""
+"""Settings to and from JSON: frozen dataclasses by class name, built only from classes that the caller allows."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from polyak.core.names import unknown_name
-from polyak.storage.json import decode, encode, refuse
+from polyak.storage.json import decode, encode, reject
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be read: where in it, what was got, what was wanted."""
+    """A configuration that cannot be read: the path in it, the value, and what it must be."""
 
 
 def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> Any:
@@ -19,8 +19,8 @@ def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> 
     `polyak.storage.json` (scalar JAX arrays as numbers; what JSON lacks under a tag such as `{"$float": "nan"}`).
 
     Args:
-        on_unknown: what becomes of an object that cannot be written (a function, say): an error, or a description
-            `{"$unsupported": "<function ...>"}`, which `from_json` refuses by name.
+        on_unknown: how an object that cannot be written (a function, for example) is handled: an error, or a description
+            `{"$unsupported": "<function ...>"}`, which `from_json` rejects by name.
 
     Raises:
         TypeError: an object that cannot be written, with the path of its field.
@@ -35,22 +35,22 @@ def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> 
             fields = [field.name for field in dataclasses.fields(value) if field.init]
             parts = {name: encode(getattr(value, name), f"{path}.{name}", object_to_json) for name in fields}
             return {"$class": type(value).__name__, **parts}
-        return {"$unsupported": repr(value)[:200]} if on_unknown == "describe" else refuse(value, path)
+        return {"$unsupported": repr(value)[:200]} if on_unknown == "describe" else reject(value, path)
 
     return encode(obj, type(obj).__name__, object_to_json)
 
 
 def from_json(data: Any, classes: Mapping[str, type], *, what: str = "config") -> Any:
-    """The object that `to_json` was given; nothing but the given classes is ever built, and no name is ever looked up.
+    """The object that `to_json` wrote; only the given classes are built, and no name is imported.
 
     Args:
-        data: JSON data, as `to_json` returned it or a file held it.
+        data: JSON data from `to_json` or a file.
         classes: the dataclasses that may be built, by name.
-        what: how errors call the data, e.g. a file's name.
+        what: its name in errors, e.g. a file's.
 
     Raises:
         ConfigError: malformed data; a class that is not among `classes`; a field that does not exist, with the nearest
-            one; what a class's constructor refuses.
+            one; an error of a class's constructor.
 
     >>> from polyak.core.spaces import Discrete
     >>> from_json({"$class": "Discrete", "n": 3}, {"Discrete": Discrete})

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie, and how they come and go, so that a kill at any moment leaves whole ones only."""
+"""The directory of checkpoints: names, atomic replacement and pruning, so that a kill at any moment leaves whole ones only."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from polyak.storage.lock import LockedError, acquire
 ARRAYS, MANIFEST, COMMIT = "arrays.safetensors", "manifest.json", "COMMIT"
 
 _NAME = re.compile(r"\d{12,}\Z", re.ASCII)
-_ASIDE, _REPLACED = ".tmp-", ".replaced-"
+_STAGING, _REPLACED = ".tmp-", ".replaced-"
 
 
 def directory_name(step: int) -> str:
@@ -25,12 +25,12 @@ def directory_name(step: int) -> str:
 
 
 def step_of(path: Path) -> str:
-    """The name under which a checkpoint was saved, also while it is being replaced."""
+    """The name that a checkpoint was saved under, also while it is being replaced."""
     return path.name.removeprefix(_REPLACED)
 
 
 def find(root: Path) -> dict[int, Path]:
-    """Everything named like a checkpoint, by step; one that was being replaced stands in until its successor is there.
+    """Every path named like a checkpoint, by step; one that was being replaced counts until its successor exists.
 
     Raises:
         CheckpointError: the directory cannot be read; one that does not exist has no checkpoints.
@@ -41,74 +41,76 @@ def find(root: Path) -> dict[int, Path]:
         return {}
     except OSError as error:
         raise CheckpointError(f"{root}: cannot be read: {error}") from error
-    stand_ins = {name.removeprefix(_REPLACED): name for name in names if name.startswith(_REPLACED)}
-    paths = stand_ins | {name: name for name in names}
+    replaced = {name.removeprefix(_REPLACED): name for name in names if name.startswith(_REPLACED)}
+    paths = replaced | {name: name for name in names}
     return {int(n): root / path for n, path in paths.items() if _NAME.match(n) and directory_name(int(n)) == n}
 
 
-def listing(root: Path, found: Iterable[int]) -> str:
-    """What is there, in words."""
+def describe_steps(root: Path, found: Iterable[int]) -> str:
+    """The steps found, for an error."""
     steps = ", ".join(map(str, sorted(found)))
-    return f"there are steps {steps}" if steps else "no checkpoint is there" if root.is_dir() else "there is no such directory"
+    return (
+        f"there are steps {steps}" if steps else "there are no checkpoints" if root.is_dir() else "there is no such directory"
+    )
 
 
-def looks_complete(path: Path) -> bool:
-    """A directory with the three files of a checkpoint, none of them a link."""
+def is_complete(path: Path) -> bool:
+    """Whether the directory has the three files of a checkpoint, none of them a link."""
     files = (path / name for name in (ARRAYS, MANIFEST, COMMIT))
     return path.is_dir() and not path.is_symlink() and all(f.is_file() and not f.is_symlink() for f in files)
 
 
-def is_ours(path: Path) -> bool:
-    """A directory that holds nothing but (parts of) a checkpoint, so that removing it loses nothing of anyone else's."""
+def has_only_checkpoint_files(path: Path) -> bool:
+    """Whether the directory holds nothing but files of a checkpoint, so that removing it loses nothing else."""
     return path.is_dir() and not path.is_symlink() and set(os.listdir(path)) <= {ARRAYS, MANIFEST, COMMIT}
 
 
 @contextmanager
-def one_saver(root: Path) -> Iterator[None]:
-    """The directory to ourselves, tidied of what killed saves left; a killed saver holds nothing.
+def lock_directory(root: Path) -> Iterator[None]:
+    """Lock the directory for one save, and remove what killed saves left.
 
     Raises:
-        CheckpointError: another save is under way.
+        CheckpointError: another save is running.
     """
     try:
         lock = acquire(root / ".lock")
     except LockedError as error:
         raise CheckpointError(f"{root}: is being saved into {error}; give each run its own directory") from None
     try:
-        _tidy(root)
+        _remove_leftovers(root)
         yield
     finally:
         lock.release()
 
 
-def _tidy(root: Path) -> None:
+def _remove_leftovers(root: Path) -> None:
     for name in os.listdir(root):
         successor = root / name.removeprefix(_REPLACED)
         if name.startswith(_REPLACED) and not successor.exists():
             os.rename(root / name, successor)
-        elif name.startswith((_ASIDE, _REPLACED)):
+        elif name.startswith((_STAGING, _REPLACED)):
             shutil.rmtree(root / name, ignore_errors=True)
 
 
 @contextmanager
-def aside(root: Path, step: int) -> Iterator[Path]:
-    """A fresh directory to write into; when the block is left well it takes its place, else it is removed."""
-    path = _aside_path(root, step)
+def staged_directory(root: Path, step: int) -> Iterator[Path]:
+    """A new directory to write into, renamed to its final name when the block succeeds, removed when it fails."""
+    path = _staging_path(root, step)
     try:
         path.mkdir(mode=0o700)
         yield path
         sync_directory(path)
-        _put_in_place(path, root / directory_name(step))
+        _publish(path, root / directory_name(step))
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
 
 
-def _aside_path(root: Path, step: int) -> Path:
-    return root / f"{_ASIDE}{directory_name(step)}-{secrets.token_hex(4)}"
+def _staging_path(root: Path, step: int) -> Path:
+    return root / f"{_STAGING}{directory_name(step)}-{secrets.token_hex(4)}"
 
 
-def _put_in_place(path: Path, final: Path) -> None:
+def _publish(path: Path, final: Path) -> None:
     replaced = final.with_name(_REPLACED + final.name)
     if final.exists():
         os.rename(final, replaced)
@@ -117,17 +119,17 @@ def _put_in_place(path: Path, final: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def prune(root: Path, step: int, keep: int, is_whole: Callable[[Path], bool]) -> None:
-    """Keep the newest `keep` that are whole up to this step; what is later was overwritten, or is damaged."""
+def prune(root: Path, step: int, keep: int, is_valid: Callable[[Path], bool]) -> None:
+    """Keep the newest `keep` undamaged checkpoints up to this step; later ones were overwritten or are damaged."""
     found = find(root)
-    whole = sorted((s for s, path in found.items() if s <= step and is_whole(path)), reverse=True)
-    oldest = whole[:keep][-1]
+    valid = sorted((s for s, path in found.items() if s <= step and is_valid(path)), reverse=True)
+    oldest = valid[:keep][-1]
     for number, path in found.items():
         try:
-            if (number > step or number < oldest) and is_ours(path):
-                # Renamed first: a kill while deleting leaves no half a checkpoint under its name.
-                gone = _aside_path(root, number)
-                os.rename(path, gone)
-                shutil.rmtree(gone)
+            if (number > step or number < oldest) and has_only_checkpoint_files(path):
+                # Renamed first: a kill while deleting leaves no partial checkpoint under its name.
+                staging = _staging_path(root, number)
+                os.rename(path, staging)
+                shutil.rmtree(staging)
         except OSError as error:
             warnings.warn(f"{path}: this old checkpoint could not be removed: {error}", stacklevel=2)

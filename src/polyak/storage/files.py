@@ -1,4 +1,4 @@
-"""Files that survive kills, full disks and planted links: read with limits, written aside, synced, then renamed."""
+"""Files that survive kills, full disks and planted links: limits on reading; temporary files, synced and renamed."""
 
 import errno
 import json
@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 MAX_DEPTH = 64
-"""How deep a JSON document may nest: far more than polyak writes, far less than Python's stack."""
+"""The deepest nesting of a JSON document: far more than polyak writes, far less than Python's stack."""
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedReader:
-    """Open a regular file for reading; never through a symbolic link, never a pipe or a device.
+    """Open a regular file for reading: not a symbolic link, a pipe or a device.
 
     Raises:
         ValueError: it is one of those.
@@ -32,7 +32,7 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedRead
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ValueError(f"{path} is a symbolic link; a plain file was expected") from None
+            raise ValueError(f"{path} is a symbolic link; must be a plain file") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -41,7 +41,7 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedRead
 
 
 def read_bytes(path: str | Path, *, limit: int, dir_fd: int | None = None) -> bytes:
-    """All of a regular file of at most `limit` bytes.
+    """The contents of a regular file of at most `limit` bytes.
 
     Raises:
         ValueError: it is larger, or no regular file.
@@ -59,10 +59,10 @@ def parse_json(data: bytes, what: str) -> Any:
     """Strict JSON: UTF-8, no NaN or Infinity, no number that overflows, no key twice, no deep nesting.
 
     Args:
-        what: how errors call it, usually the file's name.
+        what: its name in errors, usually the file's.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: the data are not strict JSON.
     """
     if _depth(data) > MAX_DEPTH:
         raise ValueError(f"{what}: JSON nested more than {MAX_DEPTH} deep")
@@ -75,11 +75,11 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def dump_json(value: Any, what: str, *, indent: int | None = 2) -> bytes:
-    """`value` as JSON that `parse_json` reads back, with a newline at the end.
+    """`value` as JSON that `parse_json` can read back, with a newline at the end.
 
     Raises:
         ValueError: NaN or an infinity, or nested too deeply to be read back.
-        TypeError: something that is not JSON data.
+        TypeError: it is not JSON data.
     """
     try:
         data = json.dumps(value, allow_nan=False, indent=indent).encode() + b"\n"
@@ -92,7 +92,7 @@ def dump_json(value: Any, what: str, *, indent: int | None = 2) -> bytes:
 
 
 def _depth(data: bytes) -> int:
-    """How deep the brackets outside strings nest; exact up to the first error in the JSON."""
+    """The deepest nesting of brackets outside strings; exact up to the first error in the JSON."""
     text = np.frombuffer(_STRING.sub(b"", data), np.uint8)
     opens, closes = np.isin(text, list(b"[{")), np.isin(text, list(b"]}"))
     return int(np.max(np.cumsum(opens.astype(np.int32) - closes), initial=0))
@@ -102,7 +102,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one object")
+        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
     return result
 
 
@@ -119,7 +119,7 @@ def _no_constant(name: str) -> Any:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that did not exist, readable by its owner alone; on the disk when the block is left."""
+    """A new file, readable by its owner alone, synced to the disk at the end of the block."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         yield file
@@ -128,14 +128,14 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
-    """Replace the file as a whole: a reader, or a kill at any moment, finds the old bytes or the new ones.
+    """Replace a file whole: a reader, or a kill at any moment, finds the old bytes or the new ones.
 
     Args:
-        shared: others may write the same file at once, for no lock keeps them away; each writes aside under a name of its own.
-            What a kill leaves aside stays there, while the one name that is not shared is cleared by the next write.
+        shared: other processes may write the same file at the same time; the temporary file gets a random name. After a kill
+            it stays, whereas a fixed name is reused by the next write.
 
     Raises:
-        OSError: the disk is full, say; the old file is untouched.
+        OSError: for example, the disk is full; the old file is unchanged.
     """
     own = f".{secrets.token_hex(8)}" if shared else ""
     aside = path.with_name(f".{path.name}{own}.aside")
@@ -151,10 +151,10 @@ def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add `data` at the end of the file, wholly or not at all.
+    """Append all of `data` to the file, or nothing.
 
     Raises:
-        OSError: the disk is full, say; the file is as it was.
+        OSError: for example, the disk is full; the file is unchanged.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
@@ -171,7 +171,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Put the directory's entries (a rename, say) on the disk."""
+    """Sync a directory's entries (after a rename, for example) to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

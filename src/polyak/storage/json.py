@@ -28,13 +28,13 @@ DTYPES: dict[str, Dtype] = {
         ],
     )
 }
-"""Every dtype that is written, by name: numbers and bools, so that no bytes from a file ever become objects."""
+"""Every dtype that is written, by name: numbers and bools, so that bytes from a file never become objects."""
 
 EXACT_INT = 2**53
-"""Beyond this, readers that hold numbers as doubles would change an integer; it is written as text."""
+"""Larger integers are written as text: readers that hold numbers as doubles would change them."""
 
 MAX_FILL_BYTES = 256 * 2**20
-"""How much memory the arrays written as one repeated value may take together, when read from one document."""
+"""The memory that all arrays stored as one repeated value may take when one document is read."""
 
 _READABLE = 64
 _HEX = re.compile(r"-?0x[0-9a-f]+\Z")
@@ -43,27 +43,27 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 Handler = Callable[[Any, str], Any]
 
 
-def refuse(value: Any, path: str) -> Any:
+def reject(value: Any, path: str) -> Any:
     """The handler for objects that are not plain data: an error."""
     raise TypeError(
-        f"{path}: cannot write a {type(value).__name__}; wanted dicts, lists, tuples, numbers, strings, bools, None or arrays"
+        f"{path}: must be dicts, lists, tuples, numbers, strings, bools, None or arrays, got a {type(value).__name__}"
     )
 
 
-def _refuse_class(value: Any, path: str) -> Any:
+def _reject_class(value: Any, path: str) -> Any:
     name = value.get("$class", value.get("$unsupported"))
-    raise ValueError(f"{path}: holds an object ({str(name)[:80]!r}); only plain data was expected")
+    raise ValueError(f"{path}: must be plain data, got an object ({str(name)[:80]!r})")
 
 
-def encode(value: Any, path: str, other: Handler = refuse) -> Any:
+def encode(value: Any, path: str, other: Handler = reject) -> Any:
     """JSON data from which `decode` makes an equal value.
 
-    Dicts, lists, strings, bools, None, finite floats and small integers stand as they are; the rest under a tag that
+    Dicts, lists, strings, bools, None, finite floats and small integers are written directly, the rest under a tag that
     starts with `$`. Scalar JAX arrays become numbers, larger ones NumPy arrays; NumPy scalars keep their dtype.
 
     Args:
-        path: how errors call the value; what lies in it is called `path.key` and `path[0]`.
-        other: called with every object that is not plain data, and its path; returns JSON data or raises.
+        path: the name of the value in errors; parts of it are `path.key` and `path[0]`.
+        other: called with each object that is not plain data, and its path; returns JSON data or raises.
 
     Raises:
         TypeError: from `other`.
@@ -119,9 +119,9 @@ def _array(array: npt.NDArray[Any]) -> dict[str, Any]:
     form: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
     readable = array.dtype.kind in "biuf" and array.dtype.name != "float8_e5m2" and not np.any(np.isnan(array))
     if readable and array.size <= _READABLE:
-        return form | {"values": [_encode(x, "", refuse) for x in array.ravel().tolist()]}
+        return form | {"values": [_encode(x, "", reject) for x in array.ravel().tolist()]}
     if readable and data == data[: array.itemsize] * array.size:
-        return form | {"fill": _encode(array.flat[0].item(), "", refuse)}
+        return form | {"fill": _encode(array.flat[0].item(), "", reject)}
     return form | {"base64": base64.b64encode(data).decode()}
 
 
@@ -130,7 +130,7 @@ def _join(path: str, key: str) -> str:
 
 
 class _Decoder:
-    """One document being read: the handler of its `$class` objects, and the memory that its fills may still take."""
+    """Reads one document: `other` handles its `$class` objects; counts the memory of its fills."""
 
     def __init__(self, other: Handler) -> None:
         self.other = other
@@ -147,7 +147,7 @@ class _Decoder:
         if tag in ("$class", "$unsupported"):
             return self.other({k: v if k.startswith("$") else self.decode(v, _join(path, k)) for k, v in data.items()}, path)
         if len(data) != 1:
-            raise ValueError(f"{path}: {tag} must stand alone, got {', '.join(sorted(data))}")
+            raise ValueError(f"{path}: {tag} must be the only key, got {', '.join(sorted(data))}")
         try:
             return self.tagged(tag, data[tag], path)
         except (TypeError, KeyError, ArithmeticError) as error:
@@ -195,16 +195,16 @@ class _Decoder:
         return np.full(shape, _number(self.decode(content["fill"], path), dtype, path), dtype)
 
 
-def decode(data: Any, path: str, other: Handler = _refuse_class) -> Any:
-    """The value that `encode` was given; only plain data and what `other` returns ever come out.
+def decode(data: Any, path: str, other: Handler = _reject_class) -> Any:
+    """The value that `encode` encoded: only plain data and results of `other`.
 
     Args:
-        data: what `parse_json` returned.
-        path: how errors call it.
-        other: called with every `$class` or `$unsupported` object (its fields decoded) and its path.
+        data: JSON data from `parse_json`.
+        path: its name in errors.
+        other: called with each `$class` or `$unsupported` object, whose fields are decoded, and its path.
 
     Raises:
-        ValueError: malformed data; nothing is allocated beyond what the document holds or `MAX_FILL_BYTES`.
+        ValueError: malformed data; at most the size of the document plus `MAX_FILL_BYTES` is allocated.
     """
     return _Decoder(other).decode(data, path)
 
@@ -213,10 +213,10 @@ def checked_shape(shape: Any, path: str) -> tuple[int, ...]:
     """A shape read from a file, as a tuple of sane dimensions.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a shape.
     """
     whole = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
-    # Dimensions of 0 aside: NumPy refuses what it could not address, even if it is empty.
+    # Without dimensions of 0: NumPy rejects sizes that it cannot address, even of an empty array.
     if not whole or math.prod(max(n, 1) for n in shape) > 2**48:
         raise ValueError(f"{path}: a shape is a list of at most 32 dimensions and 2^48 entries, got {str(shape)[:80]}")
     return tuple(shape)

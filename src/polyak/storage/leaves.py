@@ -1,4 +1,4 @@
-"""The leaves of a pytree as a checkpoint names, stores and compares them."""
+"""The leaves of a pytree: how a checkpoint names, stores and compares them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ Kind = Literal["array", "key", "bool", "int", "float"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
-"""The PRNG implementations of JAX, and how many uint32 words a key of each has."""
+"""The number of uint32 words of a key, by PRNG implementation."""
 
 _SCALARS: dict[type, Kind] = {bool: "bool", int: "int", float: "float"}
 _MOST_DIFFERENCES = 200
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be written, or what is on the disk is not what was asked for."""
+    """A checkpoint cannot be saved, or the one on the disk is damaged or does not match."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is known of a leaf without its data.
+    """A leaf without its data.
 
     Attributes:
-        path: where it stands in the tree, as `jax.tree_util.keystr` writes it: `.agent['params'].kernel[0]`.
+        path: its path in the tree, as `jax.tree_util.keystr` writes it: `.agent['params'].kernel[0]`.
         kind: an array, typed PRNG keys, or a Python scalar.
         dtype: of an array.
         shape: of an array, or of an array of keys.
@@ -50,7 +50,7 @@ class Leaf:
 
     @property
     def in_file(self) -> bool:
-        """Its data are in the file of arrays; a Python scalar's are in the manifest."""
+        """Whether its data are in the file of arrays; a Python scalar is in the manifest."""
         return self.kind in ("array", "key")
 
     @property
@@ -75,22 +75,27 @@ class Leaf:
         return f"{name}[{','.join(map(str, self.shape))}]"
 
 
+def leaf_name(path: str) -> str:
+    """The path of a leaf in errors; the only leaf of a tree has an empty one."""
+    return path or "the tree"
+
+
 def flatten(tree: Any, prefix: str = "", *, concrete: bool = False) -> tuple[list[tuple[Leaf, Any]], Any]:
     """Every leaf of the tree (arrays, `ShapeDtypeStruct`s, keys, Python scalars) with its description, and the structure.
 
     Args:
         prefix: what paths start with.
-        concrete: leaves must have values, so a `ShapeDtypeStruct` is none.
+        concrete: leaves must have values, so a `ShapeDtypeStruct` is rejected.
 
     Raises:
-        CheckpointError: a leaf is something else, or two leaves have one path.
+        CheckpointError: a leaf is something else, or two leaves have the same path.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     named = [(prefix + jax.tree_util.keystr(path), value) for path, value in leaves]
     described = [(_describe(path, value, concrete), value) for path, value in named]
     if len({leaf.path for leaf, _ in described}) < len(described):
         paths = [leaf.path for leaf, _ in described]
-        raise CheckpointError(f"two leaves have the path {next(p for p in paths if paths.count(p) > 1)!r}")
+        raise CheckpointError(f"two leaves have the same path {next(p for p in paths if paths.count(p) > 1)!r}")
     return described, structure
 
 
@@ -101,13 +106,15 @@ def _describe(path: str, value: Any, concrete: bool) -> Leaf:
         return Leaf(path, _SCALARS[type(value)], value=value)
     known = isinstance(value, jax.Array | np.ndarray | np.generic) or (isinstance(value, jax.ShapeDtypeStruct) and not concrete)
     if not known:
-        raise CheckpointError(f"leaf {path}: a {type(value).__name__}; wanted an array, PRNG keys, or a bool, int or float")
+        raise CheckpointError(
+            f"{leaf_name(path)} must be an array, PRNG keys, or a bool, int or float, got a {type(value).__name__}"
+        )
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return Leaf(path, "key", shape=value.shape, impl=_implementation(path, value.dtype))
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        raise CheckpointError(f"leaf {path}: parts of it lie on other hosts; gather it first")
+        raise CheckpointError(f"{leaf_name(path)} is split over hosts; gather it first")
     if str(value.dtype) not in DTYPES:
-        raise CheckpointError(f"leaf {path}: dtype {value.dtype} cannot be stored; wanted a native number or bool")
+        raise CheckpointError(f"{leaf_name(path)} must be a native number or bool, got dtype {value.dtype}")
     return Leaf(path, "array", dtype=str(value.dtype), shape=value.shape)
 
 
@@ -120,7 +127,7 @@ def _implementation(path: str, dtype: Any) -> str:
     try:
         return _key_dtypes()[dtype]
     except KeyError:
-        raise CheckpointError(f"leaf {path}: keys of {dtype}; known are {', '.join(KEY_WORDS)}") from None
+        raise CheckpointError(f"{leaf_name(path)} must be keys of {', '.join(KEY_WORDS)}, got {dtype}") from None
 
 
 def to_host(value: Any) -> npt.NDArray[Any]:
@@ -131,12 +138,12 @@ def to_host(value: Any) -> npt.NDArray[Any]:
 
 
 def is_finite(array: npt.NDArray[Any]) -> bool:
-    """No NaN and no infinity; integers and bools are always finite."""
+    """Whether there is no NaN and no infinity; integers and bools are always finite."""
     return array.dtype.kind in "biu" or "int" in array.dtype.name or bool(np.all(np.isfinite(array)))
 
 
-def as_wanted(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
-    """Stored numbers as a leaf of the caller's tree: a JAX array or keys; a NumPy array where `like` is one."""
+def from_host(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
+    """Stored numbers as a JAX array or keys, or as a NumPy array where `like` is one."""
     if leaf.kind == "key":
         return jax.random.wrap_key_data(copy_buffers(data), impl=leaf.impl)
     if isinstance(like, np.ndarray):
@@ -147,13 +154,13 @@ def as_wanted(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
 def differences(saved: Iterable[Leaf], wanted: Iterable[tuple[Leaf, Any]]) -> list[str]:
     """One line for each leaf that is missing, extra, or of another kind, dtype or shape; none when all is equal."""
     here, there = {leaf.path: leaf for leaf in saved}, {leaf.path: leaf for leaf, _ in wanted}
-    lines = [f"{p or 'the tree'}: wanted {leaf}, missing in the checkpoint" for p, leaf in there.items() if p not in here]
-    lines += [f"{p or 'the tree'}: {leaf} in the checkpoint, not wanted" for p, leaf in here.items() if p not in there]
+    lines = [f"{leaf_name(p)}: wanted {leaf}, missing in the checkpoint" for p, leaf in there.items() if p not in here]
+    lines += [f"{leaf_name(p)}: {leaf} in the checkpoint, not wanted" for p, leaf in here.items() if p not in there]
     for path, leaf in there.items():
         if path in here and str(here[path]) != str(leaf):
-            lines.append(f"{path or 'the tree'}: {here[path]} in the checkpoint, wanted {leaf}")
+            lines.append(f"{leaf_name(path)}: {here[path]} in the checkpoint, wanted {leaf}")
     lines += [
-        f"{leaf.path or 'the tree'}: {leaf} does not fit into JAX now; set jax_enable_x64, or ask for a NumPy array"
+        f"{leaf_name(leaf.path)}: {leaf} needs 64 bits in JAX; set jax_enable_x64, or ask for a NumPy array"
         for leaf, like in wanted
         if leaf.kind == "array" and not _fits(leaf, like)
     ]

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its leaves, the hash and size of its files, who wrote it and where."""
+"""The manifest of a checkpoint: its leaves, hash and size of its files, library version and machine."""
 
 import json
 import re
@@ -11,10 +11,10 @@ from polyak.storage.json import DTYPES, checked_shape, decode, encode
 from polyak.storage.leaves import KEY_WORDS, KINDS, CheckpointError, Leaf
 
 FORMAT = 1
-"""The version of the layout; a reader refuses what is newer."""
+"""The version of the layout; newer ones are rejected."""
 
 MAX_BYTES = 32 * 2**20
-"""The largest manifest that is written or read; large data belongs into the tree."""
+"""The largest manifest that is written or read; large data belongs in the tree."""
 
 MAX_LEAVES = 50_000
 
@@ -28,7 +28,7 @@ _SAFETENSORS = {
 
 
 class Damage(CheckpointError):
-    """This checkpoint cannot be read; an older one may."""
+    """This checkpoint cannot be read; an older one may be readable."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Manifest:
     Attributes:
         format: version of the layout.
         library: version of polyak that wrote it.
-        step: environment steps, or whatever the caller counts.
+        step: environment steps, or another count of the caller.
         leaves: every leaf of the tree, in the order of the file.
         size: bytes of `arrays.safetensors`.
         sha256: its hash.
-        machine: platform and number of devices; the same numbers again are promised on the same ones.
-        meta: the caller's data.
+        machine: platform and number of devices; results are reproducible bit for bit only on the same.
+        meta: plain data of the caller.
     """
 
     format: int
@@ -57,9 +57,9 @@ class Manifest:
 
 
 def arrays_header(leaves: tuple[Leaf, ...]) -> bytes:
-    """The head of the safetensors file, which follows from the leaves alone.
+    """The header of the safetensors file, which follows from the leaves alone: readers compare it and never parse it.
 
-    So a reader compares it and never parses it. A dtype that safetensors lacks is stored as its bytes.
+    A dtype that safetensors lacks is stored as bytes.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": _HEADER}}
     end = 0
@@ -79,7 +79,7 @@ def write_manifest(manifest: Manifest) -> bytes:
     """The manifest as JSON.
 
     Raises:
-        CheckpointError: it would be too large to be read back, or `meta` is nested too deeply.
+        CheckpointError: it is too large to be read back, or `meta` is nested too deeply.
     """
     if len(manifest.leaves) > MAX_LEAVES:
         raise CheckpointError(f"{len(manifest.leaves)} leaves; a checkpoint holds at most {MAX_LEAVES}")
@@ -97,7 +97,7 @@ def write_manifest(manifest: Manifest) -> bytes:
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     if len(data) > MAX_BYTES:
-        raise CheckpointError(f"{MANIFEST} has {len(data)} bytes, at most {MAX_BYTES} are read; put large arrays into the tree")
+        raise CheckpointError(f"{MANIFEST} has {len(data)} bytes, at most {MAX_BYTES} are read; put large arrays in the tree")
     return data
 
 
@@ -105,7 +105,7 @@ def encoded_meta(meta: dict[str, Any]) -> Any:
     """The caller's data as JSON.
 
     Raises:
-        CheckpointError: something in it is not plain data.
+        CheckpointError: it is not plain data.
     """
     try:
         return encode(meta, "meta")
@@ -114,11 +114,11 @@ def encoded_meta(meta: dict[str, Any]) -> Any:
 
 
 def read_manifest_json(data: bytes, where: str, this_version: str) -> Manifest:
-    """The manifest, every part of it checked; its numbers agree with each other, but not yet with the files.
+    """The manifest, with every field validated; it is not compared with the files yet.
 
     Raises:
         CheckpointError: it is of a newer format.
-        Damage: it is no manifest of polyak's.
+        Damage: it is not a polyak manifest.
     """
     try:
         document = parse_json(data, MANIFEST)
@@ -143,7 +143,7 @@ def _checked(document: dict[str, Any], library: str) -> Manifest:
         raise ValueError(f"{MANIFEST}: {len(items)} leaves; at most {MAX_LEAVES} are read")
     leaves = tuple(_leaf_from_json(item) for item in items)
     if len({leaf.path for leaf in leaves}) < len(leaves):
-        raise ValueError(f"{MANIFEST}: two leaves have one path")
+        raise ValueError(f"{MANIFEST}: two leaves have the same path")
     declared = sum(leaf.nbytes for leaf in leaves)
     if len(arrays_header(leaves)) + declared != size:
         raise ValueError(f"{MANIFEST}: the leaves take {declared} bytes, which does not fit a file of {size}")
