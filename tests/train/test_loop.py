@@ -13,9 +13,11 @@ from polyak.core.struct import static, struct
 from polyak.core.types import Env
 from polyak.envs.autoreset import AutoReset
 from polyak.networks.adapters import FlaxNNX
+from polyak.train.jax_env_on_host import JaxEnvOnHost
 from polyak.train.loop import (
     Target,
     cached_per_env,
+    default_devices,
     env_reset_key,
     env_step_key,
     initial,
@@ -158,3 +160,10 @@ def test_what_is_made_of_an_agent_is_kept_unless_a_setting_may_have_changed():
         agent = dataclasses.replace(AGENT, network=network)
         assert (made(shape_of(agent, state)) is made(shape_of(agent, state))) == keeps
         assert made(shape_of(agent, state)) is not made(shape_of(agent, state[:1]))
+
+
+@pytest.mark.parametrize(("num_envs", "num_minibatches", "devices"), [(32, 1, 1), (64, 1, 2), (65, 1, 1), (64, 64 * 8, 1)])
+def test_default_is_two_devices_where_they_pay(num_envs, num_minibatches, devices):
+    agent = dataclasses.replace(AGENT, num_minibatches=num_minibatches)
+    assert default_devices(agent, AutoReset(ENV.dynamics, num_envs)) == devices
+    assert default_devices(agent, JaxEnvOnHost(AutoReset(ENV.dynamics, num_envs), KEY)) == 1

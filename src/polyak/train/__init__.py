@@ -13,7 +13,7 @@ from polyak.train.collect import collect
 from polyak.train.compiled_loop import compiled, compiled_seeds
 from polyak.train.evaluate import Evaluation, evaluate
 from polyak.train.host_loop import host
-from polyak.train.loop import LoopState, TrainingDiverged, TrainResult, initial
+from polyak.train.loop import LoopState, TrainingDiverged, TrainResult, default_devices, initial
 
 __all__ = [
     "Evaluation",
@@ -38,12 +38,19 @@ def run(
     key: PRNGKeyArray,
     callbacks: Sequence[Callback] = (),
     report_every: int | None = None,
-    devices: int = 1,
+    devices: int | None = None,
     resume_from: LoopState | None = None,
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
-    """Train in a JAX environment with `compiled`, in any other with `host`, which document the arguments."""
+    """Train in a JAX environment with `compiled`, in any other with `host`, which document the arguments.
+
+    Args:
+        devices: None picks two devices, as `polyak train` does, in a JAX environment with at least 64 copies where JAX has
+            them, otherwise one. On a CPU, JAX has as many as `JAX_NUM_CPU_DEVICES` (one by default), which it reads at start.
+    """
+    if devices is None:
+        devices = default_devices(agent, env)
     if isinstance(env, HostEnv):
         return host(
             agent,

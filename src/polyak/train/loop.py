@@ -182,6 +182,17 @@ def state_sharding(agent: Agent, mesh: Mesh) -> Any:
     return jax.tree.map(partial(NamedSharding, mesh), agent.partition(ENVS))
 
 
+def default_devices(agent: Agent, env: Env | HostEnv) -> int:
+    """Two devices where JAX has them and they pay: a JAX environment with at least 64 copies; otherwise one."""
+    if not isinstance(agent, Agent) or not isinstance(env, Env) or env.num_envs < 64 or env.num_envs % 2:
+        return 1
+    try:
+        agent.check(env.num_envs // 2)
+    except ValueError:
+        return 1
+    return min(2, jax.local_device_count())
+
+
 def mesh_over(devices: int, num_envs: int) -> Mesh | None:
     """A mesh of so many devices for the environments, or None for one.
 
