@@ -87,13 +87,13 @@ EPISODES = 100
 RETURN = "rollout/ep_rew_mean"
 HEADER = [
     "environment",
-    "`--suite`",
-    "env_steps",
-    "seeds",
     "mean return",
     "IQM (95% interval)",
     "target for the mean",
+    "seeds",
+    "env_steps",
     "env_steps/s",
+    "`--suite`",
 ]
 
 
@@ -165,13 +165,13 @@ def main() -> None:
     reached = None if suite.wanted is None else mean >= suite.wanted
     row = [
         suite.env,
-        f"`{args.suite}`",
-        f"{env_steps:,}",
-        str(len(returns)),
         f"{mean:.1f}",
         f"{iqm(returns):.1f} ({low:.1f}, {high:.1f})",
         "" if reached is None else f"{suite.wanted:g} ({suite.source}): {'yes' if reached else 'no'}",
+        str(len(returns)),
+        f"{env_steps:,}",
         f"{np.median([summary['fps'] for summary in summaries]):,.0f}",
+        f"`{args.suite}`",
     ]
     figures = {"returns": returns, "mean": mean, "iqm": iqm(returns), "interval": [low, high], "wanted": suite.wanted}
     result = {"benchmark": "learning", "suite": args.suite, "env": suite.env, "quick": args.quick, "seeds": seeds}
@@ -207,11 +207,11 @@ def train_by_recipe(recipe: str, env_id: str, env_steps: int, seed: int, episode
 def put_line(page: Path, row: Sequence[str]) -> None:
     """Replace the suite's line in the page's table, or append one."""
     line, lines = f"| {' | '.join(row)} |", page.read_text().splitlines()
-    same = [i for i, text in enumerate(lines) if text.startswith(f"| {row[0]} | {row[1]} |")]
+    same = [i for i, text in enumerate(lines) if text.startswith(f"| {row[0]} |") and text.endswith(f"| {row[-1]} |")]
     if same:
         lines[same[0]] = line
     else:
-        last = max(i for i, text in enumerate(lines) if text.startswith("|"))
+        last = max(i for i, text in enumerate(lines) if text.startswith("|") and text.count("|") == len(row) + 1)
         lines.insert(last + 1, line)
     aside = page.with_suffix(".aside")
     aside.write_text("\n".join(lines) + "\n")
