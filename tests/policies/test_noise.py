@@ -10,10 +10,10 @@ from polyak.core.types import Policy
 from polyak.ops.distributions import Deterministic
 from polyak.ops.schedules import Linear
 from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.info import with_info
 from polyak.policies.network_policy import Greedy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
 from polyak.policies.scripted import Uniform
-from polyak.policies.with_info import with_info
 from tests.copies.inner import BOX, DISCRETE, RESCALED, TREE, Inner, normal, time_step
 
 KEY = jax.random.key(7)

@@ -11,11 +11,11 @@ from scipy import stats
 from polyak.core.policy_faults import check_carry, failed_envs, has_error_flags
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Policy
+from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
 from polyak.policies.network_policy import Greedy
 from polyak.policies.noise import ActionSmoothing
 from polyak.policies.scripted import Scripted, Uniform
-from polyak.policies.with_info import with_info
 from tests.copies.inner import BOX, CHOICES, DISCRETE, OBS, RESCALED, TREE, Inner, normal, time_step
 
 KEY = jax.random.key(9)

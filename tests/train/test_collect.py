@@ -11,9 +11,9 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout
 from polyak.networks.actor_critic import mlp
 from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
 from polyak.policies.scripted import Scripted, Uniform
-from polyak.policies.with_info import with_info
 from polyak.train.collect import _program, _Watched, collect
 from tests.agents.rollouts import same_bits
 from tests.train.scripted import Scripted as ScriptedEnv
@@ -57,7 +57,7 @@ def test_an_agent_learns_from_the_rollout_of_another_policy():
     rollout = collect(Scripted(ENV.spec, [(NUM_STEPS, 1)]), ENV, NUM_STEPS, key=KEY)
     state = begun(agent, KEY)
     learned, metrics = jax.jit(PPO.update)(agent, state, rollout, KEY)
-    assert not same_bits(learned.variables, state.variables) and int(metrics["train/skipped_steps"]) == 0
+    assert not same_bits(learned.copies.online, state.copies.online) and int(metrics["train/skipped_steps"]) == 0
     assert int(learned.env_steps) == int(rollout.valid.sum()) > 0
 
 

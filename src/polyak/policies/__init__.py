@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+    from polyak.policies.info import WithInfo, with_info
     from polyak.policies.mixture import Mixture
     from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
     from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
     from polyak.policies.python.policy import PythonPolicy
     from polyak.policies.scripted import Scripted, Uniform
     from polyak.policies.stable_baselines import StableBaselinesPolicy
-    from polyak.policies.with_info import WithInfo, with_info
 
 __all__ = [
     "ActionSmoothing",
@@ -39,7 +39,7 @@ _MODULES = {
     "python.policy": ("PythonPolicy",),
     "scripted": ("Scripted", "Uniform"),
     "stable_baselines": ("StableBaselinesPolicy",),
-    "with_info": ("WithInfo", "with_info"),
+    "info": ("WithInfo", "with_info"),
 }
 
 

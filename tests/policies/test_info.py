@@ -11,12 +11,12 @@ import pytest
 from polyak.core.types import Policy
 from polyak.ops.updates import soft_update
 from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
 from polyak.policies.network_policy import DiscountedReturn, Greedy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
 from polyak.policies.python.policy import PythonPolicy
 from polyak.policies.scripted import Scripted, Uniform
-from polyak.policies.with_info import with_info
 from tests.agents.rollouts import same_bits
 from tests.copies.inner import DISCRETE, Inner
 from tests.policies.test_network_policy import BOX, KEY, REMEMBERS, SPEC, act, normalizer_of, policy_for, said, time_step
