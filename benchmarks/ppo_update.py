@@ -153,7 +153,7 @@ def compiler_worker() -> None:
         rollout = polyak_rollout(agent, state, num_steps, num_envs)
         step = jax.jit(agent.update, donate_argnums=0).lower(state, rollout, jax.random.key(1)).compile()
         plan = step.memory_analysis()
-        data, params = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (rollout, state.variables.params))
+        data, params = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (rollout, state.copies.online.params))
         peak = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
         parts = "" if microbatch_size is None else f" in microbatches of {microbatch_size}"
         found.append({"shape": f"{num_envs} x {num_steps}{parts}", "peak": peak, "rollout": data, "params": params})

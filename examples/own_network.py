@@ -40,7 +40,7 @@ def main(env_steps: int = 100_000) -> int:
         learning_rate=polyak.Linear(1e-3, env_steps=env_steps),
     )
     result = polyak.train.run(agent, env, env_steps=env_steps, key=jax.random.key(0))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(result.state.variables.params))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(result.state.copies.online.params))
     evaluation = polyak.train.evaluate(agent.policy(result.state), env, episodes=16, key=jax.random.key(1))
     print(f"greedy return {evaluation.mean_return:.0f} with {parameters} parameters")
     return parameters

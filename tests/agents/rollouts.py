@@ -56,14 +56,14 @@ def rollout(spec: EnvSpec, seed=0, *, num_steps=8, num_envs=4, ends=0.15, carry=
 def _without_weights(agent):
     """A fresh state whose parameters are zeros: what would draw them is not even compiled."""
     state = agent.init(jax.random.key(0))
-    zeros = jax.tree.map(jnp.zeros_like, state.variables.params)
-    return dataclasses.replace(state, variables=dataclasses.replace(state.variables, params=zeros))
+    zeros = jax.tree.map(jnp.zeros_like, state.copies.online.params)
+    return with_online(state, dataclasses.replace(state.copies.online, params=zeros))
 
 
 def fresh(agent, seed=0):
     """A state whose every weight matters, and whose policy is far from uniform."""
     state = _without_weights(agent)
-    return dataclasses.replace(state, variables=random_variables(state.variables, seed))
+    return with_online(state, random_variables(state.copies.online, seed))
 
 
 @functools.cache
@@ -94,3 +94,8 @@ def same_bits(a, b):
 def _same_array(x, y):
     x, y = (np.asarray(jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z) for z in (x, y))
     return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def with_online(state, variables):
+    """The state with these variables in the online copy."""
+    return dataclasses.replace(state, copies=dataclasses.replace(state.copies, online=variables))

@@ -66,8 +66,8 @@ def test_a_bad_number_on_one_device_is_refused_on_all(split):
     bad.time_steps.reward[t + 1, env] = np.nan
     after, metrics = split(AGENT, state, on_device(bad), KEY)
     assert metrics["train/skipped_steps"] == 8 and metrics["train/first_bad"] == 2
-    untouched = (state.variables, state.optimizer, state.normalizer, state.rewards)
-    assert same_bits((after.variables, after.optimizer, after.normalizer, after.rewards), untouched)
+    untouched = (state.copies.online, state.copies.optimizer_state, state.obs_normalizer, state.reward_scaler)
+    assert same_bits((after.copies.online, after.copies.optimizer_state, after.obs_normalizer, after.reward_scaler), untouched)
 
 
 def test_minibatches_that_do_not_divide_a_devices_rows_are_refused():

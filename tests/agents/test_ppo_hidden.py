@@ -10,6 +10,7 @@ from flax import nnx
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.learning.batch import sample_weights
 from polyak.networks.actor_critic import mlp
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.recurrent import gru
@@ -59,9 +60,9 @@ def test_integers_are_normalised_and_bytes_are_not():
     data = rollout(agent.spec, 0, **SIZES, carry=())
     after, _ = update(agent, state, on_device(data), KEY, None)
     seen = data.time_steps.obs[:-1][np.asarray(data.valid)]
-    got = after.normalizer.normalize(jnp.asarray(seen))
+    got = after.obs_normalizer.normalize(jnp.asarray(seen))
     np.testing.assert_allclose(got, (seen - seen.mean(0)) / seen.std(0), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="PPO: normalize_obs must be False where no Box holds more than bytes"):
+    with pytest.raises(ValueError, match="PPO: normalize_obs must be False for observations without a Box other than uint8"):
         small(EnvSpec(Box([0] * 3, [9] * 3, np.uint8), Discrete(3)), normalize_obs=True)
     assert not PPO.tf_agents(EnvSpec(Discrete(4), Discrete(3))).normalize_obs
 
@@ -72,9 +73,9 @@ def test_after_the_end_of_an_episode_nothing_need_be_allowed():
     assert not data.valid.all()
     masks = jnp.asarray(np.repeat(~np.asarray(data.time_steps.last)[..., None], 3, axis=-1))
     data = dataclasses.replace(data, time_steps=dataclasses.replace(data.time_steps, action_mask=masks))
-    rows_of = jax.jit(lambda state, data: agent._rows(state, data, *agent._seen(state, data), None, None)[0])
-    rows = rows_of(fresh(agent), data)
-    assert np.isfinite(rows.log_prob).all()
+    batch_of = jax.jit(lambda state, data: agent._collected_batch(state, data, sample_weights(data.valid, None), None)[0])
+    batch = batch_of(fresh(agent), data)
+    assert np.isfinite(batch.log_prob).all()
 
 
 def test_a_coefficient_of_zero_is_none_also_of_kernels_that_are_not_there():

@@ -16,7 +16,7 @@ from polyak.core.struct import static, struct
 from polyak.core.types import Variables
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
-from polyak.learning.minibatches import epoch_words, shuffled_minibatches
+from polyak.learning.minibatches import epoch_seeds, shuffled_minibatches
 from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.distributions import for_space
@@ -69,7 +69,7 @@ def test_minibatches_are_whole_sequences_with_the_memory_rebuilt_step_by_step(ne
     state, data = fresh(agent), noise(agent)
     steps, counts = data.time_steps, ~data.time_steps.last[:-1]
     assert steps.first[1:-1].any() and not steps.first[0].all()
-    logits, value = jax.jit(lambda variables: step_by_step(agent, variables, data))(state.variables)
+    logits, value = jax.jit(lambda variables: step_by_step(agent, variables, data))(state.copies.online)
     advantage = advantages(steps.reward[1:], np.asarray(value), steps.terminated[1:], steps.truncated[1:], 0.9, 0.8)
     goal = advantage + np.asarray(value[:-1])
     old = scipy.special.log_softmax(logits[:-1], axis=-1)
@@ -78,7 +78,7 @@ def test_minibatches_are_whole_sequences_with_the_memory_rebuilt_step_by_step(ne
     @jax.jit
     @jax.grad
     def gradient(params, envs):
-        now, values = step_by_step(agent, dataclasses.replace(state.variables, params=params), data)
+        now, values = step_by_step(agent, dataclasses.replace(state.copies.online, params=params), data)
         its = jnp.asarray(counts, jnp.float32)[:, envs]
         chosen = jnp.asarray(advantage, jnp.float32)[:, envs]
         mean = lambda x: jnp.sum(its * x) / its.sum()  # noqa: E731
@@ -87,17 +87,17 @@ def test_minibatches_are_whole_sequences_with_the_memory_rebuilt_step_by_step(ne
         ratio = jnp.exp(for_space(SPEC.action, now[:-1]).log_prob(data.actions) - old)[:, envs]
         return -mean(ratio * normal) + 0.5 * mean((values[:-1] - jnp.asarray(goal, jnp.float32))[:, envs] ** 2)
 
-    (words,) = epoch_words(KEY, 1, 1, NUM_ENVS, 2)
+    (words,) = epoch_seeds(KEY, 1, 1, NUM_ENVS, 2)
     first, second = np.asarray(shuffled_minibatches(words, 1, NUM_ENVS, 2))
     assert sorted([*first, *second]) == list(range(NUM_ENVS))
-    one, unravel = ravel_pytree(state.variables.params)
+    one, unravel = ravel_pytree(state.copies.online.params)
     g1 = ravel_pytree(gradient(unravel(one), first))[0]
     two = one - share * g1
     g2 = ravel_pytree(gradient(unravel(two), second))[0]
     # Adam's mean of two gradients, g1 and g2.
     wanted = two - share * (0.09 * g1 + 0.1 * g2) / 0.19
     after, metrics = update(agent, state, on_device(data))
-    np.testing.assert_allclose(ravel_pytree(after.variables.params)[0], wanted, atol=2e-6)
+    np.testing.assert_allclose(ravel_pytree(after.copies.online.params)[0], wanted, atol=2e-6)
     assert metrics["train/skipped_steps"] == 0 and float(jnp.max(jnp.abs(g1))) > 0.05
 
 
@@ -145,7 +145,7 @@ def test_a_row_of_weight_zero_is_remembered_but_not_learned_from():
     other.actions[2, 1] = (data.actions[2, 1] + 1) % 3
     assert same_bits(clean, weighted(state, on_device(other), weight)[0])
     data.time_steps.obs[2, 1] += 1.0
-    assert not same_bits(clean.variables, weighted(state, on_device(data), weight)[0].variables)
+    assert not same_bits(clean.copies.online, weighted(state, on_device(data), weight)[0].copies.online)
 
 
 def test_A11_minibatches_that_do_not_divide_the_environments_are_refused_with_the_numbers():
@@ -277,4 +277,4 @@ def test_a_users_network_with_a_memory_may_give_one_deviation_for_all_environmen
     data = dataclasses.replace(rollout(spec, num_steps=6, num_envs=4), carry=np.zeros((4, 3), np.float32))
     after, metrics = jax.jit(agent.update)(state, on_device(data), jax.random.key(1))
     assert float(metrics["train/skipped_steps"]) == 0
-    assert bool(jnp.any(after.variables.params["log_std"] != 0)) and bool(jnp.any(after.variables.params["w"] != 1))
+    assert bool(jnp.any(after.copies.online.params["log_std"] != 0)) and bool(jnp.any(after.copies.online.params["w"] != 1))

@@ -56,7 +56,7 @@ def trained():
         state = jax.tree.map(lambda x: x[names.index(name)], states)
 
         def value(obs):
-            (_, value), _, _ = AGENT.network.apply(state.variables, jnp.array([[obs]], jnp.float32))
+            (_, value), _, _ = AGENT.network.apply(state.copies.online, jnp.array([[obs]], jnp.float32))
             return float(value[0])
 
         return value, lambda obs: int(AGENT.policy(state).predict(np.full(OBS.shape, obs, np.float32))[0])

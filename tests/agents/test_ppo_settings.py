@@ -6,6 +6,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen, nnx
 
@@ -30,6 +31,8 @@ WRONG = {
     "num_minibatches": [0, -1, 4.0, "4", None],
     "microbatch_size": [0, -1, 4.0, "4", True],
     "max_bad_steps": [0, -1, 1.0],
+    "ema_tau": [-0.1, 1.5, NAN, "0.005", True],
+    "optimizer": ["adam", 3e-4, optax.adam],
     "learning_rate": [0.0, -1e-3, NAN, INF, "3e-4", None, True, Linear(-1.0), Linear(1e-3, -1.0)],
     "clip_range": [0.0, -0.2, NAN, INF, "0.2", Linear(0.0)],
     "gamma": [1.5, -1.0, NAN, INF, "0.9", None, True],
@@ -127,8 +130,12 @@ def test_A11_minibatches_that_do_not_divide_the_rows_are_refused_with_the_number
 @pytest.mark.parametrize(
     ("settings", "num_envs", "message"),
     [
-        ({"num_minibatches": 2, "microbatch_size": 6}, 4, "microbatch_size=6 must divide the 16 rows of a minibatch on each"),
-        ({"num_minibatches": 2, "microbatch_size": 32}, 4, "microbatch_size=32 must divide the 16 rows"),
+        (
+            {"num_minibatches": 2, "microbatch_size": 6},
+            4,
+            "microbatch_size=6 must divide the 16 samples of a minibatch",
+        ),
+        ({"num_minibatches": 2, "microbatch_size": 32}, 4, "microbatch_size=32 must divide the 16 samples"),
         (
             {"num_minibatches": 1, "microbatch_size": 3, "network": gru(2, ())},
             4,
@@ -189,7 +196,10 @@ def test_tf_agents_users_find_their_defaults_and_may_change_them():
         ),
         ({"squash": True}, "PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'"),
         ({"l2_shared": 0.1}, "PPO: l2_shared must be None for a network without shared kernels; it has policy, value"),
-        ({"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True}, "PPO: normalize_obs must be False where no"),
+        (
+            {"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True},
+            "PPO: normalize_obs must be False for obs",
+        ),
     ],
 )
 def test_a_setting_without_what_it_needs_is_refused_by_name(settings, message):

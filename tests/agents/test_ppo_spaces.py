@@ -10,6 +10,7 @@ from flax import nnx
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import TimeStep
+from polyak.learning.batch import sample_weights
 from polyak.networks.actor_critic import mlp
 from polyak.networks.adapters import FlaxNNX
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
@@ -33,7 +34,7 @@ ZOO = EnvSpec(
 KEY = jax.random.key(7)
 
 update = jax.jit(lambda agent, state, data, key: agent.update(state, data, key))
-rows_of = jax.jit(lambda agent, state, data: agent._rows(state, data, *agent._seen(state, data), None, None))
+batch_of = jax.jit(lambda agent, state, data: agent._collected_batch(state, data, sample_weights(data.valid, None), None))
 
 
 def zoo_agent():
@@ -83,7 +84,7 @@ def test_a_tree_of_masked_spaces_has_the_log_probs_and_the_entropy_of_its_parts(
     agent, data = zoo_agent(), zoo_rollout()
     state = fresh(agent)
     flat = on_device(jax.tree.map(lambda x: x[:-1].reshape(-1, *x.shape[2:]), data.time_steps.obs))
-    seen = lambda state, obs: agent.network.apply(state.variables, state.normalizer.normalize(obs))[0][0]  # noqa: E731
+    seen = lambda state, obs: agent.network.apply(state.copies.online, state.obs_normalizer.normalize(obs))[0][0]  # noqa: E731
     params = jax.jit(seen)(state, flat)
     mask, action = (
         jax.tree.map(lambda x: x[:6].reshape(-1, *x.shape[2:]), x) for x in (data.time_steps.action_mask, data.actions)
@@ -91,13 +92,15 @@ def test_a_tree_of_masked_spaces_has_the_log_probs_and_the_entropy_of_its_parts(
     log_prob, entropy = zoo_log_prob_and_entropy(params, mask, action)
     valid = ~data.time_steps.last[:-1].reshape(-1)
 
-    rows, bad = rows_of(agent, state, on_device(data))
-    assert not bad.any()
-    np.testing.assert_allclose(np.asarray(rows.log_prob)[valid], log_prob[valid], atol=1e-5)
+    batch, bad = batch_of(agent, state, on_device(data))
+    assert not any(bad.values())
+    np.testing.assert_allclose(np.asarray(batch.log_prob)[valid], log_prob[valid], atol=1e-5)
     after, metrics = update(agent, state, on_device(data), KEY)
     assert float(metrics["train/entropy_loss"]) == pytest.approx(-entropy[valid].mean(), rel=1e-5)
     assert float(metrics["train/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
-    changed = jax.tree.map(lambda a, b: np.any(np.asarray(a) != np.asarray(b)), after.variables.params, state.variables.params)
+    changed = jax.tree.map(
+        lambda a, b: np.any(np.asarray(a) != np.asarray(b)), after.copies.online.params, state.copies.online.params
+    )
     assert all(jax.tree.leaves(changed))
 
 
@@ -149,5 +152,5 @@ def test_ratios_start_at_one_for_a_network_with_statistics_and_dropout():
     state = agent.init(KEY)
     after, metrics = update(agent, state, on_device(rollout(spec, num_steps=6)), KEY)
     assert float(metrics["train/approx_kl"]) == pytest.approx(0.0, abs=1e-6) and metrics["train/skipped_steps"] == 0
-    assert same_bits(after.variables.stats, state.variables.stats)
-    assert not same_bits(after.variables.params, state.variables.params)
+    assert same_bits(after.copies.online.stats, state.copies.online.stats)
+    assert not same_bits(after.copies.online.params, state.copies.online.params)

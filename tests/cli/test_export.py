@@ -21,7 +21,7 @@ from polyak.export.archive import ExportError, read_export
 from polyak.export.policy_function import export_function
 from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.recurrent import gru, lstm
-from polyak.ops.normalizer import ObsNormalizer
+from polyak.ops.normalize import ObsNormalizer
 from polyak.policies import numpy_reader
 from polyak.policies.network_policy import Greedy
 from polyak.runs import read_config
@@ -66,7 +66,7 @@ def random_policy(name):
     """With random weights (small behind an image, whose features are large) and a normaliser that has seen something."""
     spec, network = POLICIES[name]
     policy = policy_for(spec, scale=0.1 if name == "cnn" else 0.6, network=network)
-    seen = ObsNormalizer.fresh(spec.obs).update(jax.tree.map(jnp.asarray, random_obs(spec, 50, 1)), jnp.ones(50))
+    seen = ObsNormalizer.init(spec.obs).update(jax.tree.map(jnp.asarray, random_obs(spec, 50, 1)), jnp.ones(50))
     return spec, Greedy(dataclasses.replace(policy, normalizer=seen))
 
 

@@ -72,6 +72,7 @@ OUT_OF_RANGE = {
     "squash": ("1",),
     "adam-eps": ZERO_TOO,
     "max-bad-steps": NOT_POSITIVE,
+    "ema-tau": NOT_A_SHARE,
     "microbatch-size": (*NOT_POSITIVE, "3"),
     "hidden": ("0", "-3", "64 0"),
     "activation": ("sigmoid",),
@@ -207,8 +208,8 @@ def test_the_defaults_of_the_flags_are_the_presets():
     assert (flags.num_steps, flags.gamma, flags.learning_rate) == (256, 0.99, 3e-4)
 
 
-def test_every_field_of_the_agent_but_spec_and_network_is_a_flag():
-    fields = {field.name for field in dataclasses.fields(agent_class("ppo"))} - {"spec", "network"}
+def test_every_field_of_the_agent_but_spec_and_objects_is_a_flag():
+    fields = {field.name for field in dataclasses.fields(agent_class("ppo"))} - {"spec", "network", "optimizer"}
     assert {field.name for field in dataclasses.fields(agent_flags(AGENTS["ppo"], {}))} == fields
 
 

@@ -126,7 +126,7 @@ def test_the_loops_are_chosen_by_name_and_make_the_same_parameters_in_a_jax_envi
         # Without --loop it is the environment's name that decides.
         assert config.loop == name
         like = jax.eval_shape(config.agent.init, run_key(0))
-        agents.append(restore(workdir / name / "checkpoints", like, prefix=".agent").tree.variables)
+        agents.append(restore(workdir / name / "checkpoints", like, prefix=".agent").tree.copies.online)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *agents)
 
 

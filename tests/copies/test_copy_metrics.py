@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from polyak.copies.copy_metrics import metrics_of
 from polyak.copies.follow import Follow
+from polyak.copies.workers import metrics_of
 from tests.copies.line import gradient, made, moved
 
 
@@ -15,11 +15,11 @@ def test_each_number_stands_under_the_name_of_its_copies():
     assert {name: float(value) for name, value in metrics.items()} == {
         "critic/skipped_steps": 1.0,
         "critic/skipped_in_a_row": 1.0,
-        "critic/refused_gradients": 0.0,
+        "critic/skipped_gradients": 0.0,
         "critic/target_distance": pytest.approx(3 * 2**0.5),
         "actor/skipped_steps": 0.0,
         "actor/skipped_in_a_row": 0.0,
-        "actor/refused_gradients": 1.0,
+        "actor/skipped_gradients": 1.0,
         "actor/shared_version": 1.0,
         "actor/staleness": 1.0,
         "actor/dropped_pushes": 0.0,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.copies.held import Shared, copied, described, held_for, in_dtypes_of
+from polyak.copies.network_copies import Shared, cast_like, copied, described, target_storage
 from polyak.core.types import Variables
 
 NARROW = Variables({"w": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.zeros(2, jnp.float16), "calls": jnp.array(1, jnp.int32)})
@@ -21,13 +21,13 @@ NARROW = Variables({"w": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.zeros(2, jnp.f
     ],
 )
 def test_what_moves_by_small_shares_is_held_in_float32_and_used_as_the_network_has_it(follow, dtypes):
-    held = held_for(NARROW, follow)
+    held = target_storage(NARROW, follow)
     assert (str(held.params["w"].dtype), str(held.stats["mean"].dtype)) == dtypes and held.stats["calls"].dtype == jnp.int32
-    assert jax.tree.map(lambda x: x.dtype, in_dtypes_of(held, NARROW)) == jax.tree.map(lambda x: x.dtype, NARROW)
+    assert jax.tree.map(lambda x: x.dtype, cast_like(held, NARROW)) == jax.tree.map(lambda x: x.dtype, NARROW)
 
 
 def test_U12_a_copy_has_buffers_of_its_own():
-    shared = Shared.fresh(NARROW, ()).with_stats(NARROW.stats)
+    shared = Shared.init(NARROW, ()).with_stats(NARROW.stats)
     for other in (copied(NARROW), shared.variables):
         pairs = zip(jax.tree.leaves(other), jax.tree.leaves(NARROW), strict=True)
         assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)

@@ -121,13 +121,13 @@ def test_U6_U14_so_many_bad_steps_in_a_row_are_diagnosed_by_the_first_bad_quanti
         copies = train(copies)
     assert same((copies.online, copies.target, copies.optimizer_state), (start.online, start.target, start.optimizer_state))
     said = copies.diagnose(max_bad_steps=3)
-    assert said.startswith("network: 3 gradient steps in a row were refused") and f"not finite is {quantity!r}" in said
+    assert said.startswith("network: 3 gradient steps in a row were skipped") and f"infinite is {quantity!r}" in said
     assert copies.apply_gradients(gradients=gradient(1.0)).diagnose(max_bad_steps=3) is None
 
 
 def test_steps_that_were_not_asked_for_neither_count_as_bad_nor_end_a_row_of_bad_ones():
     copies = made().apply_gradients(gradients=gradient(NAN))
-    kept = copies.apply_gradients(gradients=gradient(1.0), keep=False)
+    kept = copies.apply_gradients(gradients=gradient(1.0), apply=False)
     assert (int(kept.skipped), int(kept.guard.in_a_row)) == (1, 1) and same(kept.online, copies.online)
     nothing = copies.apply_gradients()
     assert (int(nothing.skipped), int(nothing.guard.in_a_row)) == (2, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from polyak.copies.follow import Follow
 from polyak.networks.adapters import FlaxNNX
-from polyak.ops.gradients import tree_norm
+from polyak.ops.gradient_step import global_norm
 from tests.copies.line import ADAM, GOALS, INPUTS, KEY, NAN, Line, made, moved, normalized, same, squared
 
 
@@ -25,7 +25,7 @@ def test_training_returns_what_it_found_before_the_step_and_never_touches_the_ta
     np.testing.assert_allclose(found.extras["out"], out)
     slope = weights * (2 * errors + 0.1 * jnp.sign(errors)) / 4
     wanted = {"w": jnp.sum(slope[:, None] * INPUTS, 0), "b": slope.sum()}
-    norm = float(tree_norm(wanted))
+    norm = float(global_norm(wanted))
     assert float(found.gradient_norm) == pytest.approx(norm) and norm > 0.5 and bool(found.applied)
     np.testing.assert_allclose(stepped.online.params["w"], 1 - 0.1 * wanted["w"] * 0.5 / norm, rtol=1e-5)
     assert same(stepped.target, copies.target)
@@ -46,7 +46,7 @@ def test_U14_bad_statistics_refuse_the_step_and_are_what_is_diagnosed():
     copies = made(network=Line(bad_mean=True))
     stepped, found = copies.train_and_sync(squared, INPUTS, GOALS)
     assert not bool(found.applied) and np.isfinite(found.loss) and same(stepped.online, copies.online)
-    assert "not finite is 'statistics'" in stepped.diagnose(max_bad_steps=1)
+    assert "infinite is 'statistics'" in stepped.diagnose(max_bad_steps=1)
 
 
 def test_a_loss_that_is_not_one_number_a_row_is_an_error():

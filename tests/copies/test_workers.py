@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.copies.training import loss_gradients
+from polyak.copies.loss_gradients import loss_gradients
 from polyak.copies.workers import pull, push, staleness, synchronous_round
 from polyak.networks.adapters import FlaxNNX
 from tests.copies.line import ADAM, GOALS, INPUTS, SGD, gradient, made, normalized, same, squared, w

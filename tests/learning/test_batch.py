@@ -1,4 +1,4 @@
-"""The rows of a rollout: what counts, what is hidden, and by what advantages are normalised."""
+"""The batch of a rollout: what counts, what is masked, and how advantages are normalised."""
 
 import dataclasses
 from functools import partial
@@ -13,53 +13,54 @@ from jax.sharding import PartitionSpec as P
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.learning.batch import QUANTITIES, Rows, advantage_scaling, hidden, not_finite, row_weights
+from polyak.learning.batch import ActorCriticModel, Batch, make_batch, normalize_minibatches, sample_weights
+from polyak.networks.actor_critic import mlp
+from polyak.networks.recurrent import gru
 from polyak.ops.distributions import broadcast_params
 from tests.agents.rollouts import on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(2), np.ones(2)), Discrete(2), has_action_mask=True)
 NUM_STEPS, NUM_ENVS = 5, 4
+SAMPLES, SEQUENCES = ActorCriticModel(mlp((2,)), SPEC.action), ActorCriticModel(gru(2, (2,)), SPEC.action)
+QUANTITIES = ("obs", "reward", "value", "log_prob")
 
-scaling = jax.jit(advantage_scaling, static_argnums=(2, 3))
-bad_quantities = jax.jit(lambda table, value, data: not_finite(table, value, data, None))
+normalize = jax.jit(normalize_minibatches, static_argnums=(2, 3))
 
 
-def rows(advantage, weight, *, sequences=False):
-    """Rows of which only these matter."""
+def batch(advantage, weight):
+    """A batch of which only these matter."""
     advantage, weight = (jnp.asarray(x, jnp.float32) for x in (advantage, weight))
     zeros = jnp.zeros_like(weight)
-    first = jnp.zeros(weight.shape, bool) if sequences else None
     action = zeros.astype(jnp.int32)
-    return Rows(zeros[..., None], action, None, zeros[..., None], zeros, zeros, advantage, zeros, weight, first, (), sequences)
+    return Batch(zeros[..., None], action, None, zeros[..., None], zeros, zeros, advantage, zeros, weight, None, ())
 
 
-def numbered(sequences=False):
-    """`[T, B]` rows in which everything is the row's number, with a mask that forbids action 0."""
-    data = on_device(rollout(SPEC, num_steps=NUM_STEPS, num_envs=NUM_ENVS, ends=0.3))
-    number = jnp.arange(1.0, 1 + NUM_STEPS * NUM_ENVS).reshape(NUM_STEPS, NUM_ENVS)
-    mask = jnp.broadcast_to(jnp.array([False, True]), (*number.shape, 2))
-    wide = jnp.stack([number, number], -1)
-    first, carry = (data.first, {"h": jnp.ones((NUM_ENVS, 3))}) if sequences else (None, ())
-    weight = row_weights(data.valid, None)
-    action = number.astype(jnp.int32)
-    return Rows(wide, action, mask, wide, number, number, number, number, weight, first, carry, sequences), data
+def collected(ends=0.3):
+    """A rollout whose mask forbids action 0, with the number of each row as its observation and value, and log-odds of 0."""
+    data = on_device(rollout(SPEC, num_steps=NUM_STEPS, num_envs=NUM_ENVS, ends=ends))
+    number = jnp.arange(1.0, 1 + (NUM_STEPS + 1) * NUM_ENVS).reshape(NUM_STEPS + 1, NUM_ENVS)
+    steps = dataclasses.replace(
+        data.time_steps,
+        obs=jnp.stack([number, number], -1),
+        action_mask=jnp.broadcast_to(jnp.array([False, True]), (*number.shape, 2)),
+    )
+    ones = jnp.ones((NUM_STEPS, NUM_ENVS), jnp.int32)
+    return dataclasses.replace(data, time_steps=steps, actions=ones), number
 
 
-@partial(jax.jit, static_argnums=2)
-def shown_rows(table, data, at_once):
-    return hidden(table, data, at_once=at_once).at(jnp.arange(NUM_STEPS * NUM_ENVS))
-
-
-def no_ends(time_steps):
-    never = jnp.zeros_like(time_steps.terminated)
-    return dataclasses.replace(time_steps, terminated=never, truncated=never)
+@partial(jax.jit, static_argnums=0)
+def make(model, data, value, weight):
+    params = jnp.zeros((NUM_STEPS, NUM_ENVS, 2))
+    carry = model.network.initial_carry(NUM_ENVS) if model.is_recurrent else ()
+    made, bad = make_batch(model, data, data.time_steps.obs, weight, carry, params, value)
+    return made, bad
 
 
 VALID = np.array([[True, True, False], [True, False, True]])
 
 
 def test_without_weights_every_transition_counts_one():
-    np.testing.assert_array_equal(row_weights(jnp.asarray(VALID), None), VALID.astype(np.float32))
+    np.testing.assert_array_equal(sample_weights(jnp.asarray(VALID), None), VALID.astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -70,78 +71,73 @@ def test_without_weights_every_transition_counts_one():
         ([-np.inf, np.nan, -0.0], [[0, 0, 0], [0, 0, 0]]),
     ],
 )
-def test_A13_weights_are_of_environments_or_transitions_and_negative_or_nan_ones_are_none(weights, wanted):
-    np.testing.assert_array_equal(row_weights(jnp.asarray(VALID), jnp.array(weights)), np.float32(wanted))
+def test_weights_are_of_environments_or_transitions_and_only_finite_positive_ones_count(weights, wanted):
+    np.testing.assert_array_equal(sample_weights(jnp.asarray(VALID), jnp.array(weights)), np.float32(wanted))
 
 
-def test_as_many_steps_as_environments_leave_no_doubt():
+def test_with_as_many_steps_as_environments_one_axis_is_environments():
     valid = jnp.ones((3, 3), bool)
-    np.testing.assert_array_equal(row_weights(valid, jnp.array([1.0, 2.0, 3.0]))[0], [1, 2, 3])
+    np.testing.assert_array_equal(sample_weights(valid, jnp.array([1.0, 2.0, 3.0]))[0], [1, 2, 3])
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_what_is_hidden_is_zero_and_flat_and_its_mask_allows_all(at_once):
-    table, data = numbered()
-    out = shown_rows(table, data, at_once)
-    shown = np.asarray(data.valid).reshape(-1)
-    assert 0 < shown.sum() < shown.size
-    number = np.where(shown, np.arange(1, 1 + shown.size), 0)
-    np.testing.assert_array_equal(out.log_prob, number)
+def test_samples_are_flat_zero_where_masked_and_their_masks_allow_all_there():
+    data, value = collected()
+    out, bad = make(SAMPLES, data, value, sample_weights(data.valid, None))
+    valid = np.asarray(data.valid).reshape(-1)
+    assert 0 < valid.sum() < valid.size and not any(bad.values())
+    number = np.where(valid, np.arange(1, 1 + valid.size), 0)
+    np.testing.assert_array_equal(out.value, number)
     np.testing.assert_array_equal(out.obs, np.stack([number, number], -1))
-    np.testing.assert_array_equal(out.action, number)
-    np.testing.assert_array_equal(out.action_mask, np.stack([~shown, np.ones_like(shown)], -1))
+    np.testing.assert_array_equal(out.action, valid)
+    np.testing.assert_array_equal(out.action_mask, np.stack([~valid, np.ones_like(valid)], -1))
     assert out.action.dtype == jnp.int32 and out.carry == () and out.first is None
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_row_of_weight_zero_is_hidden_unless_it_is_remembered(at_once):
-    table, data = numbered()
-    table = dataclasses.replace(table, weight=jnp.zeros_like(table.weight))
-    assert not shown_rows(table, data, at_once).log_prob.any()
-    table, data = numbered(sequences=True)
+def test_what_has_no_weight_is_masked_unless_a_later_row_remembers_it():
+    data, value = collected()
+    out, _ = make(SAMPLES, data, value, jnp.zeros((NUM_STEPS, NUM_ENVS)))
+    assert not out.value.any()
     # Nothing of the last environment counts, and of the others only the last step.
-    table = dataclasses.replace(table, weight=jnp.zeros_like(table.weight).at[-1, :-1].set(1.0))
-    out = hidden(table, data, at_once=at_once)
+    weight = jnp.zeros((NUM_STEPS, NUM_ENVS)).at[-1, :-1].set(1.0)
+    weight = jnp.where(data.valid, weight, 0.0)
+    out, _ = make(SEQUENCES, data, value, weight)
     valid, first = np.asarray(data.valid), np.asarray(data.first)
     remembered = np.zeros_like(valid)
     for i in range(NUM_ENVS - 1):
         begin = np.flatnonzero(first[:, i]).max(initial=0)
-        remembered[begin:, i] = valid[begin:, i]
+        remembered[begin:, i] = valid[begin:, i] & bool(weight[-1, i])
     assert first.any() and valid[:-1].sum() > remembered[:-1].sum() > 0
-    np.testing.assert_array_equal(out.log_prob > 0, remembered)
-    assert out.first is table.first and out.carry is table.carry and out.obs.shape == (NUM_STEPS, NUM_ENVS, 2)
+    np.testing.assert_array_equal(out.value > 0, remembered.T)
+    np.testing.assert_array_equal(out.first, first.T)
+    assert out.obs.shape == (NUM_ENVS, NUM_STEPS, 2)
 
 
-def test_rows_are_taken_by_number_and_sequences_by_environment():
-    table, data = numbered()
-    every = dataclasses.replace(table, weight=jnp.ones_like(table.weight))
-    np.testing.assert_array_equal(hidden(every, data, at_once=True).at(jnp.array([3, 0])).log_prob, [4, 1])
-    table, data = numbered(sequences=True)
-    table = dataclasses.replace(table, weight=jnp.ones_like(table.weight), carry={"h": jnp.arange(4.0)})
-    two = hidden(table, dataclasses.replace(data, time_steps=no_ends(data.time_steps)), at_once=True).at(jnp.array([3, 0]))
-    np.testing.assert_array_equal(two.log_prob[0], [4, 1])
-    assert two.obs.shape == (NUM_STEPS, 2, 2) and two.first.shape == (NUM_STEPS, 2)
-    np.testing.assert_array_equal(two.carry["h"], [3, 0])
+@pytest.mark.parametrize("model", [SAMPLES, SEQUENCES], ids=["samples", "sequences"])
+def test_minibatches_are_samples_by_number_or_sequences_by_environment(model):
+    data, value = collected(ends=0.0)
+    out, _ = make(model, data, value, jnp.ones((NUM_STEPS, NUM_ENVS)))
+    two = out.at(jnp.array([3, 0]))
+    if model.is_recurrent:
+        np.testing.assert_array_equal(two.value[:, 0], [4, 1])
+        assert two.obs.shape == (2, NUM_STEPS, 2) and two.first.shape == (2, NUM_STEPS)
+        assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(two.carry))
+    else:
+        np.testing.assert_array_equal(two.value, [4, 1])
 
 
-@pytest.mark.parametrize("sequences", [False, True])
-def test_other_advantages_keep_what_is_hidden_hidden(sequences):
-    table, data = numbered(sequences)
-    out = hidden(table, data, at_once=True)
+@pytest.mark.parametrize("model", [SAMPLES, SEQUENCES], ids=["samples", "sequences"])
+def test_new_advantages_are_zero_where_masked(model):
+    data, value = collected()
+    out, _ = make(model, data, value, sample_weights(data.valid, None))
     nan = jnp.full((NUM_STEPS, NUM_ENVS), jnp.nan)
     new = out.with_advantages(jnp.where(data.valid, 2.0, nan), jnp.where(data.valid, 3.0, nan))
-    valid = data.valid if sequences else data.valid.reshape(-1)
+    valid = data.valid.T if model.is_recurrent else data.valid.reshape(-1)
     np.testing.assert_array_equal(new.advantage, np.where(valid, 2.0, 0.0))
     np.testing.assert_array_equal(new.value_target, np.where(valid, 3.0, 0.0))
     assert same_bits(new.obs, out.obs)
 
 
 # Which quantities are not finite
-
-
-def with_value(sequences=False):
-    table, data = numbered(sequences)
-    return table, jnp.zeros((NUM_STEPS + 1, NUM_ENVS)), data
 
 
 def places(data):
@@ -154,14 +150,13 @@ def places(data):
 
 @pytest.mark.parametrize("what", QUANTITIES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_A8_what_is_not_finite_is_found_where_it_counts_and_only_there(what, bad):
-    table, value, data = with_value()
+def test_a_quantity_that_is_not_finite_is_found_where_it_counts_and_only_there(what, bad):
+    data, value = collected()
     here, reset, end = places(data)
-    assert not bad_quantities(table, value, data).any()
 
     def found(place):
         t, env = place
-        steps, rows, values = data.time_steps, table, value
+        steps, values, params = data.time_steps, value, jnp.zeros((NUM_STEPS, NUM_ENVS, 2))
         if what == "obs":
             steps = dataclasses.replace(steps, obs=steps.obs.at[t, env, 0].set(bad))
         elif what == "reward":
@@ -169,14 +164,22 @@ def test_A8_what_is_not_finite_is_found_where_it_counts_and_only_there(what, bad
         elif what == "value":
             values = value.at[t, env].set(bad)
         else:
-            rows = dataclasses.replace(table, log_prob=table.log_prob.at[t, env].set(bad))
-        return bad_quantities(rows, values, dataclasses.replace(data, time_steps=steps))
+            params = params.at[t, env].set(jnp.nan)
+        changed = dataclasses.replace(data, time_steps=steps)
+        weight = sample_weights(data.valid, None)
+        _, flags = flags_of(changed, weight, params, values)
+        return [bool(flags[name]) for name in QUANTITIES]
 
-    np.testing.assert_array_equal(found(here), [name == what for name in QUANTITIES])
+    assert found(here) == [name == what for name in QUANTITIES]
     if what in ("reward", "log_prob"):
-        assert not found(reset).any()
+        assert not any(found(reset))
     else:
-        assert not found(end).any()
+        assert not any(found(end))
+
+
+@jax.jit
+def flags_of(data, weight, params, value):
+    return make_batch(SAMPLES, data, data.time_steps.obs, weight, (), params, value)
 
 
 # Normalising advantages
@@ -186,9 +189,9 @@ WEIGHT = np.array([1.0, 1.0, 2.0, 1.0, 0.0, 0.5, 1.0, 1.0], np.float32)
 INDEX = jnp.array([[0, 2, 4, 6], [1, 3, 5, 7]])
 
 
-def moments(advantage, weight):
+def normalized(advantage, weight):
     mean = np.average(advantage, weights=weight)
-    return mean, 1 / np.sqrt(np.average((advantage - mean) ** 2, weights=weight))
+    return (advantage - mean) / np.sqrt(np.average((advantage - mean) ** 2, weights=weight))
 
 
 @pytest.mark.parametrize("sequences", [False, True])
@@ -196,36 +199,39 @@ def moments(advantage, weight):
 def test_advantages_are_normalised_over_minibatch_batch_or_not(over, sequences):
     advantage, weight, index = ADVANTAGE, WEIGHT, INDEX
     if sequences:
-        # Two steps; environment i holds rows i and i + 4.
-        advantage, weight, index = advantage.reshape(2, 4), weight.reshape(2, 4), jnp.array([[0, 2], [1, 3]])
-    centre, scale, total = scaling(rows(advantage, weight, sequences=sequences), index, over, None)
+        # Two steps; environment i holds samples i and i + 4.
+        advantage, weight, index = advantage.reshape(2, 4).T, weight.reshape(2, 4).T, jnp.array([[0, 2], [1, 3]])
+    out, total = normalize(batch(advantage, weight), index, over, None)
+    got = (np.asarray(x).T.reshape(-1) if sequences else np.asarray(x) for x in (out.advantage, out.weight))
+    advantages, weights = got
     for k in range(2):
         chosen = np.asarray(INDEX[k])
         wanted = {
-            "minibatch": moments(ADVANTAGE[chosen], WEIGHT[chosen]),
-            "batch": moments(ADVANTAGE, WEIGHT),
-            None: (0.0, 1.0),
+            "minibatch": normalized(ADVANTAGE[chosen], WEIGHT[chosen]),
+            "batch": normalized(ADVANTAGE, WEIGHT)[chosen],
+            None: ADVANTAGE[chosen],
         }[over]
-        np.testing.assert_allclose((centre[k], scale[k]), wanted, rtol=1e-5)
+        np.testing.assert_allclose(advantages[chosen], wanted, rtol=1e-5)
+        np.testing.assert_allclose(weights[chosen], WEIGHT[chosen] / WEIGHT[chosen].sum(), rtol=1e-6)
         assert total[k] == WEIGHT[chosen].sum()
 
 
 def test_numbers_of_a_normalised_minibatch_by_hand():
-    part = rows([1.0, 3.0], [1.0, 1.0])
-    centre, scale, _ = scaling(part, jnp.array([[0, 1]]), "minibatch", None)
-    np.testing.assert_allclose(part.scaled(centre[0], scale[0]).advantage, [-1.0, 1.0], rtol=1e-6)
+    out, _ = normalize(batch([1.0, 3.0], [1.0, 1.0]), jnp.array([[0, 1]]), "minibatch", None)
+    np.testing.assert_allclose(out.advantage, [-1.0, 1.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("weight", [[1.0, 0.0], [0.0, 0.0]])
-def test_A3_one_entry_or_none_keeps_its_advantage(weight):
-    centre, scale, _ = scaling(rows([5.0, 7.0], weight), jnp.array([[0, 1]]), "minibatch", None)
-    assert (centre[0], scale[0]) == (0.0, 1.0)
+def test_a_single_sample_or_none_keeps_its_advantage(weight):
+    out, total = normalize(batch([5.0, 7.0], weight), jnp.array([[0, 1]]), "minibatch", None)
+    np.testing.assert_array_equal(out.advantage, [5.0, 7.0])
+    np.testing.assert_array_equal(out.weight, weight)
+    assert total[0] == sum(weight)
 
 
-def test_A4_equal_advantages_become_zero_and_stay_finite():
-    part = rows([2.5] * 4, [1.0] * 4)
-    centre, scale, _ = scaling(part, jnp.array([[0, 1, 2, 3]]), "batch", None)
-    np.testing.assert_array_equal(part.scaled(centre[0], scale[0]).advantage, np.zeros(4))
+def test_equal_advantages_become_zero_and_stay_finite():
+    out, _ = normalize(batch([2.5] * 4, [1.0] * 4), jnp.array([[0, 1, 2, 3]]), "batch", None)
+    np.testing.assert_array_equal(out.advantage, np.zeros(4))
 
 
 @pytest.mark.parametrize("over", ["minibatch", "batch"])
@@ -233,11 +239,13 @@ def test_over_devices_they_are_normalised_by_all_of_them(over):
     mesh = Mesh(np.array(jax.devices()[:2]), ("envs",))
 
     def split(advantage, weight):
-        return advantage_scaling(rows(advantage, weight), jnp.array([[0, 2], [1, 3]]), over, "envs")
+        out, total = normalize_minibatches(batch(advantage, weight), jnp.array([[0, 2], [1, 3]]), over, "envs")
+        return out.advantage, out.weight, total
 
-    got = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=P("envs"), out_specs=P(), check_vma=False))(ADVANTAGE, WEIGHT)
-    whole = scaling(rows(ADVANTAGE, WEIGHT), INDEX, over, None)
-    for x, y in zip(got, whole, strict=True):
+    out_specs = (P("envs"), P("envs"), P())
+    got = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=P("envs"), out_specs=out_specs, check_vma=False))(ADVANTAGE, WEIGHT)
+    whole, total = normalize(batch(ADVANTAGE, WEIGHT), INDEX, over, None)
+    for x, y in zip(got, (whole.advantage, whole.weight, total), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
@@ -279,9 +287,9 @@ def test_a_network_may_give_its_deviation_once(when):
 @pytest.mark.parametrize(("weights", "kind"), [(np.ones(3, np.complex64), "complex64"), ("heavy", "<U5")])
 def test_weights_that_are_no_real_numbers_are_refused(weights, kind, unchecked):
     with pytest.raises(TypeError, match=f"update: weights must be real numbers, got {kind}"):
-        row_weights(jnp.asarray(VALID), weights)
+        sample_weights(jnp.asarray(VALID), weights)
 
 
 def test_weights_may_be_whole_numbers_or_a_list(unchecked):
     for weights in (np.array([2, 0, 1]), [2, 0, 1]):
-        np.testing.assert_array_equal(row_weights(jnp.asarray(VALID), weights), [[2, 0, 0], [2, 0, 1]])
+        np.testing.assert_array_equal(sample_weights(jnp.asarray(VALID), weights), [[2, 0, 0], [2, 0, 1]])

@@ -9,7 +9,7 @@ import pytest
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Rollout, TimeStep
-from polyak.learning.check_rollout import as_arrays, check_memory, check_rollout
+from polyak.learning.check_rollout import as_arrays, check_carry, check_rollout
 from polyak.networks.recurrent import gru
 
 SPEC = EnvSpec(Dict({"far": Box(np.zeros(3), np.ones(3)), "near": Discrete(4)}), Box(np.zeros(2), np.ones(2)))
@@ -151,13 +151,13 @@ def test_who_put_environments_first_is_told():
 def test_a_carry_that_is_not_the_networks_memory_is_refused_by_shape():
     network = gru(4, hidden=(3,))
     memory = network.initial_carry(2)
-    check_memory(memory, network, 2)
-    check_memory((), network, 2)
+    check_carry(memory, network, 2)
+    check_carry((), network, 2)
     for other in (network.initial_carry(3), {"h": memory}, jax.tree.map(lambda x: x[..., :1], memory)):
         with pytest.raises(ValueError, match=r"update: rollout.carry must be the network's memory, of shapes .*\(2, 4\)"):
-            check_memory(other, network, 2)
+            check_carry(other, network, 2)
     with pytest.raises(ValueError, match=r"update: rollout.carry must be of numbers as .*float32.*got .*int32"):
-        check_memory(jax.tree.map(lambda x: x.astype(jnp.int32), memory), network, 2)
+        check_carry(jax.tree.map(lambda x: x.astype(jnp.int32), memory), network, 2)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])

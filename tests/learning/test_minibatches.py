@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from polyak.learning import minibatches
-from polyak.learning.minibatches import accumulate, epoch_words, map_rows, shuffled_minibatches
+from polyak.learning.minibatches import count_microbatches, epoch_seeds, map_steps, shuffled_minibatches
+from polyak.ops.gradient_step import accumulate
 from polyak.train.loop import ENVS, mesh_over
 
 KEY = jax.random.key(0)
 
 
 def one_epoch(key, *sizes, axis_name=None):
-    (words,) = epoch_words(key, 1, *sizes, axis_name)
+    (words,) = epoch_seeds(key, 1, *sizes, axis_name)
     return shuffled_minibatches(words, *sizes)
 
 
@@ -61,7 +62,7 @@ def test_the_key_decides_the_order():
 
 
 def test_every_epoch_has_an_order_of_its_own():
-    words = epoch_words(KEY, 3, 16, 8, 4)
+    words = epoch_seeds(KEY, 3, 16, 8, 4)
     orders = {tuple(np.asarray(shuffled_minibatches(its, 16, 8, 4)).ravel()) for its in words}
     assert len(orders) == 3
 
@@ -119,70 +120,59 @@ def quadratic(params, index):
 slope = jax.jit(jax.grad(quadratic, has_aux=True))
 
 
-@pytest.mark.parametrize(("rows_in_cache", "parts"), [(24, 1), (12, 2), (7, 4), (5, 6), (1, 24)])
-def test_a_gradient_in_parts_is_the_gradient(monkeypatch, rows_in_cache, parts):
-    params, index = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32)[::-1]
+@pytest.mark.parametrize("parts", [1, 2, 4, 6, 24])
+def test_a_gradient_in_parts_is_the_gradient(parts):
+    params, index = jnp.array([0.3, -0.7]), jnp.arange(24, dtype=jnp.int32)[::-1]
     gradient, terms = slope(params, index)
-    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
-    calls = []
+    sizes = []
 
     def counted(params, part):
-        calls.append(part.shape[0])
+        sizes.append(part.shape[0])
         return quadratic(params, part)
 
-    in_parts = jax.jit(lambda index: accumulate(lambda part: jax.grad(counted, has_aux=True)(params, part), index))
+    in_parts = jax.jit(lambda index: accumulate(lambda part: jax.grad(counted, has_aux=True)(params, part), index, parts))
     got, got_terms = in_parts(index)
-    assert set(calls) == {24 // parts}
+    assert set(sizes) == {24 // parts}
     np.testing.assert_allclose(got, gradient, rtol=1e-6)
     np.testing.assert_allclose(got_terms["loss"], terms["loss"], rtol=1e-6)
     np.testing.assert_allclose(got_terms["sum"], terms["sum"], atol=1e-5)
 
 
-def test_on_several_devices_parts_fit_the_cache_of_a_core(monkeypatch):
-    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE_OF_A_CORE", 4)
+def test_parts_of_several_devices_add_up():
     params, index = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32)
-    seen = []
-
-    def share(part):
-        seen.append(part.shape[0])
-        return jax.grad(lambda p: quadratic(p, part)[0])(params)
-
     split = jax.shard_map(
-        lambda index: accumulate(share, index, ENVS),
+        lambda index: accumulate(lambda part: jax.grad(lambda p: quadratic(p, part)[0])(params), index, 3, ENVS),
         mesh=mesh_over(2, 2),
         in_specs=PartitionSpec(ENVS),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
     np.testing.assert_allclose(jax.jit(split)(index), slope(params, index)[0], rtol=1e-5)
-    assert set(seen) == {4}
 
 
-def test_rows_without_a_fitting_divisor_stay_whole(monkeypatch):
-    monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", 4)
-    params, index = jnp.array([0.3, -0.7]), np.arange(23, dtype=np.int32)
-    gradient = jax.jit(lambda index: accumulate(lambda part: slope(params, part)[0], index))(index)
-    np.testing.assert_allclose(gradient, slope(params, index)[0], rtol=1e-6)
+@pytest.mark.parametrize(("limit", "parts"), [(24, 1), (12, 2), (7, 4), (5, 6), (1, 24)])
+def test_microbatches_are_the_fewest_that_fit_the_cache(monkeypatch, limit, parts):
+    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", limit)
+    assert count_microbatches(24, None) == parts
+    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE_OF_A_CORE", 2 * limit)
+    assert count_microbatches(48, None, ENVS) == parts
 
 
-def test_a_part_has_the_size_that_is_asked_for_whatever_fits_the_cache(monkeypatch):
+def test_a_size_without_a_fitting_divisor_stays_whole(monkeypatch):
+    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", 12)
+    assert count_microbatches(23, None) == 1
+
+
+def test_a_given_microbatch_size_decides_whatever_fits_the_cache(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    params, index, seen = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32), []
-
-    def share(part):
-        seen.append(part.shape[0])
-        return jax.grad(lambda p: quadratic(p, part)[0])(params)
-
-    gradient = jax.jit(lambda index: accumulate(share, index, microbatch_size=3))(index)
-    np.testing.assert_allclose(gradient, slope(params, index)[0], rtol=1e-5)
-    assert set(seen) == {3}
+    assert count_microbatches(24, 3) == 8 and count_microbatches(10**6, None) == 1
 
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("rows_in_cache", [1, 6, 9, 12, 1000])
 def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache, asked):
     if not asked:
-        monkeypatch.setattr(minibatches, "ROWS_IN_CACHE", rows_in_cache)
+        monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", rows_in_cache)
     tree = {"a": np.arange(7 * 3 * 2, dtype=np.float32).reshape(7, 3, 2), "b": np.arange(21, dtype=np.int32).reshape(7, 3)}
     seen = []
 
@@ -192,7 +182,7 @@ def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache, asked):
         return part["a"].sum(-1) * 2.0, part["b"] + 1
 
     microbatch_size = rows_in_cache if asked else None
-    doubled, plus_one = jax.jit(lambda tree: map_rows(function, tree, microbatch_size))(tree)
+    doubled, plus_one = jax.jit(lambda tree: map_steps(function, tree, microbatch_size))(tree)
     assert np.array_equal(doubled, tree["a"].sum(-1) * 2) and np.array_equal(plus_one, tree["b"] + 1)
     # Up to twice as many pass in one call.
     assert max(seen) < 2 * max(3, rows_in_cache)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
-from jax.flatten_util import ravel_pytree
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
@@ -16,7 +15,7 @@ from polyak.core.types import Variables
 from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
 from polyak.networks.recurrent import lstm
-from polyak.networks.roles import _is_kernel, check_kernels, l2_coefficients, roles
+from polyak.networks.roles import _is_kernel, check_kernels, kernel_roles, roles, sum_of_squares
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box(-np.ones(3), np.ones(3)), Discrete(2))
@@ -131,33 +130,27 @@ COEFFICIENTS = {"policy": 0.1, "value": 0.2, "shared": 0.3}
     ],
     ids=["separate", "shared", "NNX", "Linen", "Equinox"],
 )
-def test_kernels_alone_are_punished_each_by_its_role(network, spec):
+def test_kernels_alone_have_a_role(network, spec):
     variables = network.init(KEY, spec)
-    squares = l2_coefficients(network, variables, spec, COEFFICIENTS)
-    params, unravel = ravel_pytree(variables.params)
-    assert squares.keys() == COEFFICIENTS.keys()
-    found, kernels = named(network, spec), set()
-    for role, coefficients in squares.items():
-        assert coefficients.shape == params.shape
-        for path, given in jax.tree_util.tree_leaves_with_path(unravel(coefficients)):
-            name = jax.tree_util.keystr(path)
-            is_its_kernel = found[name] == role and ("kernel" in name or "weight" in name)
-            kernels |= {role} if is_its_kernel else set()
-            np.testing.assert_array_equal(given, np.float32(COEFFICIENTS[role] if is_its_kernel else 0.0))
-    assert kernels >= {"policy", "value"}
+    kernels, found = kernel_roles(network, variables, spec), named(network, spec)
+    for (path, _), role in zip(jax.tree_util.tree_leaves_with_path(variables.params), kernels, strict=True):
+        name = jax.tree_util.keystr(path)
+        assert role == (found[name] if "kernel" in name or "weight" in name else None), name
+    assert set(kernels) >= {"policy", "value"}
+
+
+def test_the_penalty_is_the_sum_of_squares_of_a_roles_kernels():
+    variables = mlp((4,)).init(KEY, SPEC)
+    kernels = kernel_roles(mlp((4,)), variables, SPEC)
+    params = jax.tree.map(lambda x: x + 1.0, variables.params)
+    critic = [params["critic"]["dense"]["layers"][0]["kernel"], params["value"]["kernel"]]
+    wanted = sum(float(np.sum(np.square(kernel))) for kernel in critic)
+    assert float(sum_of_squares(params, kernels, "value")) == pytest.approx(wanted, rel=1e-6)
+    assert float(sum_of_squares(params, kernels, "shared")) == 0.0
 
 
 def test_without_a_coefficient_nothing_is_looked_for():
-    assert l2_coefficients(mlp(), Variables({}), SPEC, {}) is None
     check_kernels("PPO", mlp(), SPEC, {})
-
-
-def test_a_role_without_coefficient_is_free():
-    variables = mlp((4,)).init(KEY, SPEC)
-    squares = jax.tree.leaves(
-        ravel_pytree(variables.params)[1](l2_coefficients(mlp((4,)), variables, SPEC, {"value": 0.5})["value"])["actor"]
-    )
-    assert not any(x.any() for x in squares)
 
 
 @pytest.mark.parametrize(

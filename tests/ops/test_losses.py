@@ -18,7 +18,7 @@ def numbers(*values):
 
 # Compiled, as they are used; and one compilation is quicker than one for each operation.
 masked_mean, mean_and_variance = jax.jit(losses.masked_mean), jax.jit(losses.masked_mean_and_variance)
-masked_means, explained_variance = jax.jit(losses.masked_means), jax.jit(losses.explained_variance)
+explained_variance = jax.jit(losses.explained_variance)
 
 
 # masked means
@@ -84,11 +84,11 @@ def test_A4_equal_entries_have_no_variance():
         assert variance <= (1e-9 * constant) ** 2
 
 
-def test_the_means_of_shares_add_up_to_the_mean_of_the_whole():
+def test_weighted_sums_of_parts_add_up_to_the_mean_of_the_whole():
     x, weight = np.arange(8, dtype=np.float32), np.array([1, 0, 1, 1, 0, 0, 1, 1], np.float32)
-    shares = [masked_mean(x[i : i + 2], weight[i : i + 2], total=weight.sum()) for i in range(0, 8, 2)]
-    np.testing.assert_allclose(sum(shares), masked_mean(x, weight), rtol=1e-6)
-    assert masked_mean(x, weight, total=10.0) == float((x * weight).sum() / 10)
+    share = weight / weight.sum()
+    parts = [losses.weighted_sum(jnp.asarray(x[i : i + 2]), jnp.asarray(share[i : i + 2])) for i in range(0, 8, 2)]
+    np.testing.assert_allclose(sum(parts), masked_mean(x, weight), rtol=1e-6)
 
 
 def over_devices(f, devices, *rows):
@@ -109,32 +109,22 @@ def test_over_devices_mean_variance_and_explained_variance_are_those_of_the_whol
 
 @jax.jit
 @jax.value_and_grad
-def difference(rows, weight):
-    means = losses.masked_means(rows, weight)
-    return means["a"] - 2 * means["b"]
+def weighted_sum(x, weight):
+    return losses.weighted_sum(x, weight)
 
 
 @pytest.mark.parametrize("junk", [1e9, np.inf, np.nan])
-def test_A2_several_means_at_once_are_the_means_and_hide_what_does_not_count(junk):
+def test_a_weighted_sum_and_its_gradient_hide_what_has_no_weight(junk):
     weight = numbers(1, 0, 3, 0.5)
-    rows = {"a": numbers(1, 2, 3, 4), "b": numbers(-1, 5, 0.5, 2)}
-    dirty = {name: numbers(x[0], junk, *x[2:]) for name, x in rows.items()}
-    means, gradient = difference(dirty, weight)
-    wanted = {name: masked_mean(x, weight) for name, x in rows.items()}
-    np.testing.assert_allclose(means, wanted["a"] - 2 * wanted["b"], rtol=1e-6)
-    np.testing.assert_allclose(gradient["a"], weight / 4.5, rtol=1e-6)
-    np.testing.assert_allclose(gradient["b"], -2 * weight / 4.5, rtol=1e-6)
-    got = masked_means(dirty, weight)
-    assert list(got) == ["a", "b"] and got["b"] == pytest.approx(float(wanted["b"]))
+    value, gradient = weighted_sum(numbers(1, junk, 3, 4), weight)
+    assert float(value) == 12.0
+    np.testing.assert_array_equal(gradient, [1.0, 0.0, 3.0, 0.5])
 
 
-def test_A1_A13_several_means_of_nothing_are_zero_and_shares_add_up():
-    rows = {"a": numbers(1, np.nan), "b": numbers(3, 5)}
-    assert all(mean == 0 for mean in masked_means(rows, numbers(0, -1)).values())
-    shares = [masked_means({"b": numbers(x)}, numbers(w), total=4.0)["b"] for x, w in ((3, 1), (5, 3))]
-    np.testing.assert_allclose(sum(shares), (3 + 15) / 4, rtol=1e-6)
+def test_a_weighted_sum_of_nothing_is_zero_and_shapes_must_agree(unchecked):
+    assert losses.weighted_sum(numbers(1, np.nan), numbers(0, -1)) == 0
     with pytest.raises(ValueError, match="weight must have the shape of x"):
-        inspect.unwrap(inspect.unwrap(losses.masked_means))(rows, jnp.ones(3))
+        losses.weighted_sum(numbers(1, 2), numbers(1))
 
 
 # PPO

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from polyak.ops.returns import (
     advantages_and_targets,
-    discounted_on,
     discounted_returns,
-    discounted_so_far,
     gae,
     lambda_returns,
     n_step_returns,
+    running_return,
+    running_return_step,
 )
 
 jit_gae, jit_lambda, jit_discounted = (jax.jit(f) for f in (gae, lambda_returns, discounted_returns))
 jit_n_step = jax.jit(n_step_returns, static_argnames="n_step")
 jit_both = jax.jit(advantages_and_targets, static_argnames=("advantages", "value_targets"))
-jit_so_far, jit_on = jax.jit(discounted_so_far), jax.jit(discounted_on)
+jit_so_far, jit_on = jax.jit(running_return), jax.jit(running_return_step)
 
 
 def slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda):

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 from polyak.core.types import Variables
-from polyak.ops.trees import check_same_tree, float_vector
+from polyak.ops.trees import all_finite, any_over_devices, check_same_tree, finite_rows, sum_over_devices
 from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
 from tests.ops.bits import bits, tree
 
@@ -131,17 +132,35 @@ def test_one_check_compares_specs_as_well_as_arrays():
         check_same_tree(tree(1.0), spec, "load", sides=("file", "agent"))
 
 
-def test_narrow_trees_are_one_vector_in_float32_and_become_narrow_again():
-    wide, narrow = jnp.arange(3, dtype=jnp.float32), jnp.ones(2, jnp.bfloat16)
-    for leaves, dtypes in (((wide,), [jnp.float32]), ((narrow,), [jnp.bfloat16])):
-        vector, again = float_vector(leaves)
-        assert vector.dtype == jnp.float32
-        assert [x.dtype for x in jax.tree.leaves(again(vector + 1))] == dtypes
-        np.testing.assert_array_equal(again(vector + 1)[0], leaves[0] + 1)
-
-
 def test_a_tree_of_one_leaf_is_named_in_words():
     with pytest.raises(ValueError, match=r"^f: the only leaf: online is float32\[3\], target is float32\[4\]; they must match"):
         check_same_tree(jnp.zeros(3), jnp.zeros(4), "f")
     with pytest.raises(ValueError, match="only in online: one leaf without a name; only in target: 'a'"):
         check_same_tree(jnp.zeros(3), {"a": jnp.zeros(3)}, "f")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_only_floats_decide_and_each_row_for_itself(bad):
+    tree = {"x": jnp.array([[1.0, 2.0], [bad, 4.0]]), "n": jnp.arange(2), "none": None}
+    assert not bool(all_finite(tree))
+    np.testing.assert_array_equal(finite_rows(tree, 1), [True, False])
+    np.testing.assert_array_equal(finite_rows(tree, 2)[1], [False, True])
+    assert bool(all_finite({"n": jnp.arange(3)})) and bool(all_finite(()))
+
+
+def test_one_device_sums_nothing():
+    x = jnp.arange(3.0)
+    assert sum_over_devices(x, None) is x
+    assert np.array_equal(any_over_devices(jnp.array([True, False]), None), [True, False])
+
+
+def test_several_devices_are_summed():
+    mesh = jax.make_mesh((4,), ("rows",), (AxisType.Auto,), devices=jax.local_devices()[:4])
+
+    def reduce(x):
+        return sum_over_devices(x, "rows"), any_over_devices(jnp.stack([x[0] > 2.5, x[0] > 9.0]), "rows")
+
+    whole = PartitionSpec()
+    split = jax.shard_map(reduce, mesh=mesh, in_specs=PartitionSpec("rows"), out_specs=(whole, whole), check_vma=False)
+    total, flags = jax.jit(split)(jnp.arange(4.0))
+    assert float(total[0]) == 6.0 and list(np.asarray(flags)) == [True, False]

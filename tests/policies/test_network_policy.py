@@ -13,8 +13,8 @@ from polyak.core.types import Policy, TimeStep, Variables
 from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.distributions import TanhNormal
-from polyak.ops.normalizer import ObsNormalizer
-from polyak.ops.returns import discounted_so_far
+from polyak.ops.normalize import ObsNormalizer
+from polyak.ops.returns import running_return
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from tests.agents.rollouts import rollout, same_bits
 
@@ -69,7 +69,7 @@ def modes(policy, now, carry):
 
 @jax.jit
 def normalizer_of(obs):
-    return ObsNormalizer.fresh(VECTOR).update(obs, jnp.ones(len(obs)))
+    return ObsNormalizer.init(VECTOR).update(obs, jnp.ones(len(obs)))
 
 
 def test_policies_keep_the_contract():
@@ -107,7 +107,7 @@ def test_the_discounted_return_is_kept_per_environment_and_begins_with_an_episod
         now = np.where(steps.first[t], 0.0, steps.reward[t] + gamma * now)
         slow.append(now)
     before = jnp.array([1.0, -2.0, 0.0])
-    fast = discounted_so_far(jnp.asarray(steps.reward), jnp.asarray(steps.first), before, gamma=gamma)
+    fast = running_return(jnp.asarray(steps.reward), jnp.asarray(steps.first), before, gamma=gamma)
     np.testing.assert_allclose(fast, np.array(slow), atol=1e-6)
 
     policy = DiscountedReturn(policy_for(SPEC), gamma)

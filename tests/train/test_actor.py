@@ -14,6 +14,7 @@ from polyak.networks.actor_critic import mlp
 from polyak.train.actor import JitActor, NumPyActor, make_actor
 from polyak.train.host_loop import rollout_actor
 from polyak.train.loop import initial, iteration_keys
+from tests.agents.rollouts import with_online
 
 NUM_ENVS, NUM_STEPS = 8, 5
 OBS = Box([-9.0] * 3, [9.0] * 3)
@@ -40,12 +41,12 @@ def started(agent, rng):
     """A loop's state with weights and statistics that are not those of the beginning."""
     state = initial(agent, NUM_ENVS, jax.random.key(3), (), jax.tree.map(jnp.asarray, time_step(rng)))
     fresh = state.agent
-    larger = jax.tree.map(lambda x: jnp.asarray(3 * np.asarray(x) + np.float32(0.1)), fresh.variables.params)
-    grown = dataclasses.replace(fresh.variables, params=larger)
-    normalizer = fresh.normalizer
+    larger = jax.tree.map(lambda x: jnp.asarray(3 * np.asarray(x) + np.float32(0.1)), fresh.copies.online.params)
+    grown = dataclasses.replace(fresh.copies.online, params=larger)
+    normalizer = fresh.obs_normalizer
     if normalizer is not None:
         normalizer = seen_by(normalizer, jnp.asarray(2 + 5 * rng.normal(size=(50, 3)), jnp.float32))
-    return dataclasses.replace(state, agent=dataclasses.replace(fresh, variables=grown, normalizer=normalizer))
+    return dataclasses.replace(state, agent=dataclasses.replace(with_online(fresh, grown), obs_normalizer=normalizer))
 
 
 @jax.jit

@@ -41,7 +41,7 @@ def test_A8_what_diverged_is_noticed_between_two_reports(loop, monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyak.train.compiled_loop"), "CHUNK_SECONDS", 0.0)
     env, agent = sick(loop)
     seen = []
-    with pytest.raises(train.TrainingDiverged, match="3 updates in a row had no finite gradient step"):
+    with pytest.raises(train.TrainingDiverged, match="3 updates in a row were skipped"):
         run(
             loop,
             env=env,
@@ -65,7 +65,7 @@ def test_A8_C13_a_checkpoint_may_hold_what_the_environment_said_and_comes_back_t
 
     with create(tmp_path / "run", {}) as made:
         callbacks = [checkpointer(made, every=1), keep]
-        with pytest.raises(train.TrainingDiverged, match="3 updates in a row had no finite gradient step"):
+        with pytest.raises(train.TrainingDiverged, match="3 updates in a row were skipped"):
             run(loop, env=env, agent=agent, env_steps=10**9, report_every=1, callbacks=callbacks)
         step, state = kept[-1]
         assert np.isnan(state.time_step.reward).any() and np.isnan(state.episodes.returns).any()
@@ -107,7 +107,7 @@ def test_A8_of_several_seeds_those_that_diverge_end_and_the_others_finish():
             assert (result.stopped, result.progress.iteration, result.metrics["train/skipped_in_a_row"]) == ("diverged", 3, 3)
             assert "'reward'" in result.diagnosis and result.progress.env_steps < 100
             fresh = STRICT.init(jax.random.split(key, 3)[0])
-            assert same_bits(result.state.variables, fresh.variables)
+            assert same_bits(result.state.copies.online, fresh.copies.online)
         else:
             assert (result.stopped, result.diagnosis) == (None, None)
             alone = run("compiled", env_steps=300, key=key, agent=STRICT)

@@ -16,7 +16,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import Pendulum
-from tests.agents.rollouts import same_bits
+from tests.agents.rollouts import same_bits, with_online
 from tests.train.scripted import Scripted
 from tests.train.setting import AGENT, ENV, ENV_STEPS, KEY, LOOPS, NUM_ENVS, NUM_STEPS, everything, goes_on, hosted, run
 
@@ -45,7 +45,7 @@ def test_both_loops_give_the_same_parameters_to_the_bit_after_20_updates(whole):
 def test_they_learned_something(whole):
     result, _ = whole["compiled"]
     fresh = AGENT.init(jax.random.split(KEY, 3)[0])
-    assert not same_bits(result.state.variables, fresh.variables)
+    assert not same_bits(result.state.copies.online, fresh.copies.online)
     assert result.stopped is None and result.state is result.loop_state.agent
 
 
@@ -53,7 +53,7 @@ def test_they_learned_something(whole):
 def test_T1_the_same_key_gives_the_same_bits_and_another_key_others(whole, loop):
     assert same_bits(everything(run(loop)), whole[loop][1])
     other = run(loop, key=jax.random.key(12))
-    assert not same_bits(other.state.variables, whole[loop][0].state.variables)
+    assert not same_bits(other.state.copies.online, whole[loop][0].state.copies.online)
 
 
 @BOTH
@@ -287,8 +287,8 @@ def test_T12_wrong_arguments_are_refused(monkeypatch, loop, options, said):
 def test_A8_training_that_diverged_ends_with_an_error_that_names_the_quantity(loop):
     agent = dataclasses.replace(AGENT, max_bad_steps=3)
     good = run(loop, env_steps=30)
-    variables = jax.tree.map(lambda x: x * jnp.nan, good.state.variables)
-    poisoned = dataclasses.replace(good.loop_state, agent=dataclasses.replace(good.state, variables=variables))
+    variables = jax.tree.map(lambda x: x * jnp.nan, good.state.copies.online)
+    poisoned = dataclasses.replace(good.loop_state, agent=with_online(good.state, variables))
     seen = []
     with pytest.raises(train.TrainingDiverged, match=r"3 updates in a row .*max_bad_steps=3.*'value'") as caught:
         run(

@@ -1,35 +1,44 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347): clipped, or penalised by the KL divergence."""
+"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), with a clipped objective or a KL penalty."""
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
+from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_needed, check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning import batch as rows_of
-from polyak.learning import epochs
-from polyak.learning.batch import ActorCriticModel, Rows, collected, hidden, not_finite, row_weights
+from polyak.learning.batch import (
+    ActorCriticModel,
+    Batch,
+    collected_outputs,
+    make_batch,
+    normalize_minibatches,
+    sample_weights,
+)
 from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.epochs import mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
-from polyak.learning.minibatches import check_divides
-from polyak.learning.surrogate import Surrogate
+from polyak.learning.minibatches import check_divides, count_microbatches
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, checked_network
 from polyak.networks.layers import is_narrow
-from polyak.networks.roles import Role, check_kernels, l2_coefficients
+from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
 from polyak.ops import losses
-from polyak.ops.devices import sum_over_devices
-from polyak.ops.guard import Guard
-from polyak.ops.kl_penalty import adapted_beta
-from polyak.ops.normalizer import ObsNormalizer, RewardScaler, can_normalize, check_statistics
-from polyak.ops.optimizer import Adam
+from polyak.ops.distributions import Distribution
+from polyak.ops.gradient_step import StepLog, accumulate, adam, describe_skips, flag_quantities
+from polyak.ops.kl_penalty import adapted_beta, kl_cutoff
+from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize, check_statistics
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
-from polyak.ops.trees import float_vector
+from polyak.ops.trees import sum_over_devices
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 
 # fmt: off
@@ -48,89 +57,86 @@ TF_AGENTS_KL: Mapping[str, Any] = {
 # More samples at a time compute faster on several CPU threads.
 MAX_SMALL_BATCH = 256
 
-QUANTITIES = (*rows_of.QUANTITIES, *epochs.QUANTITIES)
-
 
 @struct
 class PPOState:
-    """All that training changes.
+    """Everything that training changes.
 
     Attributes:
-        variables: the network's.
-        optimizer: Adam's moments.
-        normalizer: statistics of the observations, or None.
-        rewards: statistics by whose deviation rewards are divided, or None.
+        copies: of the network: online, and with `ema_tau` a target; with the optimizer state and the counts of skipped steps.
+        obs_normalizer: running statistics of the observations, or None.
+        reward_scaler: running statistics that rewards are divided by, or None.
         kl_beta: β of the KL penalty, or None.
-        env_steps: valid transitions learned from; what schedules follow.
+        env_steps: valid transitions learned from; schedules are functions of it.
         updates: rollouts learned from.
-        guard: counts of refused steps.
     """
 
-    variables: Variables
-    optimizer: PyTree
-    normalizer: ObsNormalizer | None
-    rewards: RewardScaler | None
+    copies: NetworkCopies
+    obs_normalizer: ObsNormalizer | None
+    reward_scaler: RewardScaler | None
     kl_beta: Float[Array, ""] | None
     env_steps: UInt32[Array, ""]
     updates: UInt32[Array, ""]
-    guard: Guard
 
 
 @struct
 class PPO:
-    """PPO for Discrete, MultiDiscrete, MultiBinary, Box actions and trees of them, also with a memory.
+    """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
 
         L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ] + β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
 
-    with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. Expectations are over valid transitions. Old distributions and
-    values come from one pass before the first epoch: the same network on the same numbers as in acting, and cheaper.
+    with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. Expectations are over valid transitions.
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
-        network: answers `(action_params, value)`; None takes `network_for(spec)`. It is never put into training mode: dropout
-            stays off, and statistics stay as they were initialised. One with a memory (`lstm`, `gru`) learns from whole
-            sequences: minibatches are made of environments then, not of single steps.
+        network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is always
+            applied in evaluation mode: dropout is off, and statistics stay as they were initialised. Minibatches of a
+            recurrent network (`lstm`, `gru`) are made of whole sequences.
         num_steps: rollout length T, in steps of each environment.
-        num_epochs: passes over a rollout.
-        num_minibatches: parts of a rollout per epoch; must divide `num_steps * num_envs`, or with a memory `num_envs`.
+        num_epochs: passes over each rollout.
+        num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`, with a recurrent network `num_envs`.
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         gae_lambda: trace decay of GAE.
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
         value_targets: what the value learns: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
-        values_when: old values and distributions are computed in the `"update"`, or were kept since `"collect"`ing.
-        recompute_values: advantages and value targets are computed anew before each epoch.
-        clip_range: largest change of the probability ratio, a number or a schedule; None leaves it free.
-        clip_range_vf: the value moves at most so far from its old one; None leaves it free.
-        clip_log_prob: log-probabilities that learn (not the old ones) are kept within ± this in the policy's loss; where that
-            bites, the ratio is another one. None leaves them.
+        values_when: when old values and action distributions are computed: at `"update"` time, or during `"collect"`.
+        recompute_values: recompute advantages and value targets before each epoch.
+        clip_range: clips the probability ratio to 1 ± this, a number or a schedule; None disables clipping.
+        clip_range_vf: clips the value to ± this around the old value; None disables clipping.
+        clip_log_prob: clips the new log-probabilities to ± this in the policy loss; None disables clipping.
         ent_coef: coefficient of the entropy bonus.
         vf_coef: coefficient of the value loss.
-        kl_beta: first coefficient of the KL penalty, adapted after each update; None for no penalty.
-        kl_target: the KL divergence that an update should have, in nats.
-        kl_tolerance: the penalty's coefficient changes where the divergence is farther from the target than this share.
-        kl_cutoff_coef: coefficient of the squared KL divergence beyond the cutoff; None for no such penalty.
-        kl_cutoff_factor: the cutoff, in multiples of `kl_target`.
-        target_kl: an update ends once the approximate KL divergence of a minibatch exceeds 1.5 times this; None never.
-        l2_policy: coefficient of the squared kernels that only the policy is computed from; None for none.
-        l2_value: likewise of the value.
-        l2_shared: likewise of both.
-        max_grad_norm: global norm that gradients are clipped to; None leaves them.
-        normalize_advantage: advantages get mean 0 and deviation 1 over the valid entries of a `"minibatch"`, of the `"batch"`
+        kl_beta: initial coefficient of the KL penalty, adapted after each update; None disables the penalty.
+        kl_target: KL divergence that an update should have, in nats.
+        kl_tolerance: adapt the KL penalty when the divergence differs from the target by more than this fraction.
+        kl_cutoff_coef: coefficient of the squared KL divergence beyond the cutoff; None disables this penalty. It needs the
+            mean of a whole minibatch, so `microbatch_size` must be None.
+        kl_cutoff_factor: cutoff, in multiples of `kl_target`.
+        target_kl: stop an update when the approximate KL divergence of a minibatch exceeds 1.5 times this; None never stops.
+        l2_policy: L2 coefficient of kernels that only the policy depends on; None disables it.
+        l2_value: L2 coefficient of kernels that only the value depends on; None disables it.
+        l2_shared: L2 coefficient of kernels that both depend on; None disables it.
+        max_grad_norm: clip gradients to this global norm; None disables clipping.
+        normalize_advantage: normalise advantages to mean 0 and standard deviation 1 over each `"minibatch"`, over the `"batch"`
             (the rollout), or not (None).
-        normalize_obs: observations that are Boxes, but not of bytes, are normalised by their running mean and deviation.
-        clip_obs: normalised observations are kept within ± this; None leaves them.
-        normalize_reward: rewards are divided by the running deviation of the discounted `"return"`, of the `"reward"`, or not.
-        clip_reward: normalised rewards are kept within ± this; None leaves them.
-        squash: Box actions are drawn from a normal distribution through tanh; the spec must rescale actions to their bounds.
-        adam_eps: added to the root of Adam's second moment.
-        max_bad_steps: updates in a row without one good gradient step after which training stops with an error.
-        histograms: metrics hold histograms of actions, advantages, values, weights and gradients too, for TensorBoard.
-        microbatch_size: rows of a minibatch (with a memory: sequences) whose gradient is computed at a time, which takes less
-            memory; must divide those on each device. None: as many as are fast.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
+        clip_reward: clip normalised rewards to ± this value; None disables clipping.
+        squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
+        adam_eps: Adam's ε.
+        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
+        ema_tau: keep a target copy of the network that moves by this fraction towards the online one after every update, and
+            evaluate and export that copy; None evaluates the online network.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+        histograms: add histograms of actions, advantages, values, weights and gradients to the metrics, for TensorBoard.
+        microbatch_size: samples (recurrent networks: sequences) of a minibatch whose gradients are computed at a time, which
+            limits memory; must divide a minibatch's samples on each device. None chooses a fast size.
 
     Raises:
-        TypeError, ValueError: a setting out of its range, or without another that it needs, by name.
+        TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
 
     >>> from polyak.core.spaces import Box, Discrete
     >>> agent = PPO(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
@@ -173,6 +179,8 @@ class PPO:
     clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
     squash: bool = choice(default=False, choices=(True, False))
     adam_eps: Scalar = number(default=1e-5, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
     max_bad_steps: int = integer(default=10)
     histograms: bool = choice(default=False, choices=(True, False))
     microbatch_size: int | None = integer(default=None, optional=True)
@@ -198,39 +206,46 @@ class PPO:
         check_needed(self, "kl_cutoff_factor", "kl_cutoff_coef")
         check_needed(self, "kl_target", "kl_beta", "kl_cutoff_coef")
         if self.normalize_obs and not can_normalize(self.spec.obs):
-            raise ValueError(f"PPO: normalize_obs must be False where no Box holds more than bytes, got {self.spec.obs}")
+            raise ValueError(
+                f"PPO: normalize_obs must be False for observations without a Box other than uint8, got {self.spec.obs}"
+            )
+        if self.kl_cutoff_coef is not None and self.microbatch_size is not None:
+            raise ValueError(
+                f"PPO: microbatch_size must be None with kl_cutoff_coef, whose penalty needs the mean KL divergence of a whole "
+                f"minibatch; got {self.microbatch_size}"
+            )
+        self._check_optimizer()
         check_squashing("PPO", self._network, self.spec, squash=self.squash)
         check_kernels("PPO", self._network, self.spec, self._l2)
 
     def init(self, key: PRNGKeyArray) -> PPOState:
         """A fresh state."""
-        variables = self._network.init(key, self.spec)
-        check_actor_critic(self._network, variables, self.spec)
-        params, _ = float_vector(variables.params)
+        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=self._target_follow)
+        check_actor_critic(self._network, copies.online, self.spec)
         return PPOState(
-            variables=variables,
-            optimizer=self._adam.init(params),
-            normalizer=ObsNormalizer.fresh(self.spec.obs, self.clip_obs) if self.normalize_obs else None,
-            rewards=None if self.normalize_reward is None else RewardScaler.fresh(self.normalize_reward),
+            copies=dataclasses.replace(copies, optimizer_state=self._optimizer().init(copies.online.params)),
+            obs_normalizer=ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None,
+            reward_scaler=None if self.normalize_reward is None else RewardScaler.init(self.normalize_reward),
             kl_beta=None if self.kl_beta is None else jnp.asarray(self.kl_beta, jnp.float32),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
-            guard=Guard.fresh(),
         )
 
     def check(self, num_envs: int) -> None:
-        """Refuse a number of environments (on each device) that rollouts cannot be split into minibatches with.
+        """Check that rollouts of this number of environments (on each device) can be split into minibatches.
 
         Raises:
-            ValueError: `num_minibatches` does not divide the rows (with a memory: environments), or `microbatch_size` a part.
+            ValueError: `num_minibatches` does not divide the samples (recurrent networks: environments), or
+                `microbatch_size` a minibatch.
         """
-        check_divides(self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
+        sequences = self._model.is_recurrent
+        check_divides(self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=sequences)
 
     def has_small_products(self, num_envs: int, devices: int) -> bool:
         """Whether layers are at most 256 wide and, on one device, gradients are computed over at most 256 samples at a time."""
         samples = self.num_steps * num_envs // self.num_minibatches
         if self.microbatch_size is not None:
-            samples = self.microbatch_size * (self.num_steps if self._model.remembers else 1)
+            samples = self.microbatch_size * (self.num_steps if self._model.is_recurrent else 1)
         return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
 
     def partition(self, axis_name: str) -> PartitionSpec:
@@ -238,12 +253,13 @@ class PPO:
         return PartitionSpec()
 
     def policy(self, state: PPOState) -> Greedy:
-        """The most probable action."""
-        return Greedy(self._network_policy(state))
+        """The most probable action, by the target copy if there is one."""
+        evaluated = "online" if state.copies.target is None else "target"
+        return Greedy(self._network_policy(state, state.copies.variables(evaluated)))
 
     def collect_policy(self, state: PPOState) -> NetworkPolicy | DiscountedReturn:
-        """A sample from the policy."""
-        policy = self._network_policy(state, return_info=self.values_when == "collect")
+        """A sample from the policy of the online network."""
+        policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(
@@ -255,7 +271,7 @@ class PPO:
         weights: Float[Array, "T B"] | Float[Array, " B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[PPOState, Metrics]:
-        """Several epochs of gradient steps on one rollout; then the statistics and the penalty's coefficient move.
+        """Several epochs of gradient steps on one rollout; then statistics and the KL coefficient are updated.
 
         Args:
             state: donate it; nothing of it is needed afterwards.
@@ -270,103 +286,142 @@ class PPO:
         """
         self._check_state(state)
         num_steps, num_envs = check_rollout(rollout, self.spec)
-        rollout = as_arrays(rollout)
-        check_divides(num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.remembers)
-        obs, carry = self._seen(state, rollout)
-        rows, data_bad = self._rows(state, rollout, obs, carry, weights, axis_name)
+        rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)
+        check_divides(num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.is_recurrent)
 
-        def rows_at(variables: Variables) -> Rows:
-            if not self.recompute_values:
-                return rows
-            _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry)
-            return rows.with_advantages(*self._advantages(state, value, rollout))
+        batch, bad_data = self._collected_batch(state, rollout, weight, axis_name)
 
-        params, unravel = float_vector(state.variables.params)
-        clip_range = None if self.clip_range is None else value_at(self.clip_range, state.env_steps)
-        punished = l2_coefficients(self._network, state.variables, self.spec, self._l2)
-        objective = Surrogate(
-            self, self._model, state.variables, unravel, rows_at, clip_range, state.kl_beta, punished, axis_name
-        )
-        learning_rate = value_at(self.learning_rate, state.env_steps)
-        moved, optimizer, taken = epochs.gradient_epochs(
-            objective,
-            params,
-            state.optimizer,
+        # Epochs of minibatches.
+        data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
+        online = state.copies.online
+        loss_fn = partial(self.loss, variables=online, env_steps=state.env_steps, kl_beta=state.kl_beta, axis_name=axis_name)
+        params, optimizer_state, log = train_epochs(
+            loss_fn,
+            self._optimizer(state.env_steps),
+            online.params,
+            state.copies.optimizer_state,
+            partial(self._batch_of_epoch, state, rollout, batch),
             key,
             num_epochs=self.num_epochs,
-            adam=self._adam,
-            learning_rate=learning_rate,
-            usable=~jnp.any(data_bad),
-            shape=(1 if rows.sequences else num_steps, num_envs),
             num_minibatches=self.num_minibatches,
+            num_microbatches=self._num_microbatches(batch, self.num_minibatches, axis_name),
+            rollout_shape=(1 if self._model.is_recurrent else num_steps, num_envs),
             normalize_advantage=self.normalize_advantage,
+            early_stop=None if self.target_kl is None else self._early_stop,
+            data_is_finite=data_is_finite,
+            is_elementwise=self.optimizer is None,
             axis_name=axis_name,
         )
 
-        kl = objective.kl_of_all(moved, rows)
-        refused, steps = (flags.sum(dtype=jnp.uint32) for flags in (taken.refused, taken.refused | taken.kept))
-        usable = ((row_weights(rollout.valid, weights) > 0) & ~jnp.any(data_bad)).astype(jnp.float32)
-        state = PPOState(
-            variables=objective.variables(moved),
-            optimizer=optimizer,
-            # The statistics move last, so that all epochs saw the numbers that the policy acted on.
-            normalizer=None if state.normalizer is None else state.normalizer.update(rollout.obs, usable, axis_name),
-            rewards=None if state.rewards is None else state.rewards.update(rollout, usable, self.gamma, axis_name),
-            kl_beta=None if state.kl_beta is None else self._adapted(state.kl_beta, kl, taken),
+        # Statistics move last, so that all epochs saw the numbers that the policy acted on.
+        counts = ((weight > 0) & data_is_finite).astype(jnp.float32)
+        trained = dataclasses.replace(online, params=params)
+        whole, _ = normalize_minibatches(batch, jnp.arange(len(batch.weight))[None], self.normalize_advantage, axis_name)
+        kl = self._mean_kl(trained, whole, axis_name)
+        new_state = PPOState(
+            copies=self._trained(state.copies, trained, optimizer_state, log, bad_data),
+            obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
+            reward_scaler=state.reward_scaler and state.reward_scaler.update(rollout, counts, self.gamma, axis_name),
+            kl_beta=None if state.kl_beta is None else self._adapted_beta(state.kl_beta, kl, log),
             env_steps=counted_on(state.env_steps, sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
             updates=counted_on(state.updates, jnp.uint32(1)),
-            guard=state.guard.after_update(refused, steps, jnp.concatenate([data_bad, taken.bad.any((0, 1))])),
         )
-        terms = self._metrics(state, rows, taken, axis_name) | {"train/kl": kl, "train/learning_rate": learning_rate}
-        metrics: Metrics = {**terms, **({} if clip_range is None else {"train/clip_range": clip_range})}
+        metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": kl}
         if self.histograms:
-            metrics |= update_histograms(objective, params, moved, rows, self.normalize_advantage, axis_name)
-        return state, metrics
+            parts = self._num_microbatches(batch, 1, axis_name)
+            metrics |= update_histograms(loss_fn, whole, online.params, params, parts, axis_name)
+        return new_state, metrics
+
+    def loss(
+        self,
+        params: PyTree,
+        batch: Batch,
+        *,
+        variables: Variables,
+        env_steps: UInt32[Array, ""],
+        kl_beta: Float[Array, ""] | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[Float[Array, ""], Terms]:
+        """The loss of a minibatch, and its terms; those of its parts add up to those of the whole.
+
+        Args:
+            params: θ.
+            batch: the minibatch, whose weights sum to 1.
+            variables: the network's; of their parameters nothing is used.
+            env_steps: for schedules.
+            kl_beta: β.
+            axis_name: the mesh axis that the minibatch is split over.
+        """
+        # Not in training mode: a ratio compares two policies, and dropout or a minibatch's own statistics would be in it.
+        variables = dataclasses.replace(variables, params=params)
+        distribution, value = self._model.forward(variables, batch)
+        log_prob, old_log_prob = distribution.log_prob(batch.action), batch.log_prob
+
+        # Policy: -min(ρ A, clip(ρ, 1-ε, 1+ε) A)
+        learned = log_prob if self.clip_log_prob is None else jnp.clip(log_prob, -self.clip_log_prob, self.clip_log_prob)
+        samples = {"ratio": losses.probability_ratio(log_prob, old_log_prob)}
+        if self.clip_range is None:
+            samples["policy_gradient_loss"] = losses.surrogate(learned, old_log_prob, batch.advantage)
+        else:
+            clip_range = value_at(self.clip_range, env_steps)
+            samples["policy_gradient_loss"] = losses.clipped_surrogate(learned, old_log_prob, batch.advantage, clip_range)
+            samples["clip_fraction"] = losses.clip_fraction(log_prob, old_log_prob, clip_range)
+        samples["approx_kl"] = losses.approx_kl(log_prob, old_log_prob)
+
+        # Value: (V - V̂)²
+        if self.clip_range_vf is None:
+            samples["value_loss"] = losses.value_loss(value, batch.value_target)
+        else:
+            samples["value_loss"] = losses.clipped_value_loss(value, batch.value, batch.value_target, self.clip_range_vf)
+
+        # Entropy: -H
+        samples["entropy_loss"] = -distribution.entropy()
+        terms = {name: losses.weighted_sum(x, batch.weight) for name, x in samples.items()}
+        loss = terms["policy_gradient_loss"] + self.vf_coef * terms["value_loss"] + self.ent_coef * terms["entropy_loss"]
+
+        # Penalties: β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
+        kl_terms = self._kl_penalties(distribution, batch, kl_beta, axis_name)
+        l2_terms = self._l2_penalties(variables, batch)
+        loss = sum((*kl_terms.values(), *l2_terms.values()), loss)
+        if l2_terms:
+            l2_terms["l2_loss"] = sum(l2_terms.values(), jnp.float32(0.0))
+        return loss, terms | kl_terms | l2_terms
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """Names the first bad quantity once `max_bad_steps` updates in a row learned nothing."""
-        in_a_row = int(metrics["train/skipped_in_a_row"])
-        if in_a_row < self.max_bad_steps:
-            return None
-        quantity = QUANTITIES[int(metrics["train/first_bad"]) - 1]
-        return (
-            f"PPO: {in_a_row} updates in a row had no finite gradient step (max_bad_steps={self.max_bad_steps}); the first "
-            f"quantity that was not finite is {quantity!r}. The parameters are those from before."
-        )
+        """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None."""
+        in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
+        skips = describe_skips(in_a_row, first_bad, self.max_bad_steps, "updates")
+        return None if skips is None else f"PPO: {skips}"
 
-    def _check_state(self, state: PPOState) -> None:
-        """Refuse one of other settings: what it has no place for would silently not be done."""
-        if not isinstance(state, PPOState):
-            raise TypeError(f"update: state must be a PPOState as init makes it, got {type(state).__name__}")
-        check_statistics(state.normalizer, state.rewards, self.normalize_obs, self.clip_obs, self.normalize_reward)
-        if (state.kl_beta is None) != (self.kl_beta is None):
-            wanted, got = ("None", "a number") if self.kl_beta is None else ("a number", "None")
-            raise ValueError(f"update: state must be one of init with {wanted} as kl_beta, got one of {got}")
+    def _collected_batch(
+        self, state: PPOState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
+    ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
+        """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
+        obs, carry = self._network_inputs(state, rollout)
+        first = rollout.time_steps.first
+        params, value = self._model.evaluate(state.copies.online, obs, first, carry, self.microbatch_size)
+        params = jax.tree.map(lambda x: x[:-1], params)
+        if self.values_when == "collect":
+            params, value = collected_outputs(rollout, value)
+        batch, bad_data = make_batch(self._model, rollout, obs, weight, carry, params, value, axis_name)
+        return batch.with_advantages(*self._advantages(state, rollout, value)), bad_data
 
-    def _seen(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
-        """All observations as the network sees them, and its memory at the first of them."""
-        obs, carry = rollout.time_steps.obs, rollout.carry
-        if self.normalize_reward == "return":
-            if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
-                raise ValueError(f"update: normalize_reward='return' needs steps by collect_policy(state), got carry {carry!r}")
-            carry, _ = carry
-        return obs if state.normalizer is None else state.normalizer.normalize(obs), carry
-
-    def _rows(
-        self, state: PPOState, rollout: Rollout, obs: PyTree, carry: PyTree, weights: Array | None, axis_name: str | None
-    ) -> tuple[Rows, Bool[Array, " 4"]]:
-        """The rollout's rows before the first epoch, and which of obs, reward, value and log_prob are not finite."""
-        weight, kept = row_weights(rollout.valid, weights), self.values_when == "collect"
-        rows, value = collected(self._model, state.variables, obs, rollout, weight, carry, kept=kept)
-        shown = hidden(rows, rollout, at_once=self.num_minibatches > 1)
-        return shown.with_advantages(*self._advantages(state, value, rollout)), not_finite(rows, value, rollout, axis_name)
+    def _batch_of_epoch(self, state: PPOState, rollout: Rollout, batch: Batch, params: PyTree) -> Batch:
+        """The batch of an epoch that begins with these parameters."""
+        if not self.recompute_values:
+            return batch
+        obs, carry = self._network_inputs(state, rollout)
+        variables = dataclasses.replace(state.copies.online, params=params)
+        _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry, self.microbatch_size)
+        return batch.with_advantages(*self._advantages(state, rollout, value))
 
     def _advantages(
-        self, state: PPOState, value: Float[Array, "times B"], rollout: Rollout
+        self, state: PPOState, rollout: Rollout, value: Float[Array, "times B"]
     ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-        """Advantages and value targets by the values of all observations."""
+        """Advantages and value targets from the values of all observations."""
+        scaler = state.reward_scaler
         return advantages_and_targets(
-            rollout.reward if state.rewards is None else state.rewards.scale(rollout.reward, self.clip_reward),
+            rollout.reward if scaler is None else scaler.scale(rollout.reward, self.clip_reward),
             value[:-1],
             value[1:],
             rollout.terminated,
@@ -377,36 +432,159 @@ class PPO:
             value_targets=self.value_targets,
         )
 
-    def _metrics(self, state: PPOState, rows: Rows, taken: epochs.Taken, axis_name: str | None) -> Terms:
-        """Terms averaged over the gradient steps taken, of all epochs and of the last, and what describes the update."""
-        of_all, of_last = taken.means()
-        metrics = {f"train/{name}": mean for name, mean in of_all.items()}
-        metrics["train/explained_variance"] = losses.explained_variance(rows.value, rows.value_target, rows.weight, axis_name)
-        metrics |= {"train/n_updates": state.updates, "train/skipped_steps": state.guard.skipped}
-        metrics |= {"train/skipped_in_a_row": state.guard.in_a_row, "train/first_bad": state.guard.first_bad}
-        if state.kl_beta is not None:
-            metrics["train/kl_beta"] = state.kl_beta
-        return metrics | {f"train/last_epoch/{name}": mean for name, mean in of_last.items()}
+    def _kl_penalties(
+        self, distribution: Distribution, batch: Batch, kl_beta: Float[Array, ""] | None, axis_name: str | None
+    ) -> Terms:
+        """β KL and κ max(KL - f d, 0)², with KL = E[KL(π_old ‖ π)]."""
+        if kl_beta is None and self.kl_cutoff_coef is None:
+            return {}
+        penalties, kl = {}, self._kl(distribution, batch)
+        if kl_beta is not None:
+            penalties["kl_penalty_loss"] = kl_beta * kl
+        if self.kl_cutoff_coef is not None:
+            assert self.kl_cutoff_factor is not None and self.kl_target is not None, "the cutoff needs both"
+            cutoff = partial(kl_cutoff, factor=self.kl_cutoff_factor, target=self.kl_target, coef=self.kl_cutoff_coef)
+            # Of the mean over all devices, while the gradient is that of this device's part; the parts are summed later.
+            mean_kl = sum_over_devices(jax.lax.stop_gradient(kl), axis_name)
+            value, slope = jax.value_and_grad(cutoff)(mean_kl)
+            share = batch.weight.sum()
+            penalties["kl_cutoff_loss"] = share * value + slope * (kl - jax.lax.stop_gradient(kl))
+        return penalties
 
-    def _adapted(self, beta: Float[Array, ""], kl: Float[Array, ""], taken: epochs.Taken) -> Float[Array, ""]:
+    def _l2_penalties(self, variables: Variables, batch: Batch) -> Terms:
+        """c_i ‖W_i‖² of the policy's, the value's and the shared kernels."""
+        kernels = kernel_roles(self._network, variables, self.spec) if self._l2 else ()
+        # The shares of a minibatch's parts sum to 1, and so do those of the penalty.
+        share = batch.weight.sum()
+        return {
+            f"l2_{role}_loss": coef * sum_of_squares(variables.params, kernels, role) * share for role, coef in self._l2.items()
+        }
+
+    def _kl(self, distribution: Distribution, batch: Batch) -> Float[Array, ""]:
+        old = self._model.distribution(batch.old_params, batch.action_mask)
+        return losses.weighted_sum(old.kl_divergence(distribution), batch.weight)
+
+    def _mean_kl(self, variables: Variables, batch: Batch, axis_name: str | None) -> Float[Array, ""]:
+        """E[KL(π_old ‖ π)] over the whole batch."""
+
+        def kl_of(part: Batch) -> Float[Array, ""]:
+            return self._kl(self._model.forward(variables, part)[0], part)
+
+        mean_kl: Float[Array, ""] = accumulate(kl_of, batch, self._num_microbatches(batch, 1, axis_name), axis_name)
+        return mean_kl
+
+    def _num_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
+        if num_minibatches == self.num_minibatches and self.kl_cutoff_coef is not None:
+            return 1
+        return count_microbatches(len(batch.weight) // num_minibatches, self.microbatch_size, axis_name)
+
+    def _early_stop(self, terms: Terms) -> Bool[Array, ""]:
+        assert self.target_kl is not None, "asked for with target_kl only"
+        return terms["approx_kl"] > 1.5 * self.target_kl
+
+    def _trained(
+        self,
+        copies: NetworkCopies,
+        online: Variables,
+        optimizer_state: PyTree,
+        log: StepLog,
+        bad_data: Mapping[str, Bool[Array, ""]],
+    ) -> NetworkCopies:
+        """The copies after the epochs; the target follows."""
+        bad = flag_quantities(bad_data) | log.bad.any((0, 1))
+        skipped, steps = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.skipped | log.applied))
+        guard = copies.guard.after_update(skipped, steps, bad)
+        # The agent's setting decides, also where it was changed after `init`.
+        copies = dataclasses.replace(
+            copies, online=online, optimizer_state=optimizer_state, guard=guard, target_follow=self._target_follow
+        )
+        return copies if self.ema_tau is None else copies.follow(updates=1)
+
+    def _adapted_beta(self, beta: Float[Array, ""], kl: Float[Array, ""], log: StepLog) -> Float[Array, ""]:
         assert self.kl_target is not None, "checked when the agent was built"
         adapted = adapted_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
-        return jnp.where(taken.kept.any(), adapted, beta)  # without a step the divergence says nothing about it
+        return jnp.where(log.applied.any(), adapted, beta)  # without a step the divergence is no evidence
 
-    def _network_policy(self, state: PPOState, *, return_info: bool = False) -> NetworkPolicy:
-        return NetworkPolicy(state.variables, state.normalizer, self._network, self.spec, return_info, self.squash)
+    def _metrics(
+        self, state: PPOState, new_state: PPOState, batch: Batch, log: StepLog, axis_name: str | None
+    ) -> dict[str, Array]:
+        """Terms averaged over the applied gradient steps, of all epochs and of the last, and quantities of the whole update."""
+        norm = log.terms["grad_norm"]
+        max_grad_norm = self.max_grad_norm if self.optimizer is None else None
+        clipped = norm if max_grad_norm is None else jnp.minimum(norm, max_grad_norm)
+        of_all, of_last = mean_terms(dataclasses.replace(log, terms=log.terms | {"grad_norm_clipped": clipped}))
+        guard = new_state.copies.guard
+        metrics = {f"train/{name}": mean for name, mean in of_all.items()}
+        metrics |= {f"train/last_epoch/{name}": mean for name, mean in of_last.items()}
+        metrics |= {
+            "train/explained_variance": losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name),
+            "train/n_updates": new_state.updates,
+            "train/skipped_steps": guard.skipped,
+            "train/skipped_in_a_row": guard.in_a_row,
+            "train/first_bad": guard.first_bad,
+        }
+        if self.optimizer is None:
+            metrics["train/learning_rate"] = value_at(self.learning_rate, state.env_steps)
+        if self.clip_range is not None:
+            metrics["train/clip_range"] = value_at(self.clip_range, state.env_steps)
+        if new_state.kl_beta is not None:
+            metrics["train/kl_beta"] = new_state.kl_beta
+        return metrics
+
+    def _network_inputs(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
+        """All observations as the network sees them, and its carry at the first of them."""
+        obs, carry = rollout.time_steps.obs, rollout.carry
+        if self.normalize_reward == "return":
+            if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
+                raise ValueError(
+                    f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}"
+                )
+            carry, _ = carry
+        return obs if state.obs_normalizer is None else state.obs_normalizer.normalize(obs), carry
+
+    def _network_policy(self, state: PPOState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
+        return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, return_info, self.squash)
+
+    def _check_state(self, state: PPOState) -> None:
+        """Check that the state was created with the same settings: it would silently be used instead of them."""
+        if not isinstance(state, PPOState):
+            raise TypeError(f"update: state must be a PPOState, as agent.init(key) returns it, got {type(state).__name__}")
+        check_statistics(state.obs_normalizer, state.reward_scaler, self.normalize_obs, self.clip_obs, self.normalize_reward)
+        for name, value in (("kl_beta", state.kl_beta), ("ema_tau", state.copies.target)):
+            if (value is None) != (getattr(self, name) is None):
+                created, set_ = (f"with {name}=None", f"sets {name}") if value is None else (f"with {name}", f"has {name}=None")
+                raise ValueError(
+                    f"update: this state was created {created} but the agent {set_}; create it with agent.init(key)"
+                )
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer is None:
+            return
+        if not isinstance(self.optimizer, optax.GradientTransformation):
+            raise TypeError(f"PPO: optimizer must be an optax.GradientTransformation or None, got {self.optimizer!r}")
+        for field in dataclasses.fields(self):
+            if field.name in ("learning_rate", "adam_eps", "max_grad_norm") and getattr(self, field.name) is not field.default:
+                raise ValueError(
+                    f"PPO: {field.name} has no effect with optimizer=...; leave it out and set it in the optimizer"
+                )
+
+    def _optimizer(self, env_steps: Array | int = 0) -> optax.GradientTransformation:
+        if self.optimizer is not None:
+            return self.optimizer
+        learning_rate = value_at(self.learning_rate, env_steps)
+        return adam(learning_rate, eps=self.adam_eps, max_grad_norm=self.max_grad_norm)
 
     @property
-    def _adam(self) -> Adam:
-        return Adam(max_grad_norm=self.max_grad_norm, eps=self.adam_eps)
+    def _target_follow(self) -> Follow | None:
+        return None if self.ema_tau is None else Follow(tau=self.ema_tau)
 
     @property
     def _model(self) -> ActorCriticModel:
-        return ActorCriticModel(self._network, self.spec.action, self.squash, self.microbatch_size)
+        return ActorCriticModel(self._network, self.spec.action, self.squash)
 
     @property
     def _network(self) -> Network:
-        assert self.network is not None, "__post_init__ puts the default in"
+        assert self.network is not None, "__post_init__ sets the default"
         return self.network
 
     @property

@@ -1,25 +1,58 @@
 """The copies of one network: online, target and shared, how they follow each other, and how they are trained."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
+from polyak.copies.accumulated import Accumulated
 from polyak.copies.follow import Follow, FollowState
-from polyak.copies.held import Shared, copied, described, held_for, in_dtypes_of
-from polyak.copies.training import Loss, Trained, loss_gradients, predict_all
+from polyak.copies.loss_gradients import Loss, Trained, loss_gradients, predict_all
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.names import unknown_name
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables
-from polyak.ops.gradients import Accumulated, clipped, guarded, in_float32, refused_in_a_row, step_along, tree_norm
-from polyak.ops.guard import Guard, all_finite
-from polyak.ops.trees import check_same_tree
+from polyak.ops.gradient_step import (
+    Guard,
+    apply_gradient,
+    clip_to_norm,
+    describe_skips,
+    flag_quantities,
+    global_norm,
+)
+from polyak.ops.trees import all_finite, check_same_tree, in_float32
 from polyak.ops.updates import Tau, soft_update
+
+
+@struct
+class Shared:
+    """The copy that several workers train.
+
+    Attributes:
+        variables: the weights and statistics.
+        optimizer_state: of the one optimiser, or `()` where each worker keeps its own.
+        version: gradient steps taken.
+        dropped: pushes dropped because they were too stale.
+    """
+
+    variables: Variables
+    optimizer_state: PyTree
+    version: UInt32[Array, ""]
+    dropped: UInt32[Array, ""]
+
+    @classmethod
+    def init(cls, variables: Variables, optimizer_state: PyTree) -> "Shared":
+        """A real copy of these, with all counts 0."""
+        return cls(copied(variables), optimizer_state, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+
+    def with_stats(self, stats: PyTree) -> "Shared":
+        """With a real copy of these statistics."""
+        variables = dataclasses.replace(self.variables, stats=jax.tree.map(lambda x: jnp.array(x, copy=True), stats))
+        return dataclasses.replace(self, variables=variables)
 
 
 @struct
@@ -28,19 +61,20 @@ class NetworkCopies:
 
     Attributes:
         network: whose copies they are.
-        optimizer: an `optax.GradientTransformation`; its state is float32 whatever the network's dtype.
+        optimizer: an `optax.GradientTransformation`, or None where the owner of the copies trains them with one of its own and
+            the verbs that apply gradients are not used. Its state is float32 whatever the network's dtype.
         online: the copy that learns and acts.
-        target: the copy that trails it, or None. Where it follows softly it is held in at least float32.
+        target: the copy that trails it, or None. Where it follows softly it is stored in at least float32.
         shared: the copy that workers share, or None.
         optimizer_state: this worker's own, or `()` where the optimiser is shared.
-        gradients: those accumulated.
+        gradients: the accumulated ones; None without an optimizer.
         target_follow: how the target follows the online copy.
         target_count: what it has counted.
         online_follow: how the online copy follows the shared one by `follow`, or None where only the other verbs pull it.
         online_count: what it has counted.
         version: the shared copy's version when the online copy was last pulled from it.
-        guard: counts of gradient steps refused, because loss, gradient, statistics or result were not finite, or for want of
-            a gradient.
+        guard: counts of gradient steps skipped, because loss, gradient, statistics or result were not finite, or because there
+            was no gradient.
         shared_optimizer: the optimiser's state stands with the shared copy.
         name: a label, for people.
     """
@@ -51,7 +85,7 @@ class NetworkCopies:
     target: Variables | None
     shared: Shared | None
     optimizer_state: PyTree
-    gradients: Accumulated
+    gradients: Accumulated | None
     target_follow: Follow | None
     target_count: FollowState | None
     online_follow: Follow | None
@@ -78,7 +112,7 @@ class NetworkCopies:
         """Fresh copies, all equal, each in buffers of its own.
 
         Args:
-            optimizer: an `optax.GradientTransformation`.
+            optimizer: an `optax.GradientTransformation`; None if the caller applies gradients itself.
             target: keep a target copy that follows the online one in this way.
             shared: keep a copy that workers share.
             online: have the online copy follow the shared one in this way too. It keeps the network's dtype, so a soft one of a
@@ -107,7 +141,7 @@ class NetworkCopies:
 
     @property
     def skipped(self) -> UInt32[Array, ""]:
-        """Gradient steps refused so far."""
+        """Gradient steps skipped so far."""
         return self.guard.skipped
 
     @property
@@ -127,8 +161,8 @@ class NetworkCopies:
             return self.online
         if name == "target":
             assert self.target is not None, "it is among the names"
-            return in_dtypes_of(self.target, self.online)
-        return in_dtypes_of(self._shared.variables, self.online)
+            return cast_like(self.target, self.online)
+        return cast_like(self._shared.variables, self.online)
 
     def newest(self) -> Variables:
         """The weights that were trained last, in buffers of their own: the shared copy's, or else the online one's."""
@@ -201,20 +235,20 @@ class NetworkCopies:
         clip_when: Literal["each", "total"] = "each",
     ) -> "NetworkCopies":
         """With these gradients added to those accumulated; see `Accumulated.add`."""
-        added = self.gradients.add(gradients, reduce=reduce, clip=clip, clip_when=clip_when)
+        added = self._accumulated.add(gradients, reduce=reduce, clip=clip, clip_when=clip_when)
         return dataclasses.replace(self, gradients=added)
 
     def reset_gradients(self) -> "NetworkCopies":
         """With none accumulated: zeros, even where there was infinity."""
-        return dataclasses.replace(self, gradients=self.gradients.reset())
+        return dataclasses.replace(self, gradients=self._accumulated.reset())
 
     def apply_gradients(
         self,
         to: Literal["online", "shared"] = "online",
         gradients: PyTree = None,
         *,
-        bad: Bool[Array, "4"] | None = None,
-        keep: Any = True,
+        bad: Mapping[str, Bool[Array, ""]] | None = None,
+        apply: Any = True,
     ) -> "NetworkCopies":
         """One step of the optimiser along the gradients (those accumulated, if none are given), which stay accumulated.
 
@@ -223,8 +257,8 @@ class NetworkCopies:
         Args:
             to: whose weights. The optimiser's state is the shared copy's where it is shared, else this worker's own.
             gradients: in the tree of the weights.
-            bad: which of `polyak.ops.gradients.QUANTITIES` the caller found not finite; any of them refuses the step.
-            keep: a bool, traced or not; False takes no step, and counts none as refused.
+            bad: which of `polyak.ops.gradient_step.QUANTITIES` the caller found not finite; any of them skips the step.
+            apply: a bool, traced or not; False takes no step, and counts none as skipped.
 
         Raises:
             ValueError: no such copy, another tree, or the online copy has no optimiser of its own.
@@ -233,30 +267,35 @@ class NetworkCopies:
         copy = self.variables(to)
         if to == "online" and self.shared_optimizer:
             raise ValueError(f"{self.name}: the optimiser is shared; apply to 'shared', or create with shared_optimizer=False")
-        none = missing = jnp.array(False)
-        bad = jnp.zeros(4, bool) if bad is None else bad
+        missing, flags = jnp.array(False), flag_quantities(bad or {})
         if gradients is None:
-            gradients, missing = self.gradients.read(), self.gradients.number == 0
-            spoilt = missing & self.gradients.spoilt
-            bad = bad | jnp.stack([none, spoilt, none, none])
+            accumulated = self._accumulated
+            gradients, missing = accumulated.read(), accumulated.number == 0
+            flags |= flag_quantities({"gradient": missing & accumulated.has_bad})
         check_same_tree(gradients, copy.params, "apply_gradients", sides=("gradients", "params"))
         state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
-        asked = jnp.asarray(keep)
-        keep = asked & ~missing & ~jnp.any(bad)
-        params, state, finite = step_along(self.optimizer, copy.params, state, in_float32(gradients), keep)
-        bad = (bad | jnp.stack([none, ~finite[0], none, ~finite[1]])) & asked
-        guard, taken = guarded(self.guard, keep, missing & asked, bad)
+        due = jnp.asarray(apply)
+        apply = due & ~missing & ~jnp.any(flags)
+        gradients = in_float32(gradients)
+        params, state, finite = apply_gradient(self.optimizer, copy.params, state, gradients, all_finite(gradients), apply)
+        flags = (flags | flag_quantities({name: ~flag for name, flag in finite.items()})) & due
+        guard, applied = guard_after_step(self.guard, apply, missing & due, flags)
         copies, moved = dataclasses.replace(self, guard=guard), dataclasses.replace(copy, params=params)
         if to == "online":
             return dataclasses.replace(copies, online=moved, optimizer_state=state)
-        version = self._shared.version + taken.astype(jnp.uint32)
+        version = self._shared.version + applied.astype(jnp.uint32)
         shared = dataclasses.replace(self._shared, variables=moved, version=version)
         if not self.shared_optimizer:
             return dataclasses.replace(copies, shared=shared, optimizer_state=state)
         return dataclasses.replace(copies, shared=dataclasses.replace(shared, optimizer_state=state))
 
     def apply_and_sync(
-        self, gradients: PyTree = None, *, reset: bool = True, bad: Bool[Array, "4"] | None = None, keep: Any = True
+        self,
+        gradients: PyTree = None,
+        *,
+        reset: bool = True,
+        bad: Mapping[str, Bool[Array, ""]] | None = None,
+        apply: Any = True,
     ) -> "NetworkCopies":
         """Apply to the shared copy, if there is one, and pull it; else to the online one. The target stays as it is.
 
@@ -264,12 +303,12 @@ class NetworkCopies:
             gradients: as for `apply_gradients`.
             reset: with none accumulated any more.
             bad: as for `apply_gradients`.
-            keep: likewise.
+            apply: likewise.
         """
         if self.shared is None:
-            copies = self.apply_gradients("online", gradients, bad=bad, keep=keep)
+            copies = self.apply_gradients("online", gradients, bad=bad, apply=apply)
         else:
-            copies = self.apply_gradients("shared", gradients, bad=bad, keep=keep).update_online()
+            copies = self.apply_gradients("shared", gradients, bad=bad, apply=apply).update_online()
         return copies.reset_gradients() if reset else copies
 
     def train_and_sync(
@@ -303,9 +342,9 @@ class NetworkCopies:
 
         found, gradients, stats = loss_gradients(self.network, self.online, loss_fn, inputs, targets, importance_weights, key)
         if clip is not None:
-            gradients = clipped(gradients, found.gradient_norm, clip)
-        finite = [jnp.isfinite(found.loss), jnp.isfinite(found.gradient_norm), all_finite(stats), jnp.array(True)]
-        stepped = self.apply_and_sync(gradients, reset=False, bad=~jnp.stack(finite))
+            gradients = clip_to_norm(gradients, found.gradient_norm, clip)
+        finite = {"loss": found.loss, "gradient": found.gradient_norm, "statistics": stats}
+        stepped = self.apply_and_sync(gradients, reset=False, bad={name: ~all_finite(x) for name, x in finite.items()})
         taken = stepped.skipped == self.skipped
         stats = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stats, stepped.online.stats)
         return stepped._with_statistics(stats), dataclasses.replace(found, applied=taken)
@@ -327,19 +366,23 @@ class NetworkCopies:
         return predict_all(self.network, names, train, copies, [inputs for _, inputs in requests], key)
 
     def distance(self, a: str, b: str) -> Float[Array, ""]:
-        """√Σ (aᵢ - bᵢ)² over the weights of two copies as they are held; a metric.
+        """√Σ (aᵢ - bᵢ)² over the weights of two copies as they are stored; a metric.
 
         Raises:
             ValueError: there is no such copy; those that there are.
         """
-        held = {"online": self.online, "target": self.target, "shared": None if self.shared is None else self.shared.variables}
+        stored = {
+            "online": self.online,
+            "target": self.target,
+            "shared": None if self.shared is None else self.shared.variables,
+        }
         for name in (a, b):
             self.variables(name)
-        sides = [in_float32(held[name].params) for name in (a, b)]  # type: ignore[union-attr]
-        return tree_norm(jax.tree.map(jnp.subtract, *sides))
+        sides = [in_float32(stored[name].params) for name in (a, b)]  # type: ignore[union-attr]
+        return global_norm(jax.tree.map(jnp.subtract, *sides))
 
     def diagnose(self, max_bad_steps: int = 10) -> str | None:
-        """Names what was not finite once so many gradient steps in a row were refused for it, or a share outside [0, 1].
+        """The first non-finite quantity, once `max_bad_steps` consecutive gradient steps were skipped, or a tau outside [0, 1].
 
         Reads numbers back from the device: once per report, not per step.
 
@@ -347,11 +390,11 @@ class NetworkCopies:
             TypeError, ValueError: `max_bad_steps` is no positive integer.
         """
         check_integer(self.name, "max_bad_steps", max_bad_steps)
-        said = refused_in_a_row(self.guard, max_bad_steps)
+        problem = describe_skips(self.guard.in_a_row, self.guard.first_bad, max_bad_steps, "gradient steps")
         for follow, count in ((self.online_follow, self.online_count), (self.target_follow, self.target_count)):
-            if said is None and follow is not None and count is not None:
-                said = follow.diagnose(count)
-        return None if said is None else f"{self.name}: {said}"
+            if problem is None and follow is not None and count is not None:
+                problem = follow.diagnose(count)
+        return None if problem is None else f"{self.name}: {problem}"
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {described(self.online)}; copies: {', '.join(self.names)}"]
@@ -366,6 +409,12 @@ class NetworkCopies:
         return "\n".join(lines)
 
     @property
+    def _accumulated(self) -> Accumulated:
+        if self.gradients is None:
+            raise ValueError(f"{self.name}: these copies have no optimizer; create them with optimizer=...")
+        return self.gradients
+
+    @property
     def _shared(self) -> Shared:
         assert self.shared is not None, "asked for after variables('shared')"
         return self.shared
@@ -378,23 +427,67 @@ class NetworkCopies:
 def _fresh(
     network: Network, optimizer: Any, online: Variables, follows: tuple[Follow | None, ...], shared: bool, one: bool, name: str
 ) -> NetworkCopies:
-    state = optimizer.init(in_float32(online.params))
+    state = () if optimizer is None else optimizer.init(in_float32(online.params))
     # As arrays of one dtype from the start: as Python numbers they would compile once more when they come back as arrays.
     target, online_follow = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), follows)
     return NetworkCopies(
         network=network,
         optimizer=optimizer,
         online=online,
-        target=None if follows[0] is None else held_for(online, follows[0]),
-        shared=Shared.fresh(online, state if one else ()) if shared else None,
+        target=None if follows[0] is None else target_storage(online, follows[0]),
+        shared=Shared.init(online, state if one else ()) if shared else None,
         optimizer_state=() if one else state,
-        gradients=Accumulated.zeros(online.params),
+        gradients=None if optimizer is None else Accumulated.zeros(online.params),
         target_follow=target,
         target_count=None if target is None else target.init(),
         online_follow=online_follow,
         online_count=None if online_follow is None else online_follow.init(),
         version=jnp.zeros((), jnp.uint32),
-        guard=Guard.fresh(),
+        guard=Guard.init(),
         shared_optimizer=one,
         name=name,
     )
+
+
+def copied(tree: Variables) -> Variables:
+    """The same in new buffers."""
+    real: Variables = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+    return real
+
+
+def target_storage(online: Variables, follow: Follow) -> Variables:
+    """The first value of a target: a real copy, in at least float32 where it moves by a fraction."""
+    target = copied(online)
+    params = in_float32(target.params) if follow.is_soft else target.params
+    stats = in_float32(target.stats) if follow.is_soft_on_stats else target.stats
+    return Variables(params, stats, target.graph)
+
+
+def cast_like(variables: Variables, like: Variables) -> Variables:
+    """The variables in the dtypes of `like`."""
+    cast: Variables = jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), variables, like)
+    return cast
+
+
+def guard_after_step(
+    guard: Guard, apply: Bool[Array, ""], missing: Bool[Array, ""], bad: Bool[Array, " quantities"]
+) -> tuple[Guard, Bool[Array, ""]]:
+    """The counts after a step, and whether it was applied. A step that was not due ends no row of bad ones.
+
+    Args:
+        apply: the step was due and had a gradient.
+        missing: it was due, and there was no gradient.
+        bad: which of `QUANTITIES` were not finite.
+    """
+    any_bad = jnp.any(bad)
+    applied = apply & ~any_bad
+    after = guard.after_update((any_bad | missing).astype(jnp.uint32), 1, bad)
+    return dataclasses.replace(after, in_a_row=jnp.where(applied | any_bad, after.in_a_row, guard.in_a_row)), applied
+
+
+def described(variables: Variables) -> str:
+    """How large they are: `72 parameters (float32), 4 statistics`."""
+    params = jax.tree.leaves(variables.params)
+    dtypes = "/".join(sorted({str(leaf.dtype) for leaf in params})) or "none"
+    stats = sum(leaf.size for leaf in jax.tree.leaves(variables.stats))
+    return f"{sum(leaf.size for leaf in params)} parameters ({dtypes}), {stats} statistics"

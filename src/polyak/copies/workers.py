@@ -1,7 +1,7 @@
 """Workers that train one shared copy, as pure functions: pull, push with bounded staleness, and the synchronous round.
 
 The shared copy travels beside the workers; each holds the one that it last saw, in the same buffers. Donate it together with
-them or not at all. A worker's gradients and the statistics after its step come from `parts.training.loss_gradients`.
+them or not at all. A worker's gradients and the statistics after its step come from `polyak.copies.loss_gradients`.
 """
 
 import dataclasses
@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from polyak.copies.held import Shared
-from polyak.copies.network_copies import NetworkCopies
+from polyak.copies.accumulated import Accumulated
+from polyak.copies.network_copies import NetworkCopies, Shared, guard_after_step
 from polyak.core.checks import check_integer
-from polyak.core.types import PyTree, Scalar
-from polyak.ops.gradients import guarded, in_float32
-from polyak.ops.guard import all_finite
-from polyak.ops.trees import check_same_tree
+from polyak.core.types import Metrics, PyTree, Scalar
+from polyak.ops.gradient_step import flag_quantities
+from polyak.ops.trees import all_finite, check_same_tree, in_float32
 
 
 def staleness(worker: NetworkCopies, shared: Shared) -> Int32[Array, ""]:
@@ -63,8 +62,8 @@ def push(
         fresh = staleness(worker, shared) <= max_staleness
     if stats is not None:
         check_same_tree(stats, shared.variables.stats, "push", sides=("statistics", "shared"))
-    bad = _bad(statistics=~all_finite(stats))
-    pushed = dataclasses.replace(worker, shared=shared).apply_gradients("shared", gradients, bad=bad, keep=fresh)
+    bad = {"statistics": ~all_finite(stats)}
+    pushed = dataclasses.replace(worker, shared=shared).apply_gradients("shared", gradients, bad=bad, apply=fresh)
     assert pushed.shared is not None, "it was put there"
     applied = dataclasses.replace(pushed.shared, dropped=shared.dropped + (~fresh).astype(jnp.uint32))
     if stats is not None:
@@ -108,37 +107,31 @@ def synchronous_round(
     for one in stats or ():
         check_same_tree(one, shared.variables.stats, "synchronous_round", sides=("statistics", "shared"))
     first = dataclasses.replace(workers[0], shared=shared).reset_gradients()
-    usable = [all_finite(one) for one in stats] if stats is not None else [jnp.array(True)] * len(workers)
+    is_finite = [all_finite(one) for one in stats] if stats is not None else [jnp.array(True)] * len(workers)
     counted = []
-    for gradient, keep in zip(gradients, usable, strict=True):
-        total = first.gradients.add(gradient, reduce=reduce, clip=clip, clip_when=clip_when, keep=keep)
-        counted.append(total.number != first.gradients.number)
-        first = dataclasses.replace(first, gradients=total)
-    stepped = first.apply_gradients("shared")
+    total = Accumulated.zeros(shared.variables.params)
+    for gradient, valid in zip(gradients, is_finite, strict=True):
+        number = total.number
+        total = total.add(gradient, reduce=reduce, clip=clip, clip_when=clip_when, valid=valid)
+        counted.append(total.number != number)
+    stepped = dataclasses.replace(first, gradients=total).apply_gradients("shared")
     assert stepped.shared is not None, "it was put there"
     taken = stepped.shared.version != shared.version
     after = stepped.shared
     if stats is not None:
         mean = _mean_of_counted(stats, jnp.stack(counted), shared.variables.stats)
         after = after.with_stats(_where(taken, mean, shared.variables.stats))
-    spoilt = ~taken & jnp.any(jnp.stack(counted))
+    step_is_bad = ~taken & jnp.any(jnp.stack(counted))
     together = []
-    for worker, ok, counts in zip(workers, usable, counted, strict=True):
+    for worker, ok, counts in zip(workers, is_finite, counted, strict=True):
         # A real copy for each, so that workers can be donated together.
         state = jax.tree.map(lambda x: jnp.array(x, copy=True), stepped.optimizer_state)
-        bad = _bad(gradient=~counts, statistics=~ok, step=spoilt)
-        guard, _ = guarded(worker.guard, taken, jnp.array(False), bad)
+        # Bad statistics make the gradient beside them bad, so they are named alone.
+        bad = flag_quantities({"gradient": ~counts & ok, "statistics": ~ok, "step": step_is_bad})
+        guard, _ = guard_after_step(worker.guard, taken, jnp.array(False), bad)
         worker = dataclasses.replace(worker, optimizer_state=state, guard=guard).reset_gradients()
         together.append(pull(worker, after))
     return together, after
-
-
-def _bad(
-    gradient: Bool[Array, ""] | bool = False, statistics: Bool[Array, ""] | bool = False, step: Bool[Array, ""] | bool = False
-) -> Bool[Array, "4"]:
-    """Flags in the order of `QUANTITIES`; statistics that are bad spoil what they were found beside, so they come alone."""
-    statistics = jnp.asarray(statistics)
-    return jnp.stack([jnp.array(False), jnp.asarray(gradient) & ~statistics, statistics, jnp.asarray(step)])
 
 
 def _mean_of_counted(trees: Sequence[PyTree], counted: Bool[Array, " workers"], otherwise: PyTree) -> PyTree:
@@ -159,3 +152,28 @@ def _mean_of_counted(trees: Sequence[PyTree], counted: Bool[Array, " workers"], 
 
 def _where(condition: Bool[Array, ""], tree: PyTree, otherwise: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), tree, otherwise)
+
+
+def metrics_of(copies: Sequence[NetworkCopies]) -> Metrics:
+    """What there is to watch of each: `critic/target_distance`, `critic/skipped_steps`, `critic/staleness` and so on.
+
+    Raises:
+        ValueError: two of them have one name, so that one would hide the other.
+    """
+    names = [one.name for one in copies]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"metrics_of: more than one of the copies has the name {twice[0]!r}; create each with its own name=")
+    metrics: Metrics = {}
+    for one in copies:
+        metrics[f"{one.name}/skipped_steps"] = one.guard.skipped
+        metrics[f"{one.name}/skipped_in_a_row"] = one.guard.in_a_row
+        if one.gradients is not None:
+            metrics[f"{one.name}/skipped_gradients"] = one.gradients.skipped
+        if one.target is not None:
+            metrics[f"{one.name}/target_distance"] = one.distance("online", "target")
+        if one.shared is not None:
+            metrics[f"{one.name}/shared_version"] = one.shared.version
+            metrics[f"{one.name}/staleness"] = staleness(one, one.shared)
+            metrics[f"{one.name}/dropped_pushes"] = one.shared.dropped
+    return metrics

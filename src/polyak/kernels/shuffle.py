@@ -1,4 +1,4 @@
-"""Random order of minibatches without a sort: a keyed bijection of the indices."""
+"""Random permutations without a sort, in place of `jax.random.permutation`: a keyed bijection of the indices."""
 
 import math
 
@@ -9,19 +9,25 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 ROUNDS = 6
 
 
-def shuffle_words(key: PRNGKeyArray, *shape: int) -> UInt32[Array, "*shape rounds"]:
-    """What decides so many orders: for each a word for each round of `shuffled_indices`."""
+def permutation_seeds(key: PRNGKeyArray, *shape: int) -> UInt32[Array, "*shape rounds"]:
+    """The random bits of `shape` permutations: for each a word for each round of `permutation`."""
     # Drawn in one row: of a small array with several axes LLVM unrolls every loop, and compiles for half a second longer.
     return jax.random.bits(key, (math.prod(shape) * ROUNDS,), jnp.uint32).reshape(*shape, ROUNDS)
 
 
-def shuffled_indices(words: UInt32[Array, " rounds"], n: int) -> UInt32[Array, " n"]:
-    """The integers 0, ..., n-1 in an order that the words decide; see `shuffle_words`.
+def permutation(seed: UInt32[Array, " rounds"], n: int) -> UInt32[Array, " n"]:
+    """A random permutation of 0, ..., n-1; stands in for `jax.random.permutation(key, n)`.
+
+    Gain: `jax.random.permutation` sorts, 28 ms for 65,536 indices on a CPU, this takes 0.1 ms; it was a third of a compiled
+    PPO iteration with 512 environments. Delete it when XLA's sort on CPU takes less than a tenth of such an update.
 
     A Feistel network on the bits of the index: the left half is mixed with a hash of the right, then the other way round,
     six times. Each round is undone by itself, so the whole is a bijection of 0, ..., 2^b - 1; where n is no power of two,
-    what falls outside walks on along its cycle until it is inside. `jax.random.permutation` sorts: 28 ms for 65,536
-    on a CPU, this 0.1 ms. It reaches 2^192 orders at most, not n!, which a shuffle of minibatches does not notice.
+    an index outside walks on along its cycle until it is inside. It reaches 2^192 permutations at most, not n!, which a
+    shuffle of minibatches does not notice.
+
+    Args:
+        seed: of `permutation_seeds`.
 
     Raises:
         ValueError: n is not in [1, 2^31].
@@ -29,11 +35,11 @@ def shuffled_indices(words: UInt32[Array, " rounds"], n: int) -> UInt32[Array, "
     Source: Luby and Rackoff 1988; cycle walking: Black and Rogaway 2002.
     """
     if not 1 <= n <= 2**31:
-        raise ValueError(f"shuffled_indices: n must be in [1, 2^31], got {n}")
+        raise ValueError(f"permutation: n must be in [1, 2^31], got {n}")
     bits = max(2, (n - 1).bit_length())
 
     def permute(index: Array) -> Array:
-        return _feistel(index, words, bits)
+        return _feistel(index, seed, bits)
 
     order = permute(jnp.arange(n, dtype=jnp.uint32))
     if n == 1 << bits:
@@ -42,14 +48,14 @@ def shuffled_indices(words: UInt32[Array, " rounds"], n: int) -> UInt32[Array, "
     return inside
 
 
-def _feistel(index: Array, words: Array, bits: int) -> Array:
+def _feistel(index: Array, seed: Array, bits: int) -> Array:
     right_bits = bits // 2
     left_mask = jnp.uint32((1 << (bits - right_bits)) - 1)
     right_mask = jnp.uint32((1 << right_bits) - 1)
     left, right = index >> right_bits, index & right_mask
     for i in range(0, ROUNDS, 2):
-        left = left ^ (_hash(right ^ words[i]) & left_mask)
-        right = right ^ (_hash(left ^ words[i + 1]) & right_mask)
+        left = left ^ (_hash(right ^ seed[i]) & left_mask)
+        right = right ^ (_hash(left ^ seed[i + 1]) & right_mask)
     return (left << right_bits) | right
 
 

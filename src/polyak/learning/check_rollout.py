@@ -48,7 +48,7 @@ def as_arrays(rollout: Rollout) -> Rollout:
     return Rollout(time_steps, actions, rollout.info, carry)
 
 
-def check_memory(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> None:
+def check_carry(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> None:
     """A rollout's carry is the network's memory for so many environments, or `()` for fresh episodes.
 
     Raises:

@@ -17,7 +17,6 @@ from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiD
 from polyak.core.types import Network, PyTree
 from polyak.kernels.convolution import convolve
 from polyak.networks.initializers import constant, orthogonal, uniform
-from polyak.networks.products import product
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -156,7 +155,7 @@ class Layer(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
         """What is made of each row, x · W + b."""
-        y = product(x, self.kernel[...])
+        y = x @ self.kernel[...]
         return y + self.bias.reshape(*(1,) * (y.ndim - 1), -1)
 
 

@@ -1,15 +1,14 @@
-"""Which weights belong to the policy, which to the value, and which to both; and the squares of them that a loss punishes."""
+"""Roles of parameters (policy, value or shared), and L2 penalties by role."""
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Literal as Constant
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from polyak.core.spaces import EnvSpec, zeros
@@ -19,10 +18,10 @@ Role: TypeAlias = Literal["policy", "value", "shared", "none"]
 
 
 def roles(network: Network, variables: Variables, spec: EnvSpec) -> PyTree:
-    """In the tree of the parameters: whose each one is, found by what of `(action_params, value)` is computed from it.
+    """The role of each parameter, in their tree: which of `(action_params, value)` depends on it.
 
-    Nothing is computed here: the network's program is read. What a loop or a branch in it returns counts as computed from all
-    that it is given.
+    Nothing is computed: the network is traced and its program is read. The outputs of a loop or a branch count as depending on
+    all of its inputs.
     """
     rows = 1
     obs = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,))))
@@ -41,58 +40,46 @@ def roles(network: Network, variables: Variables, spec: EnvSpec) -> PyTree:
     return jax.tree.unflatten(tree, [names.get((i in of_policy, i in value), "none") for i in range(len(leaves))])
 
 
-def l2_coefficients(
-    network: Network, variables: Variables, spec: EnvSpec, coefficients: Mapping[Role, Scalar]
-) -> dict[Role, Float[Array, " n"]] | None:
-    """By role, for each entry of the raveled parameters, the coefficient of its square: 0 for all but the role's kernels.
+def kernel_roles(network: Network, variables: Variables, spec: EnvSpec) -> tuple[Role | None, ...]:
+    """The role of each leaf of the parameters that is a kernel, None for the others.
 
-    Kernels are what has two axes or more, but for what is called `bias`, `log_std` or `log_scale` (or stands below these last
-    two). None without coefficients.
+    A kernel has two axes or more, and is not called `bias`, `log_std` or `log_scale` (nor stands below these last two).
     """
-    if not coefficients:
-        return None
+    leaves = jax.tree_util.tree_leaves_with_path(variables.params)
+    leaf_roles = jax.tree.leaves(roles(network, variables, spec))
+    return tuple(role if _is_kernel(path, leaf) else None for (path, leaf), role in zip(leaves, leaf_roles, strict=True))
 
-    its_role = roles(network, variables, spec)
 
-    def of(wanted: Role, coefficient: Scalar) -> Array:
-        def leaf(path: Any, x: Array, role: Role) -> Array:
-            return jnp.full(x.shape, coefficient if role == wanted and _is_kernel(path, x) else 0.0, jnp.float32)
-
-        return ravel_pytree(jax.tree_util.tree_map_with_path(leaf, variables.params, its_role))[0]
-
-    return {role: of(role, coefficient) for role, coefficient in coefficients.items()}
+def sum_of_squares(params: PyTree, kernels: tuple[Role | None, ...], role: Role) -> Float[Array, ""]:
+    """Σ w² over the kernels of this role; `kernels` as by `kernel_roles`."""
+    leaves = zip(jax.tree.leaves(params), kernels, strict=True)
+    return sum((jnp.sum(jnp.square(leaf)) for leaf, found in leaves if found == role), jnp.float32(0.0))
 
 
 def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Mapping[Role, Scalar]) -> None:
-    """Refuse a coefficient of kernels that the network does not have; nothing is computed.
+    """Check that the network has kernels of every role with an L2 coefficient; nothing is computed.
 
     Raises:
-        ValueError: which, and the roles that there are.
+        ValueError: it has none of a role; the message lists the roles that it has.
     """
     if not coefficients:
         return
     # A key's shape is enough; a key would start JAX before its devices are settled.
     variables: Variables = jax.eval_shape(lambda key: network.init(key, spec), jax.eval_shape(lambda: jax.random.key(0)))
-    found = {
-        role
-        for (path, leaf), role in zip(
-            jax.tree_util.tree_leaves_with_path(variables.params), jax.tree.leaves(roles(network, variables, spec)), strict=True
-        )
-        if _is_kernel(path, leaf)
-    }
+    found = set(kernel_roles(network, variables, spec)) - {None}
     for role, coefficient in coefficients.items():
         if role not in found and not _is_zero(coefficient):
-            there = ", ".join(sorted(found)) or "none"
+            there = ", ".join(sorted(cast(set[str], found))) or "none"
             raise ValueError(f"{owner}: l2_{role} must be None for a network without {role} kernels; it has {there}")
 
 
 def _is_zero(coefficient: Any) -> bool:
-    """It is known to be 0, so that nothing is punished."""
+    """The coefficient is known to be 0, so there is no penalty."""
     return not isinstance(coefficient, jax.core.Tracer) and not np.any(np.asarray(coefficient))
 
 
 def _origins(program: Jaxpr, inputs: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """From which of the inputs each output of a program is computed, by the inputs' own origins."""
+    """The inputs that each output of a program depends on, by the inputs' own origins."""
     origins: dict[Any, frozenset[int]] = dict(zip(program.invars, inputs, strict=True))
 
     def of(variable: Any) -> frozenset[int]:

@@ -20,11 +20,6 @@ def kl_cutoff(mean_kl: Float[Array, ""], *, factor: Scalar, target: Scalar, coef
     return coef * jnp.square(jnp.maximum(mean_kl - factor * target, 0.0))
 
 
-def kl_cutoff_slope(mean_kl: Float[Array, ""], *, factor: Scalar, target: Scalar, coef: Scalar) -> Float[Array, ""]:
-    """The derivative of `kl_cutoff` by the mean: what turns a gradient of the mean into one of the penalty, also in shares."""
-    return 2.0 * coef * jnp.maximum(mean_kl - factor * target, 0.0)
-
-
 def adapted_beta(beta: Float[Array, ""], mean_kl: Float[Array, ""], *, target: Scalar, tolerance: Scalar) -> Float[Array, ""]:
     """The coefficient β of the penalty β · KL for the next update.
 

@@ -1,14 +1,12 @@
 """Losses per step, unreduced, and `masked_mean`, the one reduction that turns them into a number."""
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from polyak.core.types import Scalar
-from polyak.ops.devices import sum_over_devices
+from polyak.ops.trees import sum_over_devices
 
 MAX_LOG_RATIO = 20.0
 """Probability ratios are held within e^±20 (about 5e8): beyond, they say that the data is not this policy's, and no more."""
@@ -17,22 +15,14 @@ LARGEST_LOG_PROB = 1e30
 """Stands for infinity in a log-probability, so that the difference of two infinite ones is a number."""
 
 
-def masked_mean(
-    x: Float[Array, "*shape"],
-    weight: Float[Array, "*shape"] | Bool[Array, "*shape"],
-    *,
-    total: Scalar | None = None,
-) -> Float[Array, ""]:
-    """The mean over the entries that count, Σ w x / Σ w over w > 0; 0 where none does.
+def masked_mean(x: Float[Array, "*shape"], weight: Float[Array, "*shape"] | Bool[Array, "*shape"]) -> Float[Array, ""]:
+    """The mean over the entries that count, Σ w x / Σ w over w > 0; 0 if there are none.
 
-    What stands under a weight of 0 (or below, or NaN) reaches neither the result nor its gradient with respect to `x`. Not
-    further, though: a NaN that went *into* `x` comes back from its own function's derivative, since 0 · NaN = NaN. Hide the
-    inputs of a network as well as its loss.
+    A value under a weight of 0 (or below, or NaN) reaches neither the result nor its gradient with respect to `x`. A NaN that
+    went *into* `x` still comes back from its own function's derivative, since 0 · NaN = NaN: mask a network's inputs too.
 
     Args:
         weight: one for each entry of x; bool, or numbers.
-        total: what to divide by instead of the sum of `weight`: the weight of the whole batch of which `x` is one share
-            (a device's, or a chunk's), so that the means of the shares add up to the mean of the whole.
 
     Raises:
         ValueError: `x` and `weight` differ in shape.
@@ -41,25 +31,16 @@ def masked_mean(
     Array(3., dtype=float32)
     """
     weight = _positive(x, weight)
-    divisor = jnp.sum(weight) if total is None else jnp.asarray(total, x.dtype)
-    return jnp.sum(_weighted(x, weight)) / _at_least_tiny(divisor)
+    return jnp.sum(_weighted(x, weight)) / _at_least_tiny(jnp.sum(weight))
 
 
-def masked_means(
-    rows: Mapping[str, Float[Array, "*shape"]], weight: Float[Array, "*shape"], *, total: Scalar | None = None
-) -> dict[str, Float[Array, ""]]:
-    """The `masked_mean` of several arrays of one shape, in one reduction.
+def weighted_sum(x: Float[Array, "*shape"], weight: Float[Array, "*shape"]) -> Float[Array, ""]:
+    """Σ w x over w > 0: where the weights sum to 1, the weighted mean; those of parts of a batch add up to that of the whole.
 
     Raises:
-        ValueError: they and `weight` differ in shape.
+        ValueError: `x` and `weight` differ in shape.
     """
-    # In JAX's order of dicts: terms that stay neighbours are handed on together, where each by itself would take a kernel.
-    names = sorted(rows)
-    stacked = jnp.stack([rows[name] for name in names])
-    weight = _positive(stacked[0], weight)[None]
-    sums = jnp.sum(_weighted(stacked, weight), axis=tuple(range(1, stacked.ndim)))
-    means = sums / _at_least_tiny(jnp.sum(weight) if total is None else jnp.asarray(total, stacked.dtype))
-    return dict(zip(names, means, strict=True))
+    return jnp.sum(_weighted(x, _positive(x, weight)))
 
 
 def masked_mean_and_variance(

@@ -1,14 +1,17 @@
-"""Running statistics of a stream of arrays, that stay right after 10⁹ samples and survive what is not a number."""
+"""Normalisation of observations and rewards by running statistics."""
 
-from typing import TypeAlias
+import math
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
-from polyak.core.struct import struct
-from polyak.core.types import Scalar
-from polyak.ops.devices import sum_over_devices
+from polyak.core.spaces import Box, Leaf, Space, leaf_spaces, map_space
+from polyak.core.struct import static, struct
+from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.ops.returns import running_return
+from polyak.ops.trees import sum_over_devices
 
 Numbers: TypeAlias = Shaped[Array, "..."] | Shaped[np.ndarray, "..."]
 Weights: TypeAlias = Float[Array, "*batch"] | Bool[Array, "*batch"] | Float[np.ndarray, "*batch"] | Bool[np.ndarray, "*batch"]
@@ -128,6 +131,112 @@ class RunningStats:
 
     def _parts(self) -> tuple[Array, Array, Array, Array]:
         return self.count, self.mean, self.mean_rest, self.variance
+
+
+def is_normalized(space: Leaf) -> bool:
+    """The space is a Box of floats or integers other than uint8."""
+    return isinstance(space, Box) and space.dtype.kind in "fiu" and space.dtype != np.uint8
+
+
+def can_normalize(space: Space) -> bool:
+    """Some leaf of the space is such a Box."""
+    return any(is_normalized(leaf) for _, leaf in leaf_spaces(space))
+
+
+def check_statistics(
+    normalizer: "ObsNormalizer | None",
+    rewards: "RewardScaler | None",
+    normalize_obs: bool,
+    clip_obs: float | None,
+    normalize_reward: Literal["return", "reward"] | None,
+) -> None:
+    """Check that a state was created with these settings: its statistics would be used, not the settings.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    of = None if rewards is None else rewards.of
+    settings: dict[str, tuple[Any, Any]] = {
+        "normalize_obs": (normalizer is not None, normalize_obs),
+        "normalize_reward": (of, normalize_reward),
+    }
+    if normalizer is not None:
+        settings["clip_obs"] = (normalizer.clip, clip_obs)
+    for name, (got, wanted) in settings.items():
+        if got != wanted:
+            raise ValueError(
+                f"update: this state was created with {name}={got!r} but the agent sets {name}={wanted!r}; create it with "
+                f"agent.init(key)"
+            )
+
+
+@struct
+class ObsNormalizer:
+    """Running statistics of the Boxes of an observation; uint8 Boxes (which networks scale) and other spaces pass unchanged.
+
+    Attributes:
+        stats: `RunningStats` in the tree of the space, None where a leaf is not normalised.
+        space: the observation space.
+        clip: clips normalised values to ± this; None disables clipping.
+    """
+
+    stats: PyTree
+    space: Space = static()
+    clip: float | None = static(default=10.0)
+
+    @classmethod
+    def init(cls, space: Space, clip: float | None = 10.0) -> "ObsNormalizer":
+        """No observation seen: the first ones are clipped, nothing else."""
+        return cls(map_space(lambda leaf: RunningStats.init(leaf.shape) if is_normalized(leaf) else None, space), space, clip)
+
+    def normalize(self, obs: PyTree) -> PyTree:
+        """(x - mean) / std, clipped, for leaves with any leading dimensions."""
+
+        def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> Numbers:
+            return x if stats is None else stats.normalize(x, clip=math.inf if self.clip is None else self.clip)
+
+        return map_space(leaf, self.space, self.stats, obs)
+
+    def update(self, obs: PyTree, weight: Weights, axis_name: str | None = None) -> "ObsNormalizer":
+        """The statistics after more observations; those of weight 0 do not count."""
+
+        def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> RunningStats | None:
+            return None if stats is None else stats.update(x, weight, axis_name=axis_name)
+
+        return ObsNormalizer(map_space(leaf, self.space, self.stats, obs), self.space, self.clip)
+
+
+@struct
+class RewardScaler:
+    """Running statistics whose standard deviation divides rewards; their sign and their zero stay.
+
+    Attributes:
+        stats: of the running discounted return, or of the reward.
+        of: which of the two.
+    """
+
+    stats: RunningStats
+    of: Literal["return", "reward"] = static(default="return")
+
+    @classmethod
+    def init(cls, of: Literal["return", "reward"]) -> "RewardScaler":
+        """No reward seen: the first ones are clipped, nothing else."""
+        return cls(RunningStats.init(()), of)
+
+    def scale(self, reward: Float[Array, "T B"], clip: Scalar | None) -> Float[Array, "T B"]:
+        """Reward / std, clipped to ± `clip`."""
+        scaled = reward / self.stats.stddev()
+        return scaled if clip is None else jnp.clip(scaled, -clip, clip)
+
+    def update(
+        self, rollout: Rollout, weight: Float[Array, "T B"], gamma: Scalar, axis_name: str | None = None
+    ) -> "RewardScaler":
+        """The statistics after a rollout, whose carry is that of `DiscountedReturn` for statistics of returns."""
+        seen = rollout.reward
+        if self.of == "return":
+            _, before = rollout.carry
+            seen = running_return(rollout.time_steps.reward, rollout.time_steps.first, before, gamma=gamma)[1:]
+        return RewardScaler(self.stats.update(seen, weight, axis_name), self.of)
 
 
 def _as_rows(x: Array, ndim: int) -> Array:

@@ -221,7 +221,7 @@ def advantages_and_targets(
     )
 
 
-def discounted_so_far(
+def running_return(
     reward: Float[Array, "T *B"], first: Bool[Array, "T *B"], before: Float[Array, "*B"], *, gamma: Scalar
 ) -> Float[Array, "T *B"]:
     """The discounted rewards of the episode up to each time step, R_t = r_t + γ R_{t-1}, from 0 where an episode begins.
@@ -236,16 +236,16 @@ def discounted_so_far(
     """
 
     def step(discounted: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
-        discounted = discounted_on(*row, discounted, gamma=gamma)
+        discounted = running_return_step(*row, discounted, gamma=gamma)
         return discounted, discounted
 
     return jax.lax.scan(step, before, (reward, first))[1]
 
 
-def discounted_on(
+def running_return_step(
     reward: Float[Array, "*B"], first: Bool[Array, "*B"], before: Float[Array, "*B"], *, gamma: Scalar
 ) -> Float[Array, "*B"]:
-    """One time step of `discounted_so_far`."""
+    """One time step of `running_return`."""
     return jnp.where(first, 0.0, jnp.where(jnp.isfinite(reward), reward, 0.0) + gamma * before)
 
 

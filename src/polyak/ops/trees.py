@@ -1,12 +1,11 @@
-"""Trees of arrays: their leaves by name, and the one check that two trees fit together."""
+"""Trees of arrays: leaves by name, the check that two trees fit together, finite leaves, and sums over devices."""
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Shaped
 
 from polyak.core.types import PyTree
 
@@ -28,16 +27,6 @@ def quoted(name: str) -> str:
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     """Every leaf with its name, in the tree's order; None is a leaf too."""
     return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)]
-
-
-def float_vector(tree: PyTree) -> tuple[Float[Array, " n"], Callable[[Array], PyTree]]:
-    """All leaves as one vector, in float32 where they are narrower, and what makes the tree of such a vector again.
-
-    The tree is as narrow as it was: a step that is small beside a narrow number is lost when the vector becomes a tree.
-    """
-    vector, unravel = ravel_pytree(tree)
-    wide = jnp.float32 if jnp.finfo(vector.dtype).bits < 32 else vector.dtype
-    return vector.astype(wide), lambda moved: unravel(moved.astype(vector.dtype))
 
 
 def flatten(tree: PyTree) -> tuple[list[Any], Any]:
@@ -105,6 +94,39 @@ def describe(leaf: Any) -> str:
         return "None"
     shape, dtype = _spec(leaf)
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """No float in the tree is NaN or infinite."""
+    return finite_rows(tree, 0)
+
+
+def finite_rows(tree: PyTree, ndim: int) -> Bool[Array, "..."]:
+    """Which rows, by the first `ndim` axes of all leaves, hold no NaN or infinity; one True for all if no leaf is a float."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    finite = [jnp.isfinite(leaf).all(axis=tuple(range(ndim, leaf.ndim))) for leaf in floats]
+    return functools.reduce(jnp.logical_and, finite, jnp.array(True))
+
+
+def in_float32(tree: PyTree) -> PyTree:
+    """The tree, with floats narrower than float32 cast to float32."""
+
+    def widen(leaf: Any) -> Array:
+        leaf = jnp.asarray(leaf)
+        is_narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits < 32
+        return leaf.astype(jnp.float32) if is_narrow else leaf
+
+    return jax.tree.map(widen, tree)
+
+
+def sum_over_devices(x: Shaped[Array, "*S"], axis_name: str | None) -> Shaped[Array, "*S"]:
+    """Σ over the mesh axis (inside `jax.shard_map`), or `x` itself where `axis_name` is None."""
+    return x if axis_name is None else jax.lax.psum(x, axis_name)
+
+
+def any_over_devices(x: Bool[Array, "*S"], axis_name: str | None) -> Bool[Array, "*S"]:
+    """True where it is True on some device."""
+    return sum_over_devices(x.astype(jnp.int32), axis_name) > 0
 
 
 def _spec(leaf: Any) -> tuple[tuple[int, ...], Any]:

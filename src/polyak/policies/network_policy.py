@@ -12,8 +12,8 @@ from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
 from polyak.networks.recurrent import reset_carry
 from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
-from polyak.ops.normalizer import ObsNormalizer
-from polyak.ops.returns import discounted_on
+from polyak.ops.normalize import ObsNormalizer
+from polyak.ops.returns import running_return_step
 from polyak.policies import numpy_actor
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_predict, inner_spec
@@ -156,13 +156,13 @@ class DiscountedReturn:
         """The inner distribution; the return includes the time step's reward."""
         inner, discounted = carry
         distribution, inner = self.policy.distribution(time_step, inner)
-        return distribution, (inner, discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma))
+        return distribution, (inner, running_return_step(time_step.reward, time_step.first, discounted, gamma=self.gamma))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's step, and the new return."""
         inner, discounted = carry
         step = self.policy.action(time_step, inner, key)
-        discounted = discounted_on(time_step.reward, time_step.first, discounted, gamma=self.gamma)
+        discounted = running_return_step(time_step.reward, time_step.first, discounted, gamma=self.gamma)
         return PolicyStep(step.action, (step.carry, discounted), step.info)
 
     def suits_numpy(self, num_envs: int) -> bool:

@@ -16,7 +16,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import range_of_means
-from polyak.ops.normalizer import ObsNormalizer
+from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.numpy_reader import make_network
 
 Numbers: TypeAlias = npt.NDArray[Any]

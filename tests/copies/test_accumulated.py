@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from polyak.ops.gradients import tree_norm
+from polyak.ops.gradient_step import global_norm
 from tests.copies.line import ADAM, INF, NAN, SGD, Line, gradient, made, same, w
 
 
@@ -47,7 +47,7 @@ def test_U14_a_gradient_that_is_not_finite_is_refused_and_counted(bad):
     copies = made(optimizer=ADAM).accumulate(gradient(1.0))
     after = copies.accumulate(gradient(bad), reduce="sum")
     assert same(after.gradients.total, copies.gradients.total)
-    assert int(after.gradients.refused) == 1 and int(after.gradients.number) == 1
+    assert int(after.gradients.skipped) == 1 and int(after.gradients.number) == 1
     stepped = copies.apply_gradients(gradients=gradient(bad))
     assert int(stepped.skipped) == 1
     assert same((stepped.online, stepped.optimizer_state), (copies.online, copies.optimizer_state))
@@ -60,7 +60,7 @@ def test_U15_a_huge_finite_gradient_is_clipped_to_its_norm_or_refused():
     np.testing.assert_allclose(copies.gradients.total["w"], np.full(2, np.sqrt(0.5)), rtol=1e-6)
     refused = copies.apply_gradients(gradients=gradient(1e30))
     assert int(refused.skipped) == 1 and same(refused.optimizer_state, copies.optimizer_state)
-    assert float(tree_norm({"a": jnp.array([3.0, 4.0]), "b": jnp.array([12.0])})) == 13.0
+    assert float(global_norm({"a": jnp.array([3.0, 4.0]), "b": jnp.array([12.0])})) == 13.0
 
 
 def test_nothing_accumulated_is_no_step_of_momentum_either():

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, Dict, Discrete, MultiBinary, Tuple
-from polyak.ops.normalizer import ObsNormalizer
+from polyak.ops.normalize import ObsNormalizer
 from tests.agents.rollouts import sample
 
 SPACE = Dict({
@@ -16,7 +16,7 @@ SPACE = Dict({
 
 def test_float_parts_are_normalised_and_all_others_pass_as_they_are():
     obs = sample(SPACE, np.random.default_rng(0), (50,))
-    normalizer = ObsNormalizer.fresh(SPACE).update(obs, jnp.ones(50))
+    normalizer = ObsNormalizer.init(SPACE).update(obs, jnp.ones(50))
     out = normalizer.normalize(obs)
     for x, y in ((obs["x"], out["x"]), (obs["pair"][2], out["pair"][2])):
         np.testing.assert_allclose(y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-8), atol=1e-5)
@@ -26,8 +26,8 @@ def test_float_parts_are_normalised_and_all_others_pass_as_they_are():
 def test_rows_without_weight_do_not_count_and_two_halves_make_a_whole():
     obs = sample(SPACE, np.random.default_rng(1), (4, 6))
     weight = np.random.default_rng(2).integers(0, 2, (4, 6)).astype(np.float32)
-    whole = ObsNormalizer.fresh(SPACE).update(obs, weight)
-    half = ObsNormalizer.fresh(SPACE)
+    whole = ObsNormalizer.init(SPACE).update(obs, weight)
+    half = ObsNormalizer.init(SPACE)
     for rows in (slice(0, 2), slice(2, 4)):
         part = {"x": obs["x"][rows], "pixels": obs["pixels"][rows], "pair": tuple(x[rows] for x in obs["pair"])}
         half = half.update(part, weight[rows])
@@ -38,6 +38,6 @@ def test_rows_without_weight_do_not_count_and_two_halves_make_a_whole():
 
 
 def test_a_fresh_one_only_clips():
-    normalizer = ObsNormalizer.fresh(SPACE.spaces["x"])
+    normalizer = ObsNormalizer.init(SPACE.spaces["x"])
     out = normalizer.normalize(np.array([[0.5, 1e9], [-2.0, -1e9]], np.float32))
     np.testing.assert_allclose(out, [[0.5, 10.0], [-2.0, -10.0]], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""A network's outputs and the gradients of its loss, as the copies ask for them."""
+"""Outputs of a network, and gradients of a loss of them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, Variables
-from polyak.ops.gradients import in_float32, tree_norm
-from polyak.ops.guard import all_finite
+from polyak.ops.gradient_step import global_norm
+from polyak.ops.trees import all_finite, in_float32
 
 Loss: TypeAlias = Callable[[PyTree, PyTree], tuple[dict[str, Array], PyTree]]
 """`(outputs, targets)` to the parts of the loss, each one number a row `[B]`, and anything else that shall be returned."""
@@ -63,7 +63,7 @@ def loss_gradients(
 
     (value, (parts, extras, stats)), gradients = jax.value_and_grad(loss, has_aux=True)(variables.params)
     gradients = in_float32(gradients)
-    norm = tree_norm(gradients)
+    norm = global_norm(gradients)
     finite = jnp.isfinite(value) & jnp.isfinite(norm) & all_finite(stats)
     return Trained(value, parts, norm, extras, finite), gradients, stats
 

@@ -1,0 +1,273 @@
+"""The gradient step of every agent: (loss_fn, optimizer, guard), skipped where anything is NaN or infinite."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, UInt32
+
+from polyak.core.struct import struct
+from polyak.core.types import PyTree, Scalar, Terms
+from polyak.ops.trees import all_finite, in_float32, sum_over_devices
+from polyak.ops.updates import apply_updates
+
+LossFn: TypeAlias = Callable[[PyTree, PyTree], tuple[Float[Array, ""], Terms]]
+"""`(params, batch)` to the loss and the terms that it is made of."""
+
+QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statistics", "step")
+"""What can be NaN or infinite, in the order in which one causes the next: the data, the loss and its gradient, a network's
+statistics, and the parameters or optimizer state after the step."""
+
+# XLA's CPU back end vectorises elementwise code on two threads only where they divide the length: with an odd length, Adam on
+# 142,605 parameters takes 5 times as long.
+VECTOR_MULTIPLE = 1024
+# Above this size memory bandwidth is the limit: one vector gains nothing, and costs a copy of the gradient.
+LARGEST_VECTOR = 1_000_000
+
+
+@struct
+class Guard:
+    """Counts of skipped gradient steps; part of an agent's state.
+
+    Attributes:
+        skipped: gradient steps skipped so far.
+        in_a_row: consecutive updates, up to now, in which no gradient step was applied because of NaN or infinity.
+        first_bad: the first of `QUANTITIES` that was not finite in the latest update with one, counted from 1; 0 if none.
+    """
+
+    skipped: UInt32[Array, ""]
+    in_a_row: UInt32[Array, ""]
+    first_bad: UInt32[Array, ""]
+
+    @classmethod
+    def init(cls) -> "Guard":
+        """All counts are 0."""
+        return cls(*(jnp.zeros((), jnp.uint32) for _ in range(3)))
+
+    def after_update(
+        self, skipped: UInt32[Array, ""], steps: int | UInt32[Array, ""], bad: Bool[Array, " quantities"]
+    ) -> "Guard":
+        """The counts after an update that skipped `skipped` of its `steps` gradient steps; `bad` as by `flag_quantities`."""
+        any_bad = jnp.any(bad)
+        first = jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)
+        return Guard(
+            skipped=self.skipped + skipped,
+            in_a_row=jnp.where(any_bad & (skipped > 0) & (skipped == steps), self.in_a_row + jnp.uint32(1), jnp.uint32(0)),
+            first_bad=jnp.where(any_bad, first, self.first_bad),
+        )
+
+
+def flag_quantities(flags: Mapping[str, Bool[Array, ""]]) -> Bool[Array, " quantities"]:
+    """One flag for each of `QUANTITIES`, False where none is given.
+
+    >>> flag_quantities({"gradient": jnp.array(True)}).tolist()
+    [False, False, False, False, False, True, False, False]
+    """
+    return jnp.stack([jnp.asarray(flags.get(name, False)) for name in QUANTITIES])
+
+
+@struct
+class StepLog:
+    """What gradient steps did; a scan stacks them.
+
+    Attributes:
+        terms: those of the loss, and `grad_norm`, the norm of the gradient before clipping.
+        bad: which of `QUANTITIES` were not finite.
+        applied: the step was applied.
+        skipped: it was due and not applied, because something was not finite.
+    """
+
+    terms: Terms
+    bad: Bool[Array, "*steps quantities"]
+    applied: Bool[Array, "*steps"]
+    skipped: Bool[Array, "*steps"]
+
+
+def gradient_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    params: PyTree,
+    optimizer_state: PyTree,
+    batch: PyTree,
+    *,
+    due: Bool[Array, ""] | bool = True,
+    data_is_finite: Bool[Array, ""] | bool = True,
+    early_stop: Callable[[Terms], Bool[Array, ""]] | None = None,
+    num_microbatches: int = 1,
+    axis_name: str | None = None,
+) -> tuple[PyTree, PyTree, StepLog]:
+    """Parameters and optimizer state after one step along the gradient of `loss_fn(params, batch)`.
+
+    Both stay the same to the bit where the step is not due, or where the loss, the gradient or the result is not finite.
+
+    Args:
+        loss_fn: returns the loss and its terms; over microbatches and devices they add up, see `accumulate`.
+        due: False takes no step, and counts none as skipped.
+        data_is_finite: False skips the step.
+        early_stop: of the terms; True makes the step, and all that follow in the caller's loop, not due.
+        num_microbatches: equal parts of the batch whose gradients are computed one after the other.
+        axis_name: the mesh axis that the batch is split over.
+    """
+
+    def gradient_of(part: PyTree) -> tuple[PyTree, Terms]:
+        def loss(params: PyTree) -> tuple[Float[Array, ""], Terms]:
+            value, terms = loss_fn(params, part)
+            return value, terms | {"loss": value}
+
+        gradient: tuple[PyTree, Terms] = jax.grad(loss, has_aux=True)(params)
+        return gradient
+
+    gradient, terms = accumulate(gradient_of, batch, num_microbatches, axis_name)
+    terms = terms | {"grad_norm": global_norm(gradient)}
+    due = jnp.asarray(due) if early_stop is None else due & ~early_stop(terms)
+    loss_is_finite = jnp.isfinite(terms["loss"])
+    params, optimizer_state, finite = apply_gradient(
+        optimizer, params, optimizer_state, gradient, jnp.isfinite(terms["grad_norm"]), due & data_is_finite & loss_is_finite
+    )
+    applied = due & data_is_finite & loss_is_finite & finite["gradient"] & finite["step"]
+    bad = flag_quantities({"loss": ~loss_is_finite, **{name: ~flag for name, flag in finite.items()}})
+    return params, optimizer_state, StepLog(terms, bad, applied, due & ~applied)
+
+
+def apply_gradient(
+    optimizer: optax.GradientTransformation,
+    params: PyTree,
+    optimizer_state: PyTree,
+    gradient: PyTree,
+    is_finite: Bool[Array, ""],
+    apply: Bool[Array, ""],
+) -> tuple[PyTree, PyTree, dict[str, Bool[Array, ""]]]:
+    """Parameters and optimizer state after one step, and whether `gradient` and `step` (the result) are finite.
+
+    Both stay the same to the bit where `apply` is False or one of the two is not finite.
+
+    Args:
+        gradient: float32.
+        is_finite: it has neither NaN nor infinity.
+    """
+    # Optax mixes floats and integer counts, which strict promotion rejects.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, new_state = optimizer.update(gradient, optimizer_state, in_float32(params))
+    new_params = apply_updates(params, updates)
+    finite = {"gradient": is_finite, "step": all_finite((new_params, new_state))}
+    apply = apply & finite["gradient"] & finite["step"]
+    params, optimizer_state = jax.tree.map(
+        lambda new, old: jnp.where(apply, new, old), (new_params, new_state), (params, optimizer_state)
+    )
+    return params, optimizer_state, finite
+
+
+def accumulate(
+    function: Callable[[PyTree], PyTree], batch: PyTree, num_microbatches: int = 1, axis_name: str | None = None
+) -> PyTree:
+    """Σ function(part) over equal parts of a batch and over devices.
+
+    A mean over the whole batch is such a sum where the weights of its samples sum to 1.
+
+    Args:
+        batch: leaves `[N, ...]`, N a multiple of `num_microbatches`.
+    """
+    if num_microbatches == 1:
+        total = function(batch)
+    else:
+        parts = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
+        shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        total, _ = jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, function(part)), None), zeros, parts)
+    if axis_name is None:
+        return total
+    # One raveled vector: leaf by leaf a reduction costs ten times as much.
+    vector, unravel = ravel_pytree(total)
+    return unravel(sum_over_devices(vector, axis_name))
+
+
+def adam(learning_rate: Scalar, *, eps: Scalar, max_grad_norm: Scalar | None) -> optax.GradientTransformation:
+    """Adam after clipping by the global norm, on the parameters as one vector.
+
+        m ← β₁ m + (1-β₁) g,   v ← β₂ v + (1-β₂) g²,   p ← p - lr · m̂ / (√v̂ + ε)
+
+    One vector is one fused kernel, where a tree costs one a leaf: an update with 32 minibatches takes 14 % less.
+
+    Args:
+        learning_rate: lr; it may be traced, and another one in every call: the state does not hold it.
+        eps: ε, added after the bias correction (1e-5 is PPO's custom, 1e-8 Optax's default).
+        max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it as it is.
+
+    Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
+    """
+    clip = optax.identity() if max_grad_norm is None else clip_by_global_norm(max_grad_norm)
+    return on_vector(optax.chain(clip, optax.scale_by_adam(eps=eps), optax.scale_by_learning_rate(learning_rate)))
+
+
+def clip_by_global_norm(max_norm: Scalar) -> optax.GradientTransformation:
+    """Optax's transformation of this name, for gradients whose squares overflow too."""
+    return optax.stateless(lambda updates, _: clip_to_norm(updates, global_norm(updates), max_norm))
+
+
+def clip_to_norm(gradient: PyTree, norm: Float[Array, ""], max_norm: Scalar) -> PyTree:
+    """The gradient, scaled down to the norm `max_norm` where its `norm` is larger."""
+    scale = jnp.where(norm > max_norm, max_norm / norm, 1.0)
+    return jax.tree.map(lambda g: g * scale, gradient)
+
+
+def global_norm(tree: PyTree) -> Float[Array, ""]:
+    """√Σ xᵢ² over all leaves, without the overflow of squaring 1e30; NaN or infinity where an entry is.
+
+    Source: Blue 1978, "A portable Fortran program to find the Euclidean norm of a vector", with two accumulators.
+
+    >>> float(global_norm([jnp.array([3.0, 4.0]), jnp.array([12.0])]))
+    13.0
+    """
+
+    def norm_of_scaled(scale: float) -> Float[Array, ""]:
+        scaled = jax.tree.map(lambda x: x * scale, in_float32(tree))
+        return jnp.asarray(optax.tree.norm(scaled), jnp.float32) / scale
+
+    small, large = norm_of_scaled(2.0**40), norm_of_scaled(2.0**-66)
+    return jnp.where(jnp.isfinite(small), small, large)
+
+
+def ravel(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """All leaves as one float32 vector, padded with zeros, and the function that makes the tree of such a vector.
+
+    Trees above `LARGEST_VECTOR` entries are returned as they are. Leaves narrower than float32 become as narrow again, so a
+    step that is small beside a narrow number is lost when the vector becomes a tree.
+    """
+    vector, unravel = ravel_pytree(tree)
+    if vector.size > LARGEST_VECTOR:
+        return tree, lambda tree: tree
+    size, dtype = vector.size, vector.dtype
+    padded = jnp.pad(in_float32(vector), (0, -size % VECTOR_MULTIPLE))
+    return padded, lambda padded: unravel(padded[:size].astype(dtype))
+
+
+def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, applied to parameters as one vector (see `ravel`); for optimizers that treat every entry alike.
+
+    The state is the same whether parameters come as a tree or raveled, so that a loop can hold the vector.
+    """
+
+    def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        vector, unravel = ravel(gradient)
+        updates, state = optimizer.update(vector, state, None if params is None else ravel(params)[0])
+        return unravel(updates), state
+
+    return optax.GradientTransformation(lambda params: optimizer.init(ravel(params)[0]), update)
+
+
+def describe_skips(in_a_row: Any, first_bad: Any, max_bad_steps: int, what: str) -> str | None:
+    """The first non-finite quantity, once `max_bad_steps` consecutive steps (or updates, `what`) were skipped; else None.
+
+    Args:
+        in_a_row: as in `Guard`.
+        first_bad: likewise.
+    """
+    if int(in_a_row) < max_bad_steps:
+        return None
+    return (
+        f"{int(in_a_row)} {what} in a row were skipped (max_bad_steps={max_bad_steps}); the first quantity that is NaN or "
+        f"infinite is {QUANTITIES[int(first_bad) - 1]!r}. The parameters are those from before."
+    )

@@ -1,0 +1,247 @@
+"""The gradient step against Optax's, with numbers that overflow, and with NaN and infinity everywhere."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from polyak.ops.gradient_step import (
+    QUANTITIES,
+    VECTOR_MULTIPLE,
+    Guard,
+    adam,
+    apply_gradient,
+    clip_by_global_norm,
+    flag_quantities,
+    global_norm,
+    gradient_step,
+    on_vector,
+    ravel,
+)
+from tests.agents.rollouts import same_bits
+
+TRUE = jnp.array(True)
+
+
+def gradients(count, scale=1.0):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(scale * rng.normal(size=7), jnp.float32) for _ in range(count)]
+
+
+def step(optimizer, params, state, gradient, *, apply=TRUE):
+    return apply_gradient(optimizer, params, state, gradient, jnp.isfinite(global_norm(gradient)), apply)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5, 100.0])
+def test_adam_is_optaxs_clip_and_adam_on_a_tree_or_a_vector(max_grad_norm):
+    ours = adam(3e-2, eps=1e-5, max_grad_norm=max_grad_norm)
+    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
+    oracle = optax.chain(clip, optax.adam(3e-2, eps=1e-5))
+    tree = {"a": jnp.linspace(-1.0, 1.0, 5), "b": jnp.ones((1, 2))}
+    vector, unravel = ravel(tree)
+    theirs, oracle_state = tree, oracle.init(tree)
+    state = vector_state = ours.init(tree)
+    for gradient in gradients(20):
+        gradient = {"a": gradient[:5], "b": gradient[5:].reshape(1, 2)}
+        tree, state, _ = step(ours, tree, state, gradient)
+        vector, vector_state, _ = step(ours, vector, vector_state, ravel(gradient)[0])
+        with jax.numpy_dtype_promotion("standard"):
+            updates, oracle_state = oracle.update(gradient, oracle_state)
+        theirs = optax.apply_updates(theirs, updates)
+    for a, b, c in zip(*(jax.tree.leaves(x) for x in (tree, unravel(vector), theirs)), strict=True):
+        np.testing.assert_allclose(a, c, atol=2e-6)
+        np.testing.assert_allclose(b, c, atol=2e-6)
+    assert same_bits(state, vector_state)
+
+
+def test_a_step_that_is_not_applied_changes_no_bit():
+    optimizer = adam(1e-2, eps=1e-5, max_grad_norm=0.5)
+    params, state, _ = step(optimizer, jnp.ones(7), optimizer.init(jnp.ones(7)), gradients(1)[0])
+    for gradient in (gradients(1)[0], jnp.full(7, jnp.nan), jnp.full(7, jnp.inf)):
+        assert same_bits(step(optimizer, params, state, gradient, apply=jnp.array(False))[:2], (params, state))
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30, 1e37])
+def test_the_norm_neither_overflows_nor_underflows(scale):
+    gradient = gradients(1)[0]
+    expected = np.linalg.norm(np.asarray(gradient, np.float64)) * scale
+    assert float(global_norm(gradient * scale)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_norm_of_nan_or_infinity_is_not_finite(bad):
+    assert not np.isfinite(float(global_norm([jnp.array([1.0, bad, 2.0]), jnp.ones(1)])))
+
+
+@pytest.mark.parametrize("tree", [jnp.zeros(3), [], jnp.zeros((0, 2))])
+def test_the_norm_of_nothing_is_zero(tree):
+    assert float(global_norm(tree)) == 0.0
+
+
+def test_a_huge_gradient_is_clipped_to_its_direction():
+    optimizer, params = adam(1e-2, eps=1e-5, max_grad_norm=0.5), jnp.zeros(7)
+    huge, usual = (step(optimizer, params, optimizer.init(params), g) for g in (gradients(1, 1e30)[0], gradients(1, 1e2)[0]))
+    np.testing.assert_allclose(huge[0], usual[0], rtol=1e-5)
+    np.testing.assert_allclose(global_norm(huge[1][1].mu), 0.1 * 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("max_grad_norm", "scale", "finite"),
+    [
+        (0.5, 1e30, {"gradient": True, "step": True}),
+        (None, 1e30, {"gradient": True, "step": False}),
+        (None, 1e18, {"gradient": True, "step": True}),
+        (0.5, np.nan, {"gradient": False, "step": False}),
+        (0.5, np.inf, {"gradient": False, "step": False}),
+    ],
+)
+def test_a_gradient_is_applied_when_the_moments_stay_finite(max_grad_norm, scale, finite):
+    optimizer, params = adam(1e-2, eps=1e-5, max_grad_norm=max_grad_norm), jnp.ones(7)
+    state = optimizer.init(params)
+    after, new_state, found = step(optimizer, params, state, jnp.full(7, scale))
+    assert {name: bool(flag) for name, flag in found.items()} == finite
+    assert same_bits((after, new_state), (params, state)) == (not all(finite.values()))
+
+
+def test_the_settings_of_adam_may_be_traced():
+    def one(settings, gradient):
+        optimizer = adam(settings["learning_rate"], eps=settings["eps"], max_grad_norm=settings["max_grad_norm"])
+        return step(optimizer, jnp.ones(7), optimizer.init(jnp.ones(7)), gradient)[0]
+
+    moved = jax.jit(one)
+    for rate in (1e-2, 1e-3):
+        moved({"learning_rate": rate, "eps": 1e-5, "max_grad_norm": 0.5}, gradients(1)[0])
+    assert moved._cache_size() == 1
+
+
+def test_clipping_by_the_global_norm_is_optaxs():
+    tree = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([12.0])}
+    for norm in (1.0, 13.0, 20.0):
+        ours, theirs = (
+            make(norm).update(tree, make(norm).init(tree))[0] for make in (clip_by_global_norm, optax.clip_by_global_norm)
+        )
+        for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+# One vector
+
+
+def test_a_vector_is_padded_and_becomes_the_tree_again():
+    tree = {"a": jnp.arange(3, dtype=jnp.float32), "b": jnp.ones((2, 2))}
+    vector, unravel = ravel(tree)
+    assert vector.shape == (VECTOR_MULTIPLE,) and not vector[7:].any()
+    assert same_bits(unravel(vector), tree) and ravel(vector)[0].shape == vector.shape
+
+
+def test_narrow_trees_are_a_float32_vector_and_become_narrow_again():
+    tree = {"a": jnp.ones(2, jnp.bfloat16)}
+    vector, unravel = ravel(tree)
+    assert vector.dtype == jnp.float32 and unravel(vector + 1)["a"].dtype == jnp.bfloat16
+
+
+def test_large_trees_stay_trees(monkeypatch):
+    monkeypatch.setattr("polyak.ops.gradient_step.LARGEST_VECTOR", 6)
+    tree = {"a": jnp.ones(4), "b": jnp.ones(3)}
+    assert ravel(tree)[0] is tree
+    state = on_vector(optax.scale_by_adam()).init(tree)
+    assert jax.tree.structure(state.mu) == jax.tree.structure(tree)
+
+
+# The whole step
+
+
+def distance(params, batch):
+    """Half the squared distance from the weighted mean of the batch, whose weights sum to 1."""
+    x, weight = batch
+    loss = jnp.sum(0.5 * weight * jnp.square(params[0] - x))
+    return loss, {"distance": loss}
+
+
+SGD = optax.sgd(0.1)
+BATCH = (jnp.array([1.0, 2.0, 3.0, 6.0]), jnp.full(4, 0.25))
+
+
+def whole_step(batch=BATCH, loss_fn=distance, **options):
+    params = jnp.array([1.0])
+    return gradient_step(loss_fn, SGD, params, SGD.init(params), batch, **options)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4])
+def test_a_step_is_along_the_gradient_of_the_whole_batch(num_microbatches):
+    params, _, log = whole_step(num_microbatches=num_microbatches)
+    assert float(params[0]) == pytest.approx(1.0 - 0.1 * (1.0 - 3.0))
+    assert float(log.terms["loss"]) == float(log.terms["distance"]) == pytest.approx(3.75)
+    assert float(log.terms["grad_norm"]) == pytest.approx(2.0)
+    assert bool(log.applied) and not bool(log.skipped) and not log.bad.any()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "first"),
+    [
+        (lambda p, b: (jnp.log(p[0] - 1.0), {}), "loss"),
+        (lambda p, b: (jnp.sqrt(p[0] - 1.0), {}), "gradient"),
+        (lambda p, b: (jnp.nan * p[0], {}), "loss"),
+        (lambda p, b: (-3e38 * p[0], {}), None),
+    ],
+    ids=["infinite loss", "infinite gradient", "NaN", "large and finite"],
+)
+def test_the_first_quantity_that_is_not_finite_skips_the_step(loss_fn, first):
+    params, _, log = whole_step(loss_fn=loss_fn)
+    assert bool(log.skipped) == (first is not None) and bool(log.applied) == (first is None)
+    if first is not None:
+        assert same_bits(params, jnp.array([1.0])) and QUANTITIES[int(jnp.argmax(log.bad))] == first
+
+
+def test_a_result_that_is_not_finite_skips_the_step():
+    params, optimizer = jnp.array([1.0]), optax.sgd(3e38)
+    after, _, log = gradient_step(lambda p, b: (9.0 * p[0], {}), optimizer, params, optimizer.init(params), BATCH)
+    assert same_bits(after, params) and QUANTITIES[int(jnp.argmax(log.bad))] == "step" and bool(log.skipped)
+
+
+def test_what_is_not_due_is_neither_applied_nor_skipped_and_bad_data_is_skipped():
+    for options in ({"due": jnp.array(False)}, {"early_stop": lambda terms: terms["distance"] > 1.0}):
+        params, _, log = whole_step(**options)
+        assert float(params[0]) == 1.0 and not bool(log.applied) and not bool(log.skipped)
+    params, _, log = whole_step(data_is_finite=jnp.array(False))
+    assert float(params[0]) == 1.0 and bool(log.skipped)
+    params, _, log = whole_step(early_stop=lambda terms: terms["distance"] > 10.0)
+    assert bool(log.applied)
+
+
+# The guard
+
+
+def after(guard, skipped, steps, *bad):
+    return guard.after_update(jnp.uint32(skipped), steps, flag_quantities({name: TRUE for name in bad}))
+
+
+def counts(guard):
+    name = QUANTITIES[int(guard.first_bad) - 1] if guard.first_bad else None
+    return int(guard.skipped), int(guard.in_a_row), name
+
+
+def test_an_update_whose_steps_were_all_skipped_counts_in_a_row():
+    guard = Guard.init()
+    assert counts(guard) == (0, 0, None)
+    guard = after(guard, 4, 4, "reward", "value")
+    assert counts(guard) == (4, 1, "reward")
+    guard = after(guard, 4, 4, "obs")
+    assert counts(guard) == (8, 2, "obs")
+
+
+def test_one_applied_step_ends_the_row_and_the_quantity_is_remembered():
+    guard = after(Guard.init(), 4, 4, "value")
+    guard = after(guard, 3, 4, "reward")
+    assert counts(guard) == (7, 0, "reward")
+    guard = after(guard, 0, 4)
+    assert counts(guard) == (7, 0, "reward")
+
+
+def test_steps_skipped_without_a_bad_quantity_are_no_row():
+    guard = after(Guard.init(), 4, 4)
+    assert counts(guard) == (4, 0, None)
+    # All steps were over, or had no weight, before a bad number could matter.
+    guard = after(guard, 0, 0, "reward")
+    assert counts(guard) == (4, 0, "reward")
