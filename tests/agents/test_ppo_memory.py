@@ -227,7 +227,7 @@ def mean_return(network):
     agent = PPO(
         env.spec, network=network, num_steps=32, num_epochs=4, num_minibatches=4, learning_rate=1e-2, gamma=0.95, ent_coef=0.01
     )
-    result = train.compiled(agent, env, env_steps=30_000, key=KEY)
+    result = train.compiled(agent, env, env_steps=30_000, key=jax.random.key(20))
     policy = agent.policy(result.state)
 
     @jax.jit
