@@ -109,7 +109,7 @@ def test_what_is_no_agent_loads_no_run(run_and_policy, unchecked):
         polyak.load_policy(run_and_policy[0], agent=5)
 
 
-def test_C7_another_network_than_the_trained_one_is_refused_by_leaf(run_and_policy):
+def test_checkpoint_of_another_network_is_rejected_by_leaf(run_and_policy):
     directory, _ = run_and_policy
     agent = read_config(open_run(directory)).agent
     other = dataclasses.replace(agent, network=polyak.mlp((5,)))
@@ -151,7 +151,7 @@ def test_a_config_comes_back_as_it_was(run_and_policy):
         ("env_kwargs", {"frameskip": [4]}, r"env_kwargs\['frameskip'\] must be a finite number or a bool"),
     ],
 )
-def test_F2_T12_a_config_out_of_range_is_refused_by_field(field, value, message, run_and_policy, tmp_path):
+def test_config_value_out_of_range_is_rejected_by_field(field, value, message, run_and_policy, tmp_path):
     directory, _ = run_and_policy
     config = read_config(open_run(directory))
     if field != "action_scaling" and field != "loop":
@@ -165,7 +165,7 @@ def test_F2_T12_a_config_out_of_range_is_refused_by_field(field, value, message,
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_S5_settings_are_finite_and_integers_of_any_size(value, run_and_policy):
+def test_settings_are_finite_and_integers_of_any_size(value, run_and_policy):
     config = read_config(open_run(run_and_policy[0]))
     with pytest.raises(ValueError, match=r"run: env_kwargs\['a'\] must be a finite number or a bool, got"):
         dataclasses.replace(config, env_kwargs={"a": value})
@@ -173,14 +173,14 @@ def test_S5_settings_are_finite_and_integers_of_any_size(value, run_and_policy):
 
 
 @pytest.mark.parametrize("agent", [3, None, "PPO", {"$class": "Discrete", "n": 2}, {"$class": "Popen", "args": "ls"}])
-def test_S3_what_is_no_agent_is_refused(agent, run_and_policy, tmp_path):
+def test_config_whose_agent_is_not_an_agent_is_rejected(agent, run_and_policy, tmp_path):
     directory, _ = run_and_policy
     config = open_run(directory).read_config()
     with create(tmp_path / "run", {**config, "agent": agent}) as run, pytest.raises(ConfigError, match=r"config\.json"):
         read_config(run)
 
 
-def test_C5_a_newer_format_is_refused_by_name(run_and_policy, tmp_path):
+def test_newer_format_is_rejected(run_and_policy, tmp_path):
     directory, _ = run_and_policy
     config = open_run(directory).read_config()
     with (

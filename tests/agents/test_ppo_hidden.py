@@ -30,7 +30,7 @@ def small(spec=SPEC, **settings):
 
 
 @pytest.mark.parametrize("junk", [1e9, np.nan])
-def test_A2_an_environment_without_weight_changes_no_bit_of_what_a_memory_learns(junk):
+def test_environment_with_zero_weight_changes_no_bit_of_a_recurrent_update(junk):
     agent = small(network=gru(4, (4,)))
     state = fresh(agent)
     data = rollout(SPEC, 0, **SIZES, carry=agent.collect_policy(state).initial_state(4))

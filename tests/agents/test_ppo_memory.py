@@ -124,7 +124,7 @@ def overwritten(data, garbage):
     ],
     ids=NETWORKS.keys(),
 )
-def test_A2_a_masked_row_changes_no_bit_in_sequences(network, settings):
+def test_masked_sample_changes_no_bit_in_sequences(network, settings):
     agent = make(network, **settings)
     data = noise(agent, seed=5, ends=0.3)
     data.time_steps.first[0, 1] = True
@@ -148,7 +148,7 @@ def test_a_row_of_weight_zero_is_remembered_but_not_learned_from():
     assert not same_bits(clean.copies.online, weighted(state, on_device(data), weight)[0].copies.online)
 
 
-def test_A11_minibatches_that_do_not_divide_the_environments_are_refused_with_the_numbers():
+def test_num_minibatches_that_does_not_divide_num_envs_is_rejected():
     agent = make(NETWORKS["gru"], num_minibatches=4)
     agent.check(8)
     with pytest.raises(ValueError, match=r"num_minibatches=4 must divide num_envs=6: .* whole sequences"):
@@ -246,11 +246,11 @@ def mean_return(network):
 @pytest.mark.parametrize(
     "network", [lstm(16, (16,)), pytest.param(gru(16, (16,), shared_torso=True), marks=pytest.mark.slow)], ids=["lstm", "gru"]
 )
-def test_A16_what_must_be_remembered_is_learned_with_a_memory(network):
+def test_recurrent_network_learns_a_task_that_needs_memory(network):
     assert mean_return(network) > 0.9
 
 
-def test_A16_what_must_be_remembered_is_not_learned_without_one():
+def test_feedforward_network_does_not_learn_a_task_that_needs_memory():
     assert abs(mean_return(mlp((16, 16)))) < 0.2
 
 

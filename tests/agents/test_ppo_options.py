@@ -296,7 +296,7 @@ def test_beta_follows_the_divergence_after_the_update():
 
 
 @pytest.mark.parametrize("bad", ["masked", "reward"])
-def test_A1_A8_an_update_without_a_step_leaves_beta(bad):
+def test_update_without_an_applied_step_leaves_kl_beta(bad):
     agent = make(**KL, kl_tolerance=0.0, learning_rate=1e7)
     state, data = fresh(agent), noise(agent, ends=0.0)
     if bad == "masked":
@@ -319,7 +319,7 @@ def duplicated(data):
     return Rollout(*(jax.tree.map(lambda x: x[:, order], tree) for tree in (data.time_steps, data.actions, data.info)))
 
 
-def test_A13_a_weight_of_two_is_appearing_twice_and_zero_not_at_all():
+def test_weight_two_counts_a_sample_twice_and_zero_not_at_all():
     agent = make(**KL)
     state, data = fresh(agent), noise(agent)
     weight = np.array([2, 1, 1, 0, 1, 1, 1, 1], np.float32)
@@ -331,7 +331,7 @@ def test_A13_a_weight_of_two_is_appearing_twice_and_zero_not_at_all():
 
 
 @pytest.mark.parametrize("none", [-3.0, np.nan, -np.inf])
-def test_A2_A13_a_weight_that_is_not_above_zero_hides_what_stands_there(none):
+def test_samples_without_positive_weight_are_masked(none):
     agent = make(normalize_obs=True, normalize_reward="reward")
     state, data = fresh(agent), noise(agent)
     weight = np.ones((NUM_STEPS, NUM_ENVS), np.float32)
@@ -346,7 +346,7 @@ def test_A2_A13_a_weight_that_is_not_above_zero_hides_what_stands_there(none):
 
 
 @pytest.mark.parametrize("shape", [(NUM_ENVS, NUM_STEPS), (NUM_STEPS,), (1, NUM_ENVS), (), (NUM_STEPS, NUM_ENVS, 1)])
-def test_A13_weights_of_another_shape_are_refused(shape):
+def test_weights_of_another_shape_are_rejected(shape):
     agent = make()
     state = jax.eval_shape(agent.init, KEY)
     with pytest.raises(ValueError, match=r"weights must have the shape \(4, 8\) or \(8,\), got ") as caught:
@@ -567,7 +567,7 @@ def test_a_squashed_policy_learns_and_stays_inside_the_bounds():
 # Of the 37 implementation details (Huang et al. 2022), those that are no option
 
 
-def test_A15_the_defaults_are_those_of_the_37_details():
+def test_defaults_match_the_37_implementation_details():
     agent = PPO(SPEC)
     assert (agent.adam_eps, agent.max_grad_norm, agent.clip_range, agent.gae_lambda) == (1e-5, 0.5, 0.2, 0.95)
     assert (agent.normalize_advantage, agent.clip_obs, agent.clip_reward) == ("minibatch", 10.0, 10.0)
@@ -576,7 +576,7 @@ def test_A15_the_defaults_are_those_of_the_37_details():
     assert PPO(image).network == nature_cnn((512,), shared_torso=True)
 
 
-def test_A15_pixels_are_scaled_to_between_zero_and_one():
+def test_pixels_are_scaled_to_between_zero_and_one():
     image = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
     network = nature_cnn(())
     variables = jax.jit(lambda key: network.init(key, EnvSpec(image, Discrete(2))))(KEY)
@@ -593,7 +593,7 @@ def test_A15_pixels_are_scaled_to_between_zero_and_one():
     assert abs(float(value[0])) > 1e-4
 
 
-def test_A15_what_is_learned_from_is_the_action_before_it_is_clipped():
+def test_update_learns_from_the_unclipped_action():
     tiny = EnvSpec(OBS, Box([-0.01, -0.01], [0.01, 0.01]))
     agent = make(tiny, values_when="update")
     state, data = fresh(agent), noise(agent)
@@ -622,7 +622,7 @@ def test_A15_what_is_learned_from_is_the_action_before_it_is_clipped():
         ({"l2_shared": 0.1}, "l2_shared must be None for a network without shared kernels"),
     ],
 )
-def test_A12_settings_that_do_not_go_together_are_refused_by_name(settings, said):
+def test_incompatible_settings_are_rejected_by_name(settings, said):
     with pytest.raises(ValueError, match=f"^PPO: {said}"):
         PPO(**({"spec": SPEC} | settings))
 

@@ -69,7 +69,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
-def test_A12_F2_a_wrong_setting_is_one_error_naming_field_got_and_wanted(field, value):
+def test_invalid_setting_error_names_field_value_and_requirement(field, value):
     with pytest.raises((TypeError, ValueError)) as caught:
         PPO(**({"spec": SPEC} | {field: value}))
     message = str(caught.value)
@@ -86,7 +86,7 @@ def test_every_field_has_wrong_values_here():
 @pytest.mark.parametrize(
     ("misspelt", "field"), [("gama", "gamma"), ("learningrate", "learning_rate"), ("clip_rnge", "clip_range"), ("lr", None)]
 )
-def test_F1_a_misspelt_field_suggests_the_right_one(misspelt, field):
+def test_misspelt_field_suggests_the_right_one(misspelt, field):
     with pytest.raises(TypeError, match=f"PPO: unknown field '{misspelt}'") as caught:
         PPO(SPEC, **{misspelt: 0.5})
     assert field is None or f"did you mean '{field}'?" in str(caught.value)
@@ -117,7 +117,7 @@ def test_the_network_is_found_from_the_spec():
     assert PPO(SPEC).network == mlp() and PPO(image).network == nature_cnn()
 
 
-def test_A11_minibatches_that_do_not_divide_the_rows_are_refused_with_the_numbers():
+def test_num_minibatches_that_does_not_divide_the_samples_is_rejected():
     agent = PPO(SPEC, num_steps=6, num_minibatches=4)
     message = r"num_minibatches=4.* num_steps \* num_envs = 6 \* 3 = 18"
     with pytest.raises(ValueError, match=message):

@@ -104,7 +104,7 @@ def test_a_tree_of_masked_spaces_has_the_log_probs_and_the_entropy_of_its_parts(
     assert all(jax.tree.leaves(changed))
 
 
-def test_A2_a_masked_rows_action_mask_changes_no_bit():
+def test_action_mask_of_a_masked_sample_changes_no_bit():
     agent, data = zoo_agent(), zoo_rollout(3)
     state = fresh(agent)
     clean = update(agent, state, on_device(data), KEY)

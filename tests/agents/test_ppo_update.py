@@ -141,7 +141,7 @@ def check_against_oracle(agent, ends, seed=1):
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
-def test_A15_an_update_is_the_oracles(settings):
+def test_update_matches_the_oracle(settings):
     state, oracle = check_against_oracle(make(**settings), ends=0.15)
     if state.obs_normalizer is not None:
         np.testing.assert_allclose(state.obs_normalizer.stats.mean, oracle.obs_stats.mean, atol=1e-5)
@@ -150,7 +150,7 @@ def test_A15_an_update_is_the_oracles(settings):
 
 
 @pytest.mark.parametrize("ends", [0.0, 0.5, 1.0], ids=["no end", "many ends", "every step is an episode"])
-def test_A6_A7_episodes_of_any_length_match_the_oracle(ends):
+def test_episodes_of_any_length_match_the_oracle(ends):
     check_against_oracle(make(), ends)
 
 
@@ -178,7 +178,7 @@ def overwritten(data, garbage):
 
 @pytest.mark.parametrize("garbage", [1e9, np.nan, -np.inf])
 @pytest.mark.parametrize("settings", [{}, OFF, {"spec": BOX_SPEC}], ids=["Discrete", "all off", "Box"])
-def test_A2_a_masked_row_changes_no_bit(settings, garbage):
+def test_masked_sample_changes_no_bit(settings, garbage):
     agent = make(**settings)
     data = noise(agent.spec, seed=5, ends=0.3)
     data = data if agent.normalize_reward else dataclasses.replace(data, carry=())
@@ -187,7 +187,7 @@ def test_A2_a_masked_row_changes_no_bit(settings, garbage):
     assert same_bits(clean, update(agent, fresh(agent), on_device(overwritten(data, garbage)), KEY))
 
 
-def test_A2_the_final_obs_of_a_truncated_episode_is_not_masked():
+def test_final_obs_of_a_truncated_episode_is_not_masked():
     agent, data = make(), noise(seed=5, ends=0.3)
     clean, _ = update(agent, fresh(agent), on_device(data), KEY)
     assert data.time_steps.truncated[1:].any()
@@ -202,7 +202,7 @@ def all_masked():
     return data
 
 
-def test_A1_all_masked_changes_nothing_and_is_no_step_refused():
+def test_fully_masked_rollout_changes_nothing_and_skips_no_step():
     agent = make()
     # Adam has momentum by now, on which a step without a gradient would move.
     state, _ = update(agent, fresh(agent), on_device(noise()), KEY)
@@ -211,7 +211,7 @@ def test_A1_all_masked_changes_nothing_and_is_no_step_refused():
     assert metrics["train/loss"] == 0 and metrics["train/skipped_steps"] == 0 and metrics["train/skipped_in_a_row"] == 0
 
 
-def test_A3_one_valid_row_is_learned_from_without_normalising_its_advantage():
+def test_single_valid_sample_trains_without_advantage_normalization():
     agent, state = make(), fresh(make())
     data = all_masked()
     data.time_steps.truncated[2, 1] = data.time_steps.terminated[2, 1] = False
@@ -223,7 +223,7 @@ def test_A3_one_valid_row_is_learned_from_without_normalising_its_advantage():
     assert not same_bits(after.copies.online.params["policy"], state.copies.online.params["policy"])
 
 
-def test_A4_equal_advantages_do_not_move_the_policy_but_value_and_entropy_train():
+def test_equal_advantages_train_value_and_entropy_but_not_the_policy():
     agent = make(gamma=0.0, vf_coef=0.0)
     state = fresh(agent)
     value_head = jax.tree.map(jnp.zeros_like, state.copies.online.params["value"])
@@ -238,7 +238,7 @@ def test_A4_equal_advantages_do_not_move_the_policy_but_value_and_entropy_train(
     assert float(metrics["train/grad_norm"]) > 0.1 and metrics["train/skipped_steps"] == 0
 
 
-def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final_obs():
+def test_terminated_and_truncated_differ_by_the_discounted_value_of_the_final_obs():
     agent = make(normalize_obs=False, normalize_reward=None)
     state = fresh(agent)
     data = dataclasses.replace(noise(ends=0.0), carry=())
@@ -282,7 +282,7 @@ def poisoned(where, value):
         ("action", 7, 4),
     ],
 )
-def test_A8_A10_a_bad_number_never_reaches_the_state(where, value, named):
+def test_nan_or_infinity_never_reaches_the_state(where, value, named):
     agent = make()
     state, _ = update(agent, fresh(agent), on_device(noise()), KEY)
     after, metrics = update(agent, state, poisoned(where, value), KEY)
@@ -294,7 +294,7 @@ def test_A8_A10_a_bad_number_never_reaches_the_state(where, value, named):
     assert not same_bits(recovered.copies.online, state.copies.online)
 
 
-def test_A8_a_huge_reward_makes_a_loss_that_is_refused():
+def test_huge_reward_makes_a_loss_whose_step_is_skipped():
     agent = make(**OFF)
     state = fresh(agent)
     data = dataclasses.replace(noise(ends=0.0), carry=())
@@ -303,7 +303,7 @@ def test_A8_a_huge_reward_makes_a_loss_that_is_refused():
     assert same_bits(learned(after), learned(state)) and metrics["train/first_bad"] == 5
 
 
-def test_A8_values_that_are_not_finite_are_named():
+def test_nonfinite_values_are_named():
     agent = make()
     state = fresh(agent)
     params = state.copies.online.params | {"value": jax.tree.map(lambda x: x * jnp.nan, state.copies.online.params["value"])}
@@ -332,7 +332,7 @@ STEEP = make(network=Steep(), max_grad_norm=None)
     [(0.0, 1.0, "gradient"), (1.0, 1e25, "step"), (1.0, 1.0, None)],
     ids=["infinite", "infinite moments", "usual"],
 )
-def test_U14_U15_a_gradient_that_is_not_finite_or_whose_square_is_not_is_refused(root, scale, first_bad):
+def test_gradient_with_nonfinite_entries_or_norm_is_skipped(root, scale, first_bad):
     state = STEEP.init(KEY)
     variables = Variables({"root": jnp.array(root), "w": jnp.zeros(())}, {"scale": jnp.array(scale)})
     state = with_online(state, variables)
@@ -342,7 +342,7 @@ def test_U14_U15_a_gradient_that_is_not_finite_or_whose_square_is_not_is_refused
     assert metrics["train/first_bad"] == (QUANTITIES.index(first_bad) + 1 if first_bad else 0)
 
 
-def test_A8_training_is_diagnosed_once_enough_updates_in_a_row_were_bad():
+def test_training_is_diagnosed_after_enough_consecutive_bad_updates():
     agent, state = make(max_bad_steps=3), fresh(make())
     for i in range(3):
         state, metrics = update(make(), state, poisoned("reward", np.nan), KEY)
@@ -351,7 +351,7 @@ def test_A8_training_is_diagnosed_once_enough_updates_in_a_row_were_bad():
     assert "3 updates in a row" in said and "'reward'" in said and "max_bad_steps=3" in said
 
 
-def test_A14_a_bad_reward_does_not_stay_in_the_discounted_return():
+def test_bad_reward_does_not_stay_in_the_running_return():
     agent = make()
     state = fresh(agent)
     data = poisoned("reward", np.nan)

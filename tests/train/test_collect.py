@@ -95,7 +95,7 @@ def test_a_script_may_end_where_nobody_counts_any_more():
     assert pushed.lengths.max() < 30
 
 
-def test_F2_wrong_arguments_are_refused(unchecked):
+def test_invalid_arguments_are_rejected(unchecked):
     other = EnvSpec(Box([-1.0], [1.0]), Discrete(2))
     with pytest.raises(ValueError, match="train: obs of the agent's spec is Box"):
         collect(Uniform(other), ENV, 5, key=KEY)

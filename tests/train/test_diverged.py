@@ -37,7 +37,7 @@ BOTH = pytest.mark.parametrize("loop", ["compiled", "host"])
 
 
 @BOTH
-def test_A8_what_diverged_is_noticed_between_two_reports(loop, monkeypatch):
+def test_divergence_is_noticed_between_two_reports(loop, monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyak.train.compiled_loop"), "CHUNK_SECONDS", 0.0)
     env, agent = sick(loop)
     seen = []
@@ -54,7 +54,7 @@ def test_A8_what_diverged_is_noticed_between_two_reports(loop, monkeypatch):
 
 
 @BOTH
-def test_A8_C13_a_checkpoint_may_hold_what_the_environment_said_and_comes_back_to_the_bit(loop, tmp_path):
+def test_checkpoint_with_nonfinite_observations_restores_bit_for_bit(loop, tmp_path):
     env, agent = sick(loop)
     kept = []
 
@@ -77,7 +77,7 @@ def test_A8_C13_a_checkpoint_may_hold_what_the_environment_said_and_comes_back_t
 
 
 @BOTH
-def test_A8_T3_resumed_from_a_checkpoint_with_nan_is_uninterrupted(loop, tmp_path):
+def test_run_resumed_from_a_checkpoint_with_nan_matches_the_uninterrupted_run(loop, tmp_path):
     env, agent = sick(loop)
     agent = dataclasses.replace(agent, max_bad_steps=100)
     whole = run(loop, env=env, agent=agent, env_steps=200)
@@ -94,7 +94,7 @@ def test_A8_T3_resumed_from_a_checkpoint_with_nan_is_uninterrupted(loop, tmp_pat
     assert same_bits(everything(finished), everything(whole))
 
 
-def test_A8_of_several_seeds_those_that_diverge_end_and_the_others_finish():
+def test_diverged_seeds_end_and_the_others_finish():
     ill = {0, 2}
     reported = [[], [], []]
     callbacks = [[lambda progress, *_, mine=mine: mine.append(progress.env_steps)] for mine in reported]
@@ -116,7 +116,7 @@ def test_A8_of_several_seeds_those_that_diverge_end_and_the_others_finish():
                 np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_A8_when_all_seeds_have_diverged_training_ends():
+def test_training_ends_when_all_seeds_have_diverged():
     with pytest.warns(UserWarning, match="has diverged"):
         results = train.compiled_seeds(STRICT, SICK_SEEDS, env_steps=10**9, keys=KEYS[np.array([0, 2, 0])])
     assert [result.stopped for result in results] == ["diverged"] * 3

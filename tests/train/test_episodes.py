@@ -53,7 +53,7 @@ def test_episodes_are_those_of_the_oracle_however_the_stream_is_cut(ends, cuts):
     assert [(float(r), int(n)) for r, n in zip(episodes.returns, episodes.lengths, strict=True)] == under_way
 
 
-def test_A15_where_there_is_a_score_it_is_counted_whatever_the_agent_sees():
+def test_score_is_counted_instead_of_the_reward():
     seen, whole = stream(0, ends=0.5), stream(2, ends=0.1)
     steps = dataclasses.replace(seen, score=Score(whole.reward, whole.last, whole.first))
     episodes, total = jax.jit(measure)(Episodes.fresh(3), jax.tree.map(jnp.asarray, steps))

@@ -78,7 +78,7 @@ class SameStart:
         return self._hosted.reset(0)
 
 
-def test_E9_it_is_the_slow_oracles_compiled_and_on_the_host(slow):
+def test_evaluation_matches_the_slow_oracle_compiled_and_on_the_host(slow):
     episodes, _ = slow
     for env in (ENV, SameStart(ENV, KEY)):
         result = evaluate(collecting(), env, episodes=6, key=KEY)
@@ -124,7 +124,7 @@ def test_the_key_decides():
     assert env.seeds[0] == env.seeds[1] != env.seeds[2]
 
 
-def test_E9_it_gives_up_after_max_steps_and_not_before(slow):
+def test_evaluation_times_out_after_max_steps_and_not_before(slow):
     _, steps = slow
     for env in (ENV, SameStart(ENV, KEY)):
         assert len(evaluate(collecting(), env, episodes=6, key=KEY, max_steps=steps).returns) == 6
@@ -144,7 +144,7 @@ def test_wrong_numbers_are_refused(unchecked, argument, wrong):
         evaluate(Constant(), ENV, **({"episodes": 5, "key": KEY} | {argument: wrong}))
 
 
-def test_T9_evaluating_again_compiles_nothing():
+def test_second_evaluation_compiles_nothing():
     events = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, duration, **_: events.append(event) if "backend_compile" in event else None

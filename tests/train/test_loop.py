@@ -100,7 +100,7 @@ class Changing:
         ("reward", r"step\(\) changes the time step\.reward from float32\[(\d+)\] to float32\[\1, 1\]; it must keep its shape"),
     ],
 )
-def test_E13_an_environment_that_changes_its_types_is_refused_before_it_is_compiled(what, says):
+def test_environment_that_changes_its_types_is_rejected_before_compilation(what, says):
     with pytest.raises(TypeError, match=says):
         train.compiled(AGENT, Changing(what), env_steps=100, key=KEY)
 

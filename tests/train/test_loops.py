@@ -50,14 +50,14 @@ def test_they_learned_something(whole):
 
 
 @BOTH
-def test_T1_the_same_key_gives_the_same_bits_and_another_key_others(whole, loop):
+def test_same_key_gives_the_same_bits_and_another_key_others(whole, loop):
     assert same_bits(everything(run(loop)), whole[loop][1])
     other = run(loop, key=jax.random.key(12))
     assert not same_bits(other.state.copies.online, whole[loop][0].state.copies.online)
 
 
 @BOTH
-def test_T2_stopped_at_half_and_resumed_is_uninterrupted_to_the_bit(whole, loop):
+def test_run_stopped_at_half_resumes_bit_for_bit(whole, loop):
     half = run(loop, env_steps=ENV_STEPS // 2)
     assert ENV_STEPS // 2 <= half.progress.env_steps < ENV_STEPS // 2 + 50
     finished = run(loop, **goes_on(loop, half))
@@ -67,7 +67,7 @@ def test_T2_stopped_at_half_and_resumed_is_uninterrupted_to_the_bit(whole, loop)
 
 
 @BOTH
-def test_T2_stopped_by_request_at_every_iteration_and_resumed_is_uninterrupted(whole, loop):
+def test_run_stopped_at_every_iteration_resumes_bit_for_bit(whole, loop):
     options, stops = {}, 0
     for _ in range(3):
         result = run(loop, should_stop=lambda: True, **options)
@@ -79,7 +79,7 @@ def test_T2_stopped_by_request_at_every_iteration_and_resumed_is_uninterrupted(w
 
 
 @BOTH
-def test_T12_any_number_of_env_steps_can_be_asked_for(loop):
+def test_env_steps_can_be_any_positive_integer(loop):
     result = run(loop, env_steps=10**15, should_stop=lambda: True)
     assert result.stopped == "request" and result.progress.target_env_steps == 10**15
 
@@ -154,7 +154,7 @@ def test_progress_says_where_training_stands():
 
 
 @BOTH
-def test_T8_what_a_callback_raises_comes_through(loop):
+def test_callback_exception_propagates(loop):
     class Mine(Exception):
         pass
 
@@ -166,7 +166,7 @@ def test_T8_what_a_callback_raises_comes_through(loop):
 
 
 @BOTH
-def test_T8_a_callback_that_returns_false_ends_training_after_all_have_been_called(loop):
+def test_callback_returning_false_ends_training_after_all_callbacks_ran(loop):
     seen = []
     callbacks = [lambda progress, *_: progress.env_steps < 100, lambda progress, *_: seen.append(progress.env_steps)]
     result = run(loop, report_every=1, callbacks=callbacks)
@@ -186,7 +186,7 @@ def test_callback_that_returns_neither_a_bool_nor_none_is_rejected_by_name(retur
 
 
 @BOTH
-def test_T8_T6_a_slow_callback_is_not_training_time(loop):
+def test_callback_time_is_not_training_time(loop):
     slept = []
 
     def slow(*_):
@@ -201,7 +201,7 @@ def test_T8_T6_a_slow_callback_is_not_training_time(loop):
     assert progress.fps == pytest.approx(progress.env_steps / progress.seconds)
 
 
-def test_T8_a_callback_may_train():
+def test_callback_may_train():
     inner = []
     outer = run(
         "compiled",
@@ -229,7 +229,7 @@ def test_a_copy_of_the_state_that_a_callback_kept_can_be_gone_on_from(whole, loo
 
 @pytest.mark.parametrize("devices", [1, 2])
 @BOTH
-def test_T9_nothing_compiles_after_the_first_iteration(loop, devices):
+def test_nothing_compiles_after_the_first_iteration(loop, devices):
     compiled = []
 
     def listen(event, duration, **_):
@@ -256,7 +256,7 @@ class Untouched(Scripted):
 
 @pytest.mark.parametrize("loop", [train.host, train.run])
 @pytest.mark.parametrize("env_steps", WRONG_STEPS)
-def test_T12_wrong_env_steps_are_refused_before_anything_runs(loop, env_steps):
+def test_invalid_env_steps_are_rejected_before_anything_runs(loop, env_steps):
     with pytest.raises((TypeError, ValueError), match=f"train: env_steps must be an integer >= 1, got {env_steps!r}"):
         loop(AGENT, Untouched([[3]], [1.0]), env_steps=env_steps, key=KEY)
 
@@ -277,14 +277,14 @@ def test_T12_wrong_env_steps_are_refused_before_anything_runs(loop, env_steps):
     ],
 )
 @BOTH
-def test_T12_wrong_arguments_are_refused(monkeypatch, loop, options, said):
+def test_invalid_arguments_are_rejected(monkeypatch, loop, options, said):
     monkeypatch.setattr(jax, "jit", None)
     with pytest.raises((TypeError, ValueError), match=said):
         run(loop, **options)
 
 
 @BOTH
-def test_A8_training_that_diverged_ends_with_an_error_that_names_the_quantity(loop):
+def test_diverged_training_raises_an_error_that_names_the_quantity(loop):
     agent = dataclasses.replace(AGENT, max_bad_steps=3)
     good = run(loop, env_steps=30)
     variables = jax.tree.map(lambda x: x * jnp.nan, good.state.copies.online)
