@@ -22,7 +22,7 @@ def test_accumulated_gradients_are_summed_or_averaged_and_the_optimiser_steps_on
         assert w(plain.online) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_each_gradient_is_clipped_or_the_total_is():
+def test_clip_applies_to_each_gradient_or_to_the_total():
     def total(clip_when, reduce):
         copies = made()
         for value in (10.0, -2.0):
@@ -43,7 +43,7 @@ def test_sums_are_float32_whatever_the_gradients_dtype():
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_U14_a_gradient_that_is_not_finite_is_refused_and_counted(bad):
+def test_non_finite_gradient_is_skipped_and_counted(bad):
     copies = made(optimizer=ADAM).accumulate(gradient(1.0))
     after = copies.accumulate(gradient(bad), reduce="sum")
     assert same(after.gradients.total, copies.gradients.total)
@@ -55,7 +55,7 @@ def test_U14_a_gradient_that_is_not_finite_is_refused_and_counted(bad):
     assert same(clean.online, copies.apply_gradients(gradients=gradient(1.0)).online)
 
 
-def test_U15_a_huge_finite_gradient_is_clipped_to_its_norm_or_refused():
+def test_huge_finite_gradient_is_clipped_to_its_norm_or_skipped():
     copies = made(optimizer=ADAM).accumulate(gradient(1e30), clip=1.0)
     np.testing.assert_allclose(copies.gradients.total["w"], np.full(2, np.sqrt(0.5)), rtol=1e-6)
     refused = copies.apply_gradients(gradients=gradient(1e30))
@@ -63,7 +63,7 @@ def test_U15_a_huge_finite_gradient_is_clipped_to_its_norm_or_refused():
     assert float(global_norm({"a": jnp.array([3.0, 4.0]), "b": jnp.array([12.0])})) == 13.0
 
 
-def test_nothing_accumulated_is_no_step_of_momentum_either():
+def test_empty_accumulator_makes_no_step_even_with_momentum():
     copies = made(optimizer=ADAM).apply_gradients(gradients=gradient(1.0))
     assert same(copies.apply_gradients().online, copies.online) and int(copies.apply_gradients().skipped) == 1
 
@@ -84,12 +84,12 @@ def test_reset_gradients_are_true_zeros():
         ({"clip_when": "late"}, "clip_when"),
     ],
 )
-def test_wrong_settings_of_accumulate_are_errors(options, message):
+def test_invalid_arguments_of_accumulate_raise(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         made().accumulate(gradient(1.0), **options)
 
 
-def test_U16_gradients_of_another_tree_are_an_error_naming_the_leaf():
+def test_gradients_of_another_tree_raise_with_the_leaf_name():
     wrong = {"w": jnp.ones(3), "b": jnp.zeros(())}
     for verb in (lambda c: c.accumulate(wrong), lambda c: c.apply_gradients(gradients=wrong)):
         with pytest.raises(ValueError, match=r"leaf 'w': gradients is float32\[3\], params is float32\[2\]"):

@@ -8,7 +8,7 @@ from polyak.copies.workers import metrics_of
 from tests.copies.line import gradient, made, moved
 
 
-def test_each_number_stands_under_the_name_of_its_copies():
+def test_metrics_are_prefixed_by_the_name_of_the_copies():
     critic = moved(made(Follow(), name="critic"), 4.0).apply_gradients(gradients=gradient(float("nan")))
     actor = made(shared=True, name="actor").accumulate(gradient(float("inf"))).apply_gradients("shared", gradient(1.0))
     metrics = jax.jit(lambda a, c: metrics_of([a, c]))(actor, critic)
@@ -26,6 +26,6 @@ def test_each_number_stands_under_the_name_of_its_copies():
     }
 
 
-def test_N9_two_copies_of_one_name_are_an_error_where_one_would_hide_the_other():
-    with pytest.raises(ValueError, match="more than one of the copies has the name 'critic'; create each with its own name="):
+def test_duplicate_names_raise():
+    with pytest.raises(ValueError, match="names must be unique, got 'critic' twice; create each with its own name="):
         metrics_of([made(name="critic"), made(name="actor"), made(name="critic")])

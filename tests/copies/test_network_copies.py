@@ -16,7 +16,7 @@ from tests.copies.line import ADAM, GOALS, INPUTS, KEY, NAN, SPEC, Line, gradien
 from tests.ops.bits import sharded
 
 
-def test_U12_all_copies_are_equal_from_the_start_and_share_no_buffer():
+def test_copies_start_equal_and_share_no_buffer():
     copies = made(Follow(), shared=True)
     assert copies.names == ("online", "target", "shared")
     assert same(copies.variables("target"), copies.online) and same(copies.variables("shared"), copies.online)
@@ -32,14 +32,14 @@ def test_sync_goes_from_shared_to_online_to_target():
     assert w(copies.target) == 3.0
 
 
-def test_update_target_and_update_online_take_a_share():
+def test_update_target_and_update_online_interpolate_by_tau():
     copies = moved(made(Follow(), shared=True), 3.0)
     assert w(copies.update_target(0.25).target) == 1.5 and w(copies.update_target().target) == 3.0
     copies = moved(copies, 5.0, "shared")
     assert w(copies.update_online(0.5).online) == 4.0 and w(copies.update_online().online) == 5.0
 
 
-def test_the_target_follows_when_its_own_unit_says_so():
+def test_target_is_updated_in_its_own_unit():
     copies = moved(made(Follow(tau=0.05, period=40)), 2.0)
     for n in range(1, 81):
         copies = jax.jit(lambda c: c.follow(updates=1, env_steps=1000))(copies) if n == 1 else follow_once(copies)
@@ -52,7 +52,7 @@ def test_the_target_follows_when_its_own_unit_says_so():
 follow_once = jax.jit(lambda copies: copies.follow(updates=1, env_steps=1000))
 
 
-def test_the_online_copy_follows_the_shared_one_in_its_own_way_and_the_target_follows_after_it():
+def test_online_is_updated_from_shared_before_target_from_online():
     copies = made(Follow(period=4), shared=True, online=Follow(period=2))
     copies = moved(copies, 5.0, "shared").apply_gradients("shared", gradient(10.0))
     seen = []
@@ -64,7 +64,7 @@ def test_the_online_copy_follows_the_shared_one_in_its_own_way_and_the_target_fo
     assert w(together.target) == 5.0, "shared, then online, then target"
 
 
-def test_each_follower_counts_in_its_own_unit():
+def test_each_follow_counts_in_its_own_unit():
     copies = moved(made(Follow(), shared=True, online=Follow(0.5, period=1000, unit="env_steps")), 5.0, "shared")
     steps = [(992, 1.0), (16, 3.0), (16, 3.0), (976, 3.0), (8, 4.0)]
     for env_steps, wanted in steps:
@@ -74,16 +74,16 @@ def test_each_follower_counts_in_its_own_unit():
     assert w(without_target.online) == 5.0 and without_target.target is None
 
 
-def test_without_a_follow_of_its_own_the_online_copy_is_pulled_by_the_other_verbs_only():
+def test_without_an_online_rule_follow_leaves_the_online_copy_unchanged():
     copies = moved(made(Follow(), shared=True), 5.0, "shared").follow(updates=1)
     assert w(copies.online) == 1.0 and w(copies.sync().online) == 5.0
     with pytest.raises(ValueError, match="network: online can only follow a shared copy; pass shared=True"):
         made(online=Follow())
-    with pytest.raises(ValueError, match="there is no target, and online follows nothing; copies: online, shared"):
+    with pytest.raises(ValueError, match="follow needs a target or an online rule, got the copies online, shared"):
         made(shared=True).follow(updates=1)
 
 
-def test_a_restart_keeps_how_the_copies_follow_and_counts_anew():
+def test_restart_preserves_the_follow_rules_and_resets_the_counters():
     copies = made(Follow(0.1), shared=True, online=Follow(period=3)).follow(updates=2)
     again = copies.restart(copies.online)
     assert int(again.online_count.total) == 0 and again.online_follow.period == 3 and again.target_follow.is_soft
@@ -113,19 +113,19 @@ def test_copies_over_several_devices_keep_their_sharding_and_give_the_same_numbe
         ("step", lambda c: c.apply_gradients(gradients=gradient(1e30))),
     ],
 )
-def test_U6_U14_so_many_bad_steps_in_a_row_are_diagnosed_by_the_first_bad_quantity(quantity, train):
+def test_consecutive_bad_steps_are_diagnosed_by_the_first_bad_quantity(quantity, train):
     start = made(Follow(), optimizer=ADAM)
     copies, train = start, jax.jit(train)
     for _ in range(3):
         assert copies.diagnose(max_bad_steps=3) is None
         copies = train(copies)
     assert same((copies.online, copies.target, copies.optimizer_state), (start.online, start.target, start.optimizer_state))
-    said = copies.diagnose(max_bad_steps=3)
-    assert said.startswith("network: 3 gradient steps in a row were skipped") and f"infinite is {quantity!r}" in said
+    problem = copies.diagnose(max_bad_steps=3)
+    assert problem.startswith("network: 3 gradient steps in a row were skipped") and f"infinite is {quantity!r}" in problem
     assert copies.apply_gradients(gradients=gradient(1.0)).diagnose(max_bad_steps=3) is None
 
 
-def test_steps_that_were_not_asked_for_neither_count_as_bad_nor_end_a_row_of_bad_ones():
+def test_steps_with_apply_false_do_not_change_the_bad_step_counters():
     copies = made().apply_gradients(gradients=gradient(NAN))
     kept = copies.apply_gradients(gradients=gradient(1.0), apply=False)
     assert (int(kept.skipped), int(kept.guard.in_a_row)) == (1, 1) and same(kept.online, copies.online)
@@ -135,10 +135,10 @@ def test_steps_that_were_not_asked_for_neither_count_as_bad_nor_end_a_row_of_bad
         copies.diagnose(0)
 
 
-def test_U5_a_share_that_leaves_the_interval_is_diagnosed_with_the_name_of_the_copies():
+def test_tau_outside_the_interval_is_diagnosed_with_the_name_of_the_copies():
     copies = made(Follow(tau=lambda n: 2.0 * n), name="critic")
-    said = jax.jit(lambda c: c.follow(updates=1))(copies).diagnose()
-    assert said.startswith("critic: Follow: tau must be a scalar in [0, 1]") and copies.diagnose() is None
+    problem = jax.jit(lambda c: c.follow(updates=1))(copies).diagnose()
+    assert problem.startswith("critic: Follow: tau must be in [0, 1]") and copies.diagnose() is None
 
 
 @pytest.mark.parametrize(
@@ -154,17 +154,17 @@ def test_U5_a_share_that_leaves_the_interval_is_diagnosed_with_the_name_of_the_c
         lambda c: c.sync(),
     ],
 )
-def test_N1_a_copy_that_does_not_exist_is_an_error_that_lists_those_that_do(ask):
+def test_unknown_copy_raises_and_lists_the_existing_copies(ask):
     with pytest.raises(ValueError, match=r"^network: .*(copys|copies|copy)[: a-z]*online"):
         ask(made())
 
 
-def test_N1_a_misspelt_copy_suggests_the_nearest():
+def test_misspelt_copy_suggests_the_nearest_name():
     with pytest.raises(ValueError, match=r"unknown copy 'targett'; did you mean 'target'\? \(copies: online, target\)"):
         made(Follow()).variables("targett")
 
 
-def test_N2_copies_whose_trees_differ_are_an_error_and_nothing_is_copied():
+def test_different_trees_raise_and_nothing_is_copied():
     copies = made(Follow(), shared=True)
     other = dataclasses.replace(copies, online=Line(width=3).init(KEY, SPEC))
     for verb in (other.update_target, other.update_online, other.sync):
@@ -174,7 +174,7 @@ def test_N2_copies_whose_trees_differ_are_an_error_and_nothing_is_copied():
         copies.restart(other.online)
 
 
-def test_N4_N5_a_checkpoint_holds_all_copies_of_one_version_and_resumes_to_the_bit(tmp_path):
+def test_checkpoint_contains_all_copies_and_resumes_bit_for_bit(tmp_path):
     @jax.jit
     def train(copies):
         return copies.train_and_sync(squared, INPUTS, GOALS)[0].follow(updates=1).accumulate(gradient(0.5))
@@ -193,7 +193,7 @@ def test_N4_N5_a_checkpoint_holds_all_copies_of_one_version_and_resumes_to_the_b
         checkpoint.restore(tmp_path, made(optimizer=ADAM))
 
 
-def test_N5_a_checkpoint_without_a_target_is_an_error_for_copies_with_one_unless_they_restart_from_its_weights(tmp_path):
+def test_checkpoint_without_a_target_raises_unless_copies_restart_from_its_weights(tmp_path):
     checkpoint.save(tmp_path, moved(made(), 7.0), step=1, meta={})
     wanted = made(Follow(0.1))
     with pytest.raises(checkpoint.CheckpointError, match="target"):
@@ -202,7 +202,7 @@ def test_N5_a_checkpoint_without_a_target_is_an_error_for_copies_with_one_unless
     assert w(wanted.restart(weights).target) == w(wanted.restart(weights).online) == 7.0
 
 
-def test_N5_a_checkpoint_of_a_shared_copy_loads_into_a_single_process(tmp_path):
+def test_checkpoint_of_a_shared_copy_loads_into_a_single_process(tmp_path):
     copies = made(shared=True).apply_and_sync(gradient(1.0)).apply_gradients("shared", gradient(1.0))
     checkpoint.save(tmp_path, copies, step=1, meta={})
     single = made(Follow(0.1))
@@ -211,7 +211,7 @@ def test_N5_a_checkpoint_of_a_shared_copy_loads_into_a_single_process(tmp_path):
     assert w(single.online) == w(single.target) == pytest.approx(0.8) and int(single.target_count.total) == 0
 
 
-def test_the_newest_weights_are_the_shared_ones_where_there_are_any():
+def test_newest_weights_are_the_shared_ones_if_there_are_any():
     copies = made(shared=True).apply_gradients("shared", gradient(1.0))
     assert w(copies.newest()) == pytest.approx(0.9) and w(copies.online) == 1.0
     assert w(moved(made(), 3.0).newest()) == 3.0
@@ -220,7 +220,7 @@ def test_the_newest_weights_are_the_shared_ones_where_there_are_any():
     assert w(exported) == pytest.approx(0.9)
 
 
-def test_N6_compiled_scanned_and_donated_steps_give_the_eager_numbers():
+def test_compiled_scanned_and_donated_steps_give_the_eager_numbers():
     def step(copies):
         copies, found = copies.train_and_sync(squared, INPUTS, GOALS, clip=1.0)
         return copies.follow(updates=1), found.loss
@@ -239,7 +239,7 @@ def test_N6_compiled_scanned_and_donated_steps_give_the_eager_numbers():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), other, eager)
 
 
-def test_N6_following_compiled_scanned_and_donated_is_within_one_rounding_of_eager():
+def test_follow_compiled_scanned_and_donated_is_within_one_rounding_of_eager():
     network, steps = Line(width=64), 3
     start = made(Follow(0.3), shared=True, online=Follow(0.7), network=network)
     start = dataclasses.replace(
@@ -257,26 +257,26 @@ def test_N6_following_compiled_scanned_and_donated_is_within_one_rounding_of_eag
             np.testing.assert_allclose(got, wanted, rtol=0, atol=2 * steps * np.spacing(np.float32(5.3)))
 
 
-def test_following_that_is_not_due_copies_no_weights_when_the_copies_are_donated():
+def test_follow_that_is_not_due_copies_no_weights_of_donated_copies():
     copies = made(Follow(0.005, period=1000), shared=True, online=Follow(period=20), network=Line(width=4096))
     text = jax.jit(lambda c: c.follow(updates=1), donate_argnums=0).lower(copies).compile().as_text()
     assert text.count(" conditional(") >= 2 and not re.search(r"= f32\[4096\]\S* copy\(", text)
 
 
-def test_N6_vmap_over_copies_gives_each_its_own():
+def test_vmap_over_copies_gives_each_its_own():
     gradients = {"w": jnp.array([[1.0, 1.0], [2.0, 2.0]]), "b": jnp.zeros(2)}
     stepped = jax.jit(jax.vmap(lambda g: made().apply_gradients(gradients=g).online.params["w"]))(gradients)
     np.testing.assert_allclose(stepped, [[0.9, 0.9], [0.8, 0.8]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("tau", [None, NAN, 2, -1.0, "0.5"])
-def test_N7_a_wrong_share_is_an_error(tau):
+def test_tau_outside_the_interval_raises(tau):
     for verb in (lambda: Follow(tau), lambda: made(Follow()).update_target(tau), lambda: made(shared=True).update_online(tau)):
         with pytest.raises((TypeError, ValueError), match=r"tau must be a number in \[0, 1\]"):
             verb()
 
 
-def test_N8_a_hundred_thousand_syncs_grow_neither_memory_nor_buffers_nor_compilations():
+def test_a_hundred_thousand_syncs_grow_neither_memory_nor_buffers_nor_compilations():
     def sync_often(copies):
         return jax.lax.fori_loop(0, 50, lambda _, c: c.sync().follow(updates=1), copies)
 
@@ -296,7 +296,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_N9_two_copies_of_one_name_share_nothing():
+def test_two_copies_of_one_name_share_nothing():
     first, second = made(name="critic"), made(name="critic")
     first = first.apply_gradients(gradients=gradient(1.0))
     assert w(second.online) == 1.0 and w(first.online) == pytest.approx(0.9)
@@ -310,14 +310,14 @@ def test_N9_two_copies_of_one_name_share_nothing():
         (Follow(0.5, stats_tau=1.0), "float32", "bfloat16"),
     ],
 )
-def test_U8_a_target_that_follows_softly_is_held_in_float32_and_cast_on_use(follow, params, stats):
+def test_soft_target_is_stored_in_float32_and_cast_on_use(follow, params, stats):
     copies = made(follow, network=Line("bfloat16"))
     assert copies.target.params["w"].dtype == params and copies.target.stats["mean"].dtype == stats
     assert copies.variables("target").params["w"].dtype == jnp.bfloat16
     assert copies.predict([("target", INPUTS)])[0].dtype == jnp.bfloat16
 
 
-def test_U8_the_target_of_a_bfloat16_network_arrives():
+def test_target_of_a_bfloat16_network_converges():
     copies = made(Follow(0.005), network=Line("bfloat16"))
     online = dataclasses.replace(copies.online, params={"w": jnp.full(2, 2.0, jnp.bfloat16), "b": jnp.zeros((), jnp.bfloat16)})
     copies = dataclasses.replace(copies, online=online)
@@ -325,7 +325,7 @@ def test_U8_the_target_of_a_bfloat16_network_arrives():
     assert w(run(copies).target) == pytest.approx(2.0, rel=1e-4)
 
 
-def test_U8_a_narrow_online_copy_that_follows_softly_arrives_by_stochastic_rounding():
+def test_narrow_online_copy_converges_by_stochastic_rounding():
     copies = made(shared=True, online=Follow(0.005), network=Line("bfloat16"))
     goal = dataclasses.replace(copies.online, params={"w": jnp.full(2, 2.0, jnp.bfloat16), "b": jnp.zeros((), jnp.bfloat16)})
     copies = dataclasses.replace(copies, shared=dataclasses.replace(copies.shared, variables=goal))
@@ -347,7 +347,7 @@ def test_distance_is_the_norm_of_the_difference_of_the_weights():
     assert float(copies.distance("target", "shared")) == 0.0
 
 
-def test_it_prints_names_sizes_dtypes_followers_and_distance():
+def test_str_contains_names_sizes_dtypes_rules_and_distance():
     text = str(moved(made(Follow(0.005), shared=True, name="critic"), 4.0))
     assert "online follows shared" not in text
     assert "  online follows shared: tau 1, every 20 updates" in str(made(shared=True, online=Follow(period=20)))

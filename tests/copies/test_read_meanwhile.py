@@ -36,7 +36,7 @@ def checked_version(copies):
     return version
 
 
-def test_N3_ten_thousand_reads_beside_two_writing_threads_are_never_torn():
+def test_reads_during_concurrent_writes_are_consistent():
     current, stop = [published()], threading.Event()
     step = jax.jit(stepped)
     step(current[0])
@@ -75,7 +75,7 @@ def write_versions(directory, enough, seconds):
         checkpoint.save(directory, copies, step=int(copies.shared.version), meta={}, keep=1000)
 
 
-def test_N3_reads_beside_a_writing_process_are_of_one_version_and_whole(tmp_path):
+def test_reads_during_writes_by_another_process_are_of_one_version(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     enough = spawn.Event()
     writer = spawn.Process(target=write_versions, args=(tmp_path, enough, 60.0))
@@ -98,7 +98,7 @@ def test_N3_reads_beside_a_writing_process_are_of_one_version_and_whole(tmp_path
     assert len(versions) > 3 and reads > 30
 
 
-def test_N3_a_snapshot_outlives_the_donation_of_what_it_was_taken_from():
+def test_snapshot_survives_donation_of_its_source():
     copies = published()
     snapshot = copies.newest()
     jax.jit(stepped, donate_argnums=0)(copies)

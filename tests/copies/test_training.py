@@ -14,7 +14,7 @@ from tests.copies.line import ADAM, GOALS, INPUTS, KEY, NAN, Line, made, moved, 
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_training_returns_what_it_found_before_the_step_and_never_touches_the_target(shared):
+def test_training_returns_the_loss_before_the_step_and_leaves_the_target_unchanged(shared):
     copies = made(Follow(), shared=shared)
     weights = jnp.array([1.0, 0.5, 2.0, 0.0])
     stepped, found = copies.train_and_sync(squared, INPUTS, GOALS, weights, clip=0.5)
@@ -34,7 +34,7 @@ def test_training_returns_what_it_found_before_the_step_and_never_touches_the_ta
         assert same(stepped.shared.variables, stepped.online) and int(stepped.shared.version) == int(stepped.version) == 1
 
 
-def test_U14_training_on_bad_numbers_changes_neither_weights_nor_statistics():
+def test_training_on_non_finite_inputs_changes_neither_weights_nor_statistics():
     for shared in (False, True):
         copies = made(Follow(), shared=shared, optimizer=ADAM)
         stepped, found = jax.jit(lambda c: c.train_and_sync(squared, INPUTS * NAN, GOALS))(copies)
@@ -42,21 +42,21 @@ def test_U14_training_on_bad_numbers_changes_neither_weights_nor_statistics():
         assert same(dataclasses.replace(stepped, guard=copies.guard), copies)
 
 
-def test_U14_bad_statistics_refuse_the_step_and_are_what_is_diagnosed():
+def test_non_finite_statistics_skip_the_step_and_are_diagnosed():
     copies = made(network=Line(bad_mean=True))
     stepped, found = copies.train_and_sync(squared, INPUTS, GOALS)
     assert not bool(found.applied) and np.isfinite(found.loss) and same(stepped.online, copies.online)
     assert "infinite is 'statistics'" in stepped.diagnose(max_bad_steps=1)
 
 
-def test_a_loss_that_is_not_one_number_a_row_is_an_error():
-    with pytest.raises(ValueError, match=r"part 'sum' of the loss must be one number a row, \[B\]; got \[\]"):
+def test_loss_that_is_not_one_value_per_sample_raises():
+    with pytest.raises(ValueError, match=r"loss part 'sum' must have one value per sample, shape \[B\], got \[\]"):
         made().train_and_sync(lambda out, _: ({"sum": out.sum()}, ()), INPUTS, GOALS)
-    with pytest.raises(ValueError, match=r"\[3\], as importance_weights; got \[4\]"):
+    with pytest.raises(ValueError, match=r"\[3\] \(that of importance_weights\), got \[4\]"):
         made().train_and_sync(squared, INPUTS, GOALS, jnp.ones(3))
 
 
-def test_several_predictions_come_from_one_call_in_order_and_a_copy_may_be_asked_twice():
+def test_predictions_are_in_order_and_a_copy_may_appear_twice():
     copies = moved(made(Follow()), 2.0)
     first, second, third = copies.predict([("online", INPUTS), ("target", INPUTS), ("online", INPUTS[:1])])
     np.testing.assert_allclose(first, 2 * INPUTS.sum(1))
@@ -71,7 +71,7 @@ def test_several_predictions_are_one_compiled_program():
     assert {equation.primitive.name for equation in traced.eqns} <= {"jit", "convert_element_type"}
 
 
-def test_a_target_predicts_in_evaluation_phase_even_in_training():
+def test_target_predicts_in_inference_mode_even_with_train():
     copies = made(Follow())
     online, target = copies.predict([("online", INPUTS), ("target", INPUTS)], train=True, key=KEY)
     assert not np.allclose(online, INPUTS.sum(1)) and np.allclose(target, INPUTS.sum(1))
@@ -80,7 +80,7 @@ def test_a_target_predicts_in_evaluation_phase_even_in_training():
     assert np.allclose(copies.predict([("online", INPUTS)], key=KEY)[0], INPUTS.sum(1))
 
 
-def test_U17_batch_normalisation_works_end_to_end():
+def test_batch_normalisation_works_end_to_end():
     copies = made(Follow(0.1, stats_tau=1.0), network=FlaxNNX(normalized), optimizer=ADAM)
     mean = copies.online.stats["norm"]["mean"]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

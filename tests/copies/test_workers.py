@@ -77,7 +77,7 @@ def test_one_synchronous_worker_equals_the_single_process_bit_for_bit(shared_opt
     assert same(worker.online, single.online) and same(worker.target, single.target)
 
 
-def test_W14_many_workers_equal_one_batch_that_many_times_the_size():
+def test_n_workers_equal_one_batch_n_times_as_large():
     @jax.jit
     def slope(copies, inputs, goals):
         def loss(params):
@@ -97,7 +97,7 @@ def test_W14_many_workers_equal_one_batch_that_many_times_the_size():
         np.testing.assert_allclose(leaf, other, atol=1e-6)
 
 
-def test_W5_a_workers_bad_gradient_is_left_out_of_the_round():
+def test_non_finite_gradient_of_a_worker_is_excluded_from_the_round():
     workers, shared = workers_of(2)
     workers, shared = synchronous_round(workers, shared, [gradient(float("nan")), gradient(1.0)])
     assert w(shared.variables) == pytest.approx(0.9) and [int(x.skipped) for x in workers] == [1, 0]
@@ -112,7 +112,7 @@ def test_W5_a_workers_bad_gradient_is_left_out_of_the_round():
 
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])
-def test_W8_a_push_that_is_too_stale_is_dropped_and_counted(shared_optimizer):
+def test_stale_push_is_dropped_and_counted(shared_optimizer):
     (a, b), shared = workers_of(2, optimizer=optax.adam(0.1), shared_optimizer=shared_optimizer)
     for _ in range(3):
         a, shared = push(a, shared, gradient(1.0), max_staleness=10)
@@ -126,13 +126,13 @@ def test_W8_a_push_that_is_too_stale_is_dropped_and_counted(shared_optimizer):
     assert (int(shared.dropped), int(shared.version)) == (1, 4)
 
 
-def test_W6_a_push_of_another_tree_is_an_error_and_changes_nothing():
+def test_push_of_another_tree_raises_and_changes_nothing():
     (a,), shared = workers_of(1)
     with pytest.raises(ValueError, match=r"leaf 'w': gradients is float32\[3\], params is float32\[2\]"):
         push(a, shared, {"w": jnp.ones(3), "b": jnp.zeros(())})
     with pytest.raises(ValueError, match="max_staleness must be an integer >= 0"):
         push(a, shared, gradient(1.0), max_staleness=-1)
-    with pytest.raises(ValueError, match="1 workers, 2 gradients; one for each worker"):
+    with pytest.raises(ValueError, match="one gradient tree per worker, got 1 workers, 2 gradients"):
         synchronous_round([a], shared, [gradient(1.0)] * 2)
 
 
@@ -140,7 +140,7 @@ def mean_and_calls(mean, calls):
     return {"mean": jnp.array(mean), "calls": jnp.array(calls, jnp.int32)}
 
 
-def test_a_round_takes_the_mean_of_the_statistics_of_the_workers_that_counted():
+def test_round_averages_the_statistics_of_the_included_workers():
     nan = float("nan")
     workers, shared = workers_of(3)
     stats = [mean_and_calls(5.0, 7), mean_and_calls(1.0, 3), mean_and_calls(2.0, 4)]
@@ -159,7 +159,7 @@ def test_a_round_takes_the_mean_of_the_statistics_of_the_workers_that_counted():
         synchronous_round(workers, shared, [gradient(1.0)] * 3, stats=[{"mean": jnp.array(1.0)}] * 3)
 
 
-def test_a_push_brings_the_newest_statistics_unless_it_is_refused():
+def test_push_replaces_the_statistics_unless_it_is_skipped():
     (a, b), shared = workers_of(2)
     a, one = push(a, shared, gradient(1.0), stats=mean_and_calls(2.0, 1))
     assert float(one.variables.stats["mean"]) == 2.0
@@ -217,7 +217,7 @@ def test_one_synchronous_worker_with_batch_normalisation_equals_the_single_proce
     assert same(workers[0].online, single.online) and same(shared.variables, single.online)
 
 
-def test_W14_workers_with_batch_normalisation_equal_the_large_batch_in_the_means_and_lack_variance_between_their_own():
+def test_workers_with_batch_norm_equal_the_large_batch_in_means_but_lack_variance_between_batches():
     workers = normalized_workers(2)
     shared, before = workers[0].shared, workers[0].online.stats["norm"]
     _, large = trained_part(workers[0], INPUTS, GOALS)
@@ -229,7 +229,7 @@ def test_W14_workers_with_batch_normalisation_equal_the_large_batch_in_the_means
     np.testing.assert_allclose(large["norm"]["var"] - norm["var"], 0.5 * between, rtol=1e-4, atol=1e-6)
 
 
-def test_W14_workers_with_batch_normalisation_whose_batches_have_the_same_rows_equal_the_large_batch():
+def test_workers_with_batch_norm_on_equal_batches_equal_the_large_batch():
     rows, goals = jnp.concatenate([INPUTS, INPUTS[::-1]]), jnp.concatenate([GOALS, 2.0 - GOALS])
     single = made(network=FlaxNNX(normalized), optimizer=ADAM)
     workers = normalized_workers(2, optimizer=ADAM)

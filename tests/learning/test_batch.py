@@ -285,7 +285,7 @@ def test_a_network_may_give_its_deviation_once(when):
 
 
 @pytest.mark.parametrize(("weights", "kind"), [(np.ones(3, np.complex64), "complex64"), ("heavy", "<U5")])
-def test_weights_that_are_no_real_numbers_are_refused(weights, kind, unchecked):
+def test_weights_that_are_not_real_numbers_raise(weights, kind, unchecked):
     with pytest.raises(TypeError, match=f"update: weights must be real numbers, got {kind}"):
         sample_weights(jnp.asarray(VALID), weights)
 

@@ -65,7 +65,7 @@ def test_a_rollout_of_the_environment_passes_also_while_tracing():
         (dataclasses.replace(good(), actions=()), r"actions must have shape \(5, 2, 2\), got \(0,\)"),
     ],
 )
-def test_other_shapes_are_refused_by_name(rollout, said):
+def test_wrong_shapes_raise_with_the_leaf_name(rollout, said):
     with pytest.raises(ValueError, match=f"update: .*{said}"):
         check_rollout(rollout, SPEC)
 
@@ -91,7 +91,7 @@ def test_other_shapes_are_refused_by_name(rollout, said):
         ),
     ],
 )
-def test_other_kinds_of_numbers_are_refused_by_name(rollout, said):
+def test_wrong_dtypes_raise_with_the_leaf_name(rollout, said):
     with pytest.raises(TypeError, match=f"update: {said}"):
         check_rollout(rollout, SPEC)
 
@@ -121,7 +121,7 @@ def test_masks_of_the_choices_pass_also_those_of_some_only():
         (masked(np.ones((6, 2, 3), bool)), "action_mask must be None, for only .*, got Dict"),
     ],
 )
-def test_other_masks_are_refused_by_name(rollout, said):
+def test_wrong_masks_raise_with_the_leaf_name(rollout, said):
     with pytest.raises(ValueError, match=f"update: rollout.time_steps.{said}"):
         check_rollout(rollout, MASKED)
 
@@ -130,7 +130,7 @@ def test_where_nothing_can_be_masked_a_mask_cannot_be_missing():
     assert check_rollout(good(), dataclasses.replace(SPEC, has_action_mask=True)) == (5, 2)
 
 
-def test_masks_of_other_kinds_are_refused_by_name():
+def test_masks_of_wrong_dtype_raise_with_the_leaf_name():
     with pytest.raises(TypeError, match="action_mask 'go' must be bool, got float32"):
         check_rollout(allowed(go=np.ones((6, 2, 3), np.float32)), MASKED)
 
@@ -148,7 +148,7 @@ def test_who_put_environments_first_is_told():
         check_rollout(swapped, SPEC)
 
 
-def test_a_carry_that_is_not_the_networks_memory_is_refused_by_shape():
+def test_carry_of_wrong_shape_or_dtype_raises():
     network = gru(4, hidden=(3,))
     memory = network.initial_carry(2)
     check_carry(memory, network, 2)

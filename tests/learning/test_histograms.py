@@ -39,7 +39,7 @@ def test_they_are_numpys_of_the_rows_that_count_of_the_weights_and_of_the_gradie
     assert float(found["advantages"].counts.sum()) == counts.sum()
 
 
-def test_a_loop_hands_them_to_its_callbacks_beside_the_scalars():
+def test_loop_passes_histograms_to_callbacks_with_the_scalars():
     seen = []
     agent = type(AGENT)(AGENT.spec, network=AGENT.network, num_steps=8, num_epochs=1, num_minibatches=2, histograms=True)
 
@@ -80,7 +80,7 @@ def test_integers_one_number_and_nothing():
     assert [float(x) for x in (none.low, none.high, none.counts.sum(), none.total)] == [0.0] * 4
 
 
-def test_over_devices_it_is_that_of_the_whole():
+def test_histogram_over_devices_equals_that_of_the_whole_batch():
     x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 8)), jnp.float32)
     mesh = Mesh(np.array(jax.devices()[:2]), ("envs",))
     split = jax.shard_map(partial(histogram, axis_name="envs"), mesh=mesh, in_specs=P(None, "envs"), out_specs=P())

@@ -37,7 +37,7 @@ def test_every_row_is_in_one_minibatch(num_steps, num_envs, num_minibatches):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12))
-def test_any_sizes_either_split_or_are_refused(num_steps, num_envs, num_minibatches):
+def test_any_sizes_either_split_or_raise(num_steps, num_envs, num_minibatches):
     rows = num_steps * num_envs
     sizes = (num_steps, num_envs, num_minibatches)
     if rows % num_minibatches:
@@ -76,12 +76,12 @@ def test_steps_are_mixed_within_every_environment():
     assert len({tuple(order) for order in orders}) == 8
 
 
-def test_the_whole_batch_stays_as_it_lies():
+def test_single_minibatch_is_not_shuffled():
     assert np.array_equal(batches(KEY, 4, 6, 1), [np.arange(24)])
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
-def test_devices_share_the_minibatches_of_one(devices):
+def test_minibatches_do_not_depend_on_the_number_of_devices(devices):
     num_steps, num_envs, num_minibatches = 4, 16, 4
     here = num_envs // devices
     split = jax.shard_map(
@@ -99,7 +99,7 @@ def test_devices_share_the_minibatches_of_one(devices):
         assert sorted(rows[:, i].ravel()) == sorted(whole[i])
 
 
-def test_devices_without_whole_groups_still_cover_their_rows():
+def test_devices_without_whole_groups_still_cover_their_samples():
     split = jax.shard_map(
         lambda key: one_epoch(key, 4, 2, 2, axis_name=ENVS)[None],
         mesh=mesh_over(3, 6),
@@ -158,7 +158,7 @@ def test_microbatches_are_the_fewest_that_fit_the_cache(monkeypatch, limit, part
     assert count_microbatches(48, None, ENVS) == parts
 
 
-def test_a_size_without_a_fitting_divisor_stays_whole(monkeypatch):
+def test_size_without_a_fitting_divisor_is_one_microbatch(monkeypatch):
     monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", 12)
     assert count_microbatches(23, None) == 1
 

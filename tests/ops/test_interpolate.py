@@ -51,9 +51,7 @@ def pairs(draw):
 
 @settings(max_examples=400, deadline=None)
 @given(pair=pairs(), tau=st.sampled_from([0.0, 1e-30, 0.005, 0.5, 0.9, 1.0 - 2**-24, 1.0, -0.1, 1.5, NAN]))
-def test_U18_any_two_trees_and_any_tau_give_an_error_or_the_targets_spec_finite_within_the_interval_and_where_optax_is(
-    pair, tau
-):
+def test_any_two_trees_and_any_tau_give_an_error_or_the_targets_spec_finite_within_the_interval_and_where_optax_is(pair, tau):
     online, target = pair
     try:
         result = soft_update(online, target, tau)
@@ -117,7 +115,7 @@ def test_no_gradient_flows_through_a_soft_update(tau):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_U7_tau_1_clears_NaN_from_the_target_and_tau_0_lets_none_in(compile):
+def test_tau_1_replaces_nan_in_the_target_and_tau_0_copies_none(compile):
     update = jax.jit(soft_update) if compile else soft_update
     bad, good = tree(NAN, INF, -0.0, 1.5), tree(1.0, -0.0, NAN, -INF)
     assert same_bits(update(good, bad, 1.0), good)
@@ -125,7 +123,7 @@ def test_U7_tau_1_clears_NaN_from_the_target_and_tau_0_lets_none_in(compile):
     assert same_bits(incremental_update(good, bad, 1.0), good) and same_bits(incremental_update(good, bad, 0), bad)
 
 
-def test_U6_a_number_that_is_not_finite_stays_visible_to_the_guard():
+def test_non_finite_values_reach_the_guard():
     result = soft_update(tree(NAN, INF, -INF), tree(1.0, 1.0, 1.0), 0.5)["w"]
     assert not np.any(np.isfinite(result))
 
@@ -155,7 +153,7 @@ def test_the_result_never_leaves_the_interval_not_even_by_rounding():
 
 @pytest.mark.parametrize("size", [7, 70_001])
 @pytest.mark.parametrize("tau", [0.0, 0.005, 0.5, 0.75, 1.0])
-def test_a_traced_share_gives_what_a_number_gives(tau, size):
+def test_traced_tau_gives_the_same_result_as_a_float(tau, size):
     values = np.random.default_rng(3).standard_normal((2, size)).astype(np.float32)
     online, target = ({"w": jnp.asarray(row)} for row in values)
     wanted = soft_update(online, target, tau)["w"]
@@ -172,7 +170,7 @@ def test_numbers_further_apart_than_the_largest_one_move_towards_each_other():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("tau", [0.005, 1e-3])
-def test_U8_a_float32_target_of_a_narrow_network_arrives_at_its_value(dtype, tau):
+def test_float32_target_of_a_narrow_network_converges(dtype, tau):
     online = {"w": jnp.array([2.0, 0.1], dtype)}
     target = jax.jit(lambda t: jax.lax.fori_loop(0, 100_000, lambda _, t: soft_update(online, t, tau), t))(tree(1.0, 1.0))
     assert target["w"].dtype == jnp.float32
@@ -180,7 +178,7 @@ def test_U8_a_float32_target_of_a_narrow_network_arrives_at_its_value(dtype, tau
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_U8_a_narrow_target_arrives_by_stochastic_rounding_and_not_without(dtype):
+def test_narrow_target_converges_only_with_stochastic_rounding(dtype):
     def after(rounds):
         def body(n, t):
             return soft_update(tree(2.0), t, 0.005, key=jax.random.key(n) if rounds else None)
@@ -206,7 +204,7 @@ def test_stochastic_rounding_is_right_on_average_and_exact_where_nothing_has_to_
 
 @pytest.mark.parametrize("online", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
-def test_U9_the_targets_dtype_is_kept_whatever_the_others_are_and_a_traced_tau_fits_a_scan(online, target):
+def test_target_dtype_is_preserved_and_a_traced_tau_fits_a_scan(online, target):
     online, target = {"w": jnp.full(2, 2.0, online)}, {"w": jnp.ones(2, target)}
 
     def body(t, tau):
@@ -229,7 +227,7 @@ def special(sign):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_U10_integers_bools_and_keys_are_copied_when_hard_left_alone_when_soft_and_never_averaged(compile):
+def test_integers_bools_and_keys_are_copied_if_tau_is_1_else_unchanged(compile):
     update = jax.jit(soft_update) if compile else soft_update
     online, target = special(1), special(-1)
 

@@ -31,7 +31,7 @@ def test_the_mean_is_over_the_entries_that_count():
 
 
 @pytest.mark.parametrize("junk", [1e9, np.inf, np.nan])
-def test_A2_a_hidden_entry_changes_no_bit_of_mean_variance_or_gradient(junk):
+def test_masked_entry_changes_no_bit_of_mean_variance_or_gradient(junk):
     weight = jnp.array([True, False, True, True])
     clean, dirty = numbers(0.1, 0.2, 0.3, 0.7), numbers(0.1, junk, 0.3, 0.7)
 
@@ -43,7 +43,7 @@ def test_A2_a_hidden_entry_changes_no_bit_of_mean_variance_or_gradient(junk):
         np.testing.assert_array_equal(f(dirty), f(clean))
 
 
-def test_A1_A13_where_nothing_counts_all_is_zero_and_so_is_the_gradient():
+def test_empty_mask_gives_zero_and_zero_gradient():
     none = jnp.zeros(3)
     x = numbers(1, np.nan, np.inf)
     assert masked_mean(x, none) == 0
@@ -53,12 +53,12 @@ def test_A1_A13_where_nothing_counts_all_is_zero_and_so_is_the_gradient():
     assert masked_mean(empty, empty) == 0
 
 
-def test_A13_a_negative_or_nan_weight_counts_for_nothing():
+def test_negative_or_nan_weight_counts_as_zero():
     assert masked_mean(numbers(1, 2, 4), numbers(-5, 1, np.nan)) == 2
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (), (4,)])
-def test_A13_a_weight_of_another_shape_is_an_error(shape):
+def test_weight_of_another_shape_raises(shape):
     for f in (losses.masked_mean, losses.masked_mean_and_variance):
         with pytest.raises(ValueError, match=r"weight must have the shape of x, got weight \(.*\), x \(3,\)"):
             inspect.unwrap(inspect.unwrap(f))(jnp.ones(3), jnp.ones(shape))
@@ -77,14 +77,14 @@ def test_mean_and_variance_against_float64(seed, centre):
     np.testing.assert_allclose(masked_mean(x, weight), wanted, rtol=1e-6)
 
 
-def test_A4_equal_entries_have_no_variance():
+def test_equal_entries_have_zero_variance():
     for constant in (0.1, 1e4 / 3, -7e-5):
         mean, variance = mean_and_variance(np.full(1000, constant, np.float32), np.ones(1000, np.float32))
         assert mean == np.float32(constant)
         assert variance <= (1e-9 * constant) ** 2
 
 
-def test_weighted_sums_of_parts_add_up_to_the_mean_of_the_whole():
+def test_weighted_sums_of_microbatches_add_up_to_the_mean():
     x, weight = np.arange(8, dtype=np.float32), np.array([1, 0, 1, 1, 0, 0, 1, 1], np.float32)
     share = weight / weight.sum()
     parts = [losses.weighted_sum(jnp.asarray(x[i : i + 2]), jnp.asarray(share[i : i + 2])) for i in range(0, 8, 2)]
@@ -140,7 +140,7 @@ def test_without_clipping_the_surrogate_is_ratio_times_advantage_with_the_policy
 
 
 @pytest.mark.parametrize(("new", "old", "log_ratio"), [(0, -200, 20), (-200, 0, -20), (0, -np.inf, 20), (-np.inf, -np.inf, 0)])
-def test_A9_an_unclipped_ratio_is_held_where_it_says_no_more_and_has_no_gradient_there(new, old, log_ratio):
+def test_log_ratio_is_clamped_with_zero_gradient_beyond_the_bounds(new, old, log_ratio):
     new, old = jnp.float32(new), jnp.float32(old)
     np.testing.assert_allclose(losses.probability_ratio(new, old), np.exp(log_ratio), rtol=1e-5)
     slope = jax.grad(lambda x: losses.surrogate(x, old, jnp.float32(2)))(new)
@@ -186,7 +186,7 @@ def test_the_gradient_of_the_surrogate_is_that_of_the_ratio_until_it_is_clipped(
 
 @pytest.mark.parametrize("advantage", [-3.0, 0.0, 3.0])
 @pytest.mark.parametrize(("new", "old"), [(0, -200), (-200, 0), (0, -np.inf), (-np.inf, 0), (-np.inf, -np.inf), (80, -80)])
-def test_A9_an_overflowing_ratio_stays_finite_and_so_does_its_gradient(new, old, advantage):
+def test_overflowing_ratio_and_its_gradient_stay_finite(new, old, advantage):
     new, old = jnp.float32(new), jnp.float32(old)
 
     def loss(new):

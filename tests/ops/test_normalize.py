@@ -126,7 +126,7 @@ def test_a_full_count_stays_full():
 
 
 @pytest.mark.parametrize("junk", [1e9, np.nan, np.inf, 1e38])
-def test_A2_rows_of_weight_zero_change_no_bit(junk):
+def test_samples_of_weight_zero_change_no_bit(junk):
     x, hidden = np.arange(12, dtype=np.float32).reshape(2, 3, 2) / 7, np.array([[False, True, False], [True, False, False]])
     dirty = np.where(hidden[..., None], np.float32(junk), x)
     stats = stats_of(np.full((4, 2), 3, np.float32))
@@ -137,7 +137,7 @@ def test_A2_rows_of_weight_zero_change_no_bit(junk):
 
 
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, 1e30])
-def test_A14_a_number_that_is_not_finite_leaves_all_statistics_as_they_were(junk):
+def test_non_finite_entry_leaves_all_statistics_unchanged(junk):
     stats = stats_of(jnp.array([[1.0, 2.0], [3.0, 5.0]]))
     after = update(stats, jnp.array([[1.0, 1.0], [junk, 1.0]], jnp.float32), jnp.ones(2))
     jax.tree.map(np.testing.assert_array_equal, after, stats)
@@ -146,7 +146,7 @@ def test_A14_a_number_that_is_not_finite_leaves_all_statistics_as_they_were(junk
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e4 / 3, -7e5])
-def test_A14_a_constant_observation_becomes_zero_and_a_later_change_is_not_blown_up(constant):
+def test_constant_observation_becomes_zero_and_a_later_change_is_not_amplified(constant):
     stats = stats_of(np.full(1000, constant, np.float32))
     for _ in range(20):
         stats = update(stats, np.full(7, constant, np.float32), np.ones(7, np.float32))
@@ -230,7 +230,7 @@ def test_statistics_are_a_pytree_for_jit_vmap_and_scan():
 
 
 @pytest.mark.parametrize(("x", "weight"), [((4, 3), (4,)), ((4, 2), (4, 2)), ((4, 2), ()), ((2,), (2,))])
-def test_a_wrong_shape_is_an_error_that_tells_both(x, weight):
+def test_wrong_shape_raises_with_both_shapes(x, weight):
     plain = inspect.unwrap(RunningStats.update)
     with pytest.raises(ValueError, match=r"RunningStats: x must have shape .*, got \("):
         plain(RunningStats.init((2,)), jnp.ones(x), jnp.ones(weight))

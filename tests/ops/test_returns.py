@@ -74,7 +74,7 @@ seeds = st.integers(0, 2**31)
 
 @settings(max_examples=80, deadline=None)
 @given(seeds, length, density, discount, discount)
-def test_A7_gae_is_the_sum_of_its_definition(seed, num_steps, ends, gamma, gae_lambda):
+def test_gae_is_the_sum_of_its_definition(seed, num_steps, ends, gamma, gae_lambda):
     reward, value, next_value, terminated, truncated = rows(seed, num_steps, ends)
     got = jit_gae(
         reward,
@@ -93,7 +93,7 @@ def test_A7_gae_is_the_sum_of_its_definition(seed, num_steps, ends, gamma, gae_l
 
 @settings(max_examples=60, deadline=None)
 @given(seeds, length, density, discount, discount)
-def test_A7_lambda_returns_are_gae_plus_value(seed, num_steps, ends, gamma, gae_lambda):
+def test_lambda_returns_are_gae_plus_value(seed, num_steps, ends, gamma, gae_lambda):
     reward, value, next_value, terminated, truncated = rows(seed, num_steps, ends)
     # The two are the same where the next value is the value of the next row.
     next_value[:-1] = np.where(terminated | truncated, next_value, np.roll(value, -1, axis=0))[:-1]
@@ -134,7 +134,7 @@ def test_published_numbers_of_gae():
     np.testing.assert_allclose(got, [28.108345, 30.769997, 34.0], rtol=1e-6)
 
 
-def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final_obs():
+def test_terminated_and_truncated_differ_by_the_discounted_value_of_the_final_obs():
     reward, value, next_value = (jnp.array(x, jnp.float32) for x in ([1, 2, 3], [4, 5, 6], [7, 8, 9]))
     no, end = jnp.zeros(3, bool), jnp.array([False, True, False])
     gamma = 0.5
@@ -146,7 +146,7 @@ def test_A5_terminated_and_truncated_differ_by_the_discounted_value_of_the_final
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
-def test_A6_where_every_step_ends_an_episode_each_stands_alone(flag):
+def test_steps_that_each_end_an_episode_are_independent(flag):
     reward, value, next_value, *_ = rows(0, 5)
     flags = {"terminated": np.zeros((5, 3), bool), "truncated": np.zeros((5, 3), bool)} | {flag: np.ones((5, 3), bool)}
     got = jit_gae(reward, value, next_value, **flags, gamma=0.9, gae_lambda=0.9)
@@ -155,7 +155,7 @@ def test_A6_where_every_step_ends_an_episode_each_stands_alone(flag):
 
 
 @pytest.mark.parametrize("junk", [1e9, np.nan, np.inf])
-def test_A2_what_stands_in_a_row_that_only_reset_reaches_no_other(junk):
+def test_values_of_reset_steps_do_not_affect_other_steps(junk):
     reward, value, next_value, terminated, truncated = rows(3, 12, ends=0.15)
     terminated[-1] = truncated[-1] = False
     last = terminated | truncated
@@ -237,7 +237,7 @@ def test_advantages_and_value_targets_by_hand(end, advantages, value_targets):
 
 
 @pytest.mark.parametrize("junk", [np.nan, np.inf])
-def test_the_discounted_return_so_far_by_hand_and_a_bad_reward_is_none(junk):
+def test_running_return_by_hand_with_a_non_finite_reward_as_zero(junk):
     reward = jnp.array([[1.0, 1.0], [2.0, 2.0], [9.0, junk], [3.0, 3.0]])
     first = jnp.array([[False, True], [False, False], [True, False], [False, False]])
     got = jit_so_far(reward, first, jnp.array([10.0, 10.0]), gamma=0.5)

@@ -53,7 +53,7 @@ def test_other_numbers_do_not_recompile_and_may_be_mapped_over():
         ({"start": "1"}, "Linear: start must be a number"),
     ],
 )
-def test_F2_a_wrong_linear_is_refused(settings, said):
+def test_invalid_linear_raises(settings, said):
     with pytest.raises((TypeError, ValueError), match=said):
         Linear(**settings)
 
@@ -72,7 +72,7 @@ def test_a_positive_schedule_passes(schedule):
         (lambda steps: 1.0, "PPO: learning_rate must be a number .* or a schedule such as Linear, got <function"),
     ],
 )
-def test_F2_a_schedule_that_is_not_positive_is_refused(schedule, said):
+def test_schedule_that_is_not_positive_raises(schedule, said):
     with pytest.raises((TypeError, ValueError), match=said):
         check_schedule("PPO", "learning_rate", schedule)
 
@@ -135,7 +135,7 @@ def test_lengths_beyond_what_int32_holds_compile():
         (lambda: Piecewise((1.0, lambda s: s), (3,)), r"Piecewise: schedules\[1\] must be a number .* or a schedule, got <fun"),
     ],
 )
-def test_F2_other_wrong_schedules_are_refused(build, said, unchecked):
+def test_other_invalid_schedules_raise(build, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         build()
 
@@ -150,7 +150,7 @@ def test_F2_other_wrong_schedules_are_refused(build, said, unchecked):
         ),
     ],
 )
-def test_F2_a_schedule_in_a_setting_is_looked_through(schedule, said):
+def test_schedule_in_a_setting_is_checked_recursively(schedule, said):
     with pytest.raises(ValueError, match=said):
         check_schedule("PPO", "clip_range", schedule)
     check_schedule("PPO", "clip_range", Exponential(1.0))
@@ -165,7 +165,7 @@ def test_what_a_schedule_may_reach_a_later_part_may_begin_with():
         check_schedule("PPO", "clip_range", Piecewise((1.0, -0.5), (100,)))
 
 
-def test_a_share_that_follows_any_schedule_stays_in_its_bounds():
+def test_scheduled_tau_stays_within_its_bounds():
     share = Piecewise((1.0, Exponential(0.5, 0.5, 1)), (2,))
     follow = Follow(share)
     target, state = {"w": jnp.zeros(2)}, follow.init()

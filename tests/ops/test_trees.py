@@ -26,7 +26,7 @@ UPDATES = {
     [((3,), (3, 1)), ((1, 4), (3, 4)), ((), (3, 4)), ((3, 4), (4,)), ((3,), ()), ((1,), (3,)), ((2, 3), (3,))],
 )
 @pytest.mark.parametrize("name", UPDATES)
-def test_U1_U2_U16_shapes_that_would_broadcast_are_an_error_with_leaf_sides_and_shapes(name, online, target):
+def test_shapes_that_would_broadcast_raise_with_leaf_sides_and_shapes(name, online, target):
     a, b = ({"params": {"kernel": jnp.ones(shape)}} for shape in (online, target))
     with pytest.raises(ValueError, match="must match") as caught:
         UPDATES[name](a, b)
@@ -59,7 +59,7 @@ def test_the_message_for_two_shapes_is_this_one():
     ],
 )
 @pytest.mark.parametrize("name", UPDATES)
-def test_U3_other_trees_are_an_error_that_lists_what_stands_on_one_side_only(name, online, target, only):
+def test_different_trees_raise_and_list_names_on_one_side_only(name, online, target, only):
     sides = {"soft_update": ("online", "target"), "apply_updates": ("updates", "params")}.get(name, ("new", "old"))
     with pytest.raises(ValueError, match=f"^{name}: ") as caught:
         UPDATES[name](online, target)
@@ -70,7 +70,7 @@ def test_U3_other_trees_are_an_error_that_lists_what_stands_on_one_side_only(nam
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_U10_None_on_both_sides_stays_and_on_one_side_is_an_error_naming_it(name):
+def test_none_on_both_sides_is_preserved_and_on_one_side_raises(name):
     both = UPDATES[name]({"a": None, "w": 1.0}, {"a": None, "w": 2.0})
     assert both["a"] is None
     for online, target in (({"a": None}, {"a": 1.0}), ({"a": 1.0}, {"a": None})):
@@ -94,7 +94,7 @@ def test_other_kinds_of_leaves_are_an_error_with_both_dtypes(name, dtypes):
     assert all(f"is {dtype}[2]" in str(caught.value) for dtype in dtypes)
 
 
-def test_U11_all_differences_are_found_before_anything_is_computed():
+def test_all_differences_are_reported_before_anything_is_computed():
     online, target = (
         {"a": jnp.ones(2), "b": jnp.ones(3), "c": jnp.ones(1)},
         {"a": jnp.zeros(2), "b": jnp.zeros(1), "c": jnp.zeros(3)},

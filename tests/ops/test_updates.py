@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyak.core.types import Variables
-from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update, valid_share
+from polyak.ops.updates import apply_updates, incremental_update, is_valid_tau, periodic_update, soft_update
 from tests.ops.bits import INF, NAN, same_bits, sharded, tree
 
 
@@ -63,7 +63,7 @@ def test_gradients_flow_through_a_periodic_update_to_the_side_that_was_taken():
     "tau", [2, -1, 1.0000001, -1e-9, NAN, INF, -INF, "0.5", None, True, [0.1, 0.2], np.full(4, 0.5), np.full(1, 0.5), 0.5j]
 )
 @pytest.mark.parametrize("argument", ["tau", "stats_tau", "step_size"])
-def test_U4_a_tau_that_is_no_share_is_an_error_that_shows_it(argument, tau):
+def test_invalid_tau_raises_with_its_value(argument, tau):
     if argument == "stats_tau" and tau is None:
         pytest.skip("None: as tau")
     with pytest.raises(
@@ -75,27 +75,27 @@ def test_U4_a_tau_that_is_no_share_is_an_error_that_shows_it(argument, tau):
             soft_update(tree(1.0), tree(2.0), **({"tau": 0.5} | {argument: tau}))
 
 
-def test_U4_a_traced_vector_is_refused_while_tracing():
+def test_traced_vector_tau_raises_while_tracing():
     with pytest.raises(ValueError, match=r"tau must be a scalar in \[0, 1\], got float32\[1\]"):
         jax.jit(soft_update)(tree(1.0), tree(2.0), jnp.ones(1))
 
 
 @pytest.mark.parametrize("tau", [2.0, -1.0, NAN, INF])
-def test_U5_a_traced_tau_outside_of_the_interval_changes_no_bit_and_is_flagged(tau):
+def test_traced_tau_outside_the_interval_changes_no_bit_and_is_flagged(tau):
     target = tree(NAN, 2.0, -0.0)
-    result, valid = jax.jit(lambda tau: (soft_update(tree(1.0, 1.0, 1.0), target, tau), valid_share(tau)))(tau)
+    result, valid = jax.jit(lambda tau: (soft_update(tree(1.0, 1.0, 1.0), target, tau), is_valid_tau(tau)))(tau)
     assert same_bits(result, target) and not valid
-    assert jax.jit(valid_share)(0.5)
+    assert jax.jit(is_valid_tau)(0.5)
 
 
-def test_U9_another_tau_compiles_nothing_new():
+def test_another_tau_does_not_recompile():
     update = jax.jit(lambda online, target, tau: soft_update(online, target, tau))
     for tau in (0.1, 0.2, 1.0, 0.0, 0.005):
         update(tree(1.0), tree(2.0), tau)
     assert update._cache_size() == 1
 
 
-def test_U10_apply_updates_adds_integers_skips_float0_and_refuses_bools():
+def test_apply_updates_adds_integers_skips_float0_and_rejects_bools():
     params = {"n": jnp.array([1, 2]), "w": jnp.ones(2, jnp.bfloat16), "flag": jnp.array(True), "none": None}
     float0 = np.zeros((), jax.dtypes.float0)
     result = apply_updates(params, {"n": jnp.array([3, 4]), "w": jnp.full(2, 0.5), "flag": float0, "none": None})
@@ -108,12 +108,12 @@ def test_U10_apply_updates_adds_integers_skips_float0_and_refuses_bools():
         apply_updates({"n": jnp.ones(2, jnp.int32)}, {"n": np.zeros((3,), jax.dtypes.float0)})
 
 
-def test_U16_a_narrow_parameter_takes_a_wide_update_rounded_once():
+def test_wide_update_of_a_narrow_parameter_is_rounded_once():
     moved = apply_updates({"w": jnp.ones(1, jnp.bfloat16)}, tree(2.0**-8 + 2.0**-12))["w"]
     assert moved.dtype == jnp.bfloat16 and float(moved[0]) == 1.0078125
 
 
-def test_U12_an_initial_copy_can_be_donated_beside_its_source():
+def test_initial_copy_can_be_donated_together_with_its_source():
     online = tree(1.0, 2.0)
     for copy in (soft_update(online, tree(0.0, 0.0), 1.0), jax.jit(soft_update)(online, tree(0.0, 0.0), 1.0)):
         step = jax.jit(lambda o, t: (o, soft_update(o, t, 0.5)), donate_argnums=(0, 1))
@@ -128,7 +128,7 @@ def test_a_donated_target_is_updated_in_place():
     assert "input_output_alias={ {}: (1" in lowered.as_text() or "{0}: (1" in lowered.as_text()
 
 
-def test_U17_statistics_follow_by_their_own_share():
+def test_statistics_are_updated_with_stats_tau():
     online, target = (
         Variables({"w": jnp.full(2, x)}, {"mean": jnp.full(2, x), "count": jnp.array(int(x))}, "graph") for x in (1.0, 0.0)
     )
@@ -150,7 +150,7 @@ def test_U17_statistics_follow_by_their_own_share():
     )
 
 
-def test_U17_statistics_can_be_told_by_their_path():
+def test_statistics_can_be_selected_by_path():
     online, target = ({"bn": {"mean": jnp.array(x), "scale": jnp.array(x)}} for x in (1.0, 0.0))
     moved = soft_update(online, target, 0.5, stats_tau=1.0, is_stat=lambda path: path == "bn/mean")
     assert (float(moved["bn"]["mean"]), float(moved["bn"]["scale"])) == (1.0, 0.5)
@@ -188,14 +188,14 @@ def test_replicated_and_sharded_trees_give_the_same_numbers_and_keep_their_shard
 
 
 @pytest.mark.parametrize("period", [0, -1, 2.5, NAN, "2", True, None, np.ones(2, np.int32)])
-def test_U13_a_period_that_is_no_positive_integer_is_an_error(period):
+def test_period_that_is_not_a_positive_integer_raises(period):
     with pytest.raises((TypeError, ValueError), match=r"periodic_update: update_period must be an integer"):
         periodic_update(tree(1.0), tree(2.0), 3, period)
     with pytest.raises(TypeError, match=r"periodic_update: steps must be an integer scalar"):
         periodic_update(tree(1.0), tree(2.0), 2.5, 2)
 
 
-def test_U13_a_periodic_update_fires_at_step_0_and_at_multiples_of_any_integer_dtype():
+def test_periodic_update_copies_at_step_0_and_at_multiples_for_any_integer_dtype():
     new, old = tree(1.0, dtype=jnp.bfloat16), tree(2.0)
     for step, fires in ((0, True), (1, False), (6, True), (2**31, False), (2**32 - 1, True)):
         wanted = [1.0 if fires else 2.0]

@@ -1,1 +1,1 @@
-"""The copies of a network, and how they follow one another."""
+"""Copies of a network (online, target, shared) and the updates between them."""

@@ -1,4 +1,4 @@
-"""Gradients accumulated over several calls, as their sum or mean, clipped each or in total."""
+"""Gradient accumulation over several calls, as a sum or mean, with optional clipping."""
 
 import dataclasses
 from typing import Literal
@@ -16,15 +16,15 @@ from polyak.ops.trees import all_finite, check_same_tree, in_float32
 
 @struct
 class Accumulated:
-    """Accumulated gradients, and how they are reduced.
+    """Accumulated gradients and how `read` reduces them.
 
     Attributes:
-        total: their sum, in float32.
-        number: how many were added.
+        total: the sum of the gradients, in float32.
+        number: gradients added.
         mean: `read` returns the mean, not the sum; set by the latest `add`.
         clip: `read` clips to this norm; 0 disables clipping; set by the latest `add`.
-        skipped: how many were not added, because they or the sum were not finite.
-        has_bad: one was skipped since the last reset.
+        skipped: gradients not added because they, or the sum, held NaN or infinity.
+        has_bad: True if a gradient was skipped since the last reset.
     """
 
     total: PyTree
@@ -36,7 +36,7 @@ class Accumulated:
 
     @classmethod
     def zeros(cls, params: PyTree) -> "Accumulated":
-        """Nothing accumulated, for parameters of these shapes."""
+        """Empty accumulator for parameters of these shapes."""
         total = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
         return cls(
             total=total,
@@ -56,17 +56,17 @@ class Accumulated:
         clip_when: Literal["each", "total"] = "each",
         valid: Bool[Array, ""] | bool = True,
     ) -> "Accumulated":
-        """With one more gradient; one that is not finite is skipped and counted.
+        """Add a gradient; one with NaN or infinity is skipped and counted.
 
         Args:
-            gradients: floats of any width, in the tree of the parameters.
-            reduce: `read` returns the sum of all, or the mean.
-            clip: the largest global norm.
+            gradients: floats of any width, with the tree structure of the parameters.
+            reduce: whether `read` returns the sum or the mean.
+            clip: maximum global norm; None disables clipping.
             clip_when: clip each gradient before it is added, or the total when it is read.
-            valid: False skips it.
+            valid: False skips the gradient.
 
         Raises:
-            ValueError: the trees differ, or a setting is out of range.
+            ValueError: the trees differ, or an argument is out of range.
             TypeError: `clip` is not a number.
         """
         check_choice("accumulate", "reduce", reduce, ("sum", "mean"))
@@ -74,16 +74,15 @@ class Accumulated:
         check_number("accumulate", "clip", clip, above=0, optional=True)
         check_same_tree(gradients, self.total, "accumulate", sides=("gradients", "params"))
         gradients = in_float32(gradients)
-        each, whole = (clip, None) if clip_when == "each" else (None, clip)
-        total = jax.tree.map(
-            jnp.add, self.total, gradients if each is None else clip_to_norm(gradients, global_norm(gradients), each)
-        )
+        each_clip, total_clip = (clip, None) if clip_when == "each" else (None, clip)
+        clipped = gradients if each_clip is None else clip_to_norm(gradients, global_norm(gradients), each_clip)
+        total = jax.tree.map(jnp.add, self.total, clipped)
         valid = jnp.asarray(valid) & all_finite(gradients) & all_finite(total)
         return Accumulated(
             total=jax.tree.map(lambda new, old: jnp.where(valid, new, old), total, self.total),
             number=self.number + valid.astype(jnp.uint32),
             mean=jnp.array(reduce == "mean"),
-            clip=jnp.asarray(0.0 if whole is None else whole, jnp.float32),
+            clip=jnp.asarray(0.0 if total_clip is None else total_clip, jnp.float32),
             skipped=self.skipped + (~valid).astype(jnp.uint32),
             has_bad=self.has_bad | ~valid,
         )
@@ -93,7 +92,7 @@ class Accumulated:
         return dataclasses.replace(Accumulated.zeros(self.total), skipped=self.skipped)
 
     def read(self) -> PyTree:
-        """Their sum or mean, clipped if asked for; zeros if there are none."""
+        """The sum or mean of the gradients, clipped if `clip` is set; zeros if none were added."""
         divisor = jnp.where(self.mean, jnp.maximum(self.number, jnp.uint32(1)), jnp.uint32(1)).astype(jnp.float32)
         reduced = jax.tree.map(lambda g: g / divisor, self.total)
         return clip_to_norm(reduced, global_norm(reduced), jnp.where(self.clip > 0, self.clip, jnp.inf))

@@ -1,4 +1,4 @@
-"""How one copy follows another, as settings, and the count of what has elapsed since it last did."""
+"""Target update schedules: Polyak averaging with `tau` every `period` updates or environment steps."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -13,57 +13,57 @@ from polyak.core.struct import static, struct
 from polyak.core.types import PyTree
 from polyak.ops.schedules import OBJECTS, check_schedule
 from polyak.ops.trees import check_same_tree
-from polyak.ops.updates import Tau, soft_update, valid_share
+from polyak.ops.updates import Tau, is_valid_tau, soft_update
 
-_MOST = 2**32 - 1
+_MAX_COUNT = 2**32 - 1
 
 
 @struct
 class FollowState:
-    """What a follower counts, in its `unit`; counts stay at 2³² - 1 rather than wrap.
+    """Counters of a `Follow`, in its `unit`; they saturate at 2³² - 1.
 
     Attributes:
-        counts: the four below in one array, which is one small kernel a step instead of four.
+        counts: the four counters below in one array, so a step is one kernel instead of four.
     """
 
     counts: UInt32[Array, "4"]
 
     @property
     def elapsed(self) -> UInt32[Array, ""]:
-        """Since it last fired; what its period is compared with."""
+        """Count since the last update; compared with `period`."""
         return self.counts[0]
 
     @property
     def total(self) -> UInt32[Array, ""]:
-        """Since the beginning; what schedules follow."""
+        """Count since the beginning; the argument of schedules."""
         return self.counts[1]
 
     @property
     def fired(self) -> UInt32[Array, ""]:
-        """How often it fired."""
+        """Number of updates made."""
         return self.counts[2]
 
     @property
-    def refused(self) -> UInt32[Array, ""]:
-        """How often it was due and its share was outside [0, 1] or NaN, so that nothing was changed."""
+    def skipped(self) -> UInt32[Array, ""]:
+        """Number of due updates skipped because tau was NaN or outside [0, 1]."""
         return self.counts[3]
 
 
 @struct
 class Follow:
-    """How a copy follows another: it takes the share `tau` of it whenever `period` have elapsed.
+    """Soft (Polyak) update of a target towards an online copy, once every `period`.
 
         target ← target + τ · (online - target)
 
     Attributes:
-        tau: the share taken, in [0, 1]; 1 copies. A number, or a callable of the total count (a schedule such as
-            `Linear`, one of Optax).
-        period: how much must have elapsed since the last time, or since the beginning.
-        unit: what is counted: gradient updates, or environment steps.
-        stats_tau: the share for statistics; None: as `tau`.
+        tau: τ in [0, 1]; 1 copies. A number, or a callable of the total count (a schedule such as `Linear`, or one of
+            Optax).
+        period: count between updates, and before the first one.
+        unit: what is counted: gradient updates or environment steps.
+        stats_tau: τ for statistics; None uses `tau`.
 
     Raises:
-        TypeError, ValueError: a field is not that, by name.
+        TypeError, ValueError: a field is invalid; the message names it.
     """
 
     tau: Tau = 1.0
@@ -73,24 +73,24 @@ class Follow:
 
     def __post_init__(self) -> None:
         check_integer("Follow", "period", self.period)
-        if self.period > _MOST:
-            raise ValueError(f"Follow: period must be at most {_MOST}, got {self.period}")
+        if self.period > _MAX_COUNT:
+            raise ValueError(f"Follow: period must be at most {_MAX_COUNT}, got {self.period}")
         check_choice("Follow", "unit", self.unit, ("updates", "env_steps"))
         for name in ("tau", "stats_tau"):
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+            object.__setattr__(self, name, _check_tau(name, getattr(self, name)))
 
     @property
     def is_soft(self) -> bool:
-        """The weights may take less than all."""
+        """True if the weights may be updated with a tau below 1."""
         return callable(self.tau) or isinstance(self.tau, jax.core.Tracer) or bool(jnp.any(jnp.asarray(self.tau) != 1))
 
     @property
     def is_soft_on_stats(self) -> bool:
-        """The statistics may take less than all."""
+        """True if the statistics may be updated with a tau below 1."""
         return self.is_soft if self.stats_tau is None else Follow(self.stats_tau).is_soft
 
     def init(self) -> FollowState:
-        """Nothing has elapsed."""
+        """All counters 0."""
         return FollowState(jnp.zeros(4, jnp.uint32))
 
     def step(
@@ -103,58 +103,58 @@ class Follow:
         is_stat: Callable[[str], bool] | None = None,
         key: PRNGKeyArray | None = None,
     ) -> tuple[PyTree, FollowState]:
-        """The target after `count` more updates (or environment steps): followed once if it is due, else as it was.
+        """Advance the counters by `count` and update the target once if `period` has elapsed, else return it unchanged.
 
-        Jump as far as you like: it fires once the period has elapsed, and counts anew from there. Where the target is donated,
-        a step that is not due moves no memory.
+        `count` may exceed the period: the target is updated once, and the count restarts from 0. If the target is donated, a
+        step without an update copies no memory.
 
         Args:
-            count: how many since the last call, 0 or more; an integer, traced or not.
+            count: updates (or environment steps) since the last call, 0 or more; an integer, traced or not.
             is_stat: as for `soft_update`.
             key: as for `soft_update`.
 
         Raises:
             ValueError: the trees differ, or `count` is negative.
-            TypeError: `count` is no integer scalar.
+            TypeError: `count` is not an integer scalar.
         """
         check_same_tree(online, target, "Follow")
-        raised = _more(state.counts, count)
-        total, due = raised[1], raised[0] >= jnp.uint32(self.period)
+        counts = _add_count(state.counts, count)
+        total, due = counts[1], counts[0] >= jnp.uint32(self.period)
 
-        def move(online: PyTree, target: PyTree) -> PyTree:
+        def update(online: PyTree, target: PyTree) -> PyTree:
             return soft_update(online, target, self.tau, stats_tau=self.stats_tau, is_stat=is_stat, step=total, key=key)
 
         if isinstance(count, int) and count >= self.period:
-            target = move(online, target)
+            target = update(online, target)
         elif isinstance(due, jax.core.Tracer):
-            target = jax.lax.cond(due, move, lambda online, target: target, online, jax.tree.map(jnp.asarray, target))
+            target = jax.lax.cond(due, update, lambda online, target: target, online, jax.tree.map(jnp.asarray, target))
         elif bool(due):
-            target = move(online, target)
-        return target, self._counted(raised, due)
+            target = update(online, target)
+        return target, self._state_after(counts, due)
 
     def diagnose(self, state: FollowState) -> str | None:
-        """Why training should not go on (the share left [0, 1] while running), or None."""
-        if int(state.refused) == 0:
+        """Why training should stop (tau left [0, 1] at run time), or None."""
+        if int(state.skipped) == 0:
             return None
-        return f"Follow: tau must be a scalar in [0, 1]; it was not, {int(state.refused)} times, and nothing followed then"
+        return f"Follow: tau must be in [0, 1], got a value outside it {int(state.skipped)} times; those updates were skipped"
 
     def __str__(self) -> str:
-        stats = "" if self.stats_tau is None else f", statistics {_shown(self.stats_tau)}"
+        stats = "" if self.stats_tau is None else f", statistics {_format_tau(self.stats_tau)}"
         unit = self.unit.replace("_", " ")
         every = f"every {self.period} {unit}" if self.period > 1 else f"every {unit.removesuffix('s')}"
-        return f"tau {_shown(self.tau)}{stats}, {every}"
+        return f"tau {_format_tau(self.tau)}{stats}, {every}"
 
-    def _counted(self, raised: UInt32[Array, "4"], due: Bool[Array, ""]) -> FollowState:
-        valid = valid_share(self.tau, raised[1])
+    def _state_after(self, counts: UInt32[Array, "4"], due: Bool[Array, ""]) -> FollowState:
+        valid = is_valid_tau(self.tau, counts[1])
         if self.stats_tau is not None:
-            valid &= valid_share(self.stats_tau, raised[1])
-        one_more = jnp.where(valid, jnp.array([0, 0, 1, 0], jnp.uint32), jnp.array([0, 0, 0, 1], jnp.uint32))
-        return FollowState(jnp.where(due, raised * jnp.array([0, 1, 1, 1], jnp.uint32) + one_more, raised))
+            valid &= is_valid_tau(self.stats_tau, counts[1])
+        increment = jnp.where(valid, jnp.array([0, 0, 1, 0], jnp.uint32), jnp.array([0, 0, 0, 1], jnp.uint32))
+        return FollowState(jnp.where(due, counts * jnp.array([0, 1, 1, 1], jnp.uint32) + increment, counts))
 
 
 @struct
 class _Function:
-    """A plain function among the fields of a pytree."""
+    """A plain function stored as a static field of a pytree."""
 
     function: Callable[[Any], Any] = static()
 
@@ -162,8 +162,8 @@ class _Function:
         return self.function(step)
 
 
-def _checked(name: str, tau: Tau) -> Tau:
-    """A share that may be a field: a number, an array of them for `vmap`, a schedule."""
+def _check_tau(name: str, tau: Tau) -> Tau:
+    """Check a tau (a number, an array for `vmap`, or a schedule) and wrap a plain function into a pytree."""
     if isinstance(tau, OBJECTS):
         check_schedule("Follow", name, tau, above=-np.inf, at_least=0, at_most=1)
         return tau
@@ -173,24 +173,24 @@ def _checked(name: str, tau: Tau) -> Tau:
     return tau
 
 
-def _more(counts: UInt32[Array, "4"], count: Any) -> UInt32[Array, "4"]:
-    """The counts with `count` added to elapsed and total; the largest number where that does not fit."""
-    traced = isinstance(count, jax.core.Tracer)
-    dtype = count.dtype if traced else np.asarray(count).dtype
+def _add_count(counts: UInt32[Array, "4"], count: Any) -> UInt32[Array, "4"]:
+    """Add `count` to elapsed and total, saturating at 2³² - 1."""
+    is_traced = isinstance(count, jax.core.Tracer)
+    dtype = count.dtype if is_traced else np.asarray(count).dtype
     if np.shape(count) != () or not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(f"Follow: count must be an integer scalar, got {count!r}")
-    if traced:
-        # A traced negative count is none: cast, it would be four billion.
-        more = jnp.maximum(count, jnp.zeros((), count.dtype)).astype(jnp.uint32)
+    if is_traced:
+        # A traced negative count is treated as 0: cast to uint32, it would be about four billion.
+        increment = jnp.maximum(count, jnp.zeros((), count.dtype)).astype(jnp.uint32)
     else:
         if int(count) < 0:
-            raise ValueError(f"Follow: count must be 0 or more, got {count}")
-        more = jnp.uint32(min(int(count), _MOST))
-    added = more * jnp.array([1, 1, 0, 0], jnp.uint32)
-    return jnp.where(counts > jnp.uint32(_MOST) - added, jnp.uint32(_MOST), counts + added)
+            raise ValueError(f"Follow: count must be at least 0, got {count}")
+        increment = jnp.uint32(min(int(count), _MAX_COUNT))
+    added = increment * jnp.array([1, 1, 0, 0], jnp.uint32)
+    return jnp.where(counts > jnp.uint32(_MAX_COUNT) - added, jnp.uint32(_MAX_COUNT), counts + added)
 
 
-def _shown(tau: Tau) -> str:
+def _format_tau(tau: Tau) -> str:
     if callable(tau):
         return f"by {tau.function.__name__}" if isinstance(tau, _Function) else f"by {tau}"
     is_number = not isinstance(tau, jax.core.Tracer) and np.shape(tau) == ()

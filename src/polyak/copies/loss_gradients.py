@@ -1,4 +1,4 @@
-"""Outputs of a network, and gradients of a loss of them."""
+"""Gradients of a loss of a network's outputs, and batched predictions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from polyak.ops.gradient_step import global_norm
 from polyak.ops.trees import all_finite, in_float32
 
 Loss: TypeAlias = Callable[[PyTree, PyTree], tuple[dict[str, Array], PyTree]]
-"""`(outputs, targets)` to the parts of the loss, each one number a row `[B]`, and anything else that shall be returned."""
+"""Maps `(outputs, targets)` to the loss terms, each one value per sample `[B]`, and any auxiliary output."""
 
 
 @struct
 class Trained:
-    """What a training step found.
+    """Loss and gradient norm of a training step.
 
     Attributes:
         loss: the sum of the parts, before the step.
-        parts: each part's mean over the rows, weighted.
+        parts: each part's (weighted) mean over the batch.
         gradient_norm: before clipping.
-        extras: whatever else the loss function returned.
-        applied: the step was taken; False where the loss, the gradient or the result was not finite.
+        extras: the auxiliary output of the loss function.
+        applied: True if the step was applied; False if the loss, the gradient or the result held NaN or infinity.
     """
 
     loss: Float[Array, ""]
@@ -46,26 +46,26 @@ def loss_gradients(
     weights: Float[Array, " B"] | None = None,
     key: PRNGKeyArray | None = None,
 ) -> tuple[Trained, PyTree, PyTree]:
-    """What a training step found, its float32 gradients, and the statistics after it, all before anything is applied.
+    """Compute the loss, its float32 gradients and the new statistics, without applying them.
 
-    It is the half of `NetworkCopies.train_and_sync` that a worker does, before it pushes the other two. `applied` says for
-    now that nothing found is NaN or infinite.
+    The first half of `NetworkCopies.train_and_sync`: a worker calls it, then pushes the gradients and statistics. `applied`
+    is True if loss, gradients and statistics are all finite.
 
     Raises:
-        ValueError: a part of the loss is not one number a row.
+        ValueError: a part of the loss is not one value per sample.
     """
 
     def loss(params: PyTree) -> tuple[Array, tuple[dict[str, Array], PyTree, PyTree]]:
         out, _, stats = network.apply(dataclasses.replace(variables, params=params), inputs, train=True, key=key)
         parts, extras = loss_fn(out, targets)
-        means = {part: _mean(part, rows, weights) for part, rows in parts.items()}
+        means = {name: _mean(name, part, weights) for name, part in parts.items()}
         return jnp.sum(jnp.stack(list(means.values()))), (means, extras, stats)
 
     (value, (parts, extras, stats)), gradients = jax.value_and_grad(loss, has_aux=True)(variables.params)
     gradients = in_float32(gradients)
     norm = global_norm(gradients)
-    finite = jnp.isfinite(value) & jnp.isfinite(norm) & all_finite(stats)
-    return Trained(value, parts, norm, extras, finite), gradients, stats
+    is_finite = jnp.isfinite(value) & jnp.isfinite(norm) & all_finite(stats)
+    return Trained(value, parts, norm, extras, is_finite), gradients, stats
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -77,7 +77,7 @@ def predict_all(
     inputs: list[PyTree],
     key: PRNGKeyArray | None,
 ) -> list[PyTree]:
-    """The outputs of the named copies for their inputs; a target is never in training phase."""
+    """The outputs of the named copies for their inputs; a target always runs in inference mode."""
     outputs = []
     for number, (name, obs) in enumerate(zip(names, inputs, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, number)
@@ -86,11 +86,11 @@ def predict_all(
     return outputs
 
 
-def _mean(part: str, rows: Array, weights: Array | None) -> Float[Array, ""]:
-    if rows.ndim != 1 or (weights is not None and rows.shape != weights.shape):
-        wanted = "[B]" if weights is None else f"{list(weights.shape)}, as importance_weights"
+def _mean(name: str, part: Array, weights: Array | None) -> Float[Array, ""]:
+    if part.ndim != 1 or (weights is not None and part.shape != weights.shape):
+        expected = "[B]" if weights is None else f"{list(weights.shape)} (that of importance_weights)"
         raise ValueError(
-            f"train_and_sync: part {part!r} of the loss must be one number a row, {wanted}; got {list(rows.shape)}"
+            f"train_and_sync: loss part {name!r} must have one value per sample, shape {expected}, got {list(part.shape)}"
         )
-    rows = rows.astype(jnp.float32)
-    return jnp.mean(rows if weights is None else rows * weights)
+    part = part.astype(jnp.float32)
+    return jnp.mean(part if weights is None else part * weights)

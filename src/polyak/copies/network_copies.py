@@ -1,4 +1,4 @@
-"""The copies of one network: online, target and shared, how they follow each other, and how they are trained."""
+"""The online, target and shared copies of one network: target updates, gradient steps and training."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ class Shared:
 
     Attributes:
         variables: the weights and statistics.
-        optimizer_state: of the one optimiser, or `()` where each worker keeps its own.
-        version: gradient steps taken.
+        optimizer_state: of the one optimiser, or `()` where each worker has its own.
+        version: gradient steps applied.
         dropped: pushes dropped because they were too stale.
     """
 
@@ -46,37 +46,37 @@ class Shared:
 
     @classmethod
     def init(cls, variables: Variables, optimizer_state: PyTree) -> "Shared":
-        """A real copy of these, with all counts 0."""
-        return cls(copied(variables), optimizer_state, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+        """Copy these into new buffers, with all counters 0."""
+        return cls(copy_variables(variables), optimizer_state, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
 
     def with_stats(self, stats: PyTree) -> "Shared":
-        """With a real copy of these statistics."""
+        """Replace the statistics by a copy of these."""
         variables = dataclasses.replace(self.variables, stats=jax.tree.map(lambda x: jnp.array(x, copy=True), stats))
         return dataclasses.replace(self, variables=variables)
 
 
 @struct
 class NetworkCopies:
-    """The copies of one network; every verb returns new ones and leaves these as they are.
+    """The copies of one network; methods return a new object and leave this one unchanged.
 
     Attributes:
-        network: whose copies they are.
-        optimizer: an `optax.GradientTransformation`, or None where the owner of the copies trains them with one of its own and
-            the verbs that apply gradients are not used. Its state is float32 whatever the network's dtype.
+        network: the network.
+        optimizer: an `optax.GradientTransformation`, or None if the caller applies gradients itself without
+            the methods of this class. Its state is float32 whatever the network's dtype.
         online: the copy that learns and acts.
-        target: the copy that trails it, or None. Where it follows softly it is stored in at least float32.
-        shared: the copy that workers share, or None.
+        target: the target copy, or None. With a soft update it is stored in at least float32.
+        shared: the copy shared by several workers, or None.
         optimizer_state: this worker's own, or `()` where the optimiser is shared.
-        gradients: the accumulated ones; None without an optimizer.
+        gradients: the accumulated gradients; None without an optimizer.
         target_follow: how the target follows the online copy.
-        target_count: what it has counted.
-        online_follow: how the online copy follows the shared one by `follow`, or None where only the other verbs pull it.
-        online_count: what it has counted.
+        target_count: the counters of `target_follow`.
+        online_follow: how the online copy follows the shared one by `follow`, or None.
+        online_count: the counters of `online_follow`.
         version: the shared copy's version when the online copy was last pulled from it.
-        guard: counts of gradient steps skipped, because loss, gradient, statistics or result were not finite, or because there
-            was no gradient.
-        shared_optimizer: the optimiser's state stands with the shared copy.
-        name: a label, for people.
+        guard: counts of skipped gradient steps: NaN or infinity in the loss, gradient, statistics or result, or no gradient
+            accumulated.
+        shared_optimizer: True if the optimiser's state is stored with the shared copy.
+        name: a label for errors and metrics.
     """
 
     network: Network = static()
@@ -109,19 +109,19 @@ class NetworkCopies:
         shared_optimizer: bool = True,
         name: str = "network",
     ) -> "NetworkCopies":
-        """Fresh copies, all equal, each in buffers of its own.
+        """Create copies with equal weights, each in its own buffers.
 
         Args:
             optimizer: an `optax.GradientTransformation`; None if the caller applies gradients itself.
-            target: keep a target copy that follows the online one in this way.
-            shared: keep a copy that workers share.
-            online: have the online copy follow the shared one in this way too. It keeps the network's dtype, so a soft one of a
-                network narrower than float32 wants `follow(key=...)`, which rounds stochastically.
+            target: create a target copy with this update rule.
+            shared: create a copy shared by several workers.
+            online: update the online copy towards the shared one by this rule. It has the network's dtype, so a soft update of
+                a network narrower than float32 needs `follow(key=...)`, which rounds stochastically.
             shared_optimizer: where there is a shared copy: one optimiser state with it, or each worker's own.
-            name: a label for people, in errors and metrics; `metrics_of` wants different ones.
+            name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
-            ValueError: `online` follows a shared copy that is not there.
+            ValueError: `online` is set without `shared=True`.
         """
         if online is not None and not shared:
             raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
@@ -129,7 +129,7 @@ class NetworkCopies:
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, one_optimizer, name)
 
     def restart(self, variables: Variables) -> "NetworkCopies":
-        """All copies equal to these weights, as at the beginning: fresh optimiser and counters.
+        """Set all copies to these weights and reset the optimiser and the counters.
 
         Raises:
             ValueError: the trees differ.
@@ -146,60 +146,62 @@ class NetworkCopies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The copies that there are."""
+        """Names of the existing copies."""
         return ("online", *(name for name in ("target", "shared") if getattr(self, name) is not None))
 
     def variables(self, name: str) -> Variables:
-        """A copy as the network takes it: in the online copy's dtypes.
+        """The variables of a copy, cast to the dtypes of the online copy.
 
         Raises:
-            ValueError: there is no such copy; those that there are.
+            ValueError: there is no copy of this name; the message lists those that exist.
         """
         if name not in self.names:
             raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy').replace('copys', 'copies')}")
         if name == "online":
             return self.online
         if name == "target":
-            assert self.target is not None, "it is among the names"
+            assert self.target is not None, "target is in self.names"
             return cast_like(self.target, self.online)
         return cast_like(self._shared.variables, self.online)
 
     def newest(self) -> Variables:
-        """The weights that were trained last, in buffers of their own: the shared copy's, or else the online one's."""
-        return copied(self.online if self.shared is None else self._shared.variables)
+        """A copy of the most recently trained weights: the shared copy's if there is one, else the online copy's."""
+        return copy_variables(self.online if self.shared is None else self._shared.variables)
 
     def sync(self) -> "NetworkCopies":
-        """Shared → online, then online → target, at once; what there is of it.
+        """Copy shared → online, then online → target, whichever exist, regardless of the `Follow` counters.
 
         Raises:
             ValueError: there is neither a shared copy nor a target.
         """
         if self.names == ("online",):
-            raise ValueError(f"{self.name}: sync needs a shared copy or a target; the only copy is online")
+            raise ValueError(
+                f"{self.name}: sync needs a shared copy or a target, the only copy is online; create with target= or shared="
+            )
         copies = self if self.shared is None else self.update_online()
         return copies if self.target is None else copies.update_target()
 
     def update_target(self, tau: Tau = 1.0, *, stats_tau: Tau = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
-        """The target takes the share `tau` of the online copy now, whatever its `Follow` has counted; see `soft_update`.
+        """Target ← target + τ · (online - target) now, regardless of the `Follow` counters; see `soft_update`.
 
         Raises:
-            ValueError: there is no target, or a share is none.
+            ValueError: there is no target, or a tau is outside [0, 1].
         """
         self.variables("target")
         return dataclasses.replace(self, target=soft_update(self.online, self.target, tau, stats_tau=stats_tau, key=key))
 
     def update_online(self, tau: Tau = 1.0, *, stats_tau: Tau = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
-        """The online copy takes the share `tau` of the shared one; see `soft_update`.
+        """Online ← online + τ · (shared - online) now; see `soft_update`.
 
         Raises:
-            ValueError: there is no shared copy, or a share is none.
+            ValueError: there is no shared copy, or a tau is outside [0, 1].
         """
         self.variables("shared")
         online = soft_update(self._shared.variables, self.online, tau, stats_tau=stats_tau, key=key)
         return dataclasses.replace(self, online=online, version=self._shared.version)
 
     def follow(self, *, updates: Any = 0, env_steps: Any = 0, key: PRNGKeyArray | None = None) -> "NetworkCopies":
-        """Shared → online, then online → target, each if its `Follow` finds it due after so many *more* updates and steps.
+        """Count updates and environment steps, and update shared → online, then online → target, where due.
 
         Args:
             updates: gradient updates since the last call.
@@ -207,17 +209,17 @@ class NetworkCopies:
             key: as for `soft_update`.
 
         Raises:
-            ValueError: nothing follows (no target, and no `online` was given), or a count is negative.
-            TypeError: a count is no integer.
+            ValueError: there is no target and no `online` rule, or a count is negative.
+            TypeError: a count is not an integer.
         """
         if self.target is None and self.online_follow is None:
-            raise ValueError(f"{self.name}: there is no target, and online follows nothing; copies: {', '.join(self.names)}")
+            raise ValueError(f"{self.name}: follow needs a target or an online rule, got the copies {', '.join(self.names)}")
         counts = {"updates": updates, "env_steps": env_steps}
         copies = self
         if self.online_follow is not None and self.online_count is not None:
             count, shared = counts[self.online_follow.unit], self._shared
-            own = None if key is None else jax.random.fold_in(key, 1)
-            online, counted = self.online_follow.step(self.online_count, shared.variables, self.online, count, key=own)
+            online_key = None if key is None else jax.random.fold_in(key, 1)
+            online, counted = self.online_follow.step(self.online_count, shared.variables, self.online, count, key=online_key)
             version = jnp.where(counted.fired != self.online_count.fired, shared.version, self.version)
             copies = dataclasses.replace(self, online=online, online_count=counted, version=version)
         if copies.target_follow is not None and copies.target_count is not None:
@@ -234,12 +236,12 @@ class NetworkCopies:
         clip: Scalar | None = None,
         clip_when: Literal["each", "total"] = "each",
     ) -> "NetworkCopies":
-        """With these gradients added to those accumulated; see `Accumulated.add`."""
-        added = self._accumulated.add(gradients, reduce=reduce, clip=clip, clip_when=clip_when)
-        return dataclasses.replace(self, gradients=added)
+        """Add gradients to the accumulator; see `Accumulated.add`."""
+        accumulated = self._accumulated.add(gradients, reduce=reduce, clip=clip, clip_when=clip_when)
+        return dataclasses.replace(self, gradients=accumulated)
 
     def reset_gradients(self) -> "NetworkCopies":
-        """With none accumulated: zeros, even where there was infinity."""
+        """Empty the gradient accumulator."""
         return dataclasses.replace(self, gradients=self._accumulated.reset())
 
     def apply_gradients(
@@ -250,18 +252,19 @@ class NetworkCopies:
         bad: Mapping[str, Bool[Array, ""]] | None = None,
         apply: Any = True,
     ) -> "NetworkCopies":
-        """One step of the optimiser along the gradients (those accumulated, if none are given), which stay accumulated.
+        """One optimiser step with these gradients, or with the accumulated ones, which stay accumulated.
 
-        Nothing changes but the counts of `guard` where a gradient or the step's result is not finite, or none was accumulated.
+        The step is skipped, and counted in `guard`, if a gradient or the result holds NaN or infinity, or if no gradient was
+        accumulated.
 
         Args:
-            to: whose weights. The optimiser's state is the shared copy's where it is shared, else this worker's own.
-            gradients: in the tree of the weights.
-            bad: which of `polyak.ops.gradient_step.QUANTITIES` the caller found not finite; any of them skips the step.
-            apply: a bool, traced or not; False takes no step, and counts none as skipped.
+            to: the copy to update. The optimiser's state is the shared copy's if it is shared, else this worker's own.
+            gradients: with the tree structure of the weights; None uses the accumulated ones.
+            bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
+            apply: a bool, traced or not; False makes no step and counts none as skipped.
 
         Raises:
-            ValueError: no such copy, another tree, or the online copy has no optimiser of its own.
+            ValueError: there is no such copy, the trees differ, or `to` is online while the optimiser is shared.
         """
         check_choice(self.name, "apply_gradients to", to, ("online", "shared"))
         copy = self.variables(to)
@@ -280,11 +283,11 @@ class NetworkCopies:
         params, state, finite = apply_gradient(self.optimizer, copy.params, state, gradients, all_finite(gradients), apply)
         flags = (flags | flag_quantities({name: ~flag for name, flag in finite.items()})) & due
         guard, applied = guard_after_step(self.guard, apply, missing & due, flags)
-        copies, moved = dataclasses.replace(self, guard=guard), dataclasses.replace(copy, params=params)
+        copies, variables = dataclasses.replace(self, guard=guard), dataclasses.replace(copy, params=params)
         if to == "online":
-            return dataclasses.replace(copies, online=moved, optimizer_state=state)
+            return dataclasses.replace(copies, online=variables, optimizer_state=state)
         version = self._shared.version + applied.astype(jnp.uint32)
-        shared = dataclasses.replace(self._shared, variables=moved, version=version)
+        shared = dataclasses.replace(self._shared, variables=variables, version=version)
         if not self.shared_optimizer:
             return dataclasses.replace(copies, shared=shared, optimizer_state=state)
         return dataclasses.replace(copies, shared=dataclasses.replace(shared, optimizer_state=state))
@@ -297,13 +300,13 @@ class NetworkCopies:
         bad: Mapping[str, Bool[Array, ""]] | None = None,
         apply: Any = True,
     ) -> "NetworkCopies":
-        """Apply to the shared copy, if there is one, and pull it; else to the online one. The target stays as it is.
+        """Apply gradients to the shared copy and pull it, or to the online copy if none is shared; the target is unchanged.
 
         Args:
             gradients: as for `apply_gradients`.
-            reset: with none accumulated any more.
+            reset: empty the gradient accumulator afterwards.
             bad: as for `apply_gradients`.
-            apply: likewise.
+            apply: as for `apply_gradients`.
         """
         if self.shared is None:
             copies = self.apply_gradients("online", gradients, bad=bad, apply=apply)
@@ -321,7 +324,7 @@ class NetworkCopies:
         clip: Scalar | None = None,
         key: PRNGKeyArray | None = None,
     ) -> tuple["NetworkCopies", Trained]:
-        """One training step on the online copy's loss, applied as by `apply_and_sync`; accumulated gradients are left alone.
+        """One training step on the loss of the online copy, applied as by `apply_and_sync`; the accumulator is unchanged.
 
             loss = Σ_parts mean_B(w · part)
 
@@ -329,47 +332,46 @@ class NetworkCopies:
             loss_fn: `(outputs, targets)` to `(parts, extras)`; see `Loss`.
             inputs: the network's observations, `[B, ...]`.
             importance_weights: w; all 1 if None.
-            clip: the largest global norm of the gradient.
+            clip: maximum global norm of the gradient; None disables clipping.
             key: for the network (dropout).
 
         Returns:
-            The copies after the step, in which the statistics have advanced too, and what it found.
+            The copies after the step, with updated statistics, and the loss and gradient norm.
 
         Raises:
-            ValueError: a part of the loss is not one number a row, or `clip` is not positive.
+            ValueError: a part of the loss is not one value per sample, or `clip` is not positive.
         """
         check_number("train_and_sync", "clip", clip, above=0, optional=True)
-
-        found, gradients, stats = loss_gradients(self.network, self.online, loss_fn, inputs, targets, importance_weights, key)
+        result, gradients, stats = loss_gradients(self.network, self.online, loss_fn, inputs, targets, importance_weights, key)
         if clip is not None:
-            gradients = clip_to_norm(gradients, found.gradient_norm, clip)
-        finite = {"loss": found.loss, "gradient": found.gradient_norm, "statistics": stats}
-        stepped = self.apply_and_sync(gradients, reset=False, bad={name: ~all_finite(x) for name, x in finite.items()})
-        taken = stepped.skipped == self.skipped
-        stats = jax.tree.map(lambda new, old: jnp.where(taken, new, old), stats, stepped.online.stats)
-        return stepped._with_statistics(stats), dataclasses.replace(found, applied=taken)
+            gradients = clip_to_norm(gradients, result.gradient_norm, clip)
+        quantities = {"loss": result.loss, "gradient": result.gradient_norm, "statistics": stats}
+        stepped = self.apply_and_sync(gradients, reset=False, bad={name: ~all_finite(x) for name, x in quantities.items()})
+        applied = stepped.skipped == self.skipped
+        stats = jax.tree.map(lambda new, old: jnp.where(applied, new, old), stats, stepped.online.stats)
+        return stepped._with_statistics(stats), dataclasses.replace(result, applied=applied)
 
     def predict(
         self, requests: Sequence[tuple[str, PyTree]], *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> list[PyTree]:
-        """The outputs for `(copy, inputs)` pairs, in their order, from one compiled call; a copy may be asked more than once.
+        """The outputs for `(copy, inputs)` pairs, in order, from one compiled call; a copy may appear more than once.
 
         Args:
-            train: in training phase (dropout, batch statistics), except a target; statistics do not advance.
+            train: training mode (dropout, batch statistics), except for a target; statistics are not updated.
             key: for the network (dropout), split over the requests.
 
         Raises:
-            ValueError: there is no such copy; those that there are.
+            ValueError: there is no copy of this name; the message lists those that exist.
         """
         names = tuple(name for name, _ in requests)
         copies = {name: self.variables(name) for name in dict.fromkeys(names)}
         return predict_all(self.network, names, train, copies, [inputs for _, inputs in requests], key)
 
     def distance(self, a: str, b: str) -> Float[Array, ""]:
-        """√Σ (aᵢ - bᵢ)² over the weights of two copies as they are stored; a metric.
+        """Euclidean distance √Σ (aᵢ - bᵢ)² between the stored weights of two copies.
 
         Raises:
-            ValueError: there is no such copy; those that there are.
+            ValueError: there is no copy of this name; the message lists those that exist.
         """
         stored = {
             "online": self.online,
@@ -384,10 +386,10 @@ class NetworkCopies:
     def diagnose(self, max_bad_steps: int = 10) -> str | None:
         """The first non-finite quantity, once `max_bad_steps` consecutive gradient steps were skipped, or a tau outside [0, 1].
 
-        Reads numbers back from the device: once per report, not per step.
+        Synchronises with the device, so call it once per report, not per step.
 
         Raises:
-            TypeError, ValueError: `max_bad_steps` is no positive integer.
+            TypeError, ValueError: `max_bad_steps` is not a positive integer.
         """
         check_integer(self.name, "max_bad_steps", max_bad_steps)
         problem = describe_skips(self.guard.in_a_row, self.guard.first_bad, max_bad_steps, "gradient steps")
@@ -397,13 +399,13 @@ class NetworkCopies:
         return None if problem is None else f"{self.name}: {problem}"
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {described(self.online)}; copies: {', '.join(self.names)}"]
+        lines = [f"{self.name}: {describe_variables(self.online)}; copies: {', '.join(self.names)}"]
         if self.target is not None:
-            lines.append(f"  target {described(self.target)}, follows online: {self.target_follow}")
+            lines.append(f"  target {describe_variables(self.target)}, follows online: {self.target_follow}")
             lines.append(f"  distance online-target {self.distance('online', 'target')}")
         if self.shared is not None:
             optimizer = "one optimiser with it" if self.shared_optimizer else "own optimiser"
-            lines.append(f"  shared {described(self.shared.variables)}, version {self.shared.version}, {optimizer}")
+            lines.append(f"  shared {describe_variables(self.shared.variables)}, version {self.shared.version}, {optimizer}")
             if self.online_follow is not None:
                 lines.append(f"  online follows shared: {self.online_follow}")
         return "\n".join(lines)
@@ -416,7 +418,7 @@ class NetworkCopies:
 
     @property
     def _shared(self) -> Shared:
-        assert self.shared is not None, "asked for after variables('shared')"
+        assert self.shared is not None, "callers check the name with variables('shared')"
         return self.shared
 
     def _with_statistics(self, stats: PyTree) -> "NetworkCopies":
@@ -428,7 +430,7 @@ def _fresh(
     network: Network, optimizer: Any, online: Variables, follows: tuple[Follow | None, ...], shared: bool, one: bool, name: str
 ) -> NetworkCopies:
     state = () if optimizer is None else optimizer.init(in_float32(online.params))
-    # As arrays of one dtype from the start: as Python numbers they would compile once more when they come back as arrays.
+    # Arrays of one dtype from the start: Python numbers would cause a second compilation when they come back as arrays.
     target, online_follow = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), follows)
     return NetworkCopies(
         network=network,
@@ -449,22 +451,22 @@ def _fresh(
     )
 
 
-def copied(tree: Variables) -> Variables:
-    """The same in new buffers."""
-    real: Variables = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
-    return real
+def copy_variables(tree: Variables) -> Variables:
+    """Copy every array into a new buffer."""
+    copies: Variables = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+    return copies
 
 
 def target_storage(online: Variables, follow: Follow) -> Variables:
-    """The first value of a target: a real copy, in at least float32 where it moves by a fraction."""
-    target = copied(online)
+    """The initial target: a copy in new buffers, in at least float32 for a soft update."""
+    target = copy_variables(online)
     params = in_float32(target.params) if follow.is_soft else target.params
     stats = in_float32(target.stats) if follow.is_soft_on_stats else target.stats
     return Variables(params, stats, target.graph)
 
 
 def cast_like(variables: Variables, like: Variables) -> Variables:
-    """The variables in the dtypes of `like`."""
+    """Cast the variables to the dtypes of `like`."""
     cast: Variables = jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), variables, like)
     return cast
 
@@ -472,12 +474,12 @@ def cast_like(variables: Variables, like: Variables) -> Variables:
 def guard_after_step(
     guard: Guard, apply: Bool[Array, ""], missing: Bool[Array, ""], bad: Bool[Array, " quantities"]
 ) -> tuple[Guard, Bool[Array, ""]]:
-    """The counts after a step, and whether it was applied. A step that was not due ends no row of bad ones.
+    """The counters after a step, and whether it was applied. A step that was not due does not reset `in_a_row`.
 
     Args:
         apply: the step was due and had a gradient.
-        missing: it was due, and there was no gradient.
-        bad: which of `QUANTITIES` were not finite.
+        missing: the step was due but had no gradient.
+        bad: which of `QUANTITIES` held NaN or infinity.
     """
     any_bad = jnp.any(bad)
     applied = apply & ~any_bad
@@ -485,8 +487,8 @@ def guard_after_step(
     return dataclasses.replace(after, in_a_row=jnp.where(applied | any_bad, after.in_a_row, guard.in_a_row)), applied
 
 
-def described(variables: Variables) -> str:
-    """How large they are: `72 parameters (float32), 4 statistics`."""
+def describe_variables(variables: Variables) -> str:
+    """A summary such as `72 parameters (float32), 4 statistics`."""
     params = jax.tree.leaves(variables.params)
     dtypes = "/".join(sorted({str(leaf.dtype) for leaf in params})) or "none"
     stats = sum(leaf.size for leaf in jax.tree.leaves(variables.stats))

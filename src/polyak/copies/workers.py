@@ -1,7 +1,7 @@
-"""Workers that train one shared copy, as pure functions: pull, push with bounded staleness, and the synchronous round.
+"""Several workers training one shared copy, as pure functions: pull, push with bounded staleness, synchronous round.
 
-The shared copy travels beside the workers; each holds the one that it last saw, in the same buffers. Donate it together with
-them or not at all. A worker's gradients and the statistics after its step come from `polyak.copies.loss_gradients`.
+The shared copy is passed alongside the workers; each worker stores the one it last pulled, in the same buffers. Donate it
+together with the workers or not at all. Use `polyak.copies.loss_gradients` to compute a worker's gradients and statistics.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from polyak.ops.trees import all_finite, check_same_tree, in_float32
 
 
 def staleness(worker: NetworkCopies, shared: Shared) -> Int32[Array, ""]:
-    """How many gradient steps the shared copy has taken since the worker pulled it; a metric."""
+    """Gradient steps applied to the shared copy since the worker pulled it."""
     return (shared.version - worker.version).astype(jnp.int32)
 
 
 def pull(worker: NetworkCopies, shared: Shared) -> NetworkCopies:
-    """The worker with the shared copy as it is now, and its online copy equal to it.
+    """Copy the shared weights into the worker's online copy.
 
     Raises:
         ValueError: the trees differ.
@@ -42,19 +42,19 @@ def push(
     stats: PyTree = None,
     max_staleness: int | None = None,
 ) -> tuple[NetworkCopies, Shared]:
-    """The worker's gradients applied to the shared copy, by the shared optimiser or the worker's own.
+    """Apply the worker's gradients to the shared copy, with the shared optimiser or the worker's own.
 
-    The worker's online copy stays as it is until it pulls.
+    The worker's online copy is unchanged until it pulls.
 
     Args:
-        gradients: the worker's accumulated ones if None.
-        stats: the worker's statistics after its step, which take the place of the shared copy's where the step is taken
-            (the newest count); None: those stay. Where they are not finite, nothing is applied.
-        max_staleness: gradients of weights that are older, by more than so many steps, are dropped and counted.
+        gradients: None uses the worker's accumulated gradients.
+        stats: the worker's statistics after its step; they replace the shared copy's if the step is applied. None leaves the
+            shared copy's. NaN or infinity in them skips the step.
+        max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts any.
 
     Raises:
         ValueError: the trees differ, or `max_staleness` is negative.
-        TypeError: `max_staleness` is no integer.
+        TypeError: `max_staleness` is not an integer.
     """
     fresh = jnp.array(True)
     if max_staleness is not None:
@@ -64,12 +64,12 @@ def push(
         check_same_tree(stats, shared.variables.stats, "push", sides=("statistics", "shared"))
     bad = {"statistics": ~all_finite(stats)}
     pushed = dataclasses.replace(worker, shared=shared).apply_gradients("shared", gradients, bad=bad, apply=fresh)
-    assert pushed.shared is not None, "it was put there"
-    applied = dataclasses.replace(pushed.shared, dropped=shared.dropped + (~fresh).astype(jnp.uint32))
+    assert pushed.shared is not None, "set above"
+    new_shared = dataclasses.replace(pushed.shared, dropped=shared.dropped + (~fresh).astype(jnp.uint32))
     if stats is not None:
-        taken = applied.version != shared.version
-        applied = applied.with_stats(_where(taken, stats, shared.variables.stats))
-    return dataclasses.replace(pushed, shared=applied), applied
+        is_applied = new_shared.version != shared.version
+        new_shared = new_shared.with_stats(_where(is_applied, stats, shared.variables.stats))
+    return dataclasses.replace(pushed, shared=new_shared), new_shared
 
 
 def synchronous_round(
@@ -82,27 +82,28 @@ def synchronous_round(
     clip: Scalar | None = None,
     clip_when: Literal["each", "total"] = "each",
 ) -> tuple[list[NetworkCopies], Shared]:
-    """All workers' gradients as one: reduced, one step of the optimiser, and everyone pulls.
+    """Reduce all workers' gradients, make one optimiser step, and pull the result into every worker.
 
-    A worker whose gradient or statistics are not finite is left out, and its own guard counts that. Workers with their own
-    optimisers have seen the same gradients since they began, so their states are one: the first one's steps, and all take it.
+    A worker with NaN or infinity in its gradient or statistics is excluded, and its own guard counts it. Workers with their
+    own optimisers have seen the same gradients since the start, so their states are equal: the first one is used for all.
 
     Args:
-        gradients: one tree a worker.
-        stats: each worker's statistics after its step. The shared copy takes their mean over the workers that were not left
-            out (of integers, bools and keys: the first such worker's). Means over rows are then those of one large batch;
-            variances lack what lies between the workers' batches. None: the shared copy's stay.
+        gradients: one tree per worker.
+        stats: each worker's statistics after its step. The shared copy gets their mean over the workers that were not
+            excluded (for integers, bools and keys: the first such worker's). Batch means then equal those of one large
+            batch; variances lack the variance between the workers' batches. None leaves the shared copy's.
         reduce: as for `NetworkCopies.accumulate`.
-        clip: likewise.
-        clip_when: likewise; `"each"` is each worker's.
+        clip: as for `NetworkCopies.accumulate`.
+        clip_when: as for `NetworkCopies.accumulate`; `"each"` clips each worker's gradient.
 
     Raises:
-        ValueError: not one gradient (and tree of statistics) a worker, or trees differ.
+        ValueError: there is not one gradient (and tree of statistics) per worker, or trees differ.
     """
     if not workers or len(workers) != len(gradients) or (stats is not None and len(stats) != len(workers)):
         and_stats = "" if stats is None else f" and {len(stats)} trees of statistics"
         raise ValueError(
-            f"synchronous_round: {len(workers)} workers, {len(gradients)} gradients{and_stats}; one for each worker is wanted"
+            f"synchronous_round: pass one gradient tree per worker, got {len(workers)} workers, {len(gradients)} gradients"
+            f"{and_stats}"
         )
     for one in stats or ():
         check_same_tree(one, shared.variables.stats, "synchronous_round", sides=("statistics", "shared"))
@@ -115,27 +116,27 @@ def synchronous_round(
         total = total.add(gradient, reduce=reduce, clip=clip, clip_when=clip_when, valid=valid)
         counted.append(total.number != number)
     stepped = dataclasses.replace(first, gradients=total).apply_gradients("shared")
-    assert stepped.shared is not None, "it was put there"
-    taken = stepped.shared.version != shared.version
+    assert stepped.shared is not None, "set above"
+    is_applied = stepped.shared.version != shared.version
     after = stepped.shared
     if stats is not None:
         mean = _mean_of_counted(stats, jnp.stack(counted), shared.variables.stats)
-        after = after.with_stats(_where(taken, mean, shared.variables.stats))
-    step_is_bad = ~taken & jnp.any(jnp.stack(counted))
-    together = []
+        after = after.with_stats(_where(is_applied, mean, shared.variables.stats))
+    step_is_bad = ~is_applied & jnp.any(jnp.stack(counted))
+    new_workers = []
     for worker, ok, counts in zip(workers, is_finite, counted, strict=True):
-        # A real copy for each, so that workers can be donated together.
+        # New buffers for each worker, so that all workers can be donated in one call.
         state = jax.tree.map(lambda x: jnp.array(x, copy=True), stepped.optimizer_state)
-        # Bad statistics make the gradient beside them bad, so they are named alone.
+        # Bad statistics also exclude the gradient, so only the statistics are reported.
         bad = flag_quantities({"gradient": ~counts & ok, "statistics": ~ok, "step": step_is_bad})
-        guard, _ = guard_after_step(worker.guard, taken, jnp.array(False), bad)
+        guard, _ = guard_after_step(worker.guard, is_applied, jnp.array(False), bad)
         worker = dataclasses.replace(worker, optimizer_state=state, guard=guard).reset_gradients()
-        together.append(pull(worker, after))
-    return together, after
+        new_workers.append(pull(worker, after))
+    return new_workers, after
 
 
 def _mean_of_counted(trees: Sequence[PyTree], counted: Bool[Array, " workers"], otherwise: PyTree) -> PyTree:
-    """The mean over the trees that count; of what is no float, the first one that counts; `otherwise` where none does."""
+    """The mean over the counted trees; for leaves that are not floats, the first counted one; `otherwise` if none counts."""
     number = jnp.maximum(jnp.sum(counted, dtype=jnp.int32), 1).astype(jnp.float32)
 
     def mean(old: Array, *leaves: Array) -> Array:
@@ -155,15 +156,15 @@ def _where(condition: Bool[Array, ""], tree: PyTree, otherwise: PyTree) -> PyTre
 
 
 def metrics_of(copies: Sequence[NetworkCopies]) -> Metrics:
-    """What there is to watch of each: `critic/target_distance`, `critic/skipped_steps`, `critic/staleness` and so on.
+    """Metrics of each, such as `critic/target_distance`, `critic/skipped_steps` and `critic/staleness`.
 
     Raises:
-        ValueError: two of them have one name, so that one would hide the other.
+        ValueError: two of them have the same name, so one would overwrite the other.
     """
     names = [one.name for one in copies]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"metrics_of: more than one of the copies has the name {twice[0]!r}; create each with its own name=")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"metrics_of: names must be unique, got {duplicates[0]!r} twice; create each with its own name=")
     metrics: Metrics = {}
     for one in copies:
         metrics[f"{one.name}/skipped_steps"] = one.guard.skipped

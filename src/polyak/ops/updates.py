@@ -118,7 +118,7 @@ def soft_update(
     Args:
         online: the tree that is followed.
         target: the tree that follows; its dtypes are kept.
-        tau: the share of online taken, in [0, 1]. A traced one outside of it (or NaN) changes nothing, and `valid_share` says
+        tau: the share of online taken, in [0, 1]. A traced one outside of it (or NaN) changes nothing, and `is_valid_tau` says
             so; `Follow` counts it.
         stats_tau: the share for statistics; None: as `tau`.
         is_stat: which leaves are statistics beside those under a `Variables.stats`, by name (`params/Dense_0/kernel`).
@@ -156,7 +156,7 @@ def soft_update(
     return jax.tree.unflatten(structure, moved)
 
 
-def valid_share(tau: Tau, step: Any = None) -> Bool[Array, ""]:
+def is_valid_tau(tau: Tau, step: Any = None) -> Bool[Array, ""]:
     """The share lies in [0, 1]; what can only be known of a traced one while running."""
     value = jnp.asarray(_called(tau, step) if callable(tau) else tau).astype(jnp.float32)
     return (value >= 0.0) & (value <= 1.0)

@@ -103,7 +103,7 @@ def test_the_moments_entropy_and_divergence_of_a_clipped_normal_are_the_integral
     np.testing.assert_allclose(divergence_of(CLIPPED, CLIPPED), np.zeros(len(CASES)), atol=1e-5)
 
 
-def test_samples_of_a_clipped_normal_stay_within_and_are_spread_as_it_says():
+def test_samples_of_a_clipped_normal_match_its_distribution():
     drawn = np.asarray(samples(CLIPPED, jax.random.split(KEY, 20_000)))
     mean, _, _, mode = moments(CLIPPED)
     assert np.all((drawn >= np.asarray(LOW)) & (drawn <= np.asarray(HIGH)))
@@ -143,7 +143,7 @@ def test_a_uniform_distribution_is_numpys():
     assert divergence_of(wider, each)[0] == INF
 
 
-def test_a_moved_distribution_is_the_change_of_variables():
+def test_affine_distribution_is_the_change_of_variables():
     inner = TanhNormal(jnp.array([[0.3, -0.4]]), jnp.array([[0.5, 0.8]]), 1)
     shift, scale = jnp.array([[1.0, -2.0]]), jnp.array([[0.5, 3.0]])
     each = Affine(inner, shift, scale, 1)
@@ -167,7 +167,7 @@ def test_a_divergence_is_between_two_of_a_kind(pair, unchecked):
         pair[0].kl_divergence(pair[1])
 
 
-def test_a_moved_bound_is_met_within_a_few_roundings():
+def test_affine_bound_is_included_within_a_few_roundings():
     # Its last bit is what the compiler makes of it; the last of these has no room between its bounds.
     low, high, shift = (jnp.array([x]) for x in ([-1.7, 0.3, 0.5], [2.3, 4.0, 0.5], [0.51, -90.0, 0.1]))
     scale = jnp.full((1, 3), 0.3)

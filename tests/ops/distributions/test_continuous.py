@@ -59,7 +59,7 @@ def test_divergence_between_near_normals_does_not_cancel():
     np.testing.assert_allclose(d.kl_divergence(near), -np.log(ratio) + ratio**2 / 2 - 0.5, rtol=1e-3)
 
 
-def test_event_dimensions_are_summed_and_the_batch_is_kept():
+def test_event_dimensions_are_summed_and_batch_dimensions_remain():
     d = Normal(jnp.zeros((5, 2, 3)), jnp.ones((5, 2, 3)), event_ndims=2)
     assert d.log_prob(jnp.zeros((5, 2, 3))).shape == d.entropy().shape == d.kl_divergence(d).shape == (5,)
     assert Normal(jnp.zeros(5), jnp.ones(5)).log_prob(jnp.zeros(5)).shape == (5,)

@@ -113,7 +113,7 @@ def test_a_logit_of_minus_infinity_forbids_as_a_mask_does():
 
 
 @pytest.mark.parametrize("action", [-1, 3, 100])
-def test_A10_an_action_out_of_range_is_impossible(action):
+def test_action_out_of_range_has_probability_zero(action):
     assert Categorical(jnp.zeros(3)).log_prob(jnp.int32(action)) == -jnp.inf
 
 
@@ -123,7 +123,7 @@ def test_divergence_is_infinite_where_the_other_forbids_what_happens():
     np.testing.assert_allclose(narrow.kl_divergence(d), np.log(3 / 2), rtol=1e-6)
 
 
-def test_A10_a_mask_that_forbids_all_is_an_error_that_names_the_row():
+def test_mask_that_forbids_all_raises_with_the_row():
     mask = np.ones((2, 3), bool)
     mask[1] = False
     for array in (mask, jnp.asarray(mask)):
@@ -135,7 +135,7 @@ def test_A10_a_mask_that_forbids_all_is_an_error_that_names_the_row():
         MultiCategorical(jnp.zeros(5), (2, 3), jnp.array([False, False, True, True, True]))
 
 
-def test_A10_under_jit_a_mask_that_forbids_all_counts_as_none():
+def test_under_jit_a_mask_that_forbids_all_is_ignored():
     @jax.jit
     def everything(logits, mask):
         d = Categorical(logits, mask)
@@ -245,7 +245,7 @@ def test_the_choices_of_a_multi_categorical_are_drawn_independently():
     assert scipy.stats.chisquare(counts).pvalue > 0.01
 
 
-def test_logits_of_the_wrong_width_are_an_error():
+def test_logits_of_the_wrong_width_raise():
     with pytest.raises(ValueError, match=r"logits must be 5 wide for nvec \(2, 3\), got \(4,\)"):
         MultiCategorical(jnp.zeros(4), (2, 3))
 
@@ -286,7 +286,7 @@ def test_bernoulli_samples_are_int8_with_the_right_frequencies():
         assert scipy.stats.binomtest(int(ones[i]), 20_000, float(d.mean()[0, i])).pvalue > 0.01
 
 
-def test_A10_a_mask_that_is_known_is_checked_under_jit_too():
+def test_concrete_mask_is_checked_under_jit_too():
     some, none = jnp.array([[True, False], [True, True]]), jnp.array([[True, False], [False, False]])
     entropy = jax.jit(lambda logits: Categorical(logits, some).entropy())(jnp.ones((2, 2)))
     np.testing.assert_allclose(entropy, [0.0, np.log(2)], rtol=1e-6)

@@ -1,11 +1,11 @@
-"""How copies are held: in buffers of their own, float32 where they move by small shares, described by size."""
+"""Storage of copies: separate buffers, float32 for soft targets, and their description."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import Shared, cast_like, copied, described, target_storage
+from polyak.copies.network_copies import Shared, cast_like, copy_variables, describe_variables, target_storage
 from polyak.core.types import Variables
 
 NARROW = Variables({"w": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.zeros(2, jnp.float16), "calls": jnp.array(1, jnp.int32)})
@@ -20,19 +20,19 @@ NARROW = Variables({"w": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.zeros(2, jnp.f
         (Follow(stats_tau=0.1), ("bfloat16", "float32")),
     ],
 )
-def test_what_moves_by_small_shares_is_held_in_float32_and_used_as_the_network_has_it(follow, dtypes):
+def test_soft_targets_are_stored_in_float32_and_cast_to_the_network_dtype(follow, dtypes):
     held = target_storage(NARROW, follow)
     assert (str(held.params["w"].dtype), str(held.stats["mean"].dtype)) == dtypes and held.stats["calls"].dtype == jnp.int32
     assert jax.tree.map(lambda x: x.dtype, cast_like(held, NARROW)) == jax.tree.map(lambda x: x.dtype, NARROW)
 
 
-def test_U12_a_copy_has_buffers_of_its_own():
+def test_copies_have_their_own_buffers():
     shared = Shared.init(NARROW, ()).with_stats(NARROW.stats)
-    for other in (copied(NARROW), shared.variables):
+    for other in (copy_variables(NARROW), shared.variables):
         pairs = zip(jax.tree.leaves(other), jax.tree.leaves(NARROW), strict=True)
         assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
 
 
-def test_variables_are_described_by_their_size_and_dtypes():
-    assert described(NARROW) == "3 parameters (bfloat16), 3 statistics"
-    assert described(Variables({}, {})) == "0 parameters (none), 0 statistics"
+def test_describe_variables_reports_size_and_dtypes():
+    assert describe_variables(NARROW) == "3 parameters (bfloat16), 3 statistics"
+    assert describe_variables(Variables({}, {})) == "0 parameters (none), 0 statistics"
