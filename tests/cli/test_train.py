@@ -361,7 +361,7 @@ def test_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_oth
     make = polyak.envs.make
     monkeypatch.setattr("polyak.envs.make", lambda *args, **options: Sick(make(*args, **options), run_key(0)))
     words = "--env-steps 400 --report-every 20 --checkpoint-every 20 --seeds 2 --max-bad-steps 3"
-    with pytest.warns(UserWarning, match=r"the seed of keys\[0\] has diverged: PPO: 3 updates in a row"):
+    with pytest.warns(UserWarning, match=r"training with keys\[0\] has diverged: PPO: 3 updates in a row"):
         code, out, err = command("train ppo jax/CartPole-v1 --run-dir many", SETTINGS, words)
     assert code == 1
     assert err.count("error: ") == 1

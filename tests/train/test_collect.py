@@ -14,7 +14,7 @@ from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
 from polyak.policies.scripted import Scripted, Uniform
-from polyak.train.collect import _program, _Watched, collect
+from polyak.train.collect import _FixedAgent, _program, collect
 from tests.agents.rollouts import same_bits
 from tests.train.scripted import Scripted as ScriptedEnv
 from tests.train.setting import AGENT, ENV, KEY, NUM_ENVS, NUM_STEPS, hosted, run
@@ -83,7 +83,7 @@ def test_a_script_that_ends_is_an_error_in_collecting_and_evaluating(env):
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_a_script_that_ends_stops_a_training_loop(loop):
     with pytest.raises(RuntimeError, match="Scripted: the script has ended after its 5 steps"):
-        run(loop, env_steps=10**9, agent=_Watched(SHORT, ENV.spec, 4))
+        run(loop, env_steps=10**9, agent=_FixedAgent(SHORT, ENV.spec, 4))
 
 
 def test_a_script_may_end_where_nobody_counts_any_more():
@@ -101,11 +101,11 @@ def test_invalid_arguments_are_rejected(unchecked):
         collect(Uniform(other), ENV, 5, key=KEY)
     with pytest.raises(ValueError, match="collect: num_steps must be an integer >= 1, got 0"):
         collect(Uniform(ENV.spec), ENV, 0, key=KEY)
-    with pytest.raises(TypeError, match=r"train: env must be one of polyak\.envs\.make"):
+    with pytest.raises(TypeError, match=r"train: env must be created with polyak\.envs\.make"):
         collect(Uniform(ENV.spec), AGENT, 5, key=KEY)
 
 
 def test_of_many_seeds_the_one_whose_script_ends_is_named():
     with pytest.raises(RuntimeError, match="Scripted: the script has ended after its 5 steps") as caught:
-        train.compiled_seeds(_Watched(SHORT, ENV.spec, 4), ENV, env_steps=10**9, keys=jax.random.split(KEY, 2))
-    assert caught.value.__notes__ == ["in the training of keys[0]"]
+        train.compiled_seeds(_FixedAgent(SHORT, ENV.spec, 4), ENV, env_steps=10**9, keys=jax.random.split(KEY, 2))
+    assert caught.value.__notes__ == ["while training with keys[0]"]

@@ -324,7 +324,7 @@ def test_seeds_trained_together_are_those_trained_alone_but_for_rounding():
 
 
 def test_seeds_with_callbacks_for_others_are_refused():
-    with pytest.raises(ValueError, match="callbacks for 2 seeds, but 3 keys"):
+    with pytest.raises(ValueError, match=r"len\(callbacks\)=2 must equal len\(keys\)=3"):
         train.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), callbacks=[[], []])
 
 

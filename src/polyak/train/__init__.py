@@ -1,4 +1,4 @@
-"""Training loops, evaluation and data collection; they know agents and environments, and no algorithm.
+"""Training loops, evaluation and data collection, independent of the algorithm.
 
 `collect` and `evaluate` are functions here and modules of the same names: `polyak.train.evaluate` is the function, and
 `from polyak.train.evaluate import Evaluation` reads from the module.
@@ -43,11 +43,11 @@ def run(
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
-    """Train in a JAX environment with `compiled`, in any other with `host`, which document the arguments.
+    """Train with `compiled` in a JAX environment and with `host` in any other; they document the arguments.
 
     Args:
-        devices: None picks two devices, as `polyak train` does, in a JAX environment with at least 64 copies where JAX has
-            them, otherwise one. On a CPU, JAX has as many as `JAX_NUM_CPU_DEVICES` (one by default), which it reads at start.
+        devices: number of devices. None selects two, as `polyak train` does, if JAX has two and the JAX environment has at
+            least 64 copies; otherwise one. On a CPU, JAX creates `JAX_NUM_CPU_DEVICES` devices (default 1) at startup.
     """
     if devices is None:
         devices = default_devices(agent, env)

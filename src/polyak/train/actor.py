@@ -1,4 +1,4 @@
-"""How a policy acts in an environment outside JAX: in NumPy where that is faster, otherwise by one jitted call per step."""
+"""Acting outside compiled loops: in NumPy where that is faster, otherwise with one jitted call per step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,16 +14,16 @@ from polyak.core.types import NumPyPolicy, Policy, PolicyStep, PyTree, TimeStep
 from polyak.train.loop import cached_per_env, shape_of
 
 Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
-"""`actor(t, time_step, carry)` is the policy's action at step t, counted from 0, with the key `fold_in(key, t)`."""
+"""`actor(t, time_step, carry)` returns the policy's action at step t = 0, 1, ..., drawn with the key `fold_in(key, t)`."""
 
 
 def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool, block: int) -> Actor:
-    """The faster of the two actors that the policy supports.
+    """Create the faster of the two actors that the policy supports.
 
     Args:
-        policy: with arrays on one device.
+        policy: the policy, with its arrays on one device.
         key: the source of all randomness in the actions.
-        exact: actions must equal those of a compiled loop bit for bit. NumPy's may differ by rounding.
+        exact: whether actions must equal those of a compiled loop bit for bit. NumPy may differ by rounding.
         block: number of steps whose keys or random numbers are computed at a time.
     """
     # A policy that calls Python makes the same call, with the same result, from a compiled program.
@@ -43,7 +43,7 @@ class NumPyActor:
         self._act, self._noise = arrays.in_numpy(), np.zeros(0)
 
     def __call__(self, t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
-        """The policy's action at step t; steps must be asked for in order."""
+        """Return the policy's action at step t; call with t = 0, 1, ... in order."""
         if t % self._block == 0:
             self._noise = np.asarray(self._draw(self._policy, self._key, np.uint32(t)))
         return self._act(time_step, carry, self._noise[t % self._block])
@@ -62,14 +62,14 @@ class JitActor:
         self._keys = np.zeros(0)
 
     def __call__(self, t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
-        """The policy's action at step t; steps must be asked for in order."""
+        """Return the policy's action at step t; call with t = 0, 1, ... in order."""
         if t % self._block == 0:
             self._keys = np.asarray(_key_data(self._key, np.uint32(t), self._block))
         return self._act(self._leaves, self._keys[t % self._block], time_step, carry)
 
 
 def step_keys(key: PRNGKeyArray, start: Array, count: int) -> Key[Array, " count"]:
-    """The keys of `count` steps from `start` on."""
+    """Keys of the `count` steps that begin at step `start`."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, start + jnp.arange(count, dtype=jnp.uint32))
 
 

@@ -1,4 +1,4 @@
-"""A rollout of any policy, for learning from what it does: imitation, demonstrations, data sets."""
+"""Collect a rollout of any policy, for imitation learning, demonstrations and data sets."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,55 +23,55 @@ from polyak.train.loop import HasSpec, LoopState, cached_per_env, check_match, i
 
 
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
-    """What a policy does in fresh episodes: the `Rollout` that agents learn from, `[num_steps, num_envs]`.
+    """Run a policy in fresh episodes and return the `Rollout` that agents learn from, `[num_steps, num_envs]`.
 
-    It is collected as a training loop would: in one compiled program in a JAX environment, else step by step. The same
+    A JAX environment runs in one compiled program, any other is stepped from Python, as in the training loops. The same
     policy, JAX environment and key give the same numbers when the environment is stepped from the host (as a `JaxEnvOnHost`).
-    An agent whose network has a memory, or that keeps values since collecting, learns from rollouts of its own policy only.
+    An agent with a recurrent network, or with values computed while collecting, learns only from rollouts of its own policy.
 
     Args:
-        policy: acts, with its own memory.
-        env: is reset first.
+        policy: the policy to run, recurrent or not.
+        env: the environment; reset first.
         num_steps: T, steps of each environment.
-        key: decides everything random but a host environment's own dice, which get a seed from it.
+        key: source of all randomness; a host environment is seeded from it.
 
     Raises:
-        TypeError: `num_steps` is no integer, or `env` no environment.
-        ValueError: it is below 1, or the policy is one for other spaces.
-        RuntimeError: the policy says that it could not go on (a script that has ended).
-        Exception: what a Python policy raises, as it was raised.
+        TypeError: `num_steps` is not an integer, or `env` is not an environment.
+        ValueError: `num_steps` is below 1, or the policy was built for other spaces.
+        RuntimeError: the policy reports a failure (a script that has ended).
+        Exception: any exception of a Python policy, unchanged.
     """
     check_integer("collect", "num_steps", num_steps)
-    watched = _Watched(policy, policy.spec if isinstance(policy, HasSpec) else env.spec, num_steps)
-    check_match(watched, env, 1)
+    agent = _FixedAgent(policy, policy.spec if isinstance(policy, HasSpec) else env.spec, num_steps)
+    check_match(agent, env, 1)
     relay = ExceptionRelay(policy)
     if isinstance(env, HostEnv):
         with relay:
-            return _stepped(watched, env, key)
-    rollout, _ = relay.run(_program(env), watched, compiled_start(watched, env, key))
+            return _collect_on_host(agent, env, key)
+    rollout, _ = relay.run(_program(env), agent, compiled_start(agent, env, key))
     return rollout
 
 
-def _stepped(watched: "_Watched", env: HostEnv, key: PRNGKeyArray) -> Rollout:
-    state = host_start(watched, env, key)
-    actor = rollout_actor(watched, state, None, exact=isinstance(env, JaxEnvOnHost))
-    collected = collect_on_host(actor, state.carry, env, jax.device_get(state.time_step), num_steps=watched.num_steps)
-    assert collected is not None, "without patience a rollout is always finished"
-    time_steps, actions, info, _ = collected
+def _collect_on_host(agent: "_FixedAgent", env: HostEnv, key: PRNGKeyArray) -> Rollout:
+    state = host_start(agent, env, key)
+    actor = rollout_actor(agent, state, None, exact=isinstance(env, JaxEnvOnHost))
+    arrays = collect_on_host(actor, state.carry, env, jax.device_get(state.time_step), num_steps=agent.num_steps)
+    assert arrays is not None, "a rollout without a deadline is always complete"
+    time_steps, actions, info, _ = arrays
     rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
     return rollout
 
 
 @struct
-class _Watched:
-    """An agent that learns nothing: its state is the policy."""
+class _FixedAgent:
+    """An agent that does not learn: its state is the policy."""
 
-    acts: Any
+    fixed_policy: Any
     spec: EnvSpec = static()
     num_steps: int = static()
 
     def init(self, key: PRNGKeyArray) -> Any:
-        return self.acts
+        return self.fixed_policy
 
     @property
     def network(self) -> None:
@@ -101,11 +101,11 @@ class _Watched:
 
 @cached_per_env
 def _program(env: Env) -> Callable[..., tuple[Rollout, PyTree]]:
-    """The rollout and the policy's carry after it, jitted."""
+    """The jitted function that returns the rollout and the policy's final carry."""
 
-    def program(watched: _Watched, state: LoopState) -> tuple[Rollout, PyTree]:
-        keys = iteration_keys(state.key, state.iteration, watched.num_steps)
-        (_, _, carry), rollout = collect_compiled(watched, env, state, keys)
+    def program(agent: _FixedAgent, state: LoopState) -> tuple[Rollout, PyTree]:
+        keys = iteration_keys(state.key, state.iteration, agent.num_steps)
+        (_, _, carry), rollout = collect_compiled(agent, env, state, keys)
         return rollout, carry
 
     return jax.jit(program)

@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes, measured from time steps, the same in every loop."""
+"""Episode returns and lengths, computed from time steps in the same way by every loop."""
 
 from collections import deque
 
@@ -15,20 +15,20 @@ WINDOW = 100
 
 @struct
 class Episodes:
-    """The episodes under way: return and length so far of each environment."""
+    """Running return and length of the current episode of each environment."""
 
     returns: Float[Array, " B"]
     lengths: UInt32[Array, " B"]
 
     @classmethod
     def fresh(cls, num_envs: int) -> "Episodes":
-        """Every environment at the start of an episode."""
+        """Zeros: every environment is at the start of an episode."""
         return cls(jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.uint32))
 
 
 @struct
 class Finished:
-    """Sums over the episodes that ended in a stretch of time."""
+    """Number of completed episodes, and the sums of their returns and lengths."""
 
     count: UInt32[Array, ""]
     returns: Float[Array, ""]
@@ -36,7 +36,7 @@ class Finished:
 
     @classmethod
     def none(cls) -> "Finished":
-        """No episode."""
+        """Zero episodes."""
         return cls(jnp.zeros((), jnp.uint32), jnp.zeros(()), jnp.zeros((), jnp.uint32))
 
     def __add__(self, other: "Finished") -> "Finished":
@@ -44,11 +44,11 @@ class Finished:
 
 
 def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, Finished]:
-    """Go through time steps `[T+1, B]`, of which the first was measured before."""
+    """Update `episodes` with time steps `[T+1, B]`, skipping the first, which the previous call counted."""
 
-    def step(now: Episodes, time_step: Score) -> tuple[Episodes, tuple[Array, Array, Array]]:
-        returns = jnp.where(time_step.first, 0.0, now.returns + time_step.reward)
-        lengths = jnp.where(time_step.first, jnp.uint32(0), now.lengths + jnp.uint32(1))
+    def step(episodes: Episodes, time_step: Score) -> tuple[Episodes, tuple[Array, Array, Array]]:
+        returns = jnp.where(time_step.first, 0.0, episodes.returns + time_step.reward)
+        lengths = jnp.where(time_step.first, jnp.uint32(0), episodes.lengths + jnp.uint32(1))
         ended = time_step.last
         return Episodes(returns, lengths), (ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, jnp.uint32(0)))
 
@@ -58,14 +58,14 @@ def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, Finishe
 
 
 class Window:
-    """Mean return and length over about the last hundred episodes, on the host."""
+    """Mean return and length over about the last 100 episodes, on the host."""
 
     def __init__(self) -> None:
         self._finished: deque[tuple[int, float, int]] = deque()
         self.total = 0
 
     def add(self, finished: Finished) -> None:
-        """Take in what ended, and forget what is older than the last hundred."""
+        """Add completed episodes and drop those older than the last 100."""
         count, returns, lengths = (np.asarray(x).item() for x in (finished.count, finished.returns, finished.lengths))
         if count:
             self._finished.append((count, returns, lengths))
@@ -74,7 +74,7 @@ class Window:
             self._finished.popleft()
 
     def metrics(self) -> dict[str, float]:
-        """`rollout/ep_rew_mean` and `rollout/ep_len_mean`; nothing before the first episode has ended."""
+        """`rollout/ep_rew_mean` and `rollout/ep_len_mean`; empty before the first episode ends."""
         count = sum(c for c, _, _ in self._finished)
         if not count:
             return {}

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes of a policy, none counted for having been short."""
+"""Evaluation of a policy over complete episodes, without bias towards short ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ from polyak.core.types import Env, HostEnv, Policy, PyTree, Score
 from polyak.train.actor import make_actor
 from polyak.train.loop import HasSpec, cached_per_env, check_spec, env_reset_key, env_step_key, jitted_init
 
-# Steps between looks at whether all episodes are done.
+# Steps between checks whether all episodes have ended.
 CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the evaluated episodes, in the order of environments.
+    """Returns and lengths of the evaluated episodes, ordered by environment.
 
     Attributes:
-        returns: undiscounted, in the environment's units.
-        lengths: in steps.
+        returns: undiscounted returns, in the environment's units.
+        lengths: episode lengths, in steps.
     """
 
     returns: npt.NDArray[np.float64] = field(repr=False)
@@ -36,12 +36,12 @@ class Evaluation:
 
     @property
     def mean_return(self) -> float:
-        """Mean over the episodes."""
+        """Mean return over the episodes."""
         return float(self.returns.mean())
 
     @property
     def std_return(self) -> float:
-        """Population standard deviation over the episodes."""
+        """Population standard deviation of the returns."""
         return float(self.returns.std())
 
     @property
@@ -53,30 +53,30 @@ class Evaluation:
 def evaluate(
     policy: Policy, env: Env | HostEnv, *, episodes: int, key: PRNGKeyArray, max_steps: int | None = None
 ) -> Evaluation:
-    """Run a policy for exactly so many episodes.
+    """Run a policy for exactly `episodes` episodes.
 
-    Every environment contributes its own first episodes, in equal numbers (the first few one more): taking whichever ended
-    first would favour short episodes.
+    The episodes are divided equally among the environments (the first few run one more), and each environment contributes
+    its first ones: counting whichever episodes end first would favour short episodes.
 
     Args:
-        policy: acts; give the greedy one, `agent.policy(state)`, to evaluate what was learned.
-        env: is reset first.
-        episodes: how many.
-        key: decides the environment's starts and a sampling policy's actions.
-        max_steps: steps of each environment after which to give up; None is no limit for a host environment and
-            ten million for a JAX one.
+        policy: the policy to evaluate; `agent.policy(state)` is an agent's greedy policy.
+        env: the environment; reset first.
+        episodes: number of episodes.
+        key: source of all randomness, in the environment and in the policy's actions.
+        max_steps: maximum number of steps of each environment; None sets no limit for a host environment and ten million
+            for a JAX environment.
 
     Raises:
         TypeError: `policy` is a function or an exported policy.
         TypeError, ValueError: `episodes` or `max_steps` is not a positive integer.
         ValueError: the policy was built for other spaces, action scaling or masks than the environment has.
         TimeoutError: `max_steps` passed before all episodes had ended.
-        RuntimeError: the policy says that it could not go on (a script that has ended).
+        RuntimeError: the policy reports a failure (a script that has ended).
     """
     if not isinstance(policy, Policy):
         raise TypeError(
-            f"evaluate: policy must have initial_state, distribution and action, got {policy!r:.80}; make a function f a "
-            "policy by PythonPolicy(f, env.spec), an exported policy by PythonPolicy(policy.as_python(), env.spec)"
+            f"evaluate: policy must have initial_state, distribution and action, got {policy!r:.80}; wrap a "
+            "function f with PythonPolicy(f, env.spec), an exported policy with PythonPolicy(policy.as_python(), env.spec)"
         )
     check_integer("evaluate", "episodes", episodes)
     if max_steps is not None:
@@ -88,114 +88,117 @@ def evaluate(
     env_key, act_key = jax.random.split(key)
     if isinstance(env, HostEnv):
         with ExceptionRelay(policy):
-            return _on_host(policy, env, quota, env_key, act_key, max_steps)
-    return _compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
+            return _evaluate_on_host(policy, env, quota, env_key, act_key, max_steps)
+    return _evaluate_compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
 
 
-class _Tally:
-    """Episodes of each environment until its quota is full."""
+class _EpisodeLog:
+    """The first `quota[i]` episodes of environment i."""
 
     def __init__(self, quota: npt.NDArray[np.int64]) -> None:
         self._quota = quota
         self._returns: list[list[float]] = [[] for _ in quota]
         self._lengths: list[list[int]] = [[] for _ in quota]
-        self._now = np.zeros(len(quota))
-        self._steps = np.zeros(len(quota), np.int64)
+        self._running_return = np.zeros(len(quota))
+        self._running_length = np.zeros(len(quota), np.int64)
 
     def add(self, counted: Score) -> None:
-        """One time step of all environments."""
-        self._now = np.where(counted.first, 0.0, self._now + counted.reward)
-        self._steps = np.where(counted.first, 0, self._steps + 1)
+        """Add one time step of all environments."""
+        self._running_return = np.where(counted.first, 0.0, self._running_return + counted.reward)
+        self._running_length = np.where(counted.first, 0, self._running_length + 1)
         for i in np.flatnonzero(counted.last):
             if len(self._returns[i]) < self._quota[i]:
-                self._returns[i].append(float(self._now[i]))
-                self._lengths[i].append(int(self._steps[i]))
+                self._returns[i].append(float(self._running_return[i]))
+                self._lengths[i].append(int(self._running_length[i]))
 
     @property
-    def full(self) -> bool:
-        """Every environment has done its share."""
-        return not self.open.any()
+    def is_complete(self) -> bool:
+        """Whether every environment has completed its quota."""
+        return not self.is_running.any()
 
     @property
-    def open(self) -> npt.NDArray[np.bool_]:
-        """The environments that have not."""
-        return self.left > 0
+    def is_running(self) -> npt.NDArray[np.bool_]:
+        """Whether each environment has episodes left to complete."""
+        return self.num_left > 0
 
     @property
-    def left(self) -> npt.NDArray[np.int32]:
-        """How many episodes each has to do."""
+    def num_left(self) -> npt.NDArray[np.int32]:
+        """Number of episodes that each environment has left to complete."""
         return np.array([quota - len(r) for quota, r in zip(self._quota, self._returns, strict=True)], np.int32)
 
     def result(self) -> Evaluation:
-        """All of them."""
+        """The complete episodes."""
         returns, lengths = (list(chain.from_iterable(parts)) for parts in (self._returns, self._lengths))
         return Evaluation(np.array(returns), np.array(lengths, np.int64))
 
 
-def _on_host(
+def _evaluate_on_host(
     policy: Policy, env: HostEnv, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int | None
 ) -> Evaluation:
     time_step = env.reset(int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1))
     carry = policy.initial_state(env.num_envs)
     actor = make_actor(policy, act_key, env.num_envs, exact=True, block=CHUNK)
-    tally, t = _Tally(quota), 0
-    while not tally.full:
+    log, t = _EpisodeLog(quota), 0
+    while not log.is_complete:
         if t == max_steps:
-            raise _too_long(env, t)
+            raise _timeout(env, t)
         step = actor(t, time_step, carry)
         carry = step.carry
-        check_carry(carry, tally.open)
+        check_carry(carry, log.is_running)
         time_step = env.step(jax.tree.map(np.asarray, step.action))
-        tally.add(time_step.counted)
+        log.add(time_step.counted)
         t += 1
-    return tally.result()
+    return log.result()
 
 
-def _compiled(policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int) -> Evaluation:
+def _evaluate_compiled(
+    policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int
+) -> Evaluation:
     chunk = _program(env)
     env_state, time_step = jitted_init(env)(env_reset_key(env_key))
-    now = (env_state, time_step, policy.initial_state(env.num_envs))
+    loop = (env_state, time_step, policy.initial_state(env.num_envs))
     relay = ExceptionRelay(policy)
-    tally, t = _Tally(quota), 0
-    while not tally.full:
+    log, t = _EpisodeLog(quota), 0
+    while not log.is_complete:
         if t == max_steps:
-            raise _too_long(env, t)
-        limits = np.uint32(t), np.uint32(min(t + CHUNK, max_steps)), tally.left
-        now, done, seen = relay.run(chunk, policy, now, env_key, act_key, *limits)
-        counted = jax.tree.map(np.asarray, seen)
-        for i in range(int(done) - t):
-            tally.add(Score(counted.reward[i], counted.last[i], counted.first[i]))
-        t = int(done)
-    return tally.result()
+            raise _timeout(env, t)
+        limits = np.uint32(t), np.uint32(min(t + CHUNK, max_steps)), log.num_left
+        loop, end, scores = relay.run(chunk, policy, loop, env_key, act_key, *limits)
+        scores = jax.tree.map(np.asarray, scores)
+        for i in range(int(end) - t):
+            log.add(Score(scores.reward[i], scores.last[i], scores.first[i]))
+        t = int(end)
+    return log.result()
 
 
 @cached_per_env
 def _program(env: Env) -> Callable[..., tuple[PyTree, Array, Score]]:
-    """Some steps, jitted. Only in episodes that count may the policy fail."""
+    """The jitted function that runs up to `CHUNK` steps; policy failures count only in episodes within the quota."""
 
     def chunk(
-        policy: Policy, now: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, left: Array
+        policy: Policy, loop: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, num_left: Array
     ) -> tuple[PyTree, Array, Score]:
-        def step(at: PyTree) -> PyTree:
-            t, left, (env_state, time_step, carry), seen = at
-            acted = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
-            carry = count_failures_in(left > 0, carry, acted.carry)
-            env_state, time_step = env.step(env_state, acted.action, env_step_key(env_key, t))
+        def step(values: PyTree) -> PyTree:
+            t, num_left, (env_state, time_step, carry), scores = values
+            policy_step = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
+            carry = count_failures_in(num_left > 0, carry, policy_step.carry)
+            env_state, time_step = env.step(env_state, policy_step.action, env_step_key(env_key, t))
             put = partial(jax.lax.dynamic_update_index_in_dim, index=t - start, axis=0)
-            seen = jax.tree.map(put, seen, time_step.counted)
-            return t + jnp.uint32(1), left - time_step.counted.last.astype(jnp.int32), (env_state, time_step, carry), seen
+            scores = jax.tree.map(put, scores, time_step.counted)
+            num_left = num_left - time_step.counted.last.astype(jnp.int32)
+            return t + jnp.uint32(1), num_left, (env_state, time_step, carry), scores
 
-        def more(at: PyTree) -> Array:
-            # A policy that calls Python is called for no step that nobody counts.
-            t, left, *_ = at
-            return (t < end) & jnp.any(left > 0)
+        def has_next(values: PyTree) -> Array:
+            # Stop with the last counted step, so that a policy in Python is not called for steps that do not count.
+            t, num_left, *_ = values
+            return (t < end) & jnp.any(num_left > 0)
 
-        seen = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), now[1].counted)
-        t, _, now, seen = jax.lax.while_loop(more, step, (start, left, now, seen))
-        return now, t, seen
+        scores = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), loop[1].counted)
+        t, _, loop, scores = jax.lax.while_loop(has_next, step, (start, num_left, loop, scores))
+        return loop, t, scores
 
     return jax.jit(chunk)
 
 
-def _too_long(env: Env | HostEnv, steps: int) -> TimeoutError:
-    return TimeoutError(f"evaluate: {steps} steps of each environment did not end all episodes of {env.spec.id}")
+def _timeout(env: Env | HostEnv, steps: int) -> TimeoutError:
+    return TimeoutError(f"evaluate: not all episodes of {env.spec.id} ended within max_steps={steps} steps of each environment")

@@ -1,4 +1,4 @@
-"""The host loop: ordinary environments stepped from Python, with a jitted update."""
+"""The host loop: environments stepped from Python, with a jitted update."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ from polyak.train.loop import (
     update_on,
 )
 
-# A rollout that takes no longer is finished before training stops.
-PATIENCE_SECONDS = 1.0
+# After a request to stop, a rollout that takes longer than this is discarded.
+ROLLOUT_SECONDS = 1.0
 
 
 def host(
@@ -50,7 +50,7 @@ def host(
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
-    """Train in an ordinary environment until `env_steps` valid transitions are done.
+    """Train in an environment outside JAX until `env_steps` valid transitions are done.
 
     A JAX environment is stepped by one jitted call per step and gives the numbers of the compiled loop.
 
@@ -61,14 +61,14 @@ def host(
         key: source of all randomness; the environment is seeded from it.
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
-        devices: host devices or accelerators that share the update.
-        resume_from: the state of a run that was stopped. It is donated.
-        env_steps_done: how many env_steps that run had done.
+        devices: number of host devices or accelerators over which the update is split.
+        resume_from: the state of a stopped run. It is donated.
+        env_steps_done: env_steps that the stopped run had completed.
         should_stop: called at every step; True ends training after a last report. A rollout that takes more than a second is
-            discarded and the environment restored to its start, where the environment has snapshots.
+            discarded, and the environment is restored to its start if it supports snapshots.
 
     Raises:
-        TypeError, ValueError: an argument, before anything has run.
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
         TrainingDiverged: see `Agent.diagnose`.
     """
     target = Target(env_steps, report_every)
@@ -88,25 +88,25 @@ def host(
     with reporter.compiling():
         learn_compiled = _compile(agent, mesh, state, None if relay.active else new_actor(state))
 
-    stopped, slow = None, True
+    stopped, is_slow = None, True
     due = target.next_report(reporter.env_steps)
     time_step = jax.tree.map(np.asarray, state.time_step)
     while reporter.env_steps < env_steps:
-        before = hosted.snapshot() if slow else None
+        before = hosted.snapshot() if is_slow else None
         with reporter.training(), relay:
-            # Without a snapshot the environment would stay where the rollout was given up.
-            patience = _Patience(should_stop, may_give_up=slow)
-            rollout = collect_rollout(new_actor(state), state.carry, hosted, time_step, agent.num_steps, patience)
+            # Only a rollout that began with a snapshot may be discarded.
+            deadline = _Deadline(should_stop, can_discard=is_slow)
+            rollout = collect_rollout(new_actor(state), state.carry, hosted, time_step, agent.num_steps, deadline)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
                 return reporter.result(state, "request")
-            slow = patience.spent
+            is_slow = deadline.has_passed
             time_steps, actions, info, carry = rollout
             time_step = jax.tree.map(lambda x: x[-1], time_steps)
             valid = int(np.sum(~time_steps.last[:-1]))
             state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
-            # Waited for here, where time is counted.
+            # Wait here, so that the update counts as training time.
             jax.block_until_ready(finished)
         reporter.advance(valid, 1, finished)
         stopped = "request" if should_stop() else None
@@ -119,62 +119,62 @@ def host(
     return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
 
 
-class _Patience:
-    """How long a rollout that nobody wants any more goes on."""
+class _Deadline:
+    """Decides when to discard a rollout because training has been asked to stop."""
 
-    def __init__(self, should_stop: Callable[[], bool], *, may_give_up: bool) -> None:
+    def __init__(self, should_stop: Callable[[], bool], *, can_discard: bool) -> None:
         self._should_stop = should_stop
-        self._may_give_up = may_give_up
-        self._began = time.monotonic()
+        self._can_discard = can_discard
+        self._start_time = time.monotonic()
 
     @property
-    def spent(self) -> bool:
-        """The rollout has taken long."""
-        return time.monotonic() - self._began > PATIENCE_SECONDS
+    def has_passed(self) -> bool:
+        """Whether the rollout has taken longer than `ROLLOUT_SECONDS`."""
+        return time.monotonic() - self._start_time > ROLLOUT_SECONDS
 
-    def over(self) -> bool:
-        """To be given up: training shall stop, and waiting for the rollout's end would be long."""
-        return self._may_give_up and self._should_stop() and self.spent
+    def should_discard(self) -> bool:
+        """Whether to discard the rollout: training should stop, and the deadline has passed."""
+        return self._can_discard and self._should_stop() and self.has_passed
 
 
 def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
-    """The environment itself, or a JAX one stepped from the host with the run's key."""
+    """Return a host environment unchanged; wrap a JAX environment with the run's key."""
     return env if isinstance(env, HostEnv) else JaxEnvOnHost(env, run_env_key(key))
 
 
 def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
-    """The loop's state before the first iteration, after a reset of the environment."""
+    """Reset the environment and return the loop's state before the first iteration."""
     return initial(agent, env.num_envs, key, (), reset(env, key))
 
 
 def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
-    """Reset the environment: a JAX one by its key, others by a seed from the run's."""
+    """Reset the environment: a JAX environment with its key, any other with a seed derived from the run's key."""
     seed = 0 if isinstance(env, JaxEnvOnHost) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
     time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
     return time_step
 
 
 def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> Any:
-    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step on data of the shapes to come.
+    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step for the shapes of a rollout.
 
     Args:
-        actor: is called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
+        actor: called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
     """
     time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
     if actor is None:
-        acted = jax.eval_shape(_act, agent, state)
-        acted = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), acted)
+        step = jax.eval_shape(_act, agent, state)
+        step = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step)
     else:
-        acted = jax.tree.map(np.asarray, actor(0, time_step, carry))
-    actions, info = (_stacked([tree] * agent.num_steps) for tree in (acted.action, acted.info))
-    time_steps = _stacked([time_step] * (agent.num_steps + 1))
-    arguments = (agent, state, time_steps, actions, info, acted.carry)
+        step = jax.tree.map(np.asarray, actor(0, time_step, carry))
+    actions, info = (_stack([tree] * agent.num_steps) for tree in (step.action, step.info))
+    time_steps = _stack([time_step] * (agent.num_steps + 1))
+    arguments = (agent, state, time_steps, actions, info, step.carry)
     return _program(mesh, shape_of(*arguments)).lower(*arguments).compile()
 
 
 @cached_per_env
 def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
-    """`_learn`, jitted; one function for each shape of its arguments, so that only the last few programs are kept."""
+    """`_learn`, jitted; one function per argument shape, so that the cache holds only the last few programs."""
     if mesh is None:
         return jax.jit(partial(_learn, mesh), donate_argnums=1)
     structure, leaves, _ = shape
@@ -185,7 +185,7 @@ def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
 
 
 def _sharding(agent: Agent, mesh: Mesh) -> Any:
-    """Every device holds the whole state, except for the parts that the agent splits by environment."""
+    """Replicate the state on every device, except for the parts that the agent splits by environment."""
     replicated: Any = NamedSharding(mesh, PartitionSpec())
     return LoopState(state_sharding(agent, mesh), (), *[replicated] * 5)
 
@@ -198,7 +198,7 @@ def rollout_actor(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: b
     """The actor for the next rollout."""
     policy, key = _policy_program(shape_of(agent, state))(agent, state)
     if mesh is not None:
-        # An update on several devices leaves its result on all of them, and each would compute the actions.
+        # The updated policy is on all devices, and each of them would compute the actions.
         policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
     return make_actor(policy, key, state.time_step.reward.shape[0], exact=exact, block=agent.num_steps)
 
@@ -212,11 +212,11 @@ def _policy_program(shape: tuple[Any, ...]) -> Callable[[Agent, LoopState], tupl
 
 
 def collect_rollout(
-    actor: Actor, carry: PyTree, env: HostEnv, time_step: TimeStep, num_steps: int, patience: "_Patience | None" = None
+    actor: Actor, carry: PyTree, env: HostEnv, time_step: TimeStep, num_steps: int, deadline: "_Deadline | None" = None
 ) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
     """Step the environment; returns time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the final carry.
 
-    Returns None if `patience` ran out.
+    Returns None if `deadline` discards the rollout.
 
     Raises:
         RuntimeError: the policy reports a failure.
@@ -224,23 +224,23 @@ def collect_rollout(
     carry = jax.tree.map(np.asarray, carry)
     time_steps, actions, infos = [time_step], [], []
     for t in range(num_steps):
-        acted = actor(t, time_step, carry)
-        carry = acted.carry
-        action = acted.action
+        step = actor(t, time_step, carry)
+        carry = step.carry
+        action = step.action
         if not isinstance(action, np.ndarray):
             action = jax.tree.map(np.asarray, action)
         time_step = env.step(action)
-        if patience is not None and patience.over():
+        if deadline is not None and deadline.should_discard():
             return None
         time_steps.append(time_step)
         actions.append(action)
-        infos.append(acted.info)
+        infos.append(step.info)
     check_carry(carry)
-    return _stacked(time_steps), _stacked(actions), _stacked(infos), jax.tree.map(np.asarray, carry)
+    return _stack(time_steps), _stack(actions), _stack(infos), jax.tree.map(np.asarray, carry)
 
 
-def _stacked(trees: list[Any]) -> Any:
-    # As np.stack, in half its time: this is done for every leaf of a rollout.
+def _stack(trees: list[Any]) -> Any:
+    # Equal to np.stack but twice as fast; called for every leaf of a rollout.
     return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(len(leaves), *leaves[0].shape), *trees)
 
 

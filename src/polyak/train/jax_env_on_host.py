@@ -13,62 +13,64 @@ from polyak.train.loop import cached_per_env, env_reset_key, env_step_key, jitte
 
 
 class JaxEnvOnHost:
-    """A `HostEnv` around an `Env`: keeps the state, and derives the key of step n from the key given and n.
+    """A `HostEnv` that wraps an `Env`: stores its state, and derives the key of step n from `env_key` and n.
 
-    Its numbers are those of the compiled loop with the same run key. `reset`'s seed is folded into the key; 0 leaves it.
+    It gives the numbers of the compiled loop with the same run key. `reset` folds a nonzero seed into the key.
     """
 
     def __init__(self, env: Env, env_key: PRNGKeyArray) -> None:
-        self._env, self._given_key, self._key = env, env_key, env_key
+        self._env, self._env_key, self._key = env, env_key, env_key
         self._init, self._step = jitted_init(env), _jitted_step(env)
         self._state: PyTree = None
         self._number = np.uint32(0)
 
     @property
     def spec(self) -> EnvSpec:
-        """The inner environment's."""
+        """The spaces of one environment."""
         return self._env.spec
 
     @property
     def num_envs(self) -> int:
-        """The inner environment's."""
+        """Number of environments."""
         return self._env.num_envs
 
     def reset(self, seed: int) -> TimeStep:
-        """Fresh episodes everywhere."""
-        self._key = jax.random.fold_in(self._given_key, seed) if seed else self._given_key
+        """Start a new episode in every environment."""
+        self._key = jax.random.fold_in(self._env_key, seed) if seed else self._env_key
         self._number = np.uint32(0)
         self._state, time_step = self._init(env_reset_key(self._key))
         return jax.tree.map(np.asarray, time_step)
 
     def step(self, action: PyTree) -> TimeStep:
-        """One step of every environment."""
+        """Step every environment."""
         self._state, time_step = self._step(self._state, action, self._key, self._number)
         self._number = self._number + np.uint32(1)
         return jax.tree.map(np.asarray, time_step)
 
     def snapshot(self) -> dict[str, Any]:
-        """The state's arrays, the key and the number of steps."""
+        """Return the state's arrays, the key and the number of steps."""
         leaves = [np.asarray(jax.device_get(leaf)) for leaf in jax.tree.leaves(self._state)]
         return {"state": leaves, "key": np.asarray(jax.random.key_data(self._key)), "number": int(self._number)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot.
+        """Continue from a snapshot.
 
         Raises:
-            ValueError: it is of another environment.
+            ValueError: the snapshot is of another environment.
         """
         shapes = jax.eval_shape(self._env.init, self._key)[0]
-        wanted = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
+        expected = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
         got = [(leaf.shape, leaf.dtype) for leaf in snapshot["state"]]
-        if wanted != got:
-            raise ValueError(f"{self.spec.id}: the snapshot has arrays {got}, the environment's state {wanted}")
+        if expected != got:
+            raise ValueError(
+                f"{self.spec.id}: snapshot arrays must be {expected}, got {got}; restore a snapshot of the same environment"
+            )
         self._state = jax.tree.unflatten(jax.tree.structure(shapes), [jax.numpy.asarray(leaf) for leaf in snapshot["state"]])
         self._key = jax.random.wrap_key_data(jax.numpy.asarray(snapshot["key"]), impl=jax.random.key_impl(self._key))
         self._number = np.uint32(snapshot["number"])
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 @cached_per_env

@@ -1,4 +1,4 @@
-"""What all loops share: the state they carry, the keys of an iteration, and reporting."""
+"""Code that all loops share: the loop state, the keys of an iteration, and reporting."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,21 +40,21 @@ ENVS = "envs"
 
 
 class TrainingDiverged(FloatingPointError):
-    """Too many updates in a row met numbers that are not finite; the message names the first such quantity."""
+    """Too many consecutive updates contained NaN or infinity; the message names the first such quantity."""
 
 
 @struct
 class LoopState:
-    """All that a loop carries from one iteration to the next; what a checkpoint holds.
+    """Everything that a loop carries from one iteration to the next; the content of a checkpoint.
 
     Attributes:
         agent: the agent's state.
-        env: the state of a JAX environment; `()` in a host loop, where the environment keeps its own.
-        time_step: what the environment said last.
-        carry: the collecting policy's memory.
-        episodes: returns and lengths of the episodes under way.
-        key: the run's key; it is never changed, only folded with counters.
-        iteration: rollouts done.
+        env: the state of a JAX environment; `()` in a host loop, where the environment stores its own.
+        time_step: the environment's last time step.
+        carry: the recurrent state of the collecting policy.
+        episodes: running returns and lengths of the current episodes.
+        key: the run's key; constant, folded with counters.
+        iteration: number of rollouts so far.
     """
 
     agent: PyTree
@@ -68,16 +68,16 @@ class LoopState:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How training ended.
+    """The result of training.
 
     Attributes:
         state: the agent's state; `agent.policy(result.state)` acts.
-        loop_state: the loop's whole state, from which it can go on.
-        progress: env_steps, seconds, frames per second at the end.
-        metrics: the last report.
-        stopped: None if all steps were done, else what ended training before: `"callback"`, `"request"`, or, of one among
-            several seeds, `"diverged"`.
-        diagnosis: why this seed could not go on; None unless it diverged.
+        loop_state: the complete state of the loop; pass it as `resume_from` to continue.
+        progress: env_steps, seconds and steps per second at the end.
+        metrics: the metrics of the last report.
+        stopped: None if training reached `env_steps`, else what stopped it: `"callback"`, `"request"`, or `"diverged"` for one
+            of several seeds.
+        diagnosis: why this seed diverged; None unless it did.
     """
 
     state: PyTree
@@ -104,19 +104,19 @@ class IterationKeys:
 
 
 def iteration_keys(key: PRNGKeyArray, iteration: UInt32[Array, ""], num_steps: int) -> IterationKeys:
-    """The keys of an iteration: a function of the run's key and the count alone, so that any loop can go on from any other."""
+    """The keys of an iteration, derived from the run's key and `iteration` alone, so that either loop can resume the other."""
     env_key, loop_key = jax.random.split(key, 3)[1:]
-    now = jax.random.fold_in(loop_key, iteration)
+    iteration_key = jax.random.fold_in(loop_key, iteration)
     numbers = iteration * jnp.uint32(num_steps) + jnp.arange(num_steps, dtype=jnp.uint32)
     return IterationKeys(
-        act=jax.random.fold_in(now, 0),
+        act=jax.random.fold_in(iteration_key, 0),
         env=jax.vmap(lambda number: env_step_key(env_key, number))(numbers),
-        update=jax.random.fold_in(now, 1),
+        update=jax.random.fold_in(iteration_key, 1),
     )
 
 
 def env_step_key(env_key: PRNGKeyArray, number: int | UInt32[Array, ""]) -> PRNGKeyArray:
-    """The key of the environment's step with this number (from 0); its reset has a key of its own."""
+    """The key of the environment's step `number` = 0, 1, ...; the reset has a separate key."""
     return jax.random.fold_in(jax.random.fold_in(env_key, 1), number)
 
 
@@ -126,15 +126,15 @@ def env_reset_key(env_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def run_env_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    """The environment's share of the run's key."""
+    """The environment's key, split from the run's key."""
     return jax.random.split(key, 3)[1]
 
 
 def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
-    """The loop's state before the first iteration; every buffer its own, so that it can be donated beside the arguments."""
+    """The loop's state before the first iteration, copied to new buffers so that it can be donated."""
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
-    own: LoopState = copy_buffers(
+    loop_state: LoopState = copy_buffers(
         LoopState(
             agent=state,
             env=env_state,
@@ -145,45 +145,45 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
             iteration=jnp.zeros((), jnp.uint32),
         )
     )
-    return own
+    return loop_state
 
 
 def learn(
     agent: Agent, update: Any, state: LoopState, rollout: Rollout, key: PRNGKeyArray
 ) -> tuple[PyTree, Episodes, Metrics, Finished]:
-    """Measure the rollout's episodes, and update the agent."""
+    """Update the episode statistics and the agent with a rollout."""
     episodes, finished = measure(state.episodes, rollout.time_steps)
     agent_state, metrics = update(agent, state.agent, rollout, key)
     return agent_state, episodes, metrics, finished
 
 
 def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArray], tuple[PyTree, Metrics]]:
-    """The agent's update, on one device or split by environments over a mesh of them."""
+    """The agent's update: on one device, or split by environment over a mesh."""
 
     def update(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
         return agent.update(state, rollout, key, axis_name=None if mesh is None else ENVS)
 
     if mesh is None:
         return update
-    steps, carry, everywhere = PartitionSpec(None, ENVS), PartitionSpec(ENVS), PartitionSpec()
+    steps, carry, replicated = PartitionSpec(None, ENVS), PartitionSpec(ENVS), PartitionSpec()
     rollouts = Rollout(time_steps=steps, actions=steps, info=steps, carry=carry)  # type: ignore[arg-type]
 
     def update_on_mesh(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
         states = agent.partition(ENVS)
-        args, results = (everywhere, states, rollouts, everywhere), (states, everywhere)
-        split = jax.shard_map(update, mesh=mesh, in_specs=args, out_specs=results, check_vma=False)
-        return split(agent, state, rollout, key)
+        args, results = (replicated, states, rollouts, replicated), (states, replicated)
+        sharded_update = jax.shard_map(update, mesh=mesh, in_specs=args, out_specs=results, check_vma=False)
+        return sharded_update(agent, state, rollout, key)
 
     return update_on_mesh
 
 
 def state_sharding(agent: Agent, mesh: Mesh) -> Any:
-    """How the agent's state is placed on a mesh: shardings in a tree that is a prefix of the state."""
+    """Shardings of the agent's state on a mesh, in a tree that is a prefix of the state."""
     return jax.tree.map(partial(NamedSharding, mesh), agent.partition(ENVS))
 
 
 def default_devices(agent: Agent, env: Env | HostEnv) -> int:
-    """Two devices where JAX has them and they pay: a JAX environment with at least 64 copies; otherwise one."""
+    """Two devices if JAX has two and the JAX environment has at least 64 copies, otherwise one."""
     if not isinstance(agent, Agent) or not isinstance(env, Env) or env.num_envs < 64 or env.num_envs % 2:
         return 1
     try:
@@ -194,17 +194,17 @@ def default_devices(agent: Agent, env: Env | HostEnv) -> int:
 
 
 def mesh_over(devices: int, num_envs: int) -> Mesh | None:
-    """A mesh of so many devices for the environments, or None for one.
+    """A mesh of `devices` devices over which the environments are split, or None for one device.
 
     Raises:
-        ValueError: there are not so many devices, or they cannot share the environments equally.
+        ValueError: JAX has fewer devices, or `num_envs` is not divisible by `devices`.
     """
     check_integer("train", "devices", devices)
-    present = jax.local_device_count()
-    if devices > present:
+    available = jax.local_device_count()
+    if devices > available:
         raise ValueError(
-            f"train: devices={devices}, but JAX sees {present}; on a CPU call "
-            f"jax.config.update('jax_num_cpu_devices', {devices}) before anything else uses JAX"
+            f"train: devices={devices}, but JAX sees {available}; on a CPU call "
+            f"jax.config.update('jax_num_cpu_devices', {devices}) before any other use of JAX"
         )
     check_shares(devices, num_envs)
     if devices == 1:
@@ -213,23 +213,26 @@ def mesh_over(devices: int, num_envs: int) -> Mesh | None:
 
 
 def check_shares(devices: int, num_envs: int) -> None:
-    """Refuse devices that cannot share the environments equally.
+    """Check that the environments can be split equally over the devices.
 
     Raises:
-        ValueError: with both numbers.
+        ValueError: `num_envs` is not divisible by `devices`.
     """
     if num_envs % devices:
         raise ValueError(f"train: num_envs={num_envs} cannot be split over devices={devices}")
 
 
 def check_match(agent: Agent, env: Env | HostEnv, devices: int) -> None:
-    """Refuse an environment that the agent was not built for, before anything runs.
+    """Check, before anything runs, that the agent was built for the environment.
 
     Raises:
-        ValueError: the spaces differ, or the agent cannot work with so many environments.
+        TypeError: `env` is not an environment.
+        ValueError: the spaces differ, or the agent does not support this number of environments per device.
     """
     if not isinstance(env, HostEnv | Env):
-        raise TypeError(f"train: env must be one of polyak.envs.make, got {type(env).__name__}; give that to make first")
+        raise TypeError(
+            f"train: env must be created with polyak.envs.make(...), got {type(env).__name__}; wrap it with make first"
+        )
     check_integer("train", "devices", devices)
     check_spec("train", agent.spec, env.spec)
     agent.check(env.num_envs // devices)
@@ -237,7 +240,7 @@ def check_match(agent: Agent, env: Env | HostEnv, devices: int) -> None:
 
 @runtime_checkable
 class HasSpec(Protocol):
-    """A policy that knows the spaces it was built for."""
+    """A policy with the spec that it was built for."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -245,23 +248,23 @@ class HasSpec(Protocol):
         ...
 
 
-def check_spec(owner: str, wanted: EnvSpec, got: EnvSpec, whose: str = "agent") -> None:
+def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, whose: str = "agent") -> None:
     """Check that an environment has the spaces, action scaling and masks that an agent or policy was built for.
 
     Raises:
         ValueError: the first field that differs, with both values.
     """
-    if differs := difference(wanted, got):
-        what, of_agent, of_env = differs
-        raise ValueError(f"{owner}: {what} of the {whose}'s spec is {of_agent}, of the environment {got.id!r} {of_env}")
+    if first_difference := difference(expected, got):
+        field, agent_value, env_value = first_difference
+        raise ValueError(f"{owner}: {field} of the {whose}'s spec is {agent_value}, of the environment {got.id!r} {env_value}")
 
 
 @dataclass(frozen=True)
 class Target:
-    """How far a loop goes and how often it reports, in environment steps.
+    """The length of training and the interval of reports, in environment steps.
 
     Raises:
-        TypeError, ValueError: not positive integers.
+        TypeError, ValueError: a field is not a positive integer.
     """
 
     env_steps: int
@@ -272,22 +275,22 @@ class Target:
         if self.report_every is not None:
             check_integer("train", "report_every", self.report_every)
 
-    def next_report(self, done: int) -> int:
-        """The env_steps at which the next report falls due: the next multiple, however far the last iteration overshot."""
-        every = self.report_every or max(1, self.env_steps // 100)
-        return min((done // every + 1) * every, self.env_steps)
+    def next_report(self, env_steps: int) -> int:
+        """The env_steps of the next report: the next multiple of `report_every` after `env_steps`."""
+        interval = self.report_every or max(1, self.env_steps // 100)
+        return min((env_steps // interval + 1) * interval, self.env_steps)
 
 
 class Reporter:
-    """Counts, clocks and callbacks of one run of a loop, on the host."""
+    """Counts steps, measures time and calls the callbacks of one run of a loop, on the host."""
 
     def __init__(
         self, agent: Agent, target: Target, env_steps: int, iteration: int, env: HostEnv | None, inexact: tuple[str, ...] = ()
     ) -> None:
         self._agent, self._target, self._env, self._inexact = agent, target, env, inexact
         self._window = Window()
-        self._started_at = env_steps
-        self._clock = 0.0
+        self._initial_env_steps = env_steps
+        self._training_seconds = 0.0
         self.compile_seconds = 0.0
         self.env_steps, self.iteration = env_steps, iteration
         self.metrics: dict[str, float] = {}
@@ -295,38 +298,38 @@ class Reporter:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Time spent here is compilation."""
+        """Count the time of this context as compilation."""
         start = time.monotonic()
         yield
         self.compile_seconds += time.monotonic() - start
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Time spent here is training."""
+        """Count the time of this context as training."""
         start = time.monotonic()
         yield
-        self._clock += time.monotonic() - start
+        self._training_seconds += time.monotonic() - start
 
     @property
     def seconds(self) -> float:
-        """Training time so far."""
-        return self._clock
+        """Training time so far, without compilation."""
+        return self._training_seconds
 
     def advance(self, env_steps: int, iterations: int, finished: Finished) -> None:
-        """Count what was done."""
+        """Add the steps, iterations and finished episodes of a chunk."""
         self.env_steps += env_steps
         self.iteration += iterations
         self._window.add(finished)
 
     @property
     def progress(self) -> Progress:
-        """Where the loop stands."""
-        fps = (self.env_steps - self._started_at) / self._clock if self._clock > 0 else 0.0
+        """The current progress."""
+        fps = (self.env_steps - self._initial_env_steps) / self._training_seconds if self._training_seconds > 0 else 0.0
         return Progress(
             self.env_steps,
             self._target.env_steps,
             self.iteration,
-            self._clock,
+            self._training_seconds,
             self.compile_seconds,
             fps,
             self._env,
@@ -335,11 +338,11 @@ class Reporter:
         )
 
     def is_due(self, metrics: Metrics, env_steps: int) -> bool:
-        """Whether to report now: so many env_steps are done, or training cannot go on, which shall not wait for them."""
+        """Whether to report now: `env_steps` are reached, or training has diverged."""
         return self.env_steps >= env_steps or self._agent.diagnose(metrics) is not None
 
     def report(self, metrics: Metrics, state: LoopState, callbacks: Sequence[Callback]) -> bool:
-        """Call every callback with the metrics; False if one of them returned False.
+        """Call every callback with the metrics; returns False if any callback returned False.
 
         Raises:
             TypeError: a callback returned neither a bool nor None.
@@ -349,68 +352,68 @@ class Reporter:
         self._histograms = {name: value for name, value in host_metrics.items() if isinstance(value, Histogram)}
         scalars = {name: float(value) for name, value in host_metrics.items() if name not in self._histograms}
         self.metrics = self._window.metrics() | scalars
-        go_on = [_goes_on(callback, callback(self.progress, self.metrics, state)) for callback in callbacks]
+        results = [_should_continue(callback, callback(self.progress, self.metrics, state)) for callback in callbacks]
         diagnosis = self._agent.diagnose(self.metrics)
         if diagnosis is not None:
             raise TrainingDiverged(diagnosis)
-        return all(go_on)
+        return all(results)
 
     def result(self, state: LoopState, stopped: str | None, diagnosis: str | None = None) -> TrainResult:
-        """What the loop returns."""
+        """The result of the loop."""
         return TrainResult(state.agent, state, self.progress, self.metrics, stopped, diagnosis)
 
 
-def _goes_on(callback: Callback, returned: object) -> bool:
-    if returned is None or isinstance(returned, bool | np.bool_):
-        return returned is None or bool(returned)
+def _should_continue(callback: Callback, result: object) -> bool:
+    if result is None or isinstance(result, bool | np.bool_):
+        return result is None or bool(result)
     name = getattr(callback, "__name__", type(callback).__name__)
-    raise TypeError(f"train: callback {name} must return None or a bool, False to stop training, got {returned!r:.80}")
+    raise TypeError(f"train: callback {name} must return None or a bool, False to stop training, got {result!r:.80}")
 
 
 def cached_per_env(make: Callable[..., T]) -> Callable[..., T]:
     """Cache the results for the last 8 arguments, so that programs of equal environments and agents are compiled once.
 
-    Nothing is cached for an environment that may have changed in between: frozen dataclasses are compared by their fields,
-    while other objects equal themselves whatever was assigned to them.
+    Nothing is cached for a mutable environment: frozen dataclasses are compared by their fields, while other objects compare
+    equal to themselves even after an attribute has changed.
     """
     cached = lru_cache(maxsize=8)(make)
 
     @wraps(make)
-    def of(*arguments: Any) -> T:
-        if any(isinstance(x, Env) and _may_change(x) for x in arguments):
+    def make_cached(*arguments: Any) -> T:
+        if any(isinstance(x, Env) and _is_mutable(x) for x in arguments):
             return make(*arguments)
         try:
             hash(arguments)
-        except TypeError:  # an environment that holds arrays, or an agent that may change
+        except TypeError:  # an environment with arrays, or a mutable agent
             return make(*arguments)
         return cached(*arguments)
 
-    return of
+    return make_cached
 
 
-def _may_change(x: Any) -> bool:
-    """Whether an object could change and still equal itself; looks into dataclasses and tuples."""
+def _is_mutable(x: Any) -> bool:
+    """Whether an object could change and still equal itself; recurses into dataclasses and tuples."""
     if x is None or isinstance(x, type | FunctionType | BuiltinFunctionType):
         return False
-    inner = list(x) if isinstance(x, tuple | frozenset) else []
+    children = list(x) if isinstance(x, tuple | frozenset) else []
     if is_dataclass(x):
-        inner = [getattr(x, field.name) for field in fields(x)]
+        children = [getattr(x, field.name) for field in fields(x)]
         if not all(field.compare for field in fields(x)):
             return True
-    by_identity: Any = object.__hash__
-    return type(x).__hash__ is by_identity or any(map(_may_change, inner))
+    identity_hash: Any = object.__hash__
+    return type(x).__hash__ is identity_hash or any(map(_is_mutable, children))
 
 
 def shape_of(agent: Any, *others: Any) -> tuple[Any, ...]:
-    """The part of the arguments that a program depends on, as a key for `cached_per_env`: tree structure, shapes and dtypes.
+    """The tree structure, shapes and dtypes of the arguments, as a key for `cached_per_env`.
 
-    The key cannot be hashed, so nothing is cached, where a setting of the agent (a user's network) may change.
+    If a setting of the agent (a user's network) is mutable, the key is unhashable, so that nothing is cached.
     """
     leaves, structure = jax.tree.flatten((agent, *others))
-    return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if _may_change(agent) else None
+    return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if _is_mutable(agent) else None
 
 
 @cached_per_env
 def jitted_init(env: Env) -> Callable[[PRNGKeyArray], tuple[PyTree, TimeStep]]:
-    """The start of a JAX environment."""
+    """The jitted `env.init`."""
     return jax.jit(env.init)
