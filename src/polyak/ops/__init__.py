@@ -1,1 +1,1 @@
-"""What arrays do: returns, losses, distributions, statistics; pure mathematics, no state."""
+"""Pure functions of arrays: returns, losses, distributions, running statistics, parameter updates."""

@@ -1,4 +1,4 @@
-"""Trees of arrays: leaves by name, the check that two trees fit together, finite leaves, and sums over devices."""
+"""Trees of arrays: leaf names, checks that two trees match, finiteness, and sums over devices."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from polyak.core.types import PyTree
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """The path of a leaf as errors and `match="name"` write it.
+    """The path of a leaf, as used in errors and by `match="name"`.
 
     >>> leaf_name(jax.tree_util.tree_leaves_with_path({"params": [1.0]})[0][0])
     'params/0'
@@ -20,67 +20,68 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def quoted(name: str) -> str:
-    """A leaf by its name, in errors; a tree that is one leaf has no name."""
+    """A leaf name for error messages; a tree that is a single leaf has no name."""
     return f"leaf '{name}'" if name else "the only leaf"
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """Every leaf with its name, in the tree's order; None is a leaf too."""
+    """All leaves with their names, in tree order; None is a leaf."""
     return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)]
 
 
 def flatten(tree: PyTree) -> tuple[list[Any], Any]:
-    """The leaves, None among them, and the structure around them."""
+    """Leaves (including None) and tree structure."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_none)
     return leaves, structure
 
 
 def check_same_tree(
-    a: PyTree, b: PyTree, what: str, *, sides: tuple[str, str] = ("online", "target"), otherwise: str = ""
+    a: PyTree, b: PyTree, owner: str, *, sides: tuple[str, str] = ("online", "target"), otherwise: str = ""
 ) -> None:
-    """Two trees have the same containers and names, shapes, and kinds of leaves; floats may differ in width.
+    """Check that two trees have the same containers, names, shapes and kinds of leaves; floats may differ in width.
 
-    It looks at shapes and dtypes only, so under `jit` it runs once, while tracing.
+    Only shapes and dtypes are compared, so under `jit` the check runs once, while tracing.
 
     Args:
-        what: who asks, for the message.
-        sides: how the message calls the two.
-        otherwise: what the caller offers for trees whose leaves alone agree.
+        owner: the prefix of the message.
+        sides: names of the two trees in the message.
+        otherwise: an alternative to suggest if only the containers differ.
 
     Raises:
-        ValueError: with every difference: the leaf's name, both sides, both shapes.
-        TypeError: a leaf is no array, number, bool, PRNG key or None.
+        ValueError: the trees differ; the message lists every leaf name with both shapes.
+        TypeError: a leaf is not an array, number, bool, PRNG key or None.
     """
     left, right = named_leaves(a), named_leaves(b)
     if [name for name, _ in left] != [name for name, _ in right]:
-        _refuse_names(left, right, what, sides)
+        _raise_names_differ(left, right, owner, sides)
     structures = flatten(a)[1], flatten(b)[1]
-    # Of trees without leaves (two Python policies, say) nothing can fail to fit.
+    # Trees without leaves (such as two Python policies) always match.
     if left and structures[0] != structures[1]:
         raise ValueError(
-            f"{what}: the names of all leaves agree, but containers or static fields differ: {sides[0]} is "
-            f"{_short(structures[0])}, {sides[1]} is {_short(structures[1])}; they must match{otherwise}. Nothing was changed."
+            f"{owner}: leaf names match, but containers or static fields differ: {sides[0]} is "
+            f"{_truncate(structures[0])}, {sides[1]} is {_truncate(structures[1])}; they must match{otherwise}. "
+            "Nothing was changed."
         )
-    _refuse_leaves([(name, x, y) for (name, x), (_, y) in zip(left, right, strict=True)], what, sides)
+    _check_leaves([(name, x, y) for (name, x), (_, y) in zip(left, right, strict=True)], owner, sides)
 
 
-def pair_by_name(a: PyTree, b: PyTree, what: str, *, sides: tuple[str, str] = ("online", "target")) -> list[Any]:
-    """The leaves of `a` in the order of `b`, paired by name whatever the containers and their order.
+def pair_by_name(a: PyTree, b: PyTree, owner: str, *, sides: tuple[str, str] = ("online", "target")) -> list[Any]:
+    """The leaves of `a` in the order of `b`, paired by name; containers and order may differ.
 
     Raises:
-        ValueError: names on one side only, all of them; a name that two leaves of a tree share; leaves that do not fit.
-        TypeError: a leaf is no array, number, bool, PRNG key or None.
+        ValueError: a name is on one side only, two leaves of a tree have the same name, or leaves differ.
+        TypeError: a leaf is not an array, number, bool, PRNG key or None.
     """
     left, right = named_leaves(a), named_leaves(b)
     for leaves, side in ((left, sides[0]), (right, sides[1])):
         names = [name for name, _ in leaves]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        if twice:
-            raise ValueError(f"{what}: {side} has more than one leaf of the name {_listed(twice)}. Nothing was changed.")
+        duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if duplicates:
+            raise ValueError(f"{owner}: {side} has more than one leaf named {_quote_all(duplicates)}. Nothing was changed.")
     by_name = dict(left)
     if by_name.keys() != dict(right).keys():
-        _refuse_names(left, right, what, sides)
-    _refuse_leaves([(name, by_name[name], y) for name, y in right], what, sides)
+        _raise_names_differ(left, right, owner, sides)
+    _check_leaves([(name, by_name[name], y) for name, y in right], owner, sides)
     return [by_name[name] for name, _ in right]
 
 
@@ -88,7 +89,7 @@ def describe(leaf: Any) -> str:
     """A leaf's dtype and shape, such as `float32[3,4]`.
 
     Raises:
-        TypeError: it is no array, number, bool, PRNG key or None.
+        TypeError: it is not an array, number, bool, PRNG key or None.
     """
     if leaf is None:
         return "None"
@@ -97,19 +98,19 @@ def describe(leaf: Any) -> str:
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """No float in the tree is NaN or infinite."""
+    """True if no float in the tree is NaN or infinite."""
     return finite_rows(tree, 0)
 
 
 def finite_rows(tree: PyTree, ndim: int) -> Bool[Array, "..."]:
-    """Which rows, by the first `ndim` axes of all leaves, hold no NaN or infinity; one True for all if no leaf is a float."""
+    """True at each index of the first `ndim` axes where no leaf has NaN or infinity; a scalar True if no leaf is a float."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = [jnp.isfinite(leaf).all(axis=tuple(range(ndim, leaf.ndim))) for leaf in floats]
     return functools.reduce(jnp.logical_and, finite, jnp.array(True))
 
 
 def in_float32(tree: PyTree) -> PyTree:
-    """The tree, with floats narrower than float32 cast to float32."""
+    """Cast floats narrower than float32 to float32."""
 
     def widen(leaf: Any) -> Array:
         leaf = jnp.asarray(leaf)
@@ -120,12 +121,12 @@ def in_float32(tree: PyTree) -> PyTree:
 
 
 def sum_over_devices(x: Shaped[Array, "*S"], axis_name: str | None) -> Shaped[Array, "*S"]:
-    """Σ over the mesh axis (inside `jax.shard_map`), or `x` itself where `axis_name` is None."""
+    """`jax.lax.psum` over the mesh axis (inside `jax.shard_map`), or `x` if `axis_name` is None."""
     return x if axis_name is None else jax.lax.psum(x, axis_name)
 
 
 def any_over_devices(x: Bool[Array, "*S"], axis_name: str | None) -> Bool[Array, "*S"]:
-    """True where it is True on some device."""
+    """True where `x` is True on at least one device."""
     return sum_over_devices(x.astype(jnp.int32), axis_name) > 0
 
 
@@ -135,34 +136,34 @@ def _spec(leaf: Any) -> tuple[tuple[int, ...], Any]:
     return leaf.shape, leaf.dtype
 
 
-def _refuse_names(left: list[tuple[str, Any]], right: list[tuple[str, Any]], what: str, sides: tuple[str, str]) -> None:
+def _raise_names_differ(left: list[tuple[str, Any]], right: list[tuple[str, Any]], owner: str, sides: tuple[str, str]) -> None:
     names = [name for name, _ in left], [name for name, _ in right]
     only = [sorted(set(names[0]) - set(names[1])), sorted(set(names[1]) - set(names[0]))]
-    parts = [f"only in {side}: {_listed(extra)}" for side, extra in zip(sides, only, strict=True) if extra]
+    parts = [f"only in {side}: {_quote_all(extra)}" for side, extra in zip(sides, only, strict=True) if extra]
     if not parts:
-        parts = [f"the same names in another order: {side} has {_listed(n)}" for side, n in zip(sides, names, strict=True)]
+        parts = [f"the same names in another order: {side} has {_quote_all(n)}" for side, n in zip(sides, names, strict=True)]
     raise ValueError(
-        f"{what}: the trees differ; {'; '.join(parts)}. {sides[0]} and {sides[1]} must match. Nothing was changed."
+        f"{owner}: the trees differ; {'; '.join(parts)}. {sides[0]} and {sides[1]} must match. Nothing was changed."
     )
 
 
-def _refuse_leaves(leaves: list[tuple[str, Any, Any]], what: str, sides: tuple[str, str]) -> None:
-    wrong = []
+def _check_leaves(leaves: list[tuple[str, Any, Any]], owner: str, sides: tuple[str, str]) -> None:
+    problems = []
     for name, x, y in leaves:
         try:
-            fits = _fit(x, y)
+            is_match = _is_match(x, y)
         except TypeError:
             raise TypeError(
-                f"{what}: {quoted(name)}: {sides[0]} is a {type(x).__name__}, {sides[1]} a {type(y).__name__}; "
+                f"{owner}: {quoted(name)}: {sides[0]} is a {type(x).__name__}, {sides[1]} a {type(y).__name__}; "
                 "leaves must be arrays, numbers, bools, PRNG keys or None. Nothing was changed."
             ) from None
-        if not fits:
-            wrong.append(f"{quoted(name)}: {sides[0]} is {describe(x)}, {sides[1]} is {describe(y)}")
-    if wrong:
-        raise ValueError(f"{what}: {'; '.join(wrong)}; they must match. Nothing was changed.")
+        if not is_match:
+            problems.append(f"{quoted(name)}: {sides[0]} is {describe(x)}, {sides[1]} is {describe(y)}")
+    if problems:
+        raise ValueError(f"{owner}: {'; '.join(problems)}; they must match. Nothing was changed.")
 
 
-def _fit(x: Any, y: Any) -> bool:
+def _is_match(x: Any, y: Any) -> bool:
     if x is None or y is None:
         return x is y
     (x_shape, x_dtype), (y_shape, y_dtype) = _spec(x), _spec(y)
@@ -176,10 +177,10 @@ def _is_none(leaf: Any) -> bool:
     return leaf is None
 
 
-def _listed(names: list[str]) -> str:
+def _quote_all(names: list[str]) -> str:
     return ", ".join(f"'{name}'" if name else "one leaf without a name" for name in names) or "nothing"
 
 
-def _short(structure: Any) -> str:
+def _truncate(structure: Any) -> str:
     text = str(structure)
     return text if len(text) <= 300 else f"{text[:300]}..."

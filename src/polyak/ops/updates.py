@@ -1,4 +1,4 @@
-"""How one tree of parameters follows another: at once, softly, or every so often."""
+"""Updates of parameter trees: `params + updates`, Polyak averaging t + τ(o - t), and periodic copies."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -10,23 +10,22 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.types import PyTree, Variables
-from polyak.ops.interpolate import follow_leaves, wide_dtype
 from polyak.ops.trees import check_same_tree, flatten, named_leaves, pair_by_name, quoted
 
 Tau: TypeAlias = Any
-"""A share in [0, 1]: a number, a traced scalar, or a callable of a step (a `Linear`, an Optax schedule) that gives one."""
+"""τ in [0, 1]: a number, a traced scalar, or a callable of a step (a `Linear`, an Optax schedule) that returns one."""
 
 
 def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     """`params + updates`, leaf by leaf, with the tree, the shapes and the dtypes of `params`.
 
     Narrow floats are added in float32 and rounded once. Integers are added to integers of the same dtype. A leaf that is
-    None on both sides stays None, and one whose update is `float0` (what `jax.grad` gives for integers) stays as it is.
+    None on both sides stays None, and one whose update is `float0` (what `jax.grad` returns for integers) is unchanged.
     Gradients flow to both.
 
     Raises:
         ValueError: trees, shapes or kinds differ (a leaf that is None on one side only; a float update of an integer).
-        TypeError: a leaf is no array, or is a bool or a PRNG key and its update is not `float0`.
+        TypeError: a leaf is not an array, or is a bool or a PRNG key and its update is not `float0`.
 
     Source: the interface of `optax.apply_updates`.
 
@@ -35,56 +34,56 @@ def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     """
     p_leaves, structure = flatten(params)
     u_leaves, u_structure = flatten(updates)
-    specs = [_as_of(u, p) for u, p in zip(u_leaves, p_leaves, strict=True)] if structure == u_structure else u_leaves
+    specs = [_update_spec(u, p) for u, p in zip(u_leaves, p_leaves, strict=True)] if structure == u_structure else u_leaves
     check_same_tree(params, jax.tree.unflatten(u_structure, specs), "apply_updates", sides=("params", "updates"))
     names = [name for name, _ in named_leaves(params)]
-    summed = [_plus(name, p, u) for name, p, u in zip(names, p_leaves, u_leaves, strict=True)]
-    return jax.tree.unflatten(structure, summed)
+    new_params = [_add_update(name, p, u) for name, p, u in zip(names, p_leaves, u_leaves, strict=True)]
+    return jax.tree.unflatten(structure, new_params)
 
 
 def incremental_update(new_tensors: PyTree, old_tensors: PyTree, step_size: Tau) -> PyTree:
     """`old + step_size · (new - old)`, with the tree, the shapes and the dtypes of `old`.
 
-    As `soft_update`, whose rules on special leaves and values it follows, but gradients flow: `step_size` to `new`,
+    As `soft_update`, with the same rules for special leaves and values, but gradients flow: `step_size` to `new`,
     `1 - step_size` to `old`, `new - old` to `step_size`.
 
     Raises:
-        ValueError: trees, shapes or kinds differ, or `step_size` is no scalar in [0, 1].
-        TypeError: `step_size` is no number, or a leaf no array.
+        ValueError: trees, shapes or kinds differ, or `step_size` is not a scalar in [0, 1].
+        TypeError: `step_size` is not a number, or a leaf is not an array.
 
     Source: Polyak and Juditsky 1992, SIAM J. Control Optim. 30(4); the interface of `optax.incremental_update`.
     """
     check_same_tree(new_tensors, old_tensors, "incremental_update", sides=("new", "old"))
-    share = share_at("incremental_update", "step_size", step_size)
+    tau = tau_at("incremental_update", "step_size", step_size)
     new, old = flatten(new_tensors)[0], flatten(old_tensors)
-    return jax.tree.unflatten(old[1], follow_leaves(new, old[0], share))
+    return jax.tree.unflatten(old[1], interpolate_leaves(new, old[0], tau))
 
 
 def periodic_update(new_tensors: PyTree, old_tensors: PyTree, steps: Any, update_period: Any) -> PyTree:
     """`new` where `steps` is a multiple of `update_period` (so also at step 0), else `old`; the dtypes are those of `old`.
 
-    Steps that jump can miss their multiples; `Follow` counts what has elapsed instead.
+    Steps larger than 1 can miss the multiples; `Follow` counts the elapsed steps instead.
 
     Args:
         steps: an integer, traced or not, of any integer dtype.
-        update_period: a positive integer. A traced one that is not positive never fires.
+        update_period: a positive integer. If traced and not positive, the result is always `old`.
 
     Raises:
         ValueError: trees, shapes or kinds differ, or the period is not positive.
-        TypeError: `steps` or `update_period` is no integer scalar, or a leaf no array.
+        TypeError: `steps` or `update_period` is not an integer scalar, or a leaf is not an array.
 
     Source: the interface of `optax.periodic_update`.
     """
-    what = "periodic_update"
-    check_same_tree(new_tensors, old_tensors, what, sides=("new", "old"))
-    steps, period = _integer(what, "steps", steps), _integer(what, "update_period", update_period)
+    owner = "periodic_update"
+    check_same_tree(new_tensors, old_tensors, owner, sides=("new", "old"))
+    steps, period = _integer(owner, "steps", steps), _integer(owner, "update_period", update_period)
     if isinstance(period, int):
-        check_integer(what, "update_period", period)
+        check_integer(owner, "update_period", period)
     if isinstance(steps, int) and isinstance(period, int):
         return incremental_update(new_tensors, old_tensors, 1.0 if steps % period == 0 else 0.0)
     old_tensors = jax.tree.map(jnp.asarray, old_tensors)
     return jax.lax.cond(
-        _divides(period, steps),
+        _is_multiple(steps, period),
         lambda new, old: incremental_update(new, old, 1.0),
         lambda new, old: old,
         new_tensors,
@@ -103,32 +102,32 @@ def soft_update(
     step: Any = None,
     key: PRNGKeyArray | None = None,
 ) -> PyTree:
-    """The target after it took the share τ of the online tree.
+    """Soft (Polyak) update of the target.
 
         target ← target + τ · (online - target)
 
     The result has the target's tree, shapes and dtypes (JAX's dtypes: float32 for float64 unless x64 is on), and no gradient
-    flows through it. τ = 1 copies bits into new buffers, τ = 0 changes nothing; equal leaves are a fixed point to the bit, and
-    the result never leaves the interval between the two. Arithmetic is float32 even for narrower leaves. Integers, bools
-    and PRNG keys are never averaged: they are copied where their share is 1, else left alone.
+    flows through it. τ = 1 copies the bits into new buffers, τ = 0 changes nothing; equal leaves are a fixed point to the bit,
+    and the result stays within the interval between the two. Arithmetic is float32 even for narrower leaves. Integers,
+    bools and PRNG keys are never averaged: they are copied if their τ is 1, else unchanged.
 
-    A bfloat16 or float16 target does not arrive by small shares, since each step rounds to nothing: hold it in float32 (as
-    `NetworkCopies` does), or pass `key`, which rounds up or down with the probabilities that make it right on average.
+    A bfloat16 or float16 target does not converge with a small τ, since each step rounds to 0: store it in float32 (as
+    `NetworkCopies` does), or pass `key` for stochastic rounding, which is unbiased.
 
     Args:
-        online: the tree that is followed.
-        target: the tree that follows; its dtypes are kept.
-        tau: the share of online taken, in [0, 1]. A traced one outside of it (or NaN) changes nothing, and `is_valid_tau` says
-            so; `Follow` counts it.
-        stats_tau: the share for statistics; None: as `tau`.
-        is_stat: which leaves are statistics beside those under a `Variables.stats`, by name (`params/Dense_0/kernel`).
-        match: `"structure"` wants the same containers; `"name"` pairs leaves by their names.
-        step: what a callable `tau` or `stats_tau` is called with.
-        key: rounds leaves narrower than float32 stochastically (towards `online` as the leaf can hold it).
+        online: the source tree.
+        target: the tree to update; the result has its dtypes.
+        tau: τ in [0, 1]. A traced τ outside it (or NaN) changes nothing, and `is_valid_tau` is False; `Follow` counts
+            these.
+        stats_tau: τ for statistics; None uses `tau`.
+        is_stat: which leaves are statistics, in addition to those under a `Variables.stats`, by name (`params/Dense_0/kernel`).
+        match: `"structure"` requires the same containers; `"name"` pairs leaves by their names.
+        step: the argument of a callable `tau` or `stats_tau`.
+        key: rounds leaves narrower than float32 stochastically (towards `online` rounded to the dtype of the leaf).
 
     Raises:
-        ValueError: trees, shapes or kinds of leaves differ (each one named), or a share is no scalar in [0, 1].
-        TypeError: a share is no number, or a leaf no array.
+        ValueError: trees, shapes or kinds of leaves differ (the message names each), or a tau is not a scalar in [0, 1].
+        TypeError: a tau is not a number, or a leaf is not an array.
 
     Source: Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1.
 
@@ -139,73 +138,73 @@ def soft_update(
     if match == "name":
         sources = pair_by_name(online, target, "soft_update")
     else:
-        check_same_tree(online, target, "soft_update", otherwise=', or match="name" says that names are enough')
+        check_same_tree(online, target, "soft_update", otherwise=', or pass match="name" to pair leaves by name')
         sources = flatten(online)[0]
-    share = _stopped(share_at("soft_update", "tau", tau, step))
-    stats_share = share if stats_tau is None else _stopped(share_at("soft_update", "stats_tau", stats_tau, step))
+    weights_tau = _stop_gradient(tau_at("soft_update", "tau", tau, step))
+    stats_tau = weights_tau if stats_tau is None else _stop_gradient(tau_at("soft_update", "stats_tau", stats_tau, step))
     leaves, structure = flatten(target)
-    sources, moved = [_stopped(x) for x in sources], [_stopped(x) for x in leaves]
+    sources, new_leaves = [_stop_gradient(x) for x in sources], [_stop_gradient(x) for x in leaves]
     keys = None if key is None else [jax.random.fold_in(key, number) for number in range(len(leaves))]
-    statistics = _statistics(target, is_stat)
-    for stat, part in ((False, share), (True, stats_share)):
-        of = [number for number, is_one in enumerate(statistics) if is_one is stat]
-        part_keys = None if keys is None else [keys[n] for n in of]
-        followed = follow_leaves([sources[n] for n in of], [moved[n] for n in of], part, part_keys)
-        for number, leaf in zip(of, followed, strict=True):
-            moved[number] = leaf
-    return jax.tree.unflatten(structure, moved)
+    stat_flags = _stat_flags(target, is_stat)
+    for stat, part_tau in ((False, weights_tau), (True, stats_tau)):
+        indices = [number for number, flag in enumerate(stat_flags) if flag is stat]
+        part_keys = None if keys is None else [keys[n] for n in indices]
+        updated = interpolate_leaves([sources[n] for n in indices], [new_leaves[n] for n in indices], part_tau, part_keys)
+        for number, leaf in zip(indices, updated, strict=True):
+            new_leaves[number] = leaf
+    return jax.tree.unflatten(structure, new_leaves)
 
 
 def is_valid_tau(tau: Tau, step: Any = None) -> Bool[Array, ""]:
-    """The share lies in [0, 1]; what can only be known of a traced one while running."""
-    value = jnp.asarray(_called(tau, step) if callable(tau) else tau).astype(jnp.float32)
+    """True if τ is in [0, 1]; for a traced τ this is known at run time only."""
+    value = jnp.asarray(_call_schedule(tau, step) if callable(tau) else tau).astype(jnp.float32)
     return (value >= 0.0) & (value <= 1.0)
 
 
-def share_at(what: str, name: str, tau: Tau, step: Any = None) -> float | Array:
-    """A share as a Python float, or, of a traced one, the float32 scalar that has 0 in place of what is outside [0, 1].
+def tau_at(owner: str, name: str, tau: Tau, step: Any = None) -> float | Array:
+    """τ as a Python float; a traced τ as a float32 scalar, 0 if it is outside [0, 1] or NaN.
 
     Raises:
-        ValueError: no scalar in [0, 1].
-        TypeError: no number, or a callable without a step.
+        ValueError: τ is not a scalar in [0, 1].
+        TypeError: τ is not a number, or is a callable and `step` is None.
     """
     if callable(tau):
         if step is None:
-            raise TypeError(f"{what}: {name} is a callable, which needs step=, got None")
-        tau = _called(tau, step)
+            raise TypeError(f"{owner}: {name} is a callable, which needs step=, got None")
+        tau = _call_schedule(tau, step)
     if isinstance(tau, jax.core.Tracer):
         if tau.shape != () or not (jnp.issubdtype(tau.dtype, jnp.floating) or jnp.issubdtype(tau.dtype, jnp.integer)):
-            raise ValueError(f"{what}: {name} must be a scalar in [0, 1], got {tau.dtype}{list(tau.shape)}")
+            raise ValueError(f"{owner}: {name} must be a scalar in [0, 1], got {tau.dtype}{list(tau.shape)}")
         value = tau.astype(jnp.float32)
         return jnp.where((value >= 0.0) & (value <= 1.0), value, 0.0)
     if np.shape(tau) != ():
-        raise ValueError(f"{what}: {name} must be a scalar in [0, 1], got shape {np.shape(tau)}")
+        raise ValueError(f"{owner}: {name} must be a scalar in [0, 1], got shape {np.shape(tau)}")
     if isinstance(tau, jax.Array) and jnp.issubdtype(tau.dtype, jnp.floating):
-        # NumPy does not know bfloat16 as a kind of number.
+        # NumPy does not treat bfloat16 as a floating dtype.
         tau = float(tau)
-    check_number(what, name, tau, at_least=0, at_most=1)
+    check_number(owner, name, tau, at_least=0, at_most=1)
     return float(np.float32(tau))
 
 
-def _statistics(tree: PyTree, is_stat: Callable[[str], bool] | None) -> list[bool]:
-    """For every leaf: it is no weight but a statistic."""
+def _stat_flags(tree: PyTree, is_stat: Callable[[str], bool] | None) -> list[bool]:
+    """True for every leaf that is a statistic rather than a weight."""
 
-    def mark(part: PyTree, stat: bool) -> PyTree:
+    def constant(part: PyTree, stat: bool) -> PyTree:
         return jax.tree.map(lambda _: stat, part, is_leaf=lambda x: x is None)
 
-    def marks(part: PyTree) -> PyTree:
+    def flags(part: PyTree) -> PyTree:
         if not isinstance(part, Variables):
-            return mark(part, False)
-        return Variables(mark(part.params, False), mark(part.stats, True), part.graph)
+            return constant(part, False)
+        return Variables(constant(part.params, False), constant(part.stats, True), part.graph)
 
-    marked = jax.tree.leaves(jax.tree.map(marks, tree, is_leaf=lambda x: x is None or isinstance(x, Variables)))
+    by_position = jax.tree.leaves(jax.tree.map(flags, tree, is_leaf=lambda x: x is None or isinstance(x, Variables)))
     if is_stat is None:
-        return marked
-    return [stat or is_stat(name) for stat, (name, _) in zip(marked, named_leaves(tree), strict=True)]
+        return by_position
+    return [stat or is_stat(name) for stat, (name, _) in zip(by_position, named_leaves(tree), strict=True)]
 
 
-def _as_of(update: Any, param: Any) -> Any:
-    """What an update is compared as: `float0` has a shape to compare, but no dtype."""
+def _update_spec(update: Any, param: Any) -> Any:
+    """The update, or for `float0` its shape with the dtype of the parameter, to compare with the parameter."""
     return (
         jax.ShapeDtypeStruct(np.shape(update), jax.typeof(param).dtype) if _is_float0(update) and param is not None else update
     )
@@ -215,50 +214,179 @@ def _is_float0(update: Any) -> bool:
     return isinstance(update, np.ndarray) and update.dtype == jax.dtypes.float0
 
 
-def _plus(name: str, param: Any, update: Any) -> Any:
+def _add_update(name: str, param: Any, update: Any) -> Any:
     if param is None or _is_float0(update):
         return param
     param, update = jnp.asarray(param), jnp.asarray(update)
     if jnp.issubdtype(param.dtype, jnp.inexact):
-        wide = wide_dtype(param.dtype, update.dtype)
+        wide = _wide_dtype(param.dtype, update.dtype)
         return (param.astype(wide) + update.astype(wide)).astype(param.dtype)
     if not jnp.issubdtype(param.dtype, jnp.integer):
-        raise TypeError(f"apply_updates: {quoted(name)}: nothing can be added to {param.dtype}. Nothing was changed.")
+        raise TypeError(f"apply_updates: {quoted(name)}: the update of {param.dtype} must be float0. Nothing was changed.")
     return param + update
 
 
-def _called(schedule: Callable[[Any], Any], step: Any) -> Any:
-    # A person's schedule divides a count by a number, which strict promotion refuses.
+def _call_schedule(schedule: Callable[[Any], Any], step: Any) -> Any:
+    # User schedules divide an integer count by a float, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
         return schedule(step)
 
 
-def _stopped(leaf: Any) -> Any:
-    """Without its gradient; None and what is no float stay what they are."""
+def _stop_gradient(leaf: Any) -> Any:
+    """`jax.lax.stop_gradient` for float arrays; anything else is returned unchanged."""
     return jax.lax.stop_gradient(leaf) if isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
 
 
-def _integer(what: str, name: str, value: Any) -> Any:
-    """A Python int of a concrete integer scalar; a traced one as it is.
+def _integer(owner: str, name: str, value: Any) -> Any:
+    """A concrete integer scalar as a Python int; a traced one unchanged.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `value` is not an integer scalar.
     """
     is_traced = isinstance(value, jax.core.Tracer)
     dtype = value.dtype if is_traced else np.asarray(value).dtype
     if np.shape(value) != () or not jnp.issubdtype(dtype, jnp.integer):
-        raise TypeError(f"{what}: {name} must be an integer scalar, got {value!r}")
+        raise TypeError(f"{owner}: {name} must be an integer scalar, got {value!r}")
     return value if is_traced else int(value)
 
 
-def _divides(period: Any, steps: Any) -> Array:
-    """`steps` is a multiple of `period`, at least one of them traced; False for a period that is not positive."""
+def _is_multiple(steps: Any, period: Any) -> Array:
+    """True if `steps` is a multiple of a positive `period`; at least one of them is traced."""
     if isinstance(steps, int):
         steps = jnp.asarray(steps, period.dtype)
     if isinstance(period, int):
-        # A period beyond what steps can count is reached at 0 only.
+        # A period above the largest value of the dtype of steps has the single multiple 0.
         fits = period <= jnp.iinfo(steps.dtype).max
         return steps % jnp.asarray(period, steps.dtype) == 0 if fits else steps == 0
     wide = jnp.promote_types(steps.dtype, period.dtype)
     positive = period > 0
     return positive & (steps.astype(wide) % jnp.where(positive, period, 1).astype(wide) == 0)
+
+
+def interpolate_leaves(
+    onlines: list[Any], targets: list[Any], tau: float | Array, keys: list[PRNGKeyArray] | None = None
+) -> list[Any]:
+    """Compute t + τ(o - t) for float leaves; other leaves are copied if τ is 1, else unchanged; None stays None.
+
+    Exact at τ = 0 and τ = 1, and never outside the interval between the two leaves.
+
+    Args:
+        onlines: leaves with the shapes of `targets`.
+        targets: the results have their dtypes.
+        tau: in [0, 1]; a Python float, or a traced float32 scalar.
+        keys: one per leaf; floats narrower than float32 are then rounded stochastically.
+    """
+    if not isinstance(tau, Array) and tau == 0.0:
+        return targets
+    pairs: list[Any] = [
+        (None, None) if target is None else _on_same_devices(o, target) for o, target in zip(onlines, targets, strict=True)
+    ]
+    if not isinstance(tau, Array) and tau == 1.0:
+        return [None if target is None else _copy(online, target) for online, target in pairs]
+    updated: list[Any] = []
+    for number, (online, target) in enumerate(pairs):
+        if target is None or not jnp.issubdtype(target.dtype, jnp.inexact):
+            is_unchanged = target is None or not isinstance(tau, Array)
+            updated.append(target if is_unchanged else jnp.where(tau == 1.0, online, target))
+        elif keys is not None and _is_narrow(target.dtype):
+            updated.append(_interpolate_stochastically(online, target, tau, keys[number]))
+        elif isinstance(tau, Array):
+            updated.append(_interpolate_traced(online, target, tau))
+        else:
+            updated.append(_cast_finite(_interpolate(online, target, tau), target.dtype))
+    return updated
+
+
+def _copy(online: Array, target: Array) -> Array:
+    """Copy the online leaf into a new buffer of the target's dtype."""
+    return jnp.array(_cast_finite(online, target.dtype), copy=True)
+
+
+def _on_same_devices(online: Any, target: Any) -> tuple[Array, Array]:
+    """Both as arrays; outside `jit`, the online one is put into the sharding of the target."""
+    online, target = jnp.asarray(online), jnp.asarray(target)
+    concrete = not any(isinstance(x, jax.core.Tracer) for x in (online, target))
+    if concrete and online.sharding != target.sharding:
+        online = jax.device_put(online, target.sharding)
+    return online, target
+
+
+def _wide_dtype(*dtypes: Any) -> Any:
+    """The dtype of the arithmetic: the widest of these, at least float32."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*[jnp.float32 if _is_narrow(dtype) else dtype for dtype in dtypes])
+
+
+@jax.custom_jvp
+def _interpolate_traced(online: Array, target: Array, tau: Array) -> Array:
+    """Compute t + τ(o - t) for a traced τ, with the exact bits of one side where τ is 0 or 1.
+
+    A `cond` would copy every leaf of its result. Use few operations on whole leaves: the CPU backend of XLA does not
+    vectorise a large one-axis leaf whose length is not divisible by the number of threads, so each operation costs one pass
+    over memory.
+    """
+    near, far, doubled = _ends(online, target, tau)
+    inner = near - doubled * (0.5 * near - 0.5 * far)
+    return _cast_finite(jnp.where(doubled == 0.0, near, inner), target.dtype)
+
+
+@_interpolate_traced.defjvp
+def _interpolate_traced_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    # Written by hand: the derivative through `where` is wrong at τ = 0 and τ = 1, where it is 0 with respect to τ.
+    dtype = primals[1].dtype
+    wide = _wide_dtype(primals[0].dtype, dtype)
+    online, target, tau, d_online, d_target, d_tau = (x.astype(wide) for x in (*primals, *tangents))
+    tangent = tau * d_online + (1.0 - tau) * d_target + d_tau * (online - target)
+    return _interpolate_traced(*primals), tangent.astype(dtype)
+
+
+def _interpolate(online: Array, target: Array, tau: float | Array) -> Array:
+    """Compute t + τ(o - t) in the wide dtype, computed from the nearer end.
+
+    Halved, since the difference of two finite numbers can overflow. From the nearer end the step is at most half of the
+    distance, so rounding cannot pass the other end. Subtraction instead of a sum, which would turn -0 into 0.
+    """
+    near, far, doubled = _ends(online, target, tau)
+    return near - doubled * (0.5 * near - 0.5 * far)
+
+
+def _ends(online: Array, target: Array, tau: float | Array) -> tuple[Array, Array, float | Array]:
+    """In the wide dtype: the end nearer to the result, the other end, and twice the fraction of the way from the nearer one."""
+    wide = _wide_dtype(online.dtype, target.dtype)
+    online, target = online.astype(wide), target.astype(wide)
+    if not isinstance(tau, Array):
+        ends = (online, target) if tau > 0.5 else (target, online)
+        return *ends, 2.0 * min(tau, 1.0 - tau)
+    past_half = tau > 0.5
+    doubled = (2.0 * jnp.where(past_half, 1.0 - tau, tau)).astype(wide)
+    return jnp.where(past_half, online, target), jnp.where(past_half, target, online), doubled
+
+
+def _interpolate_stochastically(online: Array, target: Array, tau: float | Array, key: PRNGKeyArray) -> Array:
+    """Interpolate with stochastic rounding: each neighbour has the probability that makes the result unbiased."""
+    source = _cast_finite(online, target.dtype)
+    exact = _interpolate(source, target, tau)
+    nearest = _cast_finite(exact, target.dtype)
+    error = exact - nearest.astype(exact.dtype)
+    direction = jnp.where(error > 0, jnp.inf, -jnp.inf).astype(target.dtype)
+    other = jnp.nextafter(nearest, direction)
+    gap = jnp.abs(other.astype(exact.dtype) - nearest.astype(exact.dtype))
+    use_other = jax.random.uniform(key, exact.shape, exact.dtype) * gap < jnp.abs(error)
+    rounded = jnp.where(use_other, other, nearest)
+    return jnp.where(tau == 1.0, source, jnp.where(tau == 0.0, target, rounded))
+
+
+def _cast_finite(x: Array, dtype: Any) -> Array:
+    """Cast to `dtype`; finite numbers that overflow become the largest finite one."""
+    if x.dtype == dtype:
+        return x
+    cast = x.astype(dtype)
+    if not _is_narrow(dtype):
+        return cast
+    largest = jnp.asarray(jnp.finfo(dtype).max, dtype)
+    return jnp.where(jnp.isfinite(x) & ~jnp.isfinite(cast), jnp.where(x > 0, largest, -largest), cast)
+
+
+def _is_narrow(dtype: Any) -> bool:
+    """True for a float dtype with fewer bits than float32."""
+    return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32)
