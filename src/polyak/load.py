@@ -30,9 +30,9 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
         return load_exported(os.path.realpath(path))
     if agent is not None and not isinstance(agent, Agent):
         raise TypeError(f"load_policy: agent must be an agent like the one that was trained, got {agent!r:.80}")
-    from polyak.runs import read_config, restored_policy
+    from polyak.runs import read_config, restore_policy
 
     run = open_run(Path(path))
     # With an agent, the config is not read: a program may have stored anything there.
-    policy, _ = restored_policy(run, read_config(run).agent if agent is None else agent)
+    policy, _ = restore_policy(run, read_config(run).agent if agent is None else agent)
     return policy

@@ -1,4 +1,4 @@
-"""From a run directory back to its agent, state and policy. Nothing that is read here can name code to run."""
+"""Load the agent, state and policy of a run directory, without executing code that the files name."""
 
 import dataclasses
 import math
@@ -23,33 +23,33 @@ from polyak.storage.run_directory import Run
 FORMAT = 1
 
 MAX_SEED = 2**32 - 1
-"""The largest seed of a run."""
+"""Maximum seed of a run."""
 
 MAX_NUM_ENVS = 2**20
-"""The most environments of a run: a config.json must not be able to exhaust the memory."""
+"""Maximum number of environments of a run, so that a config.json cannot exhaust the memory."""
 
-# JAX makes all of them when it starts: with a hundred thousand it does not come back.
-MOST_THREADS = 1024
+# JAX creates all threads at startup, and hangs with 100,000 of them.
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything needed to run a training again; what `config.json` holds.
+    """Everything needed to repeat a training run; the content of `config.json`.
 
     Attributes:
-        algorithm: its name.
-        env: the environment's name.
-        num_envs: copies of it.
+        algorithm: name of the algorithm.
+        env: name of the environment.
+        num_envs: number of copies of the environment.
         seed: the run's key is `jax.random.key(seed)`.
-        env_steps: how long.
+        env_steps: total number of valid transitions.
         loop: `"compiled"` or `"host"`.
-        devices: that share the environments.
+        devices: number of devices over which the environments are split.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         checkpoint_every: env_steps between checkpoints.
         agent: the agent with all its settings.
-        action_scaling: how Box actions reach the environment.
-        env_kwargs: settings of the environment, numbers and switches by their names.
-        threads: that XLA was started with on a CPU, since large products differ by it in their last bits; None: by itself.
+        action_scaling: how Box actions are mapped to the environment's bounds: `"clip"` or `"rescale"`.
+        env_kwargs: keyword arguments of the environment; numbers and bools only.
+        threads: number of XLA threads on a CPU, which affects the last bits of large matrix products; None is XLA's default.
     """
 
     algorithm: str
@@ -70,7 +70,7 @@ class RunConfig:
         for name in ("algorithm", "env"):
             value = getattr(self, name)
             if not isinstance(value, str):
-                raise TypeError(f"run: {name} must be a name, got {value!r}")
+                raise TypeError(f"run: {name} must be a str, got {value!r}")
             if not value.isprintable():
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
         for name in ("num_envs", "env_steps", "devices", "checkpoint_every"):
@@ -78,7 +78,7 @@ class RunConfig:
         for name in ("report_every", "threads"):
             if getattr(self, name) is not None:
                 check_integer("run", name, getattr(self, name))
-        for name, value, limit in (("threads", self.threads, MOST_THREADS), ("num_envs", self.num_envs, MAX_NUM_ENVS)):
+        for name, value, limit in (("threads", self.threads, MAX_THREADS), ("num_envs", self.num_envs, MAX_NUM_ENVS)):
             if value is not None and value > limit:
                 raise ValueError(f"run: {name} must be at most {limit}, got {value}")
         check_seed("run", "seed", self.seed)
@@ -87,23 +87,23 @@ class RunConfig:
         _check_env_kwargs(self.env_kwargs)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data; a user's own network is described, and must be given again when the run is loaded."""
+        """Convert to JSON data; a custom network is stored as a description only and must be passed again to load the run."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "agent"}
         return {"format": FORMAT, **fields, "agent": to_json(self.agent, on_unknown="describe")}
 
 
 def config_classes() -> dict[str, type]:
-    """The classes that a `config.json` may name, among them every agent that is registered in `AGENTS` by now."""
+    """The classes that a `config.json` may name, including every agent in `AGENTS`."""
     networks = (ActorCritic, RecurrentActorCritic)
     return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.OBJECTS, *SPEC_CLASSES)}
 
 
 def read_config(run: Run) -> RunConfig:
-    """The configuration of a run.
+    """Read the configuration of a run.
 
     Raises:
-        ConfigError: the file is not of this format, a field is missing, unknown or out of its range, or the agent cannot be
-            built again.
+        ConfigError: the file has another format, a field is missing, unknown or out of range, or the agent cannot be
+            rebuilt.
     """
     data = run.read_config()
     what = str(run.directory / "config.json")
@@ -113,51 +113,51 @@ def read_config(run: Run) -> RunConfig:
         raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; {advice}")
     fields = dataclasses.fields(RunConfig)
     names = [field.name for field in fields]
-    # What came later has a default, and is not in older files.
+    # Fields added later have a default and are absent from older files.
     missing = [field.name for field in fields if field.name not in data and field.default is field.default_factory]
     unknown = [name for name in data if name not in (*names, "format")]
     if missing or unknown:
         raise ConfigError(f"{what}: fields missing: {missing}; fields unknown: {unknown}")
-    built = from_json(data["agent"], config_classes(), what=what)
-    if not isinstance(built, Agent):
-        raise ConfigError(f"{what}: agent is no agent, but {built!r}"[:200])
+    agent = from_json(data["agent"], config_classes(), what=what)
+    if not isinstance(agent, Agent):
+        raise ConfigError(f"{what}: agent must be an agent, got {agent!r}"[:200])
     try:
-        return RunConfig(**{name: data[name] for name in names if name in data and name != "agent"}, agent=built)
+        return RunConfig(**{name: data[name] for name in names if name in data and name != "agent"}, agent=agent)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what}: {error}") from None
 
 
 def _check_env_kwargs(env_kwargs: Any) -> None:
-    """Numbers and switches only: text could be the name of a file, and an environment might open it."""
+    """Check that all values are numbers or bools: a str could name a file that the environment would open."""
     if not isinstance(env_kwargs, Mapping):
-        raise TypeError(f"run: env_kwargs must be settings by name, got {env_kwargs!r}")
+        raise TypeError(f"run: env_kwargs must be a mapping, got {env_kwargs!r}")
     for name, value in env_kwargs.items():
         if not isinstance(value, bool | int | float) or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"run: env_kwargs[{name!r}] must be a finite number or a bool, got {value!r}")
 
 
-def restored_policy(run: Run, agent: Agent) -> tuple[Policy, int]:
-    """The policy of the run's newest valid checkpoint, and after how many env_steps it was.
+def restore_policy(run: Run, agent: Agent) -> tuple[Policy, int]:
+    """Restore the policy of the run's newest valid checkpoint; also returns the checkpoint's env_steps.
 
     Raises:
-        CheckpointError: there is none, or it does not fit the agent.
+        CheckpointError: there is no valid checkpoint, or its shapes differ from the agent's.
     """
-    like = jax.eval_shape(agent.init, jax.random.key(0))
-    restored = restore(run.checkpoints, like, prefix=".agent")
+    template = jax.eval_shape(agent.init, jax.random.key(0))
+    restored = restore(run.checkpoints, template, prefix=".agent")
     return agent.policy(restored.tree), restored.step
 
 
 def run_key(seed: int) -> Any:
-    """The key of a run."""
+    """The key of a run with this seed."""
     return jax.random.key(np.uint32(seed))
 
 
 def check_seed(owner: str, name: str, seed: Any) -> None:
-    """A seed from which `run_key` makes a key.
+    """Check that a seed is valid for `run_key`.
 
     Raises:
-        TypeError: not an integer.
-        ValueError: negative, or more than 32 bits.
+        TypeError: the seed is not an integer.
+        ValueError: the seed is negative or exceeds `MAX_SEED`.
     """
     check_integer(owner, name, seed, at_least=0)
     if seed > MAX_SEED:

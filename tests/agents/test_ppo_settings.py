@@ -240,5 +240,5 @@ def test_a_module_without_its_adapter_is_refused_by_the_adapters_name(network, s
 def test_a_static_number_becomes_one_of_pythons(limit, unchecked):
     agent = PPO(SPEC, clip_obs=limit)
     assert type(agent.clip_obs) is float and agent == PPO(SPEC, clip_obs=5.0)
-    with pytest.raises(TypeError, match="PPO: clip_obs must be one number, known before compiling, got "):
+    with pytest.raises(TypeError, match="PPO: clip_obs must be a single number known at compile time, got "):
         PPO(SPEC, clip_obs=np.stack([limit, limit]))

@@ -6,7 +6,7 @@ import os
 import jax
 
 from polyak.core.types import Agent
-from polyak.runs import MOST_THREADS
+from polyak.runs import MAX_THREADS
 from polyak.train.loop import check_shares
 
 # The number of XLA's threads, read when JAX starts; by default the number of cores.
@@ -45,7 +45,7 @@ def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int
     if is_jax_started():
         return None
     setting = os.environ.get(THREADS, "")
-    if setting.isdecimal() and 0 < int(setting) <= MOST_THREADS:
+    if setting.isdecimal() and 0 < int(setting) <= MAX_THREADS:
         return int(setting)
     return devices if seeds_at_once == 1 and agent.has_small_products(num_envs, devices) else None
 

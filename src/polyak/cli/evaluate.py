@@ -17,7 +17,7 @@ from polyak.cli.flags import UsageError, fail, parse, print_usage
 from polyak.cli.imports import ImportFlag, check_import, import_object
 from polyak.core.checks import check_integer
 from polyak.core.types import Env, HostEnv, Policy, PyTree
-from polyak.runs import RunConfig, check_seed, read_config, restored_policy
+from polyak.runs import RunConfig, check_seed, read_config, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import RunError, open_run
@@ -80,7 +80,7 @@ def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     run = open_run(directory)
     config = read_config(run)
     may_import = check_import(config.env, flags.imports)
-    policy, env_steps = restored_policy(run, config.agent)
+    policy, env_steps = restore_policy(run, config.agent)
     policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
     if flags.policy is not None:
         policies[flags.policy] = _python_policy(flags.policy, config)

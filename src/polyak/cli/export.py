@@ -16,7 +16,7 @@ from polyak.export.numpy_weights import numpy_weights
 from polyak.export.policy_function import export_function
 from polyak.export.stablehlo import MEMBER, program
 from polyak.policies import numpy_reader
-from polyak.runs import read_config, restored_policy
+from polyak.runs import read_config, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.files import read_bytes
@@ -60,7 +60,7 @@ def _export(directory: Path, arguments: list[str]) -> int:
             f"--output {flags.output}: must be a file of its own, not the standard output or one that the run keeps"
         )
     config = read_config(run)
-    policy, env_steps = restored_policy(run, config.agent)
+    policy, env_steps = restore_policy(run, config.agent)
     output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"
     about = {"algorithm": config.algorithm, "env": config.env, "env_steps": env_steps}
     made = write_policy(policy, config.agent.spec, flags.format, output, about)

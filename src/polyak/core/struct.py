@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are pytrees: the one shape of settings and states in polyak."""
+"""Frozen dataclasses that are pytrees, used for all settings and states."""
 
 import dataclasses
 import functools
@@ -17,20 +17,20 @@ T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
-    """A field that is part of the tree's structure, not a leaf: hashable, and a new value recompiles.
+    """A field that is part of the tree's structure, not a leaf: its value must be hashable, and a new value recompiles.
 
     Args:
-        **options: those of `dataclasses.field` (`default`, `default_factory`, `repr`, ...).
+        **options: options of `dataclasses.field` (`default`, `default_factory`, `repr`, ...).
     """
     metadata = {**options.pop("metadata", {}), "static": True}
     return dataclasses.field(metadata=metadata, **options)
 
 
 def setting(*, default: Any, check: Callable[[str, str, Any], None], static: bool = False) -> Any:
-    """A field of settings that `check_settings` looks at: `check(owner, name, value)` raises where the value is wrong.
+    """A settings field with a check for `check_settings`: `check(owner, name, value)` raises if the value is invalid.
 
     Args:
-        static: as by `static()`: a new value recompiles.
+        static: whether the field is static, as with `static()`.
     """
     return dataclasses.field(default=default, metadata={"static": static, "check": check})
 
@@ -44,7 +44,7 @@ def number(
     optional: bool = False,
     static: bool = False,
 ) -> Any:
-    """A `setting` that is a number within bounds, or an array of them; or None if `optional`."""
+    """A `setting` that is a number within bounds or an array of such numbers, or None if `optional`."""
     check = functools.partial(check_number, at_least=at_least, at_most=at_most, above=above, optional=optional)
     return setting(default=default, check=check, static=static)
 
@@ -56,17 +56,17 @@ def integer(*, default: int | None, at_least: int = 1, at_most: int | None = Non
 
 
 def choice(*, default: Any, choices: tuple[Any, ...]) -> Any:
-    """A static `setting` that is one of a few values."""
+    """A static `setting` that must equal an element of `choices`."""
     return setting(default=default, check=functools.partial(check_choice, choices=choices), static=True)
 
 
 def check_settings(settings: Any) -> None:
-    """Refuse the first wrong setting, by its owner and name; what `__post_init__` calls.
+    """Run the check of every setting; called by `__post_init__`.
 
-    A static number becomes one of Python's: JAX compares what is static, and while tracing cannot tell if arrays are equal.
+    Static NumPy and JAX scalars become Python numbers, because JAX compares static fields and cannot compare traced arrays.
 
     Raises:
-        TypeError, ValueError: as its check says; a static number that is an array of several.
+        TypeError, ValueError: the first invalid setting; or a static number that is an array of several or traced.
     """
     for field in dataclasses.fields(settings):
         if "check" not in field.metadata:
@@ -75,7 +75,7 @@ def check_settings(settings: Any) -> None:
         field.metadata["check"](owner, field.name, value)
         if field.metadata["static"] and isinstance(value, np.generic | np.ndarray | jax.Array):
             if isinstance(value, jax.core.Tracer) or value.size != 1:
-                raise TypeError(f"{owner}: {field.name} must be one number, known before compiling, got {value!r}")
+                raise TypeError(f"{owner}: {field.name} must be a single number known at compile time, got {value!r}")
             object.__setattr__(settings, field.name, value.item())
 
 
@@ -83,12 +83,12 @@ def check_settings(settings: Any) -> None:
 def struct(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass that JAX sees as a pytree.
 
-    Fields are children in the order of their declaration; those marked with `static()` are part of the structure. A
-    `__post_init__` that validates runs when a person builds the object and under `dataclasses.replace`, never when JAX
-    rebuilds it around tracers. An unknown keyword argument is refused with the nearest field's name.
+    Fields are children in the order of their declaration; fields marked with `static()` are part of the structure. Validation
+    in `__post_init__` runs in the constructor and in `dataclasses.replace`, not when JAX unflattens the tree. The error for an
+    unknown keyword argument suggests the nearest field.
 
     Raises:
-        TypeError: from the constructor, for an argument that is no field.
+        TypeError: from the constructor, for an argument that is not a field.
 
     >>> @struct
     ... class Point:
@@ -99,25 +99,25 @@ def struct(cls: type[T]) -> type[T]:
     """
     data = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(data)  # type: ignore[arg-type]
-    leaves = tuple(f.name for f in fields if not f.metadata.get("static", False))
-    fixed = tuple(f.name for f in fields if f.metadata.get("static", False))
-    keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaves)
+    leaf_names = tuple(f.name for f in fields if not f.metadata.get("static", False))
+    static_names = tuple(f.name for f in fields if f.metadata.get("static", False))
+    keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaf_names)
     new = object.__new__
 
     def flatten(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        fields_of = tree.__dict__
-        return tuple([fields_of[name] for name in leaves]), tuple([fields_of[name] for name in fixed])
+        values = tree.__dict__
+        return tuple([values[name] for name in leaf_names]), tuple([values[name] for name in static_names])
 
     def flatten_with_keys(tree: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
         children, structure = flatten(tree)
         return tuple(zip(keys, children, strict=True)), structure
 
     def unflatten(structure: tuple[Any, ...], children: Any) -> Any:
-        # Around __init__: what JAX puts into a tree (tracers, None, shapes) is not a person's input to validate.
+        # Skip __init__ and its validation: JAX also puts tracers, None and shapes into trees.
         tree = new(data)
-        fields_of = tree.__dict__
-        fields_of.update(zip(fixed, structure, strict=True))
-        fields_of.update(zip(leaves, children, strict=True))
+        values = tree.__dict__
+        values.update(zip(static_names, structure, strict=True))
+        values.update(zip(leaf_names, children, strict=True))
         return tree
 
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
@@ -126,27 +126,27 @@ def struct(cls: type[T]) -> type[T]:
 
 
 def suggest_names(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor whose error about an unknown keyword suggests the nearest known one."""
+    """Wrap a constructor so that the error for an unknown keyword argument suggests the nearest field."""
     names = tuple(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+    def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
             if name not in names:
                 raise TypeError(f"{type(self).__name__}: {unknown_name(name, names, 'field')}")
         init(self, *args, **kwargs)
 
-    return checked
+    return checked_init
 
 
 def check_needed(settings: Any, name: str, *others: str) -> None:
-    """Refuse a setting that is given where none of the others is, which it means nothing without.
+    """Check that a setting that is not None comes with at least one of `others`.
 
     Raises:
-        ValueError: naming all of them.
+        ValueError: all `others` are None.
     """
     if getattr(settings, name) is not None and all(getattr(settings, other) is None for other in others):
         raise ValueError(
-            f"{type(settings).__name__}: {name}={getattr(settings, name)} needs {' or '.join(others)}, which must be a number "
-            f"above 0; got None"
+            f"{type(settings).__name__}: {name}={getattr(settings, name)} needs {' or '.join(others)}, "
+            "got None; set it to a number above 0"
         )

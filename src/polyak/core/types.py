@@ -1,4 +1,4 @@
-"""What travels between the rooms: time steps, rollouts, policies, agents, networks, environments."""
+"""Shared types and interfaces: time steps, rollouts, policies, agents, networks, environments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Scalar: TypeAlias = float | Float[Array, ""]
 def copy_buffers(tree: PyTree) -> Any:
     """Copy every array to a new JAX buffer that nothing else references, so that it can be donated.
 
-    The copy is complete on return: the arrays given may change afterwards.
+    The copy is complete on return: the source arrays may change afterwards.
     """
     # Onto the device first: `device_put` copies device arrays, but may alias NumPy's buffers in spite of `may_alias=False`.
     # `jnp.array` and `jnp.copy` compile a program for every shape.
@@ -27,11 +27,13 @@ def copy_buffers(tree: PyTree) -> Any:
 
 @struct
 class Histogram:
-    """How numbers are spread: how many lie in each of equal bins from the lowest to the highest.
+    """Counts of values in equal bins between their minimum and maximum.
 
     Attributes:
-        counts: by bin; the last one holds the highest number too.
-        total: the sum of the numbers.
+        low: the minimum.
+        high: the maximum.
+        counts: number of values per bin; the last bin includes the maximum.
+        total: the sum of the values.
         squares: the sum of their squares.
     """
 
@@ -43,20 +45,20 @@ class Histogram:
 
 
 Terms: TypeAlias = dict[str, Array]
-"""The scalars that a loss is made of, by name."""
+"""The scalar terms of a loss, by name."""
 
 Metrics: TypeAlias = dict[str, Array | Histogram]
-"""What an update says of itself: scalars by tag, and histograms where they were asked for."""
+"""The metrics of an update: scalars by tag, and histograms if enabled."""
 
 
 @struct
 class Score:
-    """What the returns of episodes are counted from, where the agent sees another reward or less than whole episodes.
+    """Reward and episode bounds for reported returns, where the agent sees other rewards or parts of episodes.
 
     Attributes:
         reward: float32, in the environment's units.
-        last: the whole episode ended here.
-        first: a whole episode begins here; its reward is 0.
+        last: the complete episode ends here.
+        first: a complete episode begins here; its reward is 0.
     """
 
     reward: Any
@@ -66,20 +68,20 @@ class Score:
 
 @struct
 class TimeStep:
-    """What an environment hands out, batched `[B]`.
+    """The output of an environment, batched `[B]`.
 
-    `reward`, `terminated` and `truncated` belong to the transition that *led to* `obs`; `first` marks the obs of a fresh
+    `reward`, `terminated` and `truncated` belong to the transition that *led to* `obs`; `first` marks the obs of a new
     episode, whose reward is 0. Environments reset on the next step: a step that follows a `last` TimeStep ignores its
-    action and returns a `first` one, so the final obs of an episode is in the stream and its value can be bootstrapped from.
+    action and returns a `first` one, so the final obs of an episode is part of the rollout and its value can be bootstrapped.
 
     Attributes:
         obs: any pytree of arrays `[B, ...]`.
         reward: float32, in the environment's units.
         terminated: the transition reached a terminal state, whose value is 0.
-        truncated: the episode was cut short; the value of `obs` still counts.
+        truncated: the episode was cut short; returns bootstrap from the value of `obs`.
         first: `obs` begins an episode.
-        action_mask: None, or bool arrays in the tree of the action space, True where an action is allowed now.
-        score: None, or what is counted instead for the returns that are reported; nothing is learned from it.
+        action_mask: None, or bool arrays in the tree of the action space, True where an action is allowed.
+        score: None, or the reward and episode bounds for reported returns; never used for learning.
     """
 
     obs: PyTree
@@ -92,18 +94,18 @@ class TimeStep:
 
     @property
     def last(self) -> Any:
-        """The episode ended here, one way or the other."""
+        """The episode ended here: terminated or truncated."""
         return self.terminated | self.truncated
 
     @property
     def counted(self) -> Score:
-        """What the returns and lengths of episodes are counted from."""
+        """Reward and episode bounds from which reported returns and lengths are computed."""
         return Score(self.reward, self.last, self.first) if self.score is None else self.score
 
 
 @struct
 class PolicyStep:
-    """What a policy answers: `action` in the tree of the action space, its next `carry`, and `info` for the learner."""
+    """The output of a policy: `action` in the tree of the action space, the next `carry`, and `info` for the agent."""
 
     action: PyTree
     carry: PyTree = ()
@@ -112,13 +114,13 @@ class PolicyStep:
 
 @struct
 class Rollout:
-    """A stretch of B environments, time-major: `time_steps` leaves `[T+1, B, ...]`, `actions` and `info` leaves `[T, B, ...]`.
+    """T steps of B environments, time-major: `time_steps` leaves `[T+1, B, ...]`, `actions` and `info` leaves `[T, B, ...]`.
 
-    Row t is the transition from `time_steps[t]` by `actions[t]` to `time_steps[t + 1]`. The row that starts from a `last`
-    time step is no transition (the environment reset there): `valid[t] = ~last[t]`, and it has no weight anywhere.
+    Sample t is the transition from `time_steps[t]` by `actions[t]` to `time_steps[t + 1]`. A sample that starts from a `last`
+    time step is not a transition (the environment resets there): `valid[t] = ~last[t]`, and every loss masks it.
 
     Attributes:
-        carry: the policy's memory at the first row.
+        carry: the policy's recurrent state before the first step.
     """
 
     time_steps: TimeStep
@@ -128,17 +130,17 @@ class Rollout:
 
     @property
     def obs(self) -> PyTree:
-        """The observations acted on, `[T, B, ...]`."""
+        """The observations before each action, `[T, B, ...]`."""
         return jax.tree.map(lambda x: x[:-1], self.time_steps.obs)
 
     @property
     def next_obs(self) -> PyTree:
-        """The observations reached, `[T, B, ...]`; at the end of an episode its final one."""
+        """The observations after each action, `[T, B, ...]`; at the end of an episode, its final observation."""
         return jax.tree.map(lambda x: x[1:], self.time_steps.obs)
 
     @property
     def action_mask(self) -> PyTree:
-        """The actions that were allowed, `[T, B, ...]`, or None."""
+        """The allowed actions, `[T, B, ...]`, or None."""
         return jax.tree.map(lambda x: x[:-1], self.time_steps.action_mask)
 
     @property
@@ -153,17 +155,17 @@ class Rollout:
 
     @property
     def truncated(self) -> Bool[Array, "T B"]:
-        """The transition was the last before a time limit."""
+        """The transition was the last before the episode was cut short."""
         return jnp.asarray(self.time_steps.truncated[1:])
 
     @property
     def first(self) -> Bool[Array, "T B"]:
-        """The row starts an episode."""
+        """The sample starts an episode."""
         return jnp.asarray(self.time_steps.first[:-1])
 
     @property
     def valid(self) -> Bool[Array, "T B"]:
-        """The row is a transition; False where the environment only reset."""
+        """The sample is a transition; False where the environment only reset."""
         return ~jnp.asarray(self.time_steps.last[:-1])
 
 
@@ -172,8 +174,7 @@ class Variables:
     """A network's arrays: `params` are trained; `stats` (batch-norm statistics, counters, keys) are not.
 
     Attributes:
-        graph: what a network needs beside its arrays to be put together again (the static half of a Flax NNX or Equinox
-            module); part of the tree's structure.
+        graph: the static half of a Flax NNX or Equinox module, from which it is rebuilt; part of the tree's structure.
     """
 
     params: PyTree
@@ -183,34 +184,34 @@ class Variables:
 
 @runtime_checkable
 class Network(Protocol):
-    """A frozen object of settings with pure functions over `Variables`."""
+    """A frozen settings object with pure functions over `Variables`."""
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
-        """Fresh variables for the environment's spaces."""
+        """Create variables for the environment's spaces."""
         ...
 
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """`(out, carry, stats)` for obs leaves `[B, ...]`."""
+        """Returns `(out, carry, stats)` for obs leaves `[B, ...]`."""
         ...
 
 
 @runtime_checkable
 class RecurrentNetwork(Network, Protocol):
-    """A network that has a memory; the carry of all others is `()`."""
+    """A network with recurrent state; the carry of any other network is `()`."""
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """The memory of `batch_size` fresh episodes, leaves `[B, ...]`; `apply` takes `()` for it."""
+        """The recurrent state of `batch_size` new episodes, leaves `[B, ...]`; `apply` accepts `()` in its place."""
         ...
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A pytree that acts; the carry of a row whose `first` is set is reset by the policy."""
+    """A pytree that acts; the policy resets the carry of environments whose `first` is True."""
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """The carry of `batch_size` fresh episodes; `()` for a policy without memory."""
+        """The carry of `batch_size` new episodes; `()` for a policy without recurrent state."""
         ...
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Any, PyTree]:
@@ -218,30 +219,30 @@ class Policy(Protocol):
         ...
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """One action for each row."""
+        """One action for each environment."""
         ...
 
 
 @runtime_checkable
 class NumPyPolicy(Protocol):
-    """A policy that can act without JAX, where that is cheaper than a compiled call a step."""
+    """A policy that can act in NumPy, where that is faster than one compiled call per step."""
 
     def suits_numpy(self, num_envs: int) -> bool:
-        """It can, for these spaces, and it is cheaper, for so many environments."""
+        """Whether NumPy supports the policy's spaces and is faster for `num_envs` environments."""
         ...
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """All that is random in the actions of one step, from the key that `action` would get."""
+        """All random numbers of one step's actions, from the key that `action` would receive."""
         ...
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """`act(time_step, carry, noise)` in NumPy, of a policy whose arrays are NumPy's: `action`'s answers, up to rounding."""
+        """`act(time_step, carry, noise)`, for a policy with NumPy arrays: equal to `action` up to rounding."""
         ...
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """A frozen object of settings; the state is one pytree with everything that training changes."""
+    """A frozen settings object; its state is one pytree with everything that training changes."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -259,14 +260,14 @@ class Agent(Protocol):
         ...
 
     def init(self, key: PRNGKeyArray) -> Any:
-        """A fresh state."""
+        """Create a new state."""
         ...
 
     def check(self, num_envs: int) -> None:
         """Check, before anything runs, that the settings work with this number of environments per device.
 
         Raises:
-            ValueError: they do not.
+            ValueError: a setting does not work with `num_envs`.
         """
         ...
 
@@ -283,11 +284,11 @@ class Agent(Protocol):
         ...
 
     def policy(self, state: Any) -> Policy:
-        """The policy that is evaluated and exported: greedy."""
+        """The greedy policy, for evaluation and export."""
         ...
 
     def collect_policy(self, state: Any) -> Policy:
-        """The policy that collects data: it explores."""
+        """The exploring policy, for collecting rollouts."""
         ...
 
     def update(self, state: Any, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None) -> tuple[Any, Metrics]:
@@ -300,7 +301,7 @@ class Agent(Protocol):
         ...
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """Why training cannot go on (too many updates skipped in a row, and what was not finite), or None."""
+        """Why training cannot continue (too many consecutive updates skipped, and the first non-finite quantity), or None."""
         ...
 
 
@@ -315,21 +316,21 @@ class Env(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """B."""
+        """The number of environments, B."""
         ...
 
     def init(self, key: PRNGKeyArray) -> tuple[PyTree, TimeStep]:
-        """Fresh episodes everywhere: the state, and `first` time steps."""
+        """Start a new episode in every environment: returns the state, and time steps with `first` set."""
         ...
 
     def step(self, state: PyTree, action: PyTree, key: PRNGKeyArray) -> tuple[PyTree, TimeStep]:
-        """One step of every environment; rows whose last time step was `last` reset instead."""
+        """Step every environment; environments whose previous time step was `last` reset instead."""
         ...
 
 
 @runtime_checkable
 class HostEnv(Protocol):
-    """An environment outside JAX (Gymnasium), batched over `num_envs`, in NumPy; it keeps its own state."""
+    """An environment outside JAX (Gymnasium), batched over `num_envs`, in NumPy; it stores its own state."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -338,23 +339,23 @@ class HostEnv(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """B."""
+        """The number of environments, B."""
         ...
 
     def reset(self, seed: int) -> TimeStep:
-        """Fresh episodes everywhere, reproducible by the seed."""
+        """Start a new episode in every environment; equal seeds give equal episodes."""
         ...
 
     def step(self, action: PyTree) -> TimeStep:
-        """One step of every environment; the arrays are the caller's to keep."""
+        """Step every environment; the returned arrays are never overwritten."""
         ...
 
     def snapshot(self) -> dict[str, Any] | None:
-        """All that `restore` needs to go on exactly from here (dicts, lists, numbers, strings, arrays), or None."""
+        """The complete state for `restore` (dicts, lists, numbers, strings, arrays), or None if unsupported."""
         ...
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot of an equal environment."""
+        """Continue from a snapshot of an equal environment."""
         ...
 
     def close(self) -> None:
@@ -364,19 +365,18 @@ class HostEnv(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training loop stands, as callbacks see it.
+    """The progress of a training loop, passed to callbacks.
 
     Attributes:
         env_steps: valid transitions so far, over all environments (a Python int: it never wraps).
-        target_env_steps: how many there shall be.
+        target_env_steps: valid transitions at the end of training.
         iteration: rollouts collected so far, each followed by an update.
-        seconds: wall time of training since this process began to train, without compilation.
+        seconds: wall time of training in this process, without compilation.
         compile_seconds: wall time spent compiling.
         fps: env steps per second of training in this process.
-        env: the environment of a host loop, for its `snapshot`; None in the compiled loop, whose state holds everything.
-        histograms: of the last update, by tag, where the agent was asked for them.
-        inexact: why training that goes on from here may not do the same again: policies in Python that are not known to be
-            deterministic.
+        env: the environment of a host loop, for its `snapshot`; None in the compiled loop, whose state is complete.
+        histograms: histograms of the last update by tag, if the agent computes them.
+        inexact: why a resumed run may differ from an uninterrupted one: Python policies that are not known to be deterministic.
     """
 
     env_steps: int
@@ -392,5 +392,5 @@ class Progress:
 
 Callback: TypeAlias = Callable[[Progress, Mapping[str, float], PyTree], object]
 """Called by a loop at every report with the progress, the metrics as Python floats, and the loop's whole state (a pytree
-that may be kept only as a copy: its buffers are donated to the next step). Returning False stops training after this
-report; whatever is raised ends it."""
+whose buffers are donated to the next step: copy what outlives the call). Returning False stops training after this
+report; an exception ends it."""
