@@ -87,7 +87,7 @@ def test_a_policy_acts_without_the_training_stack(run_and_policy):
     assert {"gymnasium", "polyak.train", "polyak.envs", "polyak.cli", "tensorboard", "tyro"} & set(modules) == set()
 
 
-def test_a_network_of_your_own_is_given_again(tmp_path):
+def test_custom_network_must_be_passed_again(tmp_path):
     agent, policy = trained(tmp_path / "run", polyak.FlaxNNX(Small))
     with pytest.raises(ConfigError, match="could not be stored with the run; rebuild it in Python and pass it again"):
         polyak.load_policy(tmp_path / "run")
@@ -104,7 +104,7 @@ def test_a_run_that_a_program_made_loads_with_its_agent(tmp_path):
         polyak.load_policy(tmp_path / "mine")
 
 
-def test_what_is_no_agent_loads_no_run(run_and_policy, unchecked):
+def test_load_policy_rejects_an_agent_argument_that_is_not_an_agent(run_and_policy, unchecked):
     with pytest.raises(TypeError, match="load_policy: agent must be an agent like the one that was trained, got 5"):
         polyak.load_policy(run_and_policy[0], agent=5)
 
@@ -119,7 +119,7 @@ def test_checkpoint_of_another_network_is_rejected_by_leaf(run_and_policy):
     assert "float32[4,5]" in str(error.value).replace(" ", "")
 
 
-def test_no_run_no_policy(tmp_path):
+def test_missing_run_directory_is_rejected(tmp_path):
     with pytest.raises(RunError, match="nothing: there is no such run directory or exported file"):
         polyak.load_policy(tmp_path / "nothing")
 

@@ -118,7 +118,7 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
     ],
     ids=["activation", "large", "linear", "mask", "integers", "image"],
 )
-def test_what_numpy_has_no_form_of_or_is_slow_at_is_jitted(agent, num_envs):
+def test_policy_without_a_faster_numpy_form_is_jitted(agent, num_envs):
     policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))
     assert not policy.suits_numpy(num_envs)
 

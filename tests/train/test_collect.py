@@ -86,7 +86,7 @@ def test_a_script_that_ends_stops_a_training_loop(loop):
         run(loop, env_steps=10**9, agent=_FixedAgent(SHORT, ENV.spec, 4))
 
 
-def test_a_script_may_end_where_nobody_counts_any_more():
+def test_script_may_end_after_the_last_counted_step():
     # The second environment has no episode to do, the first only its own first one.
     env = ScriptedEnv([[3, 9], [9]], [1.0, 1.0])
     done = train.evaluate(Scripted(env.spec, [(4, 1)]), env, episodes=1, key=KEY)
@@ -105,7 +105,7 @@ def test_invalid_arguments_are_rejected(unchecked):
         collect(Uniform(ENV.spec), AGENT, 5, key=KEY)
 
 
-def test_of_many_seeds_the_one_whose_script_ends_is_named():
+def test_error_names_the_seed_whose_script_ended():
     with pytest.raises(RuntimeError, match="Scripted: the script has ended after its 5 steps") as caught:
         train.compiled_seeds(_FixedAgent(SHORT, ENV.spec, 4), ENV, env_steps=10**9, keys=jax.random.split(KEY, 2))
     assert caught.value.__notes__ == ["while training with keys[0]"]

@@ -97,7 +97,7 @@ def test_short_episodes_are_not_favoured():
 
 
 @pytest.mark.parametrize(("episodes", "lengths"), [(1, [2]), (2, [2, 3]), (3, [2, 2, 3]), (5, [2, 2, 2, 3, 4])])
-def test_exactly_so_many_episodes_the_first_few_environments_one_more(episodes, lengths):
+def test_episodes_are_divided_equally_and_the_first_environments_run_one_more(episodes, lengths):
     env = Scripted([[2], [3, 4]], [1.0, -2.0])
     result = evaluate(Constant(), env, episodes=episodes, key=KEY)
     assert list(result.lengths) == lengths
@@ -114,7 +114,7 @@ def test_episodes_of_one_step():
     assert list(result.lengths) == [1] * 7 and list(result.returns) == [1.0] * 7
 
 
-def test_the_key_decides():
+def test_key_determines_the_episodes():
     policy = collecting()
     a, b, c = (evaluate(policy, ENV, episodes=8, key=jax.random.key(seed)) for seed in (1, 1, 2))
     assert np.array_equal(a.returns, b.returns) and not np.array_equal(a.returns, c.returns)
@@ -139,7 +139,7 @@ def test_long_episodes_pass_through_several_chunks():
 
 @pytest.mark.parametrize("argument", ["episodes", "max_steps"])
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "10", float("nan")])
-def test_wrong_numbers_are_refused(unchecked, argument, wrong):
+def test_invalid_numbers_are_rejected(unchecked, argument, wrong):
     with pytest.raises((TypeError, ValueError), match=f"evaluate: {argument} must be an integer >= 1"):
         evaluate(Constant(), ENV, **({"episodes": 5, "key": KEY} | {argument: wrong}))
 

@@ -16,7 +16,7 @@ ENV_KEY = jax.random.key(5)
 ACTION = np.zeros(NUM_ENVS, np.int32)
 
 
-def test_its_steps_are_the_environments_with_keys_from_the_count():
+def test_steps_match_the_environment_with_keys_derived_from_the_step_number():
     hosted = JaxEnvOnHost(ENV, ENV_KEY)
     assert isinstance(hosted, HostEnv) and hosted.spec == ENV.spec and hosted.num_envs == NUM_ENVS
     state, expected = jax.jit(ENV.init)(env_reset_key(ENV_KEY))
@@ -38,7 +38,7 @@ def test_a_seed_gives_other_episodes_and_a_second_reset_the_same():
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_it_goes_on_from_a_snapshot(impl):
+def test_environment_continues_from_a_snapshot(impl):
     key = jax.random.key(5, impl=impl)
     hosted = JaxEnvOnHost(ENV, key)
     hosted.reset(3)
@@ -58,7 +58,7 @@ def test_resetting_twice_with_a_seed_is_reproducible():
     assert np.array_equal(hosted.reset(0).obs, JaxEnvOnHost(ENV, ENV_KEY).reset(0).obs)
 
 
-def test_a_snapshot_of_another_environment_is_refused():
+def test_snapshot_of_another_environment_is_rejected():
     other = JaxEnvOnHost(AutoReset(Pendulum(), NUM_ENVS), ENV_KEY)
     other.reset(0)
     with pytest.raises(ValueError, match="jax/CartPole-v1: snapshot arrays must be"):

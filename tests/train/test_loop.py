@@ -58,14 +58,14 @@ def test_the_minibatches_of_two_iterations_are_not_alike():
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("terminated", jnp.int32), ("first", jnp.float32), ("reward", jnp.int32)])
-def test_an_environment_with_flags_or_rewards_of_another_kind_is_refused_by_name(name, dtype):
+def test_flags_or_rewards_of_another_dtype_are_rejected_by_name(name, dtype):
     time_step = ENV.init(KEY)[1]
     time_step = dataclasses.replace(time_step, **{name: getattr(time_step, name).astype(dtype)})
     with pytest.raises(TypeError, match=rf"environment's time_step\.{name} must have dtype \w+ .*, got {dtype.__name__}"):
         initial(AGENT, ENV.num_envs, KEY, (), time_step)
 
 
-def test_flags_or_rewards_that_are_not_one_for_each_environment_are_refused_by_name():
+def test_flags_or_rewards_of_another_shape_are_rejected_by_name():
     time_step = ENV.init(KEY)[1]
     time_step = dataclasses.replace(time_step, reward=time_step.reward[:, None])
     with pytest.raises(ValueError, match=r"environment's time_step\.reward must have shape \((\d+),\), got \(\1, 1\)"):
@@ -122,7 +122,7 @@ def test_a_report_falls_due_at_the_next_multiple(target, done, due):
     assert target.next_report(done) == due
 
 
-def test_a_mesh_holds_as_many_devices_as_asked_for():
+def test_mesh_has_the_requested_number_of_devices():
     assert mesh_over(1, 5) is None and mesh_over(4, 8).size == 4
     with pytest.raises(ValueError, match=r"devices=16, but JAX sees 8; on a CPU call .*jax_num_cpu_devices"):
         mesh_over(16, 16)
@@ -130,7 +130,7 @@ def test_a_mesh_holds_as_many_devices_as_asked_for():
         mesh_over(4, 6)
 
 
-def test_a_training_that_is_done_already_only_says_so():
+def test_completed_training_returns_at_once():
     result = run("compiled", env_steps=60)
     again = run("compiled", env_steps=60, resume_from=result.loop_state, env_steps_done=result.progress.env_steps)
     assert again.stopped is None and again.progress.env_steps == result.progress.env_steps and again.progress.fps == 0
@@ -144,14 +144,14 @@ class Ordinary:
     init = step = reset = observe = print
 
 
-def test_what_is_made_of_an_environment_is_kept_unless_it_may_have_changed():
+def test_programs_are_cached_per_environment_unless_it_is_mutable():
     made = cached_per_env(lambda env: [])
     assert isinstance(Ordinary(), Env)
     for env, keeps in ((ENV, True), (Ordinary(), False), (AutoReset(Ordinary()), False)):
         assert (made(env) is made(env)) == keeps
 
 
-def test_what_is_made_of_an_agent_is_kept_unless_a_setting_may_have_changed():
+def test_programs_are_cached_per_agent_unless_a_setting_is_mutable():
     class Network:
         init = apply = print
 

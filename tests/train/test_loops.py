@@ -42,7 +42,7 @@ def test_both_loops_give_the_same_parameters_to_the_bit_after_20_updates(whole):
     assert {name: compiled.metrics[name] for name in measured} == pytest.approx({name: host.metrics[name] for name in measured})
 
 
-def test_they_learned_something(whole):
+def test_training_changes_the_parameters(whole):
     result, _ = whole["compiled"]
     fresh = AGENT.init(jax.random.split(KEY, 3)[0])
     assert not same_bits(result.state.copies.online, fresh.copies.online)
@@ -119,7 +119,7 @@ def test_run_picks_the_loop_from_the_environment(whole):
         assert (result.progress.env is None) == (loop == "compiled")
 
 
-def test_what_was_given_can_be_used_again():
+def test_arguments_can_be_reused_after_training():
     key = jax.random.key(11)
     for _ in range(2):
         result = run("compiled", key=key, env_steps=60)
@@ -143,7 +143,7 @@ def test_env_steps_count_transitions_and_no_resets(loop):
     assert counted[-2][0] < 200 <= counted[-1][0] == result.progress.env_steps
 
 
-def test_progress_says_where_training_stands():
+def test_progress_reports_steps_and_time():
     seen = []
     result = run("compiled", report_every=100, callbacks=[lambda progress, *_: seen.append(progress)])
     for before, after in itertools.pairwise(seen):
@@ -213,7 +213,7 @@ def test_callback_may_train():
 
 
 @BOTH
-def test_a_copy_of_the_state_that_a_callback_kept_can_be_gone_on_from(whole, loop):
+def test_training_resumes_from_a_state_copied_in_a_callback(whole, loop):
     kept = {}
 
     def keep(progress, metrics, state):
@@ -323,7 +323,7 @@ def test_seeds_trained_together_are_those_trained_alone_but_for_rounding():
     assert finished.progress.iteration > half.progress.iteration
 
 
-def test_seeds_with_callbacks_for_others_are_refused():
+def test_callbacks_and_keys_of_different_lengths_are_rejected():
     with pytest.raises(ValueError, match=r"len\(callbacks\)=2 must equal len\(keys\)=3"):
         train.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), callbacks=[[], []])
 
@@ -351,7 +351,7 @@ def test_a_host_environment_is_reset_by_a_seed_of_the_key():
     assert result.metrics["rollout/ep_rew_mean"] == pytest.approx((3 * 6 + 10 * 4) / 10)
 
 
-def test_a_host_environment_goes_on_from_a_snapshot():
+def test_host_environment_continues_from_a_snapshot():
     lengths = ((3, 4), (5, 2), (1,), (7, 1, 2))
     whole = train.run(AGENT, scripted(lengths), env_steps=120, key=KEY)
     half = train.run(AGENT, scripted(lengths), env_steps=60, key=KEY)

@@ -75,7 +75,7 @@ def test_both_loops_make_the_same_calls_and_get_the_same_results():
 
 
 @pytest.mark.parametrize(("loop", "kind"), [("compiled", KeyError), ("compiled", StopIteration), ("host", StopIteration)])
-def test_training_raises_what_the_policy_raised(loop, kind):
+def test_training_raises_the_exception_of_the_policy(loop, kind):
     count = iter(range(100))
 
     def failing(obs):
@@ -90,7 +90,7 @@ def test_training_raises_what_the_policy_raised(loop, kind):
 
 
 @pytest.mark.parametrize("env", [ENV, Scripted([[5]] * NUM_ENVS, [1.0] * NUM_ENVS)], ids=["compiled", "host"])
-def test_evaluation_raises_what_the_policy_raised(env):
+def test_evaluation_raises_the_exception_of_the_policy(env):
     count = iter(range(100))
 
     def failing(obs):
@@ -117,7 +117,7 @@ def test_evaluation_calls_for_the_steps_that_count_and_no_more():
 
 
 @pytest.mark.parametrize("env", [ENV, hosted()], ids=["compiled", "host"])
-def test_collecting_asks_as_training_does_and_raises_what_the_policy_raised(env):
+def test_collect_calls_the_policy_as_training_does_and_raises_its_exception(env):
     policy = planning().chosen
     seen = policy.callee.target.seen
     rollout = train.collect(policy, env, 6, key=KEY)
@@ -165,7 +165,7 @@ class Wrapped:
 
 
 @each_loop
-def test_one_inside_a_wrapper_is_found(loop):
+def test_python_policy_inside_a_wrapper_is_found(loop):
     agent = planning()
     wrapped = type(agent)(Wrapped(agent.chosen))
     seen = agent.chosen.callee.target.seen
@@ -177,7 +177,7 @@ def test_one_inside_a_wrapper_is_found(loop):
     assert "at its step 0" in caught.value.__notes__[0]
 
 
-def test_seeds_at_once_and_several_devices_are_refused_before_anything_runs():
+def test_parallel_seeds_and_several_devices_are_rejected_before_anything_runs():
     agent = planning()
     with pytest.raises(TypeError, match=r"PythonPolicy 'Planner'.* cannot be mapped by vmap"):
         train.compiled_seeds(agent, ENV, env_steps=ENV_STEPS, keys=jax.random.split(KEY, 2))
@@ -240,7 +240,7 @@ def test_training_ends_by_the_timeout(loop):
 @pytest.mark.parametrize(
     ("deterministic", "says"), [(False, "not bit-exact because PythonPolicy 'rule' takes no seed"), (True, "bit-exact")]
 )
-def test_a_checkpoint_says_that_a_policy_without_seed_may_act_otherwise(tmp_path, deterministic, says):
+def test_checkpoint_records_that_a_policy_without_seed_is_inexact(tmp_path, deterministic, says):
     agent = following(lambda obs: [0] * NUM_ENVS, ENV.spec, name="rule", deterministic=deterministic)
     with runs.create(tmp_path / "run", {}) as its_run:
         run("host", agent, callbacks=[checkpointer(its_run, 1)])
