@@ -35,7 +35,7 @@ def test_a_rollout_of_the_environment_passes_also_while_tracing():
 
 
 @pytest.mark.parametrize(
-    ("rollout", "said"),
+    ("rollout", "message"),
     [
         (with_steps(reward=np.zeros(6)), r"reward must be \[T\+1, B\].*got \(6,\)"),
         (with_steps(reward=np.zeros((1, 2))), r"reward must be .* got \(1, 2\)"),
@@ -65,13 +65,13 @@ def test_a_rollout_of_the_environment_passes_also_while_tracing():
         (dataclasses.replace(good(), actions=()), r"actions must have shape \(5, 2, 2\), got \(0,\)"),
     ],
 )
-def test_wrong_shapes_raise_with_the_leaf_name(rollout, said):
-    with pytest.raises(ValueError, match=f"update: .*{said}"):
+def test_wrong_shapes_raise_with_the_leaf_name(rollout, message):
+    with pytest.raises(ValueError, match=f"update: .*{message}"):
         check_rollout(rollout, SPEC)
 
 
 @pytest.mark.parametrize(
-    ("rollout", "said"),
+    ("rollout", "message"),
     [
         (
             with_steps(terminated=np.zeros((6, 2), np.int32)),
@@ -91,8 +91,8 @@ def test_wrong_shapes_raise_with_the_leaf_name(rollout, said):
         ),
     ],
 )
-def test_wrong_dtypes_raise_with_the_leaf_name(rollout, said):
-    with pytest.raises(TypeError, match=f"update: {said}"):
+def test_wrong_dtypes_raise_with_the_leaf_name(rollout, message):
+    with pytest.raises(TypeError, match=f"update: {message}"):
         check_rollout(rollout, SPEC)
 
 
@@ -112,17 +112,17 @@ def test_masks_of_the_choices_pass_also_those_of_some_only():
 
 
 @pytest.mark.parametrize(
-    ("rollout", "said"),
+    ("rollout", "message"),
     [
-        (masked(None), "action_mask must be given, for the spec has_action_mask; got None"),
+        (masked(None), "action_mask must be given since the spec has_action_mask, got None"),
         (allowed(go=np.ones((5, 2, 3), bool)), r"action_mask 'go' must have shape \(6, 2, 3\), got \(5, 2, 3\)"),
         (allowed(on=np.ones((6, 2, 2), bool)), r"action_mask 'on' must have shape \(6, 2, 5\), got \(6, 2, 2\)"),
-        (allowed(by=np.ones((6, 2, 2), bool)), "action_mask 'by' must be None, for only Discrete and MultiDiscrete"),
-        (masked(np.ones((6, 2, 3), bool)), "action_mask must be None, for only .*, got Dict"),
+        (allowed(by=np.ones((6, 2, 2), bool)), "action_mask 'by' must be None for .*; only Discrete and MultiDiscrete"),
+        (masked(np.ones((6, 2, 3), bool)), "action_mask must be None for Dict.*; only Discrete"),
     ],
 )
-def test_wrong_masks_raise_with_the_leaf_name(rollout, said):
-    with pytest.raises(ValueError, match=f"update: rollout.time_steps.{said}"):
+def test_wrong_masks_raise_with_the_leaf_name(rollout, message):
+    with pytest.raises(ValueError, match=f"update: rollout.time_steps.{message}"):
         check_rollout(rollout, MASKED)
 
 
@@ -154,9 +154,9 @@ def test_carry_of_wrong_shape_or_dtype_raises():
     check_carry(memory, network, 2)
     check_carry((), network, 2)
     for other in (network.initial_carry(3), {"h": memory}, jax.tree.map(lambda x: x[..., :1], memory)):
-        with pytest.raises(ValueError, match=r"update: rollout.carry must be the network's memory, of shapes .*\(2, 4\)"):
+        with pytest.raises(ValueError, match=r"update: rollout.carry must be the network's carry with shapes .*\(2, 4\)"):
             check_carry(other, network, 2)
-    with pytest.raises(ValueError, match=r"update: rollout.carry must be of numbers as .*float32.*got .*int32"):
+    with pytest.raises(ValueError, match=r"update: rollout.carry must have the dtypes of .*float32.*got .*int32"):
         check_carry(jax.tree.map(lambda x: x.astype(jnp.int32), memory), network, 2)
 
 

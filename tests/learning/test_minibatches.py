@@ -154,7 +154,7 @@ def test_parts_of_several_devices_add_up():
 def test_microbatches_are_the_fewest_that_fit_the_cache(monkeypatch, limit, parts):
     monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", limit)
     assert count_microbatches(24, None) == parts
-    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE_OF_A_CORE", 2 * limit)
+    monkeypatch.setattr(minibatches, "SAMPLES_IN_CORE_CACHE", 2 * limit)
     assert count_microbatches(48, None, ENVS) == parts
 
 

@@ -1,4 +1,4 @@
-"""Leaves on their way: exact at both ends, never outside of them, in every dtype; Optax is the oracle where it is right."""
+"""Interpolation of leaves: exact at both ends and within the interval, in every dtype, compared with Optax."""
 
 from functools import partial
 

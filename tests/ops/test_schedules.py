@@ -44,7 +44,7 @@ def test_other_numbers_do_not_recompile_and_may_be_mapped_over():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"start": float("nan")}, "Linear: start must be a number"),
         ({"start": 1.0, "end": float("inf")}, "Linear: end must be a number"),
@@ -53,8 +53,8 @@ def test_other_numbers_do_not_recompile_and_may_be_mapped_over():
         ({"start": "1"}, "Linear: start must be a number"),
     ],
 )
-def test_invalid_linear_raises(settings, said):
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_invalid_linear_raises(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Linear(**settings)
 
 
@@ -64,7 +64,7 @@ def test_a_positive_schedule_passes(schedule):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("schedule", "message"),
     [
         (0.0, r"PPO: learning_rate must be a number in \(0, inf\) or a schedule such as Linear, got 0.0"),
         (Linear(-1.0), r"PPO: learning_rate.start must be a number in \(0, inf\), got -1.0"),
@@ -72,8 +72,8 @@ def test_a_positive_schedule_passes(schedule):
         (lambda steps: 1.0, "PPO: learning_rate must be a number .* or a schedule such as Linear, got <function"),
     ],
 )
-def test_schedule_that_is_not_positive_raises(schedule, said):
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_schedule_that_is_not_positive_raises(schedule, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         check_schedule("PPO", "learning_rate", schedule)
 
 
@@ -120,7 +120,7 @@ def test_lengths_beyond_what_int32_holds_compile():
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "message"),
     [
         (lambda: Constant(float("nan")), "Constant: value must be a number"),
         (lambda: Exponential(0.0), r"Exponential: start must be a number in \(0, inf\), got 0.0"),
@@ -135,13 +135,13 @@ def test_lengths_beyond_what_int32_holds_compile():
         (lambda: Piecewise((1.0, lambda s: s), (3,)), r"Piecewise: schedules\[1\] must be a number .* or a schedule, got <fun"),
     ],
 )
-def test_other_invalid_schedules_raise(build, said, unchecked):
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_other_invalid_schedules_raise(build, message, unchecked):
+    with pytest.raises((TypeError, ValueError), match=message):
         build()
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("schedule", "message"),
     [
         (Constant(0.0), "PPO: clip_range.value must be a number"),
         (
@@ -150,8 +150,8 @@ def test_other_invalid_schedules_raise(build, said, unchecked):
         ),
     ],
 )
-def test_schedule_in_a_setting_is_checked_recursively(schedule, said):
-    with pytest.raises(ValueError, match=said):
+def test_schedule_in_a_setting_is_checked_recursively(schedule, message):
+    with pytest.raises(ValueError, match=message):
         check_schedule("PPO", "clip_range", schedule)
     check_schedule("PPO", "clip_range", Exponential(1.0))
 

@@ -1,4 +1,4 @@
-"""Histograms of what an update learned from and of what it changed."""
+"""Histograms of an update: its batch, the parameters and the gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -11,64 +11,63 @@ from polyak.ops.gradient_step import LossFn, accumulate
 from polyak.ops.trees import sum_over_devices
 
 BINS = 30
-# The range of large numbers overflows, and one over it, by which XLA multiplies, underflows; a power of two loses nothing.
-SMALLER = 1 / 16
+# The range of large numbers overflows, and its reciprocal underflows; scaling by a power of two is exact.
+RANGE_SCALE = 1 / 16
 
 
 def update_histograms(
     loss_fn: LossFn, batch: Batch, before: PyTree, after: PyTree, num_microbatches: int, axis_name: str | None
 ) -> dict[str, Histogram]:
-    """Of actions, advantages, values and value targets (of valid samples), of the parameters, and of the gradient.
+    """Histograms of actions, advantages, values, value targets (valid samples only), parameters and gradient.
 
-    Actions have one histogram for each leaf of their tree. The gradient is that of the loss of the whole batch, before the
-    first epoch.
+    Actions have one histogram per leaf. The gradient is that of the loss of the whole batch before the first epoch.
 
     Args:
         batch: with weights that sum to 1.
         before: the parameters before the update.
-        after: those after it.
+        after: the parameters after the update.
     """
     arrays = {"advantages": batch.advantage, "values": batch.value, "value_targets": batch.value_target}
     for path, action in jax.tree_util.tree_leaves_with_path(batch.action):
         arrays["/".join(["actions", *jax.tree_util.keystr(path, simple=True, separator="/").split()])] = action
-    found = {name: histogram(array, batch.weight > 0, axis_name) for name, array in arrays.items()}
+    histograms = {name: histogram(array, batch.weight > 0, axis_name) for name, array in arrays.items()}
     gradient = accumulate(lambda part: jax.grad(lambda p: loss_fn(p, part)[0])(before), batch, num_microbatches, axis_name)
-    # Parameters are the same on every device: nothing to add up.
-    found |= {name: histogram(ravel_pytree(tree)[0]) for name, tree in (("weights", after), ("gradients", gradient))}
-    return {f"histogram/{name}": it for name, it in found.items()}
+    # Parameters are replicated over devices, so there is no sum over devices.
+    histograms |= {name: histogram(ravel_pytree(tree)[0]) for name, tree in (("weights", after), ("gradients", gradient))}
+    return {f"histogram/{name}": value for name, value in histograms.items()}
 
 
-def histogram(x: Num[Array, "..."], keep: Bool[Array, "..."] | None = None, axis_name: str | None = None) -> Histogram:
-    """How the entries of an array are spread.
+def histogram(x: Num[Array, "..."], mask: Bool[Array, "..."] | None = None, axis_name: str | None = None) -> Histogram:
+    """The histogram of the entries of an array.
 
     Args:
-        x: what is not finite is left out.
-        keep: the entries that count, by leading axes of `x`; None for all.
-        axis_name: inside `shard_map`, the mesh axis that the array is spread over.
+        x: NaN and infinity are excluded.
+        mask: the entries to include, by leading axes of `x`; None for all.
+        axis_name: inside `shard_map`, the mesh axis over which the array is sharded.
 
     >>> histogram(jnp.array([0.0, 1.0, 1.0])).counts[jnp.array([0, -1])]
     Array([1., 2.], dtype=float32)
     """
     values = x.astype(jnp.float32)
-    counts = jnp.isfinite(values)
-    if keep is not None:
-        counts = counts & keep.reshape(*keep.shape, *(1,) * (x.ndim - keep.ndim))
+    included = jnp.isfinite(values)
+    if mask is not None:
+        included = included & mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
     infinity, zero = jnp.float32(jnp.inf), jnp.float32(0.0)
-    low, high = jnp.min(jnp.where(counts, values, infinity)), jnp.max(jnp.where(counts, values, -infinity))
+    low, high = jnp.min(jnp.where(included, values, infinity)), jnp.max(jnp.where(included, values, -infinity))
     if axis_name is not None:
         low, high = jax.lax.pmin(low, axis_name), jax.lax.pmax(high, axis_name)
-    # Where nothing counts, all is 0.
+    # Without included entries, the bounds are 0.
     low, high = (jnp.where(low <= high, bound, zero) for bound in (low, high))
-    values = jnp.where(counts, values, low)
-    width = SMALLER * high - SMALLER * low
-    shares = (SMALLER * values - SMALLER * low) / jnp.where(width > 0, width, jnp.float32(1.0))
-    bins = jnp.clip(jnp.floor(shares * BINS), 0, BINS - 1).astype(jnp.int32)
-    sums = jnp.zeros(BINS).at[bins].add(counts.astype(jnp.float32))
-    kept = jnp.where(counts, values, zero)
+    values = jnp.where(included, values, low)
+    width = RANGE_SCALE * high - RANGE_SCALE * low
+    fractions = (RANGE_SCALE * values - RANGE_SCALE * low) / jnp.where(width > 0, width, jnp.float32(1.0))
+    bins = jnp.clip(jnp.floor(fractions * BINS), 0, BINS - 1).astype(jnp.int32)
+    sums = jnp.zeros(BINS).at[bins].add(included.astype(jnp.float32))
+    finite = jnp.where(included, values, zero)
     return Histogram(
         low=low,
         high=high,
         counts=sum_over_devices(sums, axis_name),
-        total=sum_over_devices(kept.sum(), axis_name),
-        squares=sum_over_devices(jnp.square(kept).sum(), axis_name),
+        total=sum_over_devices(finite.sum(), axis_name),
+        squares=sum_over_devices(jnp.square(finite).sum(), axis_name),
     )

@@ -1,11 +1,11 @@
 """Returns and advantages of time-major rewards: discounted, n-step, λ-returns, generalised advantages.
 
-All take `terminated` and `truncated` apart. `terminated`: nothing comes after, so the next state is worth 0. `truncated`: we
-stopped looking; the next state keeps its value, but the sum ends there. Where the arrays end they are treated as truncated.
+All functions distinguish `terminated` and `truncated`. `terminated`: the next state has value 0. `truncated`: the next state
+has its value, but the sum ends there. The end of the arrays is treated as a truncation.
 
-Rows that start from a `last` time step (the resets of next-step autoreset) are no transitions. Callers give them no weight,
-and nothing that stands in them, not even a NaN, reaches another row: sums are cut by `where`, not by a factor, since
-0 · NaN = NaN. The next value of a terminated row is not looked at, for the same reason.
+Rows that start from a `last` time step (the resets of next-step autoreset) are not transitions. Callers give them weight 0,
+and their values, even NaN, do not affect other rows: sums are cut by `where`, not by a factor, since 0 · NaN = NaN. For the
+same reason the next value of a terminated row is ignored.
 """
 
 # The linter reads the shape "T *B" as a product of two names. mypy looks for undefined names as well, and knows better.
@@ -37,7 +37,7 @@ def discounted_returns(
 
     Args:
         reward: r_t, in the environment's units.
-        next_value: V of the observation on which the step ended; zeros for the sum of what was really received.
+        next_value: V of the observation on which the step ended; zeros for the sum of the received rewards only.
         terminated: the step reached a terminal state.
         truncated: the episode was cut short (time limit).
         gamma: discount per step, in [0, 1].
@@ -51,12 +51,12 @@ def discounted_returns(
     last = terminated | truncated
     bootstrap = jnp.where(terminated, 0.0, next_value)
 
-    def back(later: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+    def step(later: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         reward, bootstrap, last = row
         returns = reward + gamma * jnp.where(last, bootstrap, later)
         return returns, returns
 
-    return jax.lax.scan(back, _after_the_last_row(next_value), (reward, bootstrap, last), reverse=True)[1]
+    return jax.lax.scan(step, _bootstrap_value(next_value), (reward, bootstrap, last), reverse=True)[1]
 
 
 def n_step_returns(
@@ -84,7 +84,7 @@ def n_step_returns(
         n_step: n, a Python integer; more than T is the same as T.
 
     Raises:
-        TypeError, ValueError: `n_step` is no positive integer.
+        TypeError, ValueError: `n_step` is not a positive integer.
 
     Source: Sutton and Barto 2018, eq. 7.1.
 
@@ -94,13 +94,13 @@ def n_step_returns(
     """
     check_integer("n_step_returns", "n_step", n_step)
     one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
-    ends = (terminated | truncated)[:-1]
+    last = (terminated | truncated)[:-1]
 
-    def one_more(_: Array, returns: Array) -> Array:
-        longer = jnp.where(ends, one_step[:-1], reward[:-1] + gamma * returns[1:])
+    def extend(_: Array, returns: Array) -> Array:
+        longer = jnp.where(last, one_step[:-1], reward[:-1] + gamma * returns[1:])
         return jnp.concatenate([longer, one_step[-1:]])
 
-    returns: Array = jax.lax.fori_loop(0, min(n_step, len(reward)) - 1, one_more, one_step)
+    returns: Array = jax.lax.fori_loop(0, min(n_step, len(reward)) - 1, extend, one_step)
     return returns
 
 
@@ -138,12 +138,12 @@ def lambda_returns(
     last = terminated | truncated
     one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
 
-    def back(later: Array, row: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+    def step(later: Array, row: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
         reward, next_value, one_step, last = row
         returns = jnp.where(last, one_step, reward + gamma * ((1.0 - gae_lambda) * next_value + gae_lambda * later))
         return returns, returns
 
-    return jax.lax.scan(back, _after_the_last_row(next_value), (reward, next_value, one_step, last), reverse=True)[1]
+    return jax.lax.scan(step, _bootstrap_value(next_value), (reward, next_value, one_step, last), reverse=True)[1]
 
 
 def gae(
@@ -161,8 +161,7 @@ def gae(
         δ_t = r_t + γ (1 - terminated_t) V(s_{t+1}) - V(s_t)
         A_t = δ_t + γλ (1 - last_t) A_{t+1},    last = terminated | truncated,    A_T = 0
 
-    The two flags do two things. `terminated`: nothing comes after, so the next state is worth 0. `truncated`: we stopped
-    looking; the next state keeps its value, but the sum ends there.
+    `terminated`: the next state has value 0. `truncated`: the next state has its value, but the sum ends there.
 
     Args:
         reward: r_t, in the environment's units.
@@ -174,7 +173,7 @@ def gae(
         gae_lambda: trace decay, in [0, 1]; 0 is the one-step TD error, 1 is Monte Carlo.
 
     Returns:
-        A_t; the value target is `A_t + value`. Gradients flow; callers that train on it stop them.
+        A_t; the value target is `A_t + value`. Gradients flow; apply `jax.lax.stop_gradient` to train on it.
 
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16; truncation: Pardo et al. 2018, arXiv:1712.00378.
 
@@ -186,12 +185,12 @@ def gae(
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda
 
-    def back(later: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+    def step(later: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         delta, last = row
         advantage = delta + decay * jnp.where(last, 0.0, later)
         return advantage, advantage
 
-    return jax.lax.scan(back, jnp.zeros(reward.shape[1:], reward.dtype), (delta, last), reverse=True)[1]
+    return jax.lax.scan(step, jnp.zeros(reward.shape[1:], reward.dtype), (delta, last), reverse=True)[1]
 
 
 def advantages_and_targets(
@@ -206,30 +205,30 @@ def advantages_and_targets(
     advantages: Literal["gae", "monte_carlo"] = "gae",
     value_targets: Literal["td_lambda", "monte_carlo"] = "td_lambda",
 ) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
-    """What a policy-gradient agent learns from: the advantages, and what the value should be.
+    """Advantages and value targets of a policy-gradient agent.
 
     Args:
         advantages: `gae`, or the discounted return minus the value.
         value_targets: the λ-return `gae + value`, or the discounted return.
     """
-    rest = (next_value, terminated, truncated)
-    estimate = gae(reward, value, *rest, gamma=gamma, gae_lambda=gae_lambda)
-    returns = discounted_returns(reward, *rest, gamma=gamma)
+    args = (next_value, terminated, truncated)
+    gae_advantages = gae(reward, value, *args, gamma=gamma, gae_lambda=gae_lambda)
+    returns = discounted_returns(reward, *args, gamma=gamma)
     return (
-        estimate if advantages == "gae" else returns - value,
-        estimate + value if value_targets == "td_lambda" else returns,
+        gae_advantages if advantages == "gae" else returns - value,
+        gae_advantages + value if value_targets == "td_lambda" else returns,
     )
 
 
 def running_return(
     reward: Float[Array, "T *B"], first: Bool[Array, "T *B"], before: Float[Array, "*B"], *, gamma: Scalar
 ) -> Float[Array, "T *B"]:
-    """The discounted rewards of the episode up to each time step, R_t = r_t + γ R_{t-1}, from 0 where an episode begins.
+    """The discounted sum of past rewards of the episode, R_t = r_t + γ R_{t-1}, 0 at the first time step.
 
     Args:
-        reward: r_t; one that is not finite counts as 0, for it would stay in the sum until the episode's end.
-        first: the time step begins an episode.
-        before: R before the first of them.
+        reward: r_t; NaN and infinity count as 0, since they would stay in the sum until the episode ends.
+        first: the time step is the first of an episode.
+        before: R before the first time step.
         gamma: discount per step, in [0, 1].
 
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3, reward scaling.
@@ -249,6 +248,6 @@ def running_return_step(
     return jnp.where(first, 0.0, jnp.where(jnp.isfinite(reward), reward, 0.0) + gamma * before)
 
 
-def _after_the_last_row(next_value: Float[Array, "T *B"]) -> Float[Array, "*B"]:
-    """V(s_T), the return to put after the last row, which makes that row end like a truncated one; without rows, zeros."""
+def _bootstrap_value(next_value: Float[Array, "T *B"]) -> Float[Array, "*B"]:
+    """V(s_T), the return after the last row, so that the last row ends as if truncated; zeros without rows."""
     return next_value[-1] if len(next_value) else jnp.zeros(next_value.shape[1:], next_value.dtype)

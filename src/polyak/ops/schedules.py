@@ -14,16 +14,16 @@ from polyak.core.types import Scalar
 
 Count: TypeAlias = int | np.uint32 | UInt32[Array, ""]
 
-MOST = 2**32 - 1
-"""The largest count that schedules follow."""
+MAX_COUNT = 2**32 - 1
+"""The largest step count of schedules."""
 
 
 @struct
 class Constant:
-    """One value for ever: what a plain number means, as an object.
+    """A constant value; equivalent to a plain number.
 
     Raises:
-        ValueError: it is not finite.
+        ValueError: the value is not finite.
     """
 
     value: Scalar
@@ -38,7 +38,7 @@ class Constant:
 
 @struct
 class Linear:
-    """From `start` in a straight line to `end`, reached after `env_steps` and kept from there.
+    """Linear from `start` to `end` over `env_steps`, constant afterwards.
 
         value(s) = start + (end - start) · min(s / env_steps, 1)
 
@@ -60,16 +60,16 @@ class Linear:
         object.__setattr__(self, "env_steps", _as_leaf(self.env_steps))
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
-        """The value after so many environment steps."""
+        """The value after `env_steps` environment steps."""
         count = _count(env_steps).astype(jnp.float32)
         value = self.start + (self.end - self.start) * (count / self.env_steps)
-        # Of its own: start + (end - start) is not end in the last bit.
+        # A separate case: start + (end - start) differs from end in the last bit.
         return jnp.where(count >= self.env_steps, jnp.asarray(self.end, jnp.float32), value)
 
 
 @struct
 class Exponential:
-    """From `start`, times `factor` with every `env_steps`, and never below `end`.
+    """Exponential decay: `start`, multiplied by `factor` every `env_steps`, with the lower bound `end`.
 
         value(s) = max(start · factor^(s / env_steps), end)
 
@@ -95,24 +95,24 @@ class Exponential:
             raise ValueError(f"Exponential: end must be at most start={self.start}, got {self.end}")
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
-        """The value after so many environment steps."""
+        """The value after `env_steps` environment steps."""
         periods = _count(env_steps).astype(jnp.float32) / self.env_steps
         return jnp.maximum(self.start * jnp.power(self.factor, periods), self.end)
 
 
 @struct
 class Piecewise:
-    """One schedule after the other: the next begins where its boundary is reached, and counts from there.
+    """A sequence of schedules: each starts at its boundary and counts its steps from there.
 
         value(s) = schedules[i](s - boundaries[i - 1])  for  boundaries[i - 1] <= s < boundaries[i]
 
     Attributes:
         schedules: numbers or schedules.
-        boundaries: env_steps at which the second and all later ones begin; rising, one fewer than schedules.
+        boundaries: env_steps at which the second and later schedules start; increasing, one fewer than schedules.
 
     Raises:
-        ValueError: no schedule, too many or too few boundaries, or boundaries that do not rise.
-        TypeError: a schedule is none, or `schedules` or `boundaries` is no tuple.
+        ValueError: there is no schedule, the number of boundaries is wrong, or boundaries do not increase.
+        TypeError: a schedule is neither a number nor a schedule, or `schedules` or `boundaries` is not a tuple.
 
     >>> rate = Piecewise((1e-3, Linear(1e-3, 0.0, env_steps=100)), boundaries=(500,))
     >>> [round(float(rate(s)), 6) for s in (0, 499, 550, 600)]
@@ -134,37 +134,37 @@ class Piecewise:
             if not isinstance(schedule, OBJECTS):
                 check_number("Piecewise", f"schedules[{i}]", schedule, or_else="a schedule")
         for i, boundary in enumerate(self.boundaries):
-            check_number("Piecewise", f"boundaries[{i}]", boundary, above=0, at_most=MOST)
-        known = [b for b in self.boundaries if not isinstance(b, jax.core.Tracer)]
-        if not all(np.all(np.asarray(a) < np.asarray(b)) for a, b in itertools.pairwise(known)):
+            check_number("Piecewise", f"boundaries[{i}]", boundary, above=0, at_most=MAX_COUNT)
+        concrete = [b for b in self.boundaries if not isinstance(b, jax.core.Tracer)]
+        if not all(np.all(np.asarray(a) < np.asarray(b)) for a, b in itertools.pairwise(concrete)):
             raise ValueError(f"Piecewise: boundaries must rise, got {self.boundaries}")
         object.__setattr__(self, "boundaries", tuple(_as_leaf(boundary) for boundary in self.boundaries))
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
-        """The value after so many environment steps."""
+        """The value after `env_steps` environment steps."""
         count = _count(env_steps)
         value = value_at(self.schedules[0], count)
         for schedule, boundary in zip(self.schedules[1:], self.boundaries, strict=True):
-            begin = _count(boundary)
-            value = jnp.where(count >= begin, value_at(schedule, count - jnp.minimum(begin, count)), value)
+            start = _count(boundary)
+            value = jnp.where(count >= start, value_at(schedule, count - jnp.minimum(start, count)), value)
         return value
 
 
 OBJECTS = (Constant, Linear, Exponential, Piecewise)
-"""The schedules that are more than a number."""
+"""The schedule classes."""
 
 Schedule: TypeAlias = Scalar | Constant | Linear | Exponential | Piecewise
 
 
 def value_at(schedule: Schedule, env_steps: Count) -> Float[Array, ""]:
-    """The schedule's value; a plain number is constant."""
+    """The value of a schedule; a plain number is constant."""
     return schedule(env_steps) if isinstance(schedule, OBJECTS) else jnp.asarray(schedule, jnp.float32)
 
 
 def counted_on(count: UInt32[Array, ""], more: UInt32[Array, ""]) -> UInt32[Array, ""]:
-    """A count that schedules follow, after `more`. It stays at 2³² - 1: from 0 again it would take them to their start."""
+    """`count + more`, saturating at 2³² - 1; wrapping to 0 would restart schedules."""
     total = count + more
-    return jnp.where(total < more, jnp.uint32(MOST), total)
+    return jnp.where(total < more, jnp.uint32(MAX_COUNT), total)
 
 
 def check_schedule(
@@ -177,18 +177,18 @@ def check_schedule(
     at_least: float = -np.inf,
     at_most: float = np.inf,
 ) -> None:
-    """A setting that stays positive: a number above 0, or a schedule that starts above 0 and does not fall below.
+    """Check a positive setting: a number above 0, or a schedule that starts above 0 and is never negative.
 
-    So a schedule may reach 0, as `Linear` does at its end; of a `Piecewise` only the first part must start above it.
+    A schedule may reach 0, as `Linear` does at its end; only the first part of a `Piecewise` must start above 0.
 
     Args:
-        optional: None is allowed too.
-        above: another bound that is itself not allowed, except after a schedule's start.
-        at_least: another bound that is allowed.
-        at_most: likewise from above.
+        optional: allow None.
+        above: exclusive lower bound; inclusive after the start of a schedule.
+        at_least: inclusive lower bound.
+        at_most: inclusive upper bound.
 
     Raises:
-        TypeError, ValueError: it is not, naming owner and setting.
+        TypeError, ValueError: the setting is invalid; the message contains owner and name.
     """
     lowest = max(above, at_least)
     match schedule:
@@ -216,12 +216,12 @@ def check_schedule(
 
 
 def _as_leaf(env_steps: Any) -> Any:
-    # As a leaf, a Python int of more than 31 bits is refused by `jit`.
+    # `jit` rejects a Python int of more than 31 bits as a leaf.
     return float(env_steps) if isinstance(env_steps, int) else env_steps
 
 
 def _count(env_steps: Any) -> Array:
-    """As uint32, whatever kind of number counts; a Python int may lie beyond what int32 holds."""
+    """The count as uint32; a Python int may exceed int32."""
     if isinstance(env_steps, int | float):
-        return jnp.uint32(min(int(env_steps), MOST))
+        return jnp.uint32(min(int(env_steps), MAX_COUNT))
     return jnp.asarray(env_steps).astype(jnp.uint32)

@@ -399,7 +399,7 @@ def test_declared_variables_are_followed_by_soft_updates():
 
 def test_policies_around_two_objects_follow_each_other_by_name():
     online, target = (PythonPolicy(Linear(np.full((2, 1), w, np.float32)), BOX, variables=True) for w in (0.5, 0.0))
-    with pytest.raises(ValueError, match=r'static fields differ.*must match, or match="name" says that names are enough'):
+    with pytest.raises(ValueError, match=r'static fields differ.*must match, or pass match="name" to pair leaves by name'):
         soft_update(online, target, 0.25)
     moved = soft_update(online, target, 0.25, match="name")
     assert moved.action(time_step(jnp.ones((B, 2))), (), KEY).action.tolist() == [[0.25]] * B and moved.callee is target.callee
