@@ -1,4 +1,4 @@
-"""Distributions over real vectors between bounds: uniform, and normal with everything beyond a bound put on it."""
+"""Distributions over bounded real vectors: uniform, and normal clipped to the bounds."""
 
 import math
 from typing import Any
@@ -12,19 +12,19 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.core.struct import static, struct
 from polyak.ops.distributions.events import check_same_kind, sum_event
 
-# A deviation of 0, where a schedule ends, counts as this in densities.
+# The standard deviation used in densities if scale is 0 (such as at the end of a schedule).
 SMALLEST_SCALE = 1e-8
 
 
 @struct
 class Uniform:
-    """Independent numbers, each uniform between its bounds; one whose bounds are equal is that number.
+    """Independent uniform variables between bounds; with equal bounds, a constant.
 
     Attributes:
         low: `[*B, *event]`, finite.
         high: as low, not below it.
         event_ndims: how many of the last dimensions are one event.
-        slack: how far beyond a bound counts as on it; None is not at all.
+        slack: tolerance of the bounds in `log_prob`; None for 0.
     """
 
     low: Float[Array, "..."]
@@ -34,15 +34,15 @@ class Uniform:
 
     def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
         """A number in [low, high]."""
-        share = jax.random.uniform(seed, self.low.shape, self.low.dtype)
-        # Not low + share * (high - low): the range of a wide box overflows.
-        return jnp.clip((1.0 - share) * self.low + share * self.high, self.low, self.high)
+        fraction = jax.random.uniform(seed, self.low.shape, self.low.dtype)
+        # Not low + fraction * (high - low): the range of a wide box overflows.
+        return jnp.clip((1.0 - fraction) * self.low + fraction * self.high, self.low, self.high)
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
         """-Σ log(high - low) between the bounds, -inf elsewhere."""
         slack = 0.0 if self.slack is None else self.slack
-        inside = (value >= self.low - slack) & (value <= self.high + slack)
-        return sum_event(jnp.where(inside, -self._log_range(), -jnp.inf), self.event_ndims)
+        is_inside = (value >= self.low - slack) & (value <= self.high + slack)
+        return sum_event(jnp.where(is_inside, -self._log_range(), -jnp.inf), self.event_ndims)
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
         """A sample and its log-density."""
@@ -85,18 +85,18 @@ class Uniform:
 
 @struct
 class ClippedNormal:
-    """Independent clip(u, low, high) of normal variables u ~ N(loc, scale²): what noise on a bounded action is.
+    """Independent clip(u, low, high) of normal variables u ~ N(loc, scale²): a bounded action with Gaussian noise.
 
-    Between the bounds it has the normal's density; on a bound the probability of all that lies beyond. `log_prob` is the
-    logarithm of the one or the other, `entropy` and `kl_divergence` take both in.
+    It has the density of the normal between the bounds, and on each bound the probability mass beyond it. `log_prob` is the
+    logarithm of the density or of the mass; `entropy` and `kl_divergence` include both.
 
     Attributes:
         loc: `[*B, *event]`, the mean before clipping.
-        scale: as loc, the deviation before clipping; 0 counts as 10⁻⁸ in densities.
+        scale: as loc, the standard deviation before clipping; 0 counts as 10⁻⁸ in densities.
         low: as loc; may be -inf.
         high: as loc, not below low; may be inf.
         event_ndims: how many of the last dimensions are one event.
-        slack: how near a bound counts as on it; None is not at all.
+        slack: tolerance of the bounds in `log_prob`; None for 0.
     """
 
     loc: Float[Array, "..."]
@@ -112,12 +112,12 @@ class ClippedNormal:
         return jnp.clip(self.loc + self.scale * noise, self.low, self.high)
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
-        """Σ log of the density between the bounds, of the probability on them; what lies beyond counts as on the bound."""
+        """Σ log density between the bounds, log probability on them; values beyond count as on the bound."""
         inside = -0.5 * jnp.square((value - self.loc) / self._scale()) - self._log_norm()
         below, above = self._log_masses()
         slack = 0.0 if self.slack is None else self.slack
         each = jnp.where(value <= self.low + slack, below, jnp.where(value >= self.high - slack, above, inside))
-        return sum_event(jnp.where(self._certain(), 0.0, each), self.event_ndims)
+        return sum_event(jnp.where(self._is_constant(), 0.0, each), self.event_ndims)
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
         """A sample and its log-probability."""
@@ -126,10 +126,10 @@ class ClippedNormal:
 
     def entropy(self) -> Float[Array, "*B"]:
         """-Σ (∫ p log p between the bounds + Σ P log P on them)."""
-        share, _, second = self._inside()
-        on_bounds = sum(jnp.exp(mass) * jnp.where(mass > -jnp.inf, mass, 0.0) for mass in self._log_masses())
-        each = share * self._log_norm() + 0.5 * second - on_bounds
-        return sum_event(jnp.where(self._certain(), 0.0, each), self.event_ndims)
+        mass, _, second = self._inside()
+        on_bounds = sum(jnp.exp(p) * jnp.where(p > -jnp.inf, p, 0.0) for p in self._log_masses())
+        each = mass * self._log_norm() + 0.5 * second - on_bounds
+        return sum_event(jnp.where(self._is_constant(), 0.0, each), self.event_ndims)
 
     def mode(self) -> Float[Array, "..."]:
         """`loc`, clipped: the action without its noise."""
@@ -137,32 +137,32 @@ class ClippedNormal:
 
     def mean(self) -> Float[Array, "..."]:
         """E[clip(u)]."""
-        share, first, _ = self._inside()
-        below, above = (jnp.exp(mass) for mass in self._log_masses())
+        mass, first, _ = self._inside()
+        below, above = (jnp.exp(p) for p in self._log_masses())
         low, high = self._finite_bounds()
-        mean = below * low + above * high + share * self.loc + first * self._scale()
-        return jnp.where(self._certain(), self.low, mean)
+        mean = below * low + above * high + mass * self.loc + first * self._scale()
+        return jnp.where(self._is_constant(), self.low, mean)
 
     def stddev(self) -> Float[Array, "..."]:
         """√Var[clip(u)]."""
-        share, first, second = self._inside()
-        below, above = (jnp.exp(mass) for mass in self._log_masses())
+        mass, first, second = self._inside()
+        below, above = (jnp.exp(p) for p in self._log_masses())
         low, high = self._finite_bounds()
         mean, scale = self.mean(), self._scale()
         rest = self.loc - mean
-        inside = share * jnp.square(rest) + 2.0 * first * rest * scale + second * jnp.square(scale)
+        inside = mass * jnp.square(rest) + 2.0 * first * rest * scale + second * jnp.square(scale)
         return jnp.sqrt(jnp.maximum(below * jnp.square(low - mean) + above * jnp.square(high - mean) + inside, 0.0))
 
     def kl_divergence(self, other: "ClippedNormal") -> Float[Array, "*B"]:
-        """Between two of the same bounds."""
+        """KL divergence; both must have the same bounds."""
         check_same_kind(self, other)
-        share, first, second = self._inside()
+        mass, first, second = self._inside()
         distance, scale = self.loc - other.loc, self._scale()
-        squares = second * jnp.square(scale) + 2.0 * first * distance * scale + share * jnp.square(distance)
-        inside = share * (other._log_norm() - self._log_norm()) - 0.5 * second + 0.5 * squares / jnp.square(other._scale())
+        squares = second * jnp.square(scale) + 2.0 * first * distance * scale + mass * jnp.square(distance)
+        inside = mass * (other._log_norm() - self._log_norm()) - 0.5 * second + 0.5 * squares / jnp.square(other._scale())
         masses = zip(self._log_masses(), other._log_masses(), strict=True)
         on_bounds = sum(jnp.exp(p) * jnp.where(p > -jnp.inf, p - q, 0.0) for p, q in masses)
-        return sum_event(jnp.where(self._certain(), 0.0, inside + on_bounds), self.event_ndims)
+        return sum_event(jnp.where(self._is_constant(), 0.0, inside + on_bounds), self.event_ndims)
 
     def affine(self, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> "ClippedNormal":
         """The distribution of shift + scale · value, scale above 0."""
@@ -170,8 +170,8 @@ class ClippedNormal:
         slack = _slack(self, shift, scale)
         return ClippedNormal(shift + scale * self.loc, scale * self.scale, low, high, self.event_ndims, slack)
 
-    def _certain(self) -> Bool[Array, "..."]:
-        """The bounds are equal, and so all are there."""
+    def _is_constant(self) -> Bool[Array, "..."]:
+        """True where the bounds are equal (within `slack`)."""
         return (self.low == self.high) if self.slack is None else (self.high - self.low <= self.slack)
 
     def _scale(self) -> Float[Array, "..."]:
@@ -193,17 +193,17 @@ class ClippedNormal:
         return tuple(jnp.where(jnp.isfinite(bound), bound, self.loc) for bound in (self.low, self.high))  # type: ignore[return-value]
 
     def _inside(self) -> tuple[Array, Array, Array]:
-        """∫ 1, z, z² over what is not clipped, z = (u - loc) / scale standard normal."""
+        """E[1], E[z], E[z²] restricted to u between the bounds, with z = (u - loc) / scale."""
         below, above = self._log_masses()
-        share = jnp.maximum(-jnp.expm1(jnp.logaddexp(below, above)), 0.0)
+        mass = jnp.maximum(-jnp.expm1(jnp.logaddexp(below, above)), 0.0)
         (low, at_low), (high, at_high) = ((end, _density(end)) for end in self._ends())
         ends = jnp.where(at_low > 0, low * at_low, 0.0) - jnp.where(at_high > 0, high * at_high, 0.0)
-        return share, at_low - at_high, share + ends
+        return mass, at_low - at_high, mass + ends
 
 
 @struct
 class Affine:
-    """shift + scale · x of an x that has a density and is one vector.
+    """The distribution of shift + scale · x, for a continuous vector x.
 
     Attributes:
         inner: the distribution of x.
@@ -218,7 +218,7 @@ class Affine:
     event_ndims: int = static(default=0)
 
     def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
-        """The inner sample, moved."""
+        """Shift + scale · inner sample."""
         return self.shift + self.scale * self.inner.sample(seed=seed)
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
@@ -226,28 +226,28 @@ class Affine:
         return self.inner.log_prob((value - self.shift) / self.scale) - self._log_scale()
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
-        """The inner ones, moved; as exact as they."""
+        """The transformed inner sample and its log-density, as exact as the inner ones."""
         value, log_prob = self.inner.sample_and_log_prob(seed=seed)
         return self.shift + self.scale * value, log_prob - self._log_scale()
 
     def entropy(self) -> Float[Array, "*B"]:
-        """The inner one + Σ log scale."""
+        """The inner entropy + Σ log scale."""
         return self.inner.entropy() + self._log_scale()
 
     def mode(self) -> Float[Array, "..."]:
-        """The inner mode, moved."""
+        """Shift + scale · inner mode."""
         return self.shift + self.scale * self.inner.mode()
 
     def mean(self) -> Float[Array, "..."]:
-        """The inner mean, moved."""
+        """Shift + scale · inner mean."""
         return self.shift + self.scale * self.inner.mean()
 
     def stddev(self) -> Float[Array, "..."]:
-        """The inner deviation, times scale."""
+        """Scale · inner standard deviation."""
         return self.scale * self.inner.stddev()
 
     def kl_divergence(self, other: "Affine") -> Float[Array, "*B"]:
-        """That of the inner ones, where both are moved alike."""
+        """The inner KL divergence; both must have the same shift and scale."""
         check_same_kind(self, other)
         return self.inner.kl_divergence(other.inner)
 
@@ -256,7 +256,7 @@ class Affine:
 
 
 def _slack(distribution: Uniform | ClippedNormal, shift: Array, scale: Array) -> Array:
-    """A few roundings of shift + scale · bound: compiled, two programs need not agree about its last bit."""
+    """A few float32 roundings of shift + scale · bound: two compiled programs may differ in its last bit."""
     sizes = (jnp.where(jnp.isfinite(bound), jnp.abs(bound), 0.0) for bound in (distribution.low, distribution.high))
     rounding = 4.0 * float(np.finfo(np.float32).eps) * (jnp.abs(shift) + scale * jnp.maximum(*sizes))
     return rounding if distribution.slack is None else rounding + scale * distribution.slack

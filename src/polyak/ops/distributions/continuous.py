@@ -83,8 +83,8 @@ class TanhNormal:
 
         log p(a) = log N(u; loc, scale²) - Σ log(1 - a²),    log(1 - tanh² u) = 2 (log 2 - |u| - log(1 + e^(-2|u|)))
 
-    The second form does not cancel where tanh saturates. `log_prob` of an action on the boundary takes the nearest number
-    inside, and is finite; `sample_and_log_prob` knows u and is exact there.
+    The second form does not cancel where tanh saturates. `log_prob` replaces an action on the boundary by the nearest float
+    inside, so it is finite; `sample_and_log_prob` uses u and is exact.
 
     Attributes:
         loc: `[*B, *event]`, the mean before tanh.
@@ -124,7 +124,7 @@ class TanhNormal:
         return self._normal().entropy() + sum_event(self._expectation(_log_tanh_slope), self.event_ndims)
 
     def mode(self) -> Float[Array, "..."]:
-        """The median tanh(loc), which is what acting without noise means; the density may be highest at the boundary."""
+        """The median tanh(loc), the action without noise; the density may be highest at the boundary."""
         return jnp.tanh(self.loc)
 
     def mean(self) -> Float[Array, "..."]:
@@ -137,7 +137,7 @@ class TanhNormal:
         return jnp.sqrt(self._expectation(lambda u: jnp.square(jnp.tanh(u) - mean[None])))
 
     def kl_divergence(self, other: "TanhNormal") -> Float[Array, "*B"]:
-        """That of the normals: a bijection changes nothing."""
+        """KL divergence of the normals; it is invariant under the bijection tanh."""
         check_same_kind(self, other)
         return self._normal().kl_divergence(other._normal())
 
@@ -145,7 +145,7 @@ class TanhNormal:
         return Normal(self.loc, self.scale, self.event_ndims)
 
     def _expectation(self, f: Callable[[Array], Array]) -> Float[Array, "..."]:
-        """E[f(u)], elementwise; f sees all nodes along a new first axis."""
+        """E[f(u)], elementwise; f gets all nodes along a new first axis."""
         along_first = (-1,) + (1,) * self.loc.ndim
         values = f(self.loc[None] + self.scale[None] * _NODES.reshape(along_first))
         return jnp.sum(_NODE_WEIGHTS.reshape(along_first) * values, axis=0)

@@ -1,4 +1,4 @@
-"""What distributions share: sums over the dimensions of one event, and comparing like with like."""
+"""Helpers of distributions: sums over event dimensions, and the type check of divergences."""
 
 import functools
 import operator
@@ -14,15 +14,15 @@ def sum_event(x: Array, event_ndims: int) -> Array:
 
 
 def add(terms: Iterable[Array]) -> Array:
-    """The sum of one array or more, of one shape."""
+    """The sum of one or more arrays of equal shape."""
     return functools.reduce(operator.add, terms)
 
 
 def check_same_kind(p: object, q: object) -> None:
-    """A divergence is taken between distributions of one kind.
+    """Check that two distributions have the same type.
 
     Raises:
-        TypeError: they are of two.
+        TypeError: they have different types.
     """
     if type(p) is not type(q):
         raise TypeError(f"kl_divergence: both must be {type(p).__name__}, got {type(q).__name__}")

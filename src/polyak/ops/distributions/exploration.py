@@ -1,4 +1,4 @@
-"""Distributions of exploring policies: uniform over a space, mostly one action, one of several, and moved ones."""
+"""Distributions of exploration policies: uniform over a space, ε-greedy, selection per row, and affine transforms."""
 
 import functools
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from polyak.ops.distributions.joint import Deterministic, Distribution, Joint, f
 
 
 def uniform_over(spec: EnvSpec, batch_size: int, mask: PyTree = None) -> Distribution:
-    """The uniform distribution over the allowed actions of a spec, as agents choose them.
+    """The uniform distribution over the allowed actions of a spec, in the units of the agent.
 
-    Box actions lie between `spec.action_bounds`; of integers half a unit farther out, so that after rounding each is as
-    probable as the others.
+    Box actions lie between `spec.action_bounds`; for integers the bounds are half a unit wider, so that after rounding all
+    are equally probable.
 
     Args:
         mask: as for `for_space`.
@@ -50,11 +50,11 @@ def uniform_over(spec: EnvSpec, batch_size: int, mask: PyTree = None) -> Distrib
 
 @struct
 class EpsilonMixture:
-    """One action, but with probability ε a uniform one (which may be the same): P(a) = (1 - ε) [a = value] + ε / n.
+    """ε-greedy: one action, or with probability ε a uniformly random one, P(a) = (1 - ε) [a = value] + ε / n.
 
     Attributes:
-        value: the one action, allowed; leaves `[B, ...]`.
-        uniform: over the n allowed actions, a whole tree at once.
+        value: the greedy action, which must be allowed; leaves `[B, ...]`.
+        uniform: the uniform distribution over the n allowed actions, jointly over the tree.
         epsilon: ε in [0, 1].
     """
 
@@ -64,15 +64,15 @@ class EpsilonMixture:
 
     def sample(self, *, seed: PRNGKeyArray) -> PyTree:
         """One action for each row."""
-        explores, drawn = jax.random.split(seed)
-        at_random = jax.random.uniform(explores, self.uniform.entropy().shape) < self.epsilon
-        return chosen(at_random.astype(jnp.int32), [self.value, self.uniform.sample(seed=drawn)])
+        explore_key, action_key = jax.random.split(seed)
+        is_random = jax.random.uniform(explore_key, self.uniform.entropy().shape) < self.epsilon
+        return chosen(is_random.astype(jnp.int32), [self.value, self.uniform.sample(seed=action_key)])
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
         """The logarithm of P."""
-        # In logarithms, for ε / n of many parts underflows.
-        kept = jnp.where(Deterministic(self.value).log_prob(value) == 0.0, _log_of_rest(self.epsilon), -jnp.inf)
-        return _log_sum(kept, _log(self.epsilon) + self.uniform.log_prob(value))
+        # In log space, since ε / n underflows for many parts.
+        greedy = jnp.where(Deterministic(self.value).log_prob(value) == 0.0, _log_complement(self.epsilon), -jnp.inf)
+        return _log_sum(greedy, _log(self.epsilon) + self.uniform.log_prob(value))
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
         """An action and its log-probability."""
@@ -80,16 +80,16 @@ class EpsilonMixture:
         return value, self.log_prob(value)
 
     def entropy(self) -> Float[Array, "*B"]:
-        """-P log P of the one action, and of the n - 1 others."""
-        mine, other, others = self._log_probs()
-        return _expected(jnp.exp(mine), -mine) + _expected(others, -other)
+        """-Σ P log P over the greedy action and the n - 1 others."""
+        greedy, other, others = self._log_probs()
+        return _expected(jnp.exp(greedy), -greedy) + _expected(others, -other)
 
     def mode(self) -> PyTree:
-        """The one action."""
+        """The greedy action."""
         return self.value
 
     def kl_divergence(self, other: "EpsilonMixture") -> Float[Array, "*B"]:
-        """Between two over the same n actions."""
+        """KL divergence; both must be over the same n actions."""
         check_same_kind(self, other)
         p, p_other, others = self._log_probs()
         q, q_other, _ = other._log_probs()
@@ -100,11 +100,11 @@ class EpsilonMixture:
         return jnp.where(Deterministic(self.value).log_prob(other.value) == 0.0, same, differ)
 
     def _log_probs(self) -> tuple[Array, Array, Array]:
-        """The logarithms of P of the one action and of each other one; and P of all others together, ε (n - 1) / n."""
+        """Log P of the greedy action, log P of each other action, and the total P of the others, ε (n - 1) / n."""
         log_n = self.uniform.entropy()
         each = _log(self.epsilon) - log_n
         return (
-            _log_sum(jnp.broadcast_to(_log_of_rest(self.epsilon), log_n.shape), each),
+            _log_sum(jnp.broadcast_to(_log_complement(self.epsilon), log_n.shape), each),
             each,
             -self.epsilon * jnp.expm1(-log_n),
         )
@@ -112,49 +112,49 @@ class EpsilonMixture:
 
 @struct
 class Chosen:
-    """In each row the distribution of one of several.
+    """Selects one of several distributions for each row.
 
     Attributes:
         parts: distributions over the same events.
-        choice: `[B]`, which of them.
+        choice: `[B]`, the index into `parts`.
     """
 
     parts: tuple[Any, ...]
     choice: Int32[Array, " B"]
 
     def sample(self, *, seed: PRNGKeyArray) -> PyTree:
-        """The chosen one's."""
+        """That of the selected distribution."""
         keys = jax.random.split(seed, len(self.parts))
         return chosen(self.choice, [part.sample(seed=key) for part, key in zip(self.parts, keys, strict=True)])
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
-        """The chosen one's."""
+        """That of the selected distribution."""
         return chosen(self.choice, [part.log_prob(value) for part in self.parts])
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
-        """The chosen one's."""
+        """That of the selected distribution."""
         keys = jax.random.split(seed, len(self.parts))
         drawn = [part.sample_and_log_prob(seed=key) for part, key in zip(self.parts, keys, strict=True)]
         pair: tuple[PyTree, Array] = chosen(self.choice, drawn)
         return pair
 
     def entropy(self) -> Float[Array, "*B"]:
-        """The chosen one's."""
+        """That of the selected distribution."""
         return chosen(self.choice, [part.entropy() for part in self.parts])
 
     def mode(self) -> PyTree:
-        """The chosen one's."""
+        """That of the selected distribution."""
         return chosen(self.choice, [part.mode() for part in self.parts])
 
     def kl_divergence(self, other: "Chosen") -> Float[Array, "*B"]:
-        """Of the chosen ones, part by part; NaN in rows where the two have chosen differently."""
+        """KL divergence of the selected parts; NaN in rows where `choice` differs."""
         check_same_kind(self, other)
         each = chosen(self.choice, [p.kl_divergence(q) for p, q in zip(self.parts, other.parts, strict=True)])
         return jnp.where(self.choice == other.choice, each, jnp.nan)
 
 
 def chosen(choice: Int32[Array, " B"], trees: Sequence[PyTree]) -> PyTree:
-    """Row by row the tree of that number; leaves `[B, ...]`."""
+    """Select for each row the tree with index `choice`; leaves `[B, ...]`."""
 
     def leaf(*leaves: Array) -> Array:
         rows = choice.reshape(choice.shape + (1,) * (leaves[0].ndim - 1))
@@ -164,7 +164,7 @@ def chosen(choice: Int32[Array, " B"], trees: Sequence[PyTree]) -> PyTree:
 
 
 def moved(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> Distribution:
-    """The distribution of shift + scale · x, elementwise, scale above 0, for an x that is one vector."""
+    """The distribution of shift + scale · x, elementwise, scale above 0, for a vector x."""
     match distribution:
         case Deterministic():
             return Deterministic(shift + scale * distribution.value)
@@ -178,22 +178,22 @@ def moved(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..
             return Affine(distribution, shift, scale, shift.ndim - 1)
 
 
-def _log(share: Array) -> Array:
-    """The logarithm of a number in [0, 1]: -inf of 0, without a gradient."""
-    return jnp.where(share > 0, jnp.log(jnp.where(share > 0, share, 1.0)), -jnp.inf)
+def _log(x: Array) -> Array:
+    """Log x for x in [0, 1]; -inf with gradient 0 at x = 0."""
+    return jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1.0)), -jnp.inf)
 
 
-def _log_of_rest(share: Array) -> Array:
-    """The logarithm of 1 - a number in [0, 1]: -inf of 1, without a gradient."""
-    return jnp.where(share < 1, jnp.log1p(-jnp.where(share < 1, share, 0.0)), -jnp.inf)
+def _log_complement(x: Array) -> Array:
+    """log(1 - x) for x in [0, 1]; -inf with gradient 0 at x = 1."""
+    return jnp.where(x < 1, jnp.log1p(-jnp.where(x < 1, x, 0.0)), -jnp.inf)
 
 
 def _log_sum(x: Array, y: Array) -> Array:
-    """log(exp x + exp y), also where both are -inf: no NaN there in the gradient."""
+    """log(exp x + exp y); no NaN in the gradient where both are -inf."""
     none = jnp.maximum(x, y) == -jnp.inf
     return jnp.where(none, -jnp.inf, jnp.logaddexp(jnp.where(none, 0.0, x), jnp.where(none, 0.0, y)))
 
 
 def _expected(probability: Array, amount: Array) -> Array:
-    """The product of both, 0 where the probability is."""
+    """The product of both; 0 where the probability is 0."""
     return jnp.where(probability > 0, probability * jnp.where(probability > 0, amount, 0.0), 0.0)

@@ -1,4 +1,4 @@
-"""Distributions over actions, as pytrees with distrax's method names, and the way from a space to its distribution.
+"""Distributions over actions, as pytrees with distrax's method names, and `for_space`, the distribution over an action space.
 
 `log_prob`, `entropy` and `kl_divergence` have the shape of the batch: each distribution sums over the dimensions of one event.
 """
@@ -32,7 +32,7 @@ __all__ = [
 
 @runtime_checkable
 class Distribution(Protocol):
-    """What all of them do. The continuous ones also know their `mean()` and `stddev()`, and their samples carry gradients."""
+    """Interface of distributions. Continuous ones also have `mean()` and `stddev()`, and their samples are differentiable."""
 
     def sample(self, *, seed: PRNGKeyArray) -> PyTree:
         """One event for each row of the batch."""
@@ -43,7 +43,7 @@ class Distribution(Protocol):
         ...
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
-        """Both, at less cost or more exactly than one after the other."""
+        """A sample and its log-probability, cheaper or more exact than two calls."""
         ...
 
     def entropy(self) -> Float[Array, "*B"]:
@@ -51,7 +51,7 @@ class Distribution(Protocol):
         ...
 
     def mode(self) -> PyTree:
-        """The event to take when nothing is left to chance."""
+        """The deterministic event: the most probable one, or the median where documented."""
         ...
 
     def kl_divergence(self, other: Any) -> Float[Array, "*B"]:
@@ -61,11 +61,11 @@ class Distribution(Protocol):
 
 @struct
 class Deterministic:
-    """All probability on one event, which may be a tree (the action of a Dict space).
+    """A point mass on one event, which may be a tree (the action of a Dict space).
 
     Attributes:
         value: leaves `[*B, ...]`.
-        batch_ndims: how many of the first dimensions are the batch.
+        batch_ndims: number of leading batch dimensions.
     """
 
     value: PyTree
@@ -114,16 +114,16 @@ class Deterministic:
 
 @struct
 class Joint:
-    """Independent distributions in a tree, dicts and tuples, as the space; an event has the same tree.
+    """Independent distributions in the tree structure of the space; an event has the same tree.
 
     Attributes:
-        parts: distributions of one batch.
+        parts: a tree of distributions with equal batch shapes.
     """
 
     parts: PyTree
 
     def sample(self, *, seed: PRNGKeyArray) -> PyTree:
-        """One event of each part, each from a key of its own."""
+        """A sample of each part, with independent keys."""
         return jax.tree.map(lambda part, key: part.sample(seed=key), self.parts, self._keys(seed), is_leaf=_is_distribution)
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
@@ -132,10 +132,10 @@ class Joint:
         return add(jax.tree.leaves(each))
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
-        """An event and its log-probability, each part's its own way."""
+        """A sample and its log-probability, from `sample_and_log_prob` of each part."""
         keys, tree = jax.tree.leaves(self._keys(seed)), jax.tree.structure(self.parts, is_leaf=_is_distribution)
-        drawn = [part.sample_and_log_prob(seed=key) for part, key in zip(self._leaves(), keys, strict=True)]
-        return jax.tree.unflatten(tree, [value for value, _ in drawn]), add([log_prob for _, log_prob in drawn])
+        samples = [part.sample_and_log_prob(seed=key) for part, key in zip(self._leaves(), keys, strict=True)]
+        return jax.tree.unflatten(tree, [value for value, _ in samples]), add([log_prob for _, log_prob in samples])
 
     def entropy(self) -> Float[Array, "*B"]:
         """The sum over the parts."""
@@ -164,7 +164,7 @@ def _is_distribution(node: Any) -> bool:
 
 
 def parameter_shapes(space: Space) -> PyTree:
-    """What a network has to put out for an action space, without the batch: a tree as the space's, of shapes.
+    """Shapes of the network outputs for an action space, without batch dimensions, in the tree structure of the space.
 
     Discrete: `(n,)`, logits. MultiDiscrete: `(Σ nvec,)`, logits. MultiBinary: its shape, logits. Box: a dict of `loc` and
     `log_scale`, each of its shape.
@@ -188,7 +188,7 @@ def parameter_shapes(space: Space) -> PyTree:
 
 
 def for_space(space: Space, params: PyTree, mask: PyTree = None, *, squash: bool = False) -> Distribution:
-    """The distribution over an action space that a network's output describes.
+    """The distribution over an action space, parameterised by the output of a network.
 
     Discrete: Categorical, actions int32 from 0 whatever the space's `start`. MultiDiscrete: MultiCategorical. MultiBinary:
     Bernoulli, int8. Box: Normal, float32, unbounded; with `squash` TanhNormal, between -1 and 1, to be rescaled to the bounds.
@@ -201,7 +201,8 @@ def for_space(space: Space, params: PyTree, mask: PyTree = None, *, squash: bool
         squash: Box actions through tanh.
 
     Raises:
-        ValueError: parameters or mask do not fit the space, naming the part; a mask that allows nothing (outside `jit`).
+        ValueError: parameters or mask do not match the space; the message names the part. A mask allows no action (outside
+            `jit`).
     """
     parts: list[tuple[Leaf, Any, Any]] = []
     masks = map_space(lambda leaf: None, space) if mask is None else mask
@@ -219,12 +220,12 @@ def _for_leaf(path: str, space: Leaf, params: PyTree, mask: Any, *, squash: bool
     where = f"for_space: action {path!r}" if path else "for_space: action"
     if mask is not None and isinstance(space, Box | MultiBinary):
         raise ValueError(f"{where}: a {type(space).__name__} has no mask, got one of shape {mask.shape}")
-    wanted = parameter_shapes(space)
-    wanted_tree: Any  # jaxlib's stubs give it no comparison
-    shapes, wanted_tree = jax.tree.flatten(wanted, is_leaf=lambda x: isinstance(x, tuple))
+    expected = parameter_shapes(space)
+    expected_tree: Any  # jaxlib's stubs give it no comparison
+    shapes, expected_tree = jax.tree.flatten(expected, is_leaf=lambda x: isinstance(x, tuple))
     arrays, tree = jax.tree.flatten(params)
-    if wanted_tree != tree:
-        raise ValueError(f"{where}: {space} needs parameters {wanted}, got the tree {tree}")
+    if expected_tree != tree:
+        raise ValueError(f"{where}: {space} needs parameters {expected}, got the tree {tree}")
     for shape, x in zip(shapes, arrays, strict=True):
         if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
             raise ValueError(f"{where}: parameters must end in shape {shape}, got {x.shape}")
