@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import Variables
 from polyak.networks.actor_critic import mlp
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
@@ -18,6 +20,18 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 SPEC = EnvSpec(Box([-1.0, -1.0], [1.0, 1.0]), Discrete(3))
 KEY = jax.random.key(0)
 update = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrow:
+    """A linear network in bfloat16."""
+
+    def init(self, key, spec):
+        return Variables({"w": jnp.full((2, 4), 0.1, jnp.bfloat16)})
+
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        out = obs @ variables.params["w"].astype(jnp.float32)
+        return (out[:, :3], out[:, 3]), carry, ()
 
 
 def make(**settings):
@@ -101,6 +115,46 @@ def test_clipping_is_the_optimizers_own():
 def test_settings_of_adam_beside_an_optimizer_are_an_error(name):
     with pytest.raises(ValueError, match=f"PPO: {name} has no effect with optimizer"):
         make(optimizer=optax.sgd(1e-2), **{name: 1e-2})
+
+
+def test_defaults_of_adam_beside_an_optimizer_are_no_error():
+    agent = make(optimizer=optax.sgd(1e-2), max_grad_norm=0.5, learning_rate=3e-4)
+    agent = dataclasses.replace(jax.tree.map(jnp.asarray, agent), gamma=0.9)
+    assert PPO.tf_agents(SPEC, optimizer=agent.optimizer).optimizer is agent.optimizer
+
+
+def test_narrow_parameters_are_trained_in_float32_by_any_optimizer():
+    agent = make(optimizer=optax.adam(1e-3), network=Narrow())
+    state, metrics = update(agent, agent.init(KEY), data())
+    floats = [x.dtype for x in jax.tree.leaves(state.copies.optimizer_state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert set(floats) == {jnp.dtype(jnp.float32)} and metrics["train/skipped_steps"] == 0
+
+
+def test_a_whole_tau_trains_in_a_compiled_loop_of_one_program():
+    agent = make(ema_tau=1)
+    step = jax.jit(lambda agent, state, data: agent.update(state, data, KEY)[0])
+    state = agent.init(KEY)
+    after = jax.lax.fori_loop(0, 2, lambda i, state: step(agent, state, data()), state)
+    assert same_bits(after.copies.target, after.copies.online)
+
+
+def test_a_fresh_state_can_be_donated_whatever_the_optimizer_keeps():
+    agent = make(optimizer=optax.contrib.prodigy(), kl_beta=jnp.float32(0.5), kl_target=0.01)
+    state = agent.init(KEY)
+    jax.jit(lambda state: agent.update(state, data(), KEY)[0], donate_argnums=0)(state)
+    assert float(agent.kl_beta) == 0.5
+
+
+def test_a_state_of_another_optimizer_is_an_error():
+    with pytest.raises(ValueError, match="created with another optimizer"):
+        jax.eval_shape(make(optimizer=optax.sgd(1e-2)).update, fresh(make()), data(), KEY)
+
+
+def test_copies_without_an_optimizer_say_so():
+    copies = make().init(KEY).copies
+    for verb in (lambda: copies.restart(copies.online), lambda: copies.apply_gradients(gradients=copies.online.params)):
+        with pytest.raises(ValueError, match="these copies have no optimizer; create them with optimizer="):
+            verb()
 
 
 def test_the_kl_cutoff_needs_whole_minibatches():

@@ -137,6 +137,16 @@ def test_new_advantages_are_zero_where_masked(model):
     assert same_bits(new.obs, out.obs)
 
 
+def test_a_carry_that_no_row_with_weight_depends_on_is_masked():
+    data, value = collected(ends=0.0)
+    weight = jnp.ones((NUM_STEPS, NUM_ENVS)).at[:, 1].set(0.0)
+    carry = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), SEQUENCES.network.initial_carry(NUM_ENVS))
+    params = jnp.zeros((NUM_STEPS, NUM_ENVS, 2))
+    out, _ = make_batch(SEQUENCES, data, data.time_steps.obs, weight, carry, params, value)
+    for leaf in jax.tree.leaves(out.carry):
+        assert not leaf[1].any() and np.isnan(leaf[jnp.array([0, 2, 3])]).all()
+
+
 # Which quantities are not finite
 
 

@@ -69,6 +69,12 @@ def test_the_norm_neither_overflows_nor_underflows(scale):
     assert float(global_norm(gradient * scale)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("value", [1e-25, 1e-10, 1.0, 1e10, 1e25])
+def test_the_norm_of_a_leaf_of_one_entry_is_right_in_compiled_code(value):
+    norm = jax.jit(lambda tree: global_norm(tree))({"a": jnp.array([value]), "b": jnp.zeros(3), "c": jnp.float32(0.0)})
+    assert float(norm) == pytest.approx(value, rel=1e-5)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_norm_of_nan_or_infinity_is_not_finite(bad):
     assert not np.isfinite(float(global_norm([jnp.array([1.0, bad, 2.0]), jnp.ones(1)])))

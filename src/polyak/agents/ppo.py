@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
@@ -38,7 +39,7 @@ from polyak.ops.kl_penalty import adapted_beta, kl_cutoff
 from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize, check_statistics
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
-from polyak.ops.trees import sum_over_devices
+from polyak.ops.trees import in_float32, sum_over_devices
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 
 # fmt: off
@@ -53,6 +54,8 @@ TF_AGENTS_KL: Mapping[str, Any] = {
     "kl_beta": 1.0, "kl_target": 0.01, "kl_tolerance": 0.5, "normalize_obs": False, "clip_reward": None,
 }
 # fmt: on
+
+ADAM_SETTINGS = ("learning_rate", "adam_eps", "max_grad_norm")
 
 # More samples at a time compute faster on several CPU threads.
 MAX_SMALL_BATCH = 256
@@ -188,12 +191,12 @@ class PPO:
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> "PPO":
         """With the defaults of TF-Agents' `PPOClipAgent`, but for its ratio clipping of 0, which clips nothing: 0.2."""
-        return cls(spec, **{**TF_AGENTS, "normalize_obs": can_normalize(spec.obs), **changes})
+        return cls(spec, **{**_without_adam(TF_AGENTS, changes), "normalize_obs": can_normalize(spec.obs), **changes})
 
     @classmethod
     def tf_agents_kl(cls, spec: EnvSpec, **changes: Any) -> "PPO":
         """With the defaults of TF-Agents' `PPOKLPenaltyAgent`; for those that it does not have, what its documentation says."""
-        return cls(spec, **{**TF_AGENTS, **TF_AGENTS_KL, **changes})
+        return cls(spec, **{**_without_adam(TF_AGENTS, changes), **TF_AGENTS_KL, **changes})
 
     def __post_init__(self) -> None:
         if not isinstance(self.spec, EnvSpec):
@@ -222,11 +225,13 @@ class PPO:
         """A fresh state."""
         copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=self._target_follow)
         check_actor_critic(self._network, copies.online, self.spec)
+        # Real copies: an optimizer may keep the first parameters, and a state is donated.
+        params = jax.tree.map(lambda x: jnp.array(x, copy=True), copies.online.params)
         return PPOState(
-            copies=dataclasses.replace(copies, optimizer_state=self._optimizer().init(copies.online.params)),
+            copies=dataclasses.replace(copies, optimizer_state=self._optimizer().init(in_float32(params))),
             obs_normalizer=ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None,
             reward_scaler=None if self.normalize_reward is None else RewardScaler.init(self.normalize_reward),
-            kl_beta=None if self.kl_beta is None else jnp.asarray(self.kl_beta, jnp.float32),
+            kl_beta=None if self.kl_beta is None else jnp.array(self.kl_beta, jnp.float32, copy=True),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
         )
@@ -304,7 +309,9 @@ class PPO:
             key,
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
-            num_microbatches=self._num_microbatches(batch, self.num_minibatches, axis_name),
+            num_microbatches=(
+                1 if self.kl_cutoff_coef is not None else self._num_microbatches(batch, self.num_minibatches, axis_name)
+            ),
             rollout_shape=(1 if self._model.is_recurrent else num_steps, num_envs),
             normalize_advantage=self.normalize_advantage,
             early_stop=None if self.target_kl is None else self._early_stop,
@@ -328,7 +335,7 @@ class PPO:
         )
         metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": kl}
         if self.histograms:
-            parts = self._num_microbatches(batch, 1, axis_name)
+            parts = 1 if self.kl_cutoff_coef is not None else self._num_microbatches(batch, 1, axis_name)
             metrics |= update_histograms(loss_fn, whole, online.params, params, parts, axis_name)
         return new_state, metrics
 
@@ -474,8 +481,6 @@ class PPO:
         return mean_kl
 
     def _num_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
-        if num_minibatches == self.num_minibatches and self.kl_cutoff_coef is not None:
-            return 1
         return count_microbatches(len(batch.weight) // num_minibatches, self.microbatch_size, axis_name)
 
     def _early_stop(self, terms: Terms) -> Bool[Array, ""]:
@@ -550,6 +555,10 @@ class PPO:
         if not isinstance(state, PPOState):
             raise TypeError(f"update: state must be a PPOState, as agent.init(key) returns it, got {type(state).__name__}")
         check_statistics(state.obs_normalizer, state.reward_scaler, self.normalize_obs, self.clip_obs, self.normalize_reward)
+        expected = jax.eval_shape(self._optimizer().init, in_float32(state.copies.online.params))
+        structures = [str(jax.tree.structure(tree)) for tree in (expected, state.copies.optimizer_state)]
+        if structures[0] != structures[1]:
+            raise ValueError("update: this state was created with another optimizer; create it with agent.init(key)")
         for name, value in (("kl_beta", state.kl_beta), ("ema_tau", state.copies.target)):
             if (value is None) != (getattr(self, name) is None):
                 created, set_ = (f"with {name}=None", f"sets {name}") if value is None else (f"with {name}", f"has {name}=None")
@@ -563,7 +572,7 @@ class PPO:
         if not isinstance(self.optimizer, optax.GradientTransformation):
             raise TypeError(f"PPO: optimizer must be an optax.GradientTransformation or None, got {self.optimizer!r}")
         for field in dataclasses.fields(self):
-            if field.name in ("learning_rate", "adam_eps", "max_grad_norm") and getattr(self, field.name) is not field.default:
+            if field.name in ADAM_SETTINGS and not _is_default(getattr(self, field.name), field.default):
                 raise ValueError(
                     f"PPO: {field.name} has no effect with optimizer=...; leave it out and set it in the optimizer"
                 )
@@ -576,7 +585,7 @@ class PPO:
 
     @property
     def _target_follow(self) -> Follow | None:
-        return None if self.ema_tau is None else Follow(tau=self.ema_tau)
+        return None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
 
     @property
     def _model(self) -> ActorCriticModel:
@@ -591,3 +600,16 @@ class PPO:
     def _l2(self) -> dict[Role, Scalar]:
         named: dict[Role, Scalar | None] = {"policy": self.l2_policy, "value": self.l2_value, "shared": self.l2_shared}
         return {role: coefficient for role, coefficient in named.items() if coefficient is not None}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """The value of a setting is that of its field's default."""
+    if value is None or default is None or not isinstance(value, int | float | np.ndarray | jax.Array):
+        return value is default
+    return bool(np.all(np.asarray(value) == np.float32(default)) or value == default)
+
+
+def _without_adam(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, without those of Adam where the changes bring another optimizer."""
+    skipped = ADAM_SETTINGS if changes.get("optimizer") is not None else ()
+    return {name: value for name, value in settings.items() if name not in skipped}

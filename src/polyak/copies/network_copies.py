@@ -134,6 +134,7 @@ class NetworkCopies:
         Raises:
             ValueError: the trees differ.
         """
+        self._check_optimizer()
         check_same_tree(variables, self.online, "restart", sides=("weights", "online"))
         fresh, follows = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
         shared = self.shared is not None
@@ -268,6 +269,7 @@ class NetworkCopies:
         """
         check_choice(self.name, "apply_gradients to", to, ("online", "shared"))
         copy = self.variables(to)
+        self._check_optimizer()
         if to == "online" and self.shared_optimizer:
             raise ValueError(f"{self.name}: the optimiser is shared; apply to 'shared', or create with shared_optimizer=False")
         missing, flags = jnp.array(False), flag_quantities(bad or {})
@@ -412,9 +414,13 @@ class NetworkCopies:
 
     @property
     def _accumulated(self) -> Accumulated:
-        if self.gradients is None:
-            raise ValueError(f"{self.name}: these copies have no optimizer; create them with optimizer=...")
+        self._check_optimizer()
+        assert self.gradients is not None, "there is an optimizer"
         return self.gradients
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer is None:
+            raise ValueError(f"{self.name}: these copies have no optimizer; create them with optimizer=...")
 
     @property
     def _shared(self) -> Shared:

@@ -162,7 +162,9 @@ def make_batch(
     first = rollout.first if model.is_recurrent else None
     batch = Batch(obs, action, mask, params, log_prob, value, zeros, zeros, weight, first, ())
     batch = jax.tree.map(swap_leading_axes if model.is_recurrent else flatten_steps, batch)
-    batch = dataclasses.replace(batch, carry=carry if model.is_recurrent else ())
+    # The carry of an environment whose first row is not used, or starts an episode, reaches no loss either.
+    carry = mask_invalid(carry, (used & ~rollout.first)[0]) if model.is_recurrent else ()
+    batch = dataclasses.replace(batch, carry=carry)
     return batch, dict(zip(bad, found, strict=True))
 
 
@@ -197,8 +199,8 @@ def sample_weights(valid: Bool[Array, "T B"], weights: Float[Array, "T B"] | Flo
     return jnp.where(valid & (weights > 0) & jnp.isfinite(weights), weights, 0.0)
 
 
-def mask_invalid(tree: PyTree, valid: Bool[Array, "T B"]) -> PyTree:
-    """Leaves `[T, B, ...]` with zeros where a row is not valid."""
+def mask_invalid(tree: PyTree, valid: Bool[Array, "*B"]) -> PyTree:
+    """Leaves `[*B, ...]` with zeros where `valid` is False."""
 
     def mask(x: Array) -> Array:
         return jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - valid.ndim)), x, jnp.zeros((), x.dtype))

@@ -117,8 +117,8 @@ def gradient_step(
             value, terms = loss_fn(params, part)
             return value, terms | {"loss": value}
 
-        gradient: tuple[PyTree, Terms] = jax.grad(loss, has_aux=True)(params)
-        return gradient
+        gradient, terms = jax.grad(loss, has_aux=True)(params)
+        return in_float32(gradient), terms
 
     gradient, terms = accumulate(gradient_of, batch, num_microbatches, axis_name)
     terms = terms | {"grad_norm": global_norm(gradient)}
@@ -128,7 +128,7 @@ def gradient_step(
         optimizer, params, optimizer_state, gradient, jnp.isfinite(terms["grad_norm"]), due & data_is_finite & loss_is_finite
     )
     applied = due & data_is_finite & loss_is_finite & finite["gradient"] & finite["step"]
-    bad = flag_quantities({"loss": ~loss_is_finite, **{name: ~flag for name, flag in finite.items()}})
+    bad = flag_quantities({"loss": ~loss_is_finite, **{name: ~flag for name, flag in finite.items()}}) & due
     return params, optimizer_state, StepLog(terms, bad, applied, due & ~applied)
 
 
@@ -221,12 +221,14 @@ def global_norm(tree: PyTree) -> Float[Array, ""]:
     >>> float(global_norm([jnp.array([3.0, 4.0]), jnp.array([12.0])]))
     13.0
     """
+    # As constants, XLA would multiply them with each other in a leaf of one entry, and their product underflows.
+    up, down = jax.lax.optimization_barrier((jnp.float32(2.0**40), jnp.float32(2.0**-66)))
 
-    def norm_of_scaled(scale: float) -> Float[Array, ""]:
+    def norm_of_scaled(scale: Float[Array, ""]) -> Float[Array, ""]:
         scaled = jax.tree.map(lambda x: x * scale, in_float32(tree))
         return jnp.asarray(optax.tree.norm(scaled), jnp.float32) / scale
 
-    small, large = norm_of_scaled(2.0**40), norm_of_scaled(2.0**-66)
+    small, large = norm_of_scaled(up), norm_of_scaled(down)
     return jnp.where(jnp.isfinite(small), small, large)
 
 
