@@ -29,6 +29,18 @@ def test_what_is_no_number_is_rejected(value):
         check_number("X", "tau", value, at_least=0, at_most=1)
 
 
+@pytest.mark.parametrize("value", [[], (0.5,), [0.5], range(2), np.ma.masked, np.ma.array([0.5]), np.zeros(0), {0.5}])
+def test_sequences_and_masked_arrays_are_no_numbers(value):
+    with pytest.raises(TypeError, match=re.escape(f"X: tau must be a number in [0, 1], got {value!r}")):
+        check_number("X", "tau", value, at_least=0, at_most=1)
+
+
+def test_narrow_floats_pass_and_integers_beyond_32_bits_say_what_to_do():
+    check_number("X", "tau", jnp.bfloat16(0.5), at_least=0, at_most=1)
+    with pytest.raises(ValueError, match="X: tau must be a float where it does not fit into 32 bits, got the integer 10000"):
+        check_number("X", "tau", 10**30, above=0)
+
+
 def test_the_interval_is_written_as_it_is_meant():
     for bounds, interval in (
         ({"above": 0}, "(0, inf)"),

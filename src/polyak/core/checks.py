@@ -38,9 +38,14 @@ def check_number(
         return
     others = "".join(f" or {other}" for other in (or_else, "None" if optional else "") if other)
     wanted = _interval(at_least, at_most, above) + others
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu" or isinstance(value, bool):
+    if isinstance(value, bool | np.ma.MaskedArray) or not isinstance(value, int | float | np.number | np.ndarray | jax.Array):
         raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
+    if isinstance(value, int) and abs(value) >= 2**31:
+        raise ValueError(f"{owner}: {name} must be a float where it does not fit into 32 bits, got the integer {value}")
+    array = np.asarray(value)
+    if not (jax.numpy.issubdtype(array.dtype, np.floating) or array.dtype.kind in "iu") or array.size == 0:
+        raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
+    array = array.astype(np.float64)
     if not np.all(np.isfinite(array) & (array >= at_least) & (array <= at_most) & (array > above)):
         raise ValueError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
 
