@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
 from polyak.storage import checkpoint
 from tests.copies.line import ADAM, GOALS, INPUTS, KEY, NAN, SPEC, Line, gradient, made, moved, same, squared, w
 from tests.ops.bits import sharded
@@ -355,3 +356,18 @@ def test_str_contains_names_sizes_dtypes_rules_and_distance():
         assert part in text
     assert "distance online-target 4.24" in text and "version 0, one optimiser with it" in text
     assert "target" not in str(made())
+
+
+def test_the_shapes_of_copies_are_known_without_allocating_them():
+    def create(key):
+        return NetworkCopies.create(Line("bfloat16"), key, SPEC, optimizer=ADAM, target=Follow(tau=0.5))
+
+    shapes = jax.eval_shape(create, jax.random.key(0))
+    real = create(jax.random.key(0))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes.target) == jax.tree.map(lambda x: (x.shape, x.dtype), real.target)
+
+
+def test_restart_keeps_the_dtypes_of_a_hard_target_in_compiled_code():
+    copies = made(Follow(tau=1.0, period=5), network=Line("bfloat16"))
+    restarted = jax.jit(lambda copies: copies.restart(copies.online))(copies)
+    assert [x.dtype for x in jax.tree.leaves(restarted.target)] == [x.dtype for x in jax.tree.leaves(copies.target)]

@@ -82,7 +82,7 @@ class Follow:
     @property
     def is_soft(self) -> bool:
         """True if the weights may be updated with a tau below 1."""
-        return callable(self.tau) or isinstance(self.tau, jax.core.Tracer) or bool(jnp.any(jnp.asarray(self.tau) != 1))
+        return callable(self.tau) or isinstance(self.tau, jax.core.Tracer) or bool(np.any(np.asarray(self.tau) != 1))
 
     @property
     def is_soft_on_stats(self) -> bool:

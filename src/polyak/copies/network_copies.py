@@ -138,7 +138,11 @@ class NetworkCopies:
         check_same_tree(variables, self.online, "restart", sides=("weights", "online"))
         fresh, follows = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
         shared = self.shared is not None
-        return _fresh(self.network, self.optimizer, fresh, follows, shared, self.shared_optimizer, self.name)
+        copies = _fresh(self.network, self.optimizer, fresh, follows, shared, self.shared_optimizer, self.name)
+        if copies.target is None or self.target is None:
+            return copies
+        # A traced tau does not tell whether the target is soft; its dtypes do.
+        return dataclasses.replace(copies, target=cast_like(copies.target, self.target))
 
     @property
     def skipped(self) -> UInt32[Array, ""]:
