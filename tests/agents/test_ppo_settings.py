@@ -242,3 +242,8 @@ def test_a_static_number_becomes_one_of_pythons(limit, unchecked):
     assert type(agent.clip_obs) is float and agent == PPO(SPEC, clip_obs=5.0)
     with pytest.raises(TypeError, match="PPO: clip_obs must be a single number known at compile time, got "):
         PPO(SPEC, clip_obs=np.stack([limit, limit]))
+
+
+def test_integers_beyond_32_bits_become_floats():
+    agent = PPO(SPEC, target_kl=10**30)
+    assert agent.target_kl == 1e30 and isinstance(agent.target_kl, float)

@@ -40,9 +40,11 @@ def check_number(
     wanted = _interval(at_least, at_most, above) + others
     if isinstance(value, bool | np.ma.MaskedArray) or not isinstance(value, int | float | np.number | np.ndarray | jax.Array):
         raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
-    if isinstance(value, int) and abs(value) >= 2**31:
-        raise ValueError(f"{owner}: {name} must be a float where it does not fit into 32 bits, got the integer {value}")
-    array = np.asarray(value)
+    number: Any = value
+    if isinstance(value, int) and abs(value) >= 2**63:
+        # NumPy makes objects of such integers, and no float of the largest.
+        number = float(value) if abs(value) < 2**1023 else math.inf
+    array = np.asarray(number)
     if not (jax.numpy.issubdtype(array.dtype, np.floating) or array.dtype.kind in "iu") or array.size == 0:
         raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
     array = array.astype(np.float64)

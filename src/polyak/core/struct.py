@@ -73,6 +73,9 @@ def check_settings(settings: Any) -> None:
             continue
         owner, value = type(settings).__name__, getattr(settings, field.name)
         field.metadata["check"](owner, field.name, value)
+        if not field.metadata["static"] and isinstance(value, int) and abs(value) >= 2**31:
+            # JAX has no such integers.
+            object.__setattr__(settings, field.name, float(value))
         if field.metadata["static"] and isinstance(value, np.generic | np.ndarray | jax.Array):
             if isinstance(value, jax.core.Tracer) or value.size != 1:
                 raise TypeError(f"{owner}: {field.name} must be a single number known at compile time, got {value!r}")
