@@ -102,7 +102,7 @@ def test_a_room_imports_only_what_the_table_allows(file):
 def test_ppo_is_read_in_few_files():
     """The goal is nine files and 1,100 lines; what is beyond them is checks and rules of following copies."""
     lines = lines_to_read("agents/ppo", "PPO")
-    assert len(lines) <= 14 and sum(lines.values()) <= 1350, lines
+    assert len(lines) <= 14 and sum(lines.values()) <= 1330, lines
 
 
 def test_no_room_is_larger_than_a_seventh_of_the_package():
@@ -164,7 +164,7 @@ def test_a_module_opens_with_a_sentence_that_says_what_it_is_for(file):
 @each_file
 def test_files_and_functions_stay_small(file):
     # PPO has 41 settings, each with its default and its range.
-    most = 440 if name_of(file) == "polyak.agents.ppo" else MOST_LINES_OF_CODE
+    most = 421 if name_of(file) == "polyak.agents.ppo" else MOST_LINES_OF_CODE
     assert len(code_lines(file)) <= most
     for node in nodes_of(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

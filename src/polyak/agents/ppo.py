@@ -309,9 +309,7 @@ class PPO:
             key,
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
-            num_microbatches=(
-                1 if self.kl_cutoff_coef is not None else self._num_microbatches(batch, self.num_minibatches, axis_name)
-            ),
+            num_microbatches=self._num_loss_microbatches(batch, self.num_minibatches, axis_name),
             rollout_shape=(1 if self._model.is_recurrent else num_steps, num_envs),
             normalize_advantage=self.normalize_advantage,
             early_stop=None if self.target_kl is None else self._early_stop,
@@ -335,7 +333,7 @@ class PPO:
         )
         metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": kl}
         if self.histograms:
-            parts = 1 if self.kl_cutoff_coef is not None else self._num_microbatches(batch, 1, axis_name)
+            parts = self._num_loss_microbatches(batch, 1, axis_name)
             metrics |= update_histograms(loss_fn, whole, online.params, params, parts, axis_name)
         return new_state, metrics
 
@@ -479,6 +477,10 @@ class PPO:
 
         mean_kl: Float[Array, ""] = accumulate(kl_of, batch, self._num_microbatches(batch, 1, axis_name), axis_name)
         return mean_kl
+
+    def _num_loss_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
+        # The KL cutoff needs the mean of a whole minibatch.
+        return 1 if self.kl_cutoff_coef is not None else self._num_microbatches(batch, num_minibatches, axis_name)
 
     def _num_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
         return count_microbatches(len(batch.weight) // num_minibatches, self.microbatch_size, axis_name)
