@@ -1,6 +1,8 @@
 """Check settings, and that the step of an environment keeps its types; errors name the value, what is expected and received."""
 
+import dataclasses
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -74,6 +76,30 @@ def check_integer(
         raise ValueError(f"{owner}: {name} must be {expected}, got {value}")
 
 
+def check_key(owner: str, key: Any) -> None:
+    """Check that a value is a JAX key.
+
+    Raises:
+        TypeError: it is an integer, for example.
+    """
+    if not isinstance(key, jax.Array | np.ndarray):
+        wanted = f"jax.random.key({key})" if isinstance(key, int) else "jax.random.key(0)"
+        raise TypeError(f"{owner}: key must be a JAX key, got {key!r:.80}; pass key={wanted}")
+
+
+def check_state(owner: str, state: Any, cls: type) -> None:
+    """Check that a value is an agent's state; the error names the attribute that holds it, as of a result.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(state, cls):
+        return
+    inner = [name for name in ("state", "agent") if isinstance(getattr(state, name, None), cls)]
+    instead = f"pass its .{inner[0]}" if inner else "agent.init(key) returns one"
+    raise TypeError(f"{owner}: state must be a {cls.__name__}, got {type(state).__name__}; {instead}")
+
+
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Check that a value is one of the choices.
 
@@ -82,6 +108,60 @@ def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) ->
     """
     if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_needed(settings: Any, name: str, *others: str) -> None:
+    """Check that a setting that is not None comes with at least one of `others`.
+
+    Raises:
+        ValueError: all `others` are None.
+    """
+    if getattr(settings, name) is not None and all(getattr(settings, other) is None for other in others):
+        raise ValueError(
+            f"{type(settings).__name__}: {name}={getattr(settings, name)} needs {' or '.join(others)}, "
+            "got None; set it to a number above 0"
+        )
+
+
+def check_unset(settings: Any, names: Iterable[str], reason: str) -> None:
+    """Check that settings have the values of their defaults.
+
+    Raises:
+        ValueError: one has another; its name and the reason.
+    """
+    for field in dataclasses.fields(settings):
+        if field.name in names and not _is_default(getattr(settings, field.name), field.default):
+            raise ValueError(f"{type(settings).__name__}: {field.name} {reason}")
+
+
+def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Check that a state given to `update` was created with these settings: it would silently be used instead of them.
+
+    Args:
+        equal: values in the state that must equal the setting of the name.
+        present: values in the state that must be None where the setting is None, and only there.
+
+    Raises:
+        ValueError: a setting differs; the message names it.
+    """
+    differences = [
+        (f"{name}={value!r}", f"sets {name}={getattr(settings, name)!r}")
+        for name, value in equal.items()
+        if value != getattr(settings, name)
+    ]
+    for name, value in present.items():
+        if (value is None) != (getattr(settings, name) is None):
+            differences.append((f"{name}=None", f"sets {name}") if value is None else (name, f"has {name}=None"))
+    if differences:
+        created, has = differences[0]
+        raise ValueError(f"update: this state was created with {created} but the agent {has}; create it with agent.init(key)")
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """The value of a setting is that of its field's default."""
+    if value is None or default is None or not isinstance(value, int | float | np.ndarray | jax.Array):
+        return value is default
+    return bool(np.all(np.asarray(value) == np.float32(default)) or value == default)
 
 
 def _interval(at_least: float, at_most: float, above: float) -> str:

@@ -121,12 +121,12 @@ class PythonCalls:
     Attributes:
         name: for messages.
         count: calls so far.
-        inexact: why a program with these calls may not be reproducible, or None.
+        nondeterminism: why a program with these calls may not be reproducible, or None.
         logs: of the relays around, innermost last; the first one is for calls outside of relays.
     """
 
-    def __init__(self, name: str, inexact: str | None = None) -> None:
-        self.name, self.inexact = name, inexact
+    def __init__(self, name: str, nondeterminism: str | None = None) -> None:
+        self.name, self.nondeterminism = name, nondeterminism
         self.count = 0
         self.logs = [CallLog()]
         self._ending: threading.Thread | None = None
@@ -225,9 +225,9 @@ class ExceptionRelay:
         return bool(self._logs)
 
     @property
-    def inexact(self) -> tuple[str, ...]:
+    def nondeterminism(self) -> tuple[str, ...]:
         """Why programs with these calls may not be reproducible."""
-        return tuple(calls.inexact for calls, _ in self._logs if calls.inexact is not None)
+        return tuple(calls.nondeterminism for calls, _ in self._logs if calls.nondeterminism is not None)
 
     def __enter__(self) -> "ExceptionRelay":
         for calls, _ in self._logs:

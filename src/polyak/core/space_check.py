@@ -120,6 +120,8 @@ def check_dtype(name: str, array: Any, dtype: np.dtype[Any], *, exact: bool = Fa
         TypeError: it cannot, or it is not an array.
     """
     got = getattr(array, "dtype", None)
+    if got == dtype:
+        return
     # The floats of ml_dtypes, such as bfloat16, have a kind of their own.
     kind = "" if got is None else "f" if "float" in str(got) else getattr(got, "kind", "")
     kinds = "f" if exact and dtype.kind == "f" else CASTS.get(dtype.kind, "")

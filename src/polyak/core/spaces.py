@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.printing import short_repr, text_of
+
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
 
@@ -36,6 +38,7 @@ class _ByValue:
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
 
+@short_repr()
 @dataclass(frozen=True, eq=False)
 class Box(_ByValue):
     """Arrays between `low` and `high`, elementwise; bounds may be infinite.
@@ -83,12 +86,16 @@ class Box(_ByValue):
         return (self.low.shape, str(self.dtype), self.low.tobytes(), self.high.tobytes())
 
     def __repr__(self) -> str:
-        low, high = (np.unique(x) for x in (self.low, self.high))
-        bounds = f"{low[0]:g}, {high[0]:g}" if len(low) == len(high) == 1 else f"{self.low.tolist()}, {self.high.tolist()}"
-        return f"Box({bounds}, shape={self.shape}, dtype={self.dtype})"
+        bounds = [self.low.ravel(), self.high.ravel()]
+        if all((bound == bound[0]).all() for bound in bounds):
+            low, high = (f"{bound[0]:g}" for bound in bounds)
+        else:
+            low, high = (f"[{', '.join([f'{x:g}' for x in bound[:2]] + ['...'] * (bound.size > 2))}]" for bound in bounds)
+        return f"Box({low}, {high}, shape={self.shape}, dtype={self.dtype})"
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class Discrete:
     """The integers `start, ..., start + n - 1`. Agents count from 0; the environment sees `start` added.
 
@@ -116,7 +123,8 @@ class Discrete:
         return np.dtype(np.int32)
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class MultiDiscrete:
     """A flat vector of integers, the i-th among `start[i], ..., start[i] + nvec[i] - 1`.
 
@@ -148,7 +156,8 @@ class MultiDiscrete:
         return np.dtype(np.int32)
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class MultiBinary:
     """Arrays of zeros and ones of a fixed shape, as int8.
 
@@ -170,7 +179,8 @@ class MultiBinary:
         return np.dtype(np.int8)
 
 
-@dataclass(frozen=True, eq=False)
+@short_repr()
+@dataclass(frozen=True, eq=False, repr=False)
 class Dict(_ByValue):
     """Named spaces; a value is a dict with the same keys. Keys are sorted, as in JAX."""
 
@@ -188,8 +198,12 @@ class Dict(_ByValue):
     def _identity(self) -> tuple[Any, ...]:
         return tuple(self.spaces.items())
 
+    def __str__(self) -> str:
+        return text_of(self)  # On one line, for errors.
 
-@dataclass(frozen=True)
+
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class Tuple:
     """A sequence of spaces; a value is a tuple of the same length."""
 
@@ -199,6 +213,9 @@ class Tuple:
         if not self.spaces:
             raise ValueError("Tuple: a Tuple space needs at least one entry, got none")
         object.__setattr__(self, "spaces", tuple(self.spaces))
+
+    def __str__(self) -> str:
+        return text_of(self)  # On one line, for errors.
 
 
 Leaf: TypeAlias = Box | Discrete | MultiDiscrete | MultiBinary
@@ -323,7 +340,8 @@ def to_gymnasium(space: Space) -> Any:
             return gym.MultiBinary(space.shape)
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class EnvSpec:
     """The spaces and the name of an environment, and how its actions are scaled: what an agent needs of it.
 
@@ -405,6 +423,23 @@ class EnvSpec:
             action = (1.0 - unit) * low + unit * high
         native = xp.minimum(xp.maximum(action, low), high)
         return native if space.dtype.kind == "f" else xp.rint(native).astype(space.dtype)
+
+
+def check_env_spec(owner: str, spec: Any) -> None:
+    """Check that a value is an `EnvSpec`; the error says how to get the spec of an environment.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(spec, EnvSpec):
+        return
+    if isinstance(getattr(spec, "spec", None), EnvSpec):
+        got = "the environment; pass env.spec"
+    elif getattr(spec, "observation_space", None) is not None:
+        got = "a Gymnasium environment; create env = polyak.envs.make(...) of it and pass env.spec"
+    else:
+        got = f"{spec!r:.80}; create env = polyak.envs.make(...) and pass env.spec (a network is set with network=)"
+    raise TypeError(f"{owner}: spec must be an EnvSpec, got {got}")
 
 
 def _like(value: Any, action: Any) -> Any:

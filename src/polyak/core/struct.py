@@ -12,6 +12,7 @@ import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.names import unknown_name
+from polyak.core.printing import short_repr
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ def struct(cls: type[T]) -> type[T]:
 
     Fields are children in the order of their declaration; fields marked with `static()` are part of the structure. Validation
     in `__post_init__` runs in the constructor and in `dataclasses.replace`, not when JAX unflattens the tree. The error for an
-    unknown keyword argument suggests the nearest field.
+    unknown keyword argument suggests the nearest field. It prints the fields that differ from their defaults.
 
     Raises:
         TypeError: from the constructor, for an argument that is not a field.
@@ -98,9 +99,9 @@ def struct(cls: type[T]) -> type[T]:
     ...     x: float
     ...     unit: str = static(default="m")
     >>> jax.tree.map(lambda x: 2 * x, Point(1.5))
-    Point(x=3.0, unit='m')
+    Point(x=3.0)
     """
-    data = dataclasses.dataclass(frozen=True)(cls)
+    data = short_repr()(dataclasses.dataclass(frozen=True, repr=False)(cls))
     fields = dataclasses.fields(data)  # type: ignore[arg-type]
     leaf_names = tuple(f.name for f in fields if not f.metadata.get("static", False))
     static_names = tuple(f.name for f in fields if f.metadata.get("static", False))
@@ -140,16 +141,3 @@ def suggest_names(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **kwargs)
 
     return checked_init
-
-
-def check_needed(settings: Any, name: str, *others: str) -> None:
-    """Check that a setting that is not None comes with at least one of `others`.
-
-    Raises:
-        ValueError: all `others` are None.
-    """
-    if getattr(settings, name) is not None and all(getattr(settings, other) is None for other in others):
-        raise ValueError(
-            f"{type(settings).__name__}: {name}={getattr(settings, name)} needs {' or '.join(others)}, "
-            "got None; set it to a number above 0"
-        )

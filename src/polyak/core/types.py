@@ -2,14 +2,25 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
+
+if TYPE_CHECKING:
+    # A default for TypeVar is in the standard library from Python 3.13 on.
+    import typing_extensions
+
+    State = typing_extensions.TypeVar("State", default=Any)
+else:
+    State = TypeVar("State")
 
 PyTree: TypeAlias = Any
 Scalar: TypeAlias = float | Float[Array, ""]
@@ -52,7 +63,7 @@ Metrics: TypeAlias = dict[str, Array | Histogram]
 
 
 @struct
-class Score:
+class EpisodeRecord:
     """Reward and episode bounds for reported returns, where the agent sees other rewards or parts of episodes.
 
     Attributes:
@@ -81,7 +92,7 @@ class TimeStep:
         truncated: the episode was cut short; returns bootstrap from the value of `obs`.
         first: `obs` begins an episode.
         action_mask: None, or bool arrays in the tree of the action space, True where an action is allowed.
-        score: None, or the reward and episode bounds for reported returns; never used for learning.
+        record: None, or the reward and episode bounds for reported returns; never used for learning.
     """
 
     obs: PyTree
@@ -90,7 +101,7 @@ class TimeStep:
     truncated: Any
     first: Any
     action_mask: PyTree = None
-    score: Score | None = None
+    record: EpisodeRecord | None = None
 
     @property
     def last(self) -> Any:
@@ -98,9 +109,9 @@ class TimeStep:
         return self.terminated | self.truncated
 
     @property
-    def counted(self) -> Score:
+    def episode_record(self) -> EpisodeRecord:
         """Reward and episode bounds from which reported returns and lengths are computed."""
-        return Score(self.reward, self.last, self.first) if self.score is None else self.score
+        return EpisodeRecord(self.reward, self.last, self.first) if self.record is None else self.record
 
 
 @struct
@@ -179,7 +190,7 @@ class Variables:
 
     params: PyTree
     stats: PyTree = ()
-    graph: Any = static(default=None)
+    graph: Any = static(default=None, repr=False)
 
 
 @runtime_checkable
@@ -224,6 +235,22 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class PredictingPolicy(Protocol):
+    """A policy with `predict`: any of polyak's, exported ones included."""
+
+    def predict(
+        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, first: Any = None, key: Any = None
+    ) -> tuple[Any, PyTree]:
+        """The environment's action for an observation or a batch of them, and the carry."""
+        ...
+
+
+@runtime_checkable
+class TrainedPolicy(Policy, PredictingPolicy, Protocol):
+    """A policy that the loops can run and that predicts."""
+
+
+@runtime_checkable
 class NumPyPolicy(Protocol):
     """A policy that can act in NumPy, where that is faster than one compiled call per step."""
 
@@ -241,7 +268,7 @@ class NumPyPolicy(Protocol):
 
 
 @runtime_checkable
-class Agent(Protocol):
+class Agent(Protocol[State]):
     """A frozen settings object; its state is one pytree with everything that training changes."""
 
     @property
@@ -259,15 +286,15 @@ class Agent(Protocol):
         """The network whose settings the command line's network flags change; None for an agent without one."""
         ...
 
-    def init(self, key: PRNGKeyArray) -> Any:
+    def init(self, key: PRNGKeyArray) -> State:
         """Create a new state."""
         ...
 
-    def check(self, num_envs: int) -> None:
-        """Check, before anything runs, that the settings work with this number of environments per device.
+    def check(self, num_envs: int, devices: int = 1) -> None:
+        """Check, before anything runs, that the settings work with this number of environments on each device.
 
         Raises:
-            ValueError: a setting does not work with `num_envs`.
+            ValueError: a setting does not work with them.
         """
         ...
 
@@ -283,15 +310,17 @@ class Agent(Protocol):
         """
         ...
 
-    def policy(self, state: Any) -> Policy:
+    def policy(self, state: State) -> Policy:
         """The greedy policy, for evaluation and export."""
         ...
 
-    def collect_policy(self, state: Any) -> Policy:
+    def collect_policy(self, state: State) -> Policy:
         """The exploring policy, for collecting rollouts."""
         ...
 
-    def update(self, state: Any, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None) -> tuple[Any, Metrics]:
+    def update(
+        self, state: State, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+    ) -> tuple[State, Metrics]:
         """Learn from one rollout.
 
         Args:
@@ -363,7 +392,21 @@ class HostEnv(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@runtime_checkable
+class ReportsInfo(Protocol):
+    """A `HostEnv` that reports values which its environments put into `info`."""
+
+    @property
+    def info(self) -> Mapping[str, npt.NDArray[np.float64]]:
+        """The values of the last time step by tag, `[B]`, NaN for environments without one.
+
+        `rollout/success_rate` and `rollout/ep_rew_mean` stand at the ends of episodes, `env/NAME` at any transition.
+        """
+        ...
+
+
+@short_repr("env_steps", "target_env_steps", "iteration", "seconds", "compile_seconds", "fps")
+@dataclass(frozen=True, repr=False)
 class Progress:
     """The progress of a training loop, passed to callbacks.
 
@@ -376,7 +419,7 @@ class Progress:
         fps: env steps per second of training in this process.
         env: the environment of a host loop, for its `snapshot`; None in the compiled loop, whose state is complete.
         histograms: histograms of the last update by tag, if the agent computes them.
-        inexact: why a resumed run may differ from an uninterrupted one: Python policies that are not known to be deterministic.
+        nondeterminism: why a resumed run may differ from an uninterrupted one: Python policies not known to be deterministic.
     """
 
     env_steps: int
@@ -387,10 +430,10 @@ class Progress:
     fps: float
     env: HostEnv | None = None
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
-    inexact: tuple[str, ...] = ()
+    nondeterminism: tuple[str, ...] = ()
 
 
-Callback: TypeAlias = Callable[[Progress, Mapping[str, float], PyTree], object]
-"""Called by a loop at every report with the progress, the metrics as Python floats, and the loop's whole state (a pytree
-whose buffers are donated to the next step: copy what outlives the call). Returning False stops training after this
-report; an exception ends it."""
+Callback: TypeAlias = Callable[[Progress, dict[str, float], PyTree], object]
+"""Called by a loop at every report with the progress, the metrics as Python floats (what a callback adds is reported too),
+and the loop's whole state, a pytree of which anything may be kept. Returning False stops training after this report; an
+exception ends it."""

@@ -4,12 +4,10 @@ import inspect
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 
+from polyak.core.tree_check import check_same_tree
 from polyak.core.types import Variables
-from polyak.ops.trees import all_finite, any_over_devices, check_same_tree, finite_rows, sum_over_devices
 from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
 from tests.ops.bits import bits, tree
 
@@ -36,7 +34,7 @@ def test_shapes_that_would_broadcast_raise_with_leaf_sides_and_shapes(name, onli
         assert f"is float32[{','.join(map(str, shape))}]" in message
 
 
-def test_the_message_for_two_shapes_is_this_one():
+def test_message_for_two_shapes():
     with pytest.raises(ValueError) as caught:
         soft_update(
             {"params": {"Dense_0": {"kernel": jnp.ones((1, 4))}}}, {"params": {"Dense_0": {"kernel": jnp.ones((3, 4))}}}, 0.5
@@ -137,30 +135,3 @@ def test_a_tree_of_one_leaf_is_named_in_words():
         check_same_tree(jnp.zeros(3), jnp.zeros(4), "f")
     with pytest.raises(ValueError, match="only in online: one leaf without a name; only in target: 'a'"):
         check_same_tree(jnp.zeros(3), {"a": jnp.zeros(3)}, "f")
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_only_floats_decide_and_each_row_for_itself(bad):
-    tree = {"x": jnp.array([[1.0, 2.0], [bad, 4.0]]), "n": jnp.arange(2), "none": None}
-    assert not bool(all_finite(tree))
-    np.testing.assert_array_equal(finite_rows(tree, 1), [True, False])
-    np.testing.assert_array_equal(finite_rows(tree, 2)[1], [False, True])
-    assert bool(all_finite({"n": jnp.arange(3)})) and bool(all_finite(()))
-
-
-def test_one_device_sums_nothing():
-    x = jnp.arange(3.0)
-    assert sum_over_devices(x, None) is x
-    assert np.array_equal(any_over_devices(jnp.array([True, False]), None), [True, False])
-
-
-def test_several_devices_are_summed():
-    mesh = jax.make_mesh((4,), ("rows",), (AxisType.Auto,), devices=jax.local_devices()[:4])
-
-    def reduce(x):
-        return sum_over_devices(x, "rows"), any_over_devices(jnp.stack([x[0] > 2.5, x[0] > 9.0]), "rows")
-
-    whole = PartitionSpec()
-    split = jax.shard_map(reduce, mesh=mesh, in_specs=PartitionSpec("rows"), out_specs=(whole, whole), check_vma=False)
-    total, flags = jax.jit(split)(jnp.arange(4.0))
-    assert float(total[0]) == 6.0 and list(np.asarray(flags)) == [True, False]

@@ -1,11 +1,9 @@
-"""Trees of arrays: leaf names, checks that two trees match, finiteness, and sums over devices."""
+"""Checks that two trees of arrays match, and the names of leaves in errors."""
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Shaped
 
 from polyak.core.types import PyTree
 
@@ -95,39 +93,6 @@ def describe(leaf: Any) -> str:
         return "None"
     shape, dtype = _spec(leaf)
     return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """True if no float in the tree is NaN or infinite."""
-    return finite_rows(tree, 0)
-
-
-def finite_rows(tree: PyTree, ndim: int) -> Bool[Array, "..."]:
-    """True at each index of the first `ndim` axes where no leaf has NaN or infinity; a scalar True if no leaf is a float."""
-    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    finite = [jnp.isfinite(leaf).all(axis=tuple(range(ndim, leaf.ndim))) for leaf in floats]
-    return functools.reduce(jnp.logical_and, finite, jnp.array(True))
-
-
-def in_float32(tree: PyTree) -> PyTree:
-    """Cast floats narrower than float32 to float32."""
-
-    def widen(leaf: Any) -> Array:
-        leaf = jnp.asarray(leaf)
-        is_narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits < 32
-        return leaf.astype(jnp.float32) if is_narrow else leaf
-
-    return jax.tree.map(widen, tree)
-
-
-def sum_over_devices(x: Shaped[Array, "*S"], axis_name: str | None) -> Shaped[Array, "*S"]:
-    """`jax.lax.psum` over the mesh axis (inside `jax.shard_map`), or `x` if `axis_name` is None."""
-    return x if axis_name is None else jax.lax.psum(x, axis_name)
-
-
-def any_over_devices(x: Bool[Array, "*S"], axis_name: str | None) -> Bool[Array, "*S"]:
-    """True where `x` is True on at least one device."""
-    return sum_over_devices(x.astype(jnp.int32), axis_name) > 0
 
 
 def _spec(leaf: Any) -> tuple[tuple[int, ...], Any]:

@@ -1,0 +1,155 @@
+"""Short printed forms of objects: at most ten lines in a terminal, a table in a notebook."""
+
+import dataclasses
+import html
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+T = TypeVar("T")
+
+MAX_LINES, MAX_WIDTH, MAX_TABLE_ROWS = 10, 120, 40
+# An attribute takes at most three lines, and a collection shows its first elements.
+MAX_TEXT = 3 * (MAX_WIDTH - 8)
+MAX_ITEMS = 4
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array of NumPy or JAX, also a traced one or a `ShapeDtypeStruct`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+def short_repr(*names: str) -> Callable[[type[T]], type[T]]:
+    """Give a class a short `__repr__`, unless it defines its own, and a `_repr_html_` for notebooks.
+
+    Args:
+        *names: the attributes to show; without names, the fields of a dataclass that differ from their defaults. None and empty
+            collections are left out.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        def items(value: Any) -> list[tuple[str, str]]:
+            shown = [(name, getattr(value, name)) for name in names] if names else _changed_fields(value)
+            return [(name.lstrip("_"), text_of(x)) for name, x in shown if not _is_empty(x)]
+
+        def to_text(value: Any) -> str:
+            return _fill(type(value).__name__, [f"{name}={text}" for name, text in items(value)])
+
+        def to_html(value: Any) -> str:
+            return _table(type(value).__name__, items(value))
+
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = to_text  # type: ignore[method-assign]
+        cls._repr_html_ = to_html  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
+def text_of(value: Any) -> str:
+    """A value on one line: arrays by dtype and shape, functions by name, long collections shortened.
+
+    >>> text_of({"weights": [1.0, 1 / 3], "update": max})
+    "{'weights': [1.0, 0.333333], 'update': max}"
+    """
+    if isinstance(value, type) or type(value).__name__ in ("function", "builtin_function_or_method"):
+        return str(value.__qualname__)
+    if isinstance(value, _Array) and not dataclasses.is_dataclass(value):
+        return _array_text(value)
+    if isinstance(value, Mapping | list | tuple):
+        return _collection_text(value)
+    if isinstance(value, float):
+        return min(repr(value), f"{value:.6g}", key=len) if value % 1 else repr(value)
+    # On one line: `Name( a=1, )` of several becomes `Name(a=1)`.
+    text = " ".join(repr(value).split()).replace("( ", "(").replace(", )", ")")
+    return _shorten(text, MAX_TEXT)
+
+
+def _changed_fields(value: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass that differ from their defaults."""
+    changed = []
+    # Not all are there: JAX builds trees without validation, and prints them in its errors.
+    for field in (field for field in dataclasses.fields(value) if field.repr and field.name in vars(value)):
+        content = getattr(value, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        is_comparable = type(content) is type(default) and not isinstance(content, _Array)
+        if content is not default and not (is_comparable and content == default):
+            changed.append((field.name, content))
+    return changed
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple | dict) and not value)
+
+
+def _array_text(array: Any) -> str:
+    if array.shape == ():
+        try:
+            number = array.item()
+            return f"{number:g}" if isinstance(number, float) else str(number)
+        except (AttributeError, TypeError, RuntimeError):
+            pass  # a PRNG key, a traced array, or one that was donated
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _collection_text(value: Any) -> str:
+    arrays = list(_arrays_in(value))
+    if len(arrays) > MAX_ITEMS:
+        return f"{len(arrays)} arrays of {sum(math.prod(array.shape) for array in arrays):,} numbers"
+    name, ends = "", "[]" if isinstance(value, list) else "()"
+    if isinstance(value, Mapping):
+        ends, items = "{}", (f"{key!r}: {text_of(x)}" for key, x in value.items())
+    elif names := getattr(value, "_fields", None):  # a NamedTuple
+        name, items = type(value).__name__, (f"{key}={text_of(x)}" for key, x in zip(names, value, strict=True))
+    else:
+        items = (text_of(x) for x in value)
+    parts = list(islice(items, MAX_ITEMS))
+    if len(value) > MAX_ITEMS:
+        parts.append(f"... {len(value) - MAX_ITEMS} more")
+    comma = "," if ends == "()" and len(value) == 1 and not name else ""
+    return _shorten(f"{name}{ends[0]}{', '.join(parts)}{comma}{ends[1]}", MAX_TEXT)
+
+
+def _arrays_in(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping | list | tuple):
+        for child in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays_in(child)
+    elif isinstance(value, _Array) and not dataclasses.is_dataclass(value):
+        yield value
+
+
+def _fill(name: str, parts: list[str]) -> str:
+    """`name(part, part)`, on one line if it fits, otherwise on indented lines."""
+    line = f"{name}({', '.join(parts)})"
+    if len(line) <= MAX_WIDTH:
+        return line
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 2 <= MAX_WIDTH:
+            lines[-1] += f" {part},"
+        else:
+            text = _shorten(part, MAX_TEXT - 1) + ","
+            lines += textwrap.wrap(text, MAX_WIDTH, initial_indent=4 * " ", subsequent_indent=8 * " ")
+    most = MAX_LINES - 2
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"    ... {len(lines) - most + 1} more lines"]
+    return "\n".join([f"{name}(", *lines, ")"])
+
+
+def _table(name: str, items: list[tuple[str, str]]) -> str:
+    rows = [f"<tr><th>{html.escape(key)}</th><td>{html.escape(text)}</td></tr>" for key, text in items]
+    if len(rows) > MAX_TABLE_ROWS:
+        rows = [*rows[:MAX_TABLE_ROWS], f"<tr><td>... {len(rows) - MAX_TABLE_ROWS} more</td></tr>"]
+    return f"<table><caption>{html.escape(name)}</caption>{''.join(rows)}</table>"
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
