@@ -11,6 +11,7 @@ from polyak.ops.gradient_step import (
     VECTOR_MULTIPLE,
     Guard,
     adam,
+    all_finite,
     apply_gradient,
     clip_by_global_norm,
     flag_quantities,
@@ -115,10 +116,10 @@ def test_the_settings_of_adam_may_be_traced():
         optimizer = adam(settings["learning_rate"], eps=settings["eps"], max_grad_norm=settings["max_grad_norm"])
         return step(optimizer, jnp.ones(7), optimizer.init(jnp.ones(7)), gradient)[0]
 
-    moved = jax.jit(one)
+    new_params = jax.jit(one)
     for rate in (1e-2, 1e-3):
-        moved({"learning_rate": rate, "eps": 1e-5, "max_grad_norm": 0.5}, gradients(1)[0])
-    assert moved._cache_size() == 1
+        new_params({"learning_rate": rate, "eps": 1e-5, "max_grad_norm": 0.5}, gradients(1)[0])
+    assert new_params._cache_size() == 1
 
 
 def test_clipping_by_the_global_norm_is_optaxs():
@@ -251,3 +252,9 @@ def test_steps_skipped_without_a_bad_quantity_are_no_row():
     # All steps were over, or had no weight, before a bad number could matter.
     guard = after(guard, 0, 0, "reward")
     assert counts(guard) == (4, 0, "reward")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_only_floats_can_be_non_finite(bad):
+    assert not bool(all_finite({"x": jnp.array([[1.0, 2.0], [bad, 4.0]]), "n": jnp.arange(2), "none": None}))
+    assert bool(all_finite({"n": jnp.arange(3)})) and bool(all_finite(()))

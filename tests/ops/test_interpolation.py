@@ -147,8 +147,8 @@ def test_the_result_never_leaves_the_interval_not_even_by_rounding():
     )
     online, target = online.astype(np.float32), target.astype(np.float32)
     for tau in (0.005, 0.5, 0.500001, 0.999, 1 - 2**-23, 1 - 2**-24):
-        moved = np.asarray(jax.jit(soft_update)({"w": online}, {"w": target}, tau)["w"])
-        assert np.all(moved >= np.minimum(online, target)) and np.all(moved <= np.maximum(online, target))
+        new_params = np.asarray(jax.jit(soft_update)({"w": online}, {"w": target}, tau)["w"])
+        assert np.all(new_params >= np.minimum(online, target)) and np.all(new_params <= np.maximum(online, target))
 
 
 @pytest.mark.parametrize("size", [7, 70_001])
@@ -164,8 +164,8 @@ def test_traced_tau_gives_the_same_result_as_a_float(tau, size):
 
 def test_numbers_further_apart_than_the_largest_one_move_towards_each_other():
     for tau, wanted in ((0.25, -1.5e38), (0.75, 1.5e38)):
-        moved = soft_update(tree(3e38, -3e38), tree(-3e38, 3e38), tau)["w"]
-        np.testing.assert_allclose(moved, [wanted, -wanted], rtol=1e-6)
+        new_params = soft_update(tree(3e38, -3e38), tree(-3e38, 3e38), tau)["w"]
+        np.testing.assert_allclose(new_params, [wanted, -wanted], rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -193,9 +193,9 @@ def test_narrow_target_converges_only_with_stochastic_rounding(dtype):
 def test_stochastic_rounding_is_right_on_average_and_exact_where_nothing_has_to_be_rounded():
     target = {"w": jnp.ones(20_000, jnp.bfloat16)}
     rounded = jax.jit(soft_update, static_argnames="tau")
-    moved = rounded({"w": jnp.full(20_000, 2.0)}, target, 0.005, key=jax.random.key(0))["w"]
-    assert set(np.unique(np.asarray(moved, np.float32))) == {1.0, 1.0078125}
-    np.testing.assert_allclose(np.mean(moved, dtype=np.float32), 1.005, atol=1e-4)
+    new_params = rounded({"w": jnp.full(20_000, 2.0)}, target, 0.005, key=jax.random.key(0))["w"]
+    assert set(np.unique(np.asarray(new_params, np.float32))) == {1.0, 1.0078125}
+    np.testing.assert_allclose(np.mean(new_params, dtype=np.float32), 1.005, atol=1e-4)
     assert same_bits(rounded(target, target, 0.3, key=jax.random.key(0)), target)
     for tau in (0.0, 1.0):
         wanted = {"w": jnp.full(20_000, 1.0 + tau, jnp.bfloat16)}
@@ -210,8 +210,8 @@ def test_target_dtype_is_preserved_and_a_traced_tau_fits_a_scan(online, target):
     def body(t, tau):
         return soft_update(online, t, tau), None
 
-    moved, _ = jax.lax.scan(body, target, jnp.full(3, 0.5, jnp.float32))
-    assert moved["w"].dtype == target["w"].dtype and moved["w"].tolist() == [1.875, 1.875]
+    new_params, _ = jax.lax.scan(body, target, jnp.full(3, 0.5, jnp.float32))
+    assert new_params["w"].dtype == target["w"].dtype and new_params["w"].tolist() == [1.875, 1.875]
     for tau in (0.5, np.float32(0.5), np.float64(0.5), jnp.float32(0.5), jnp.bfloat16(0.5)):
         assert same_bits(soft_update(online, target, tau), {"w": jnp.full(2, 1.5, target["w"].dtype)})
 
@@ -241,10 +241,10 @@ def test_integers_bools_and_keys_are_copied_if_tau_is_1_else_unchanged(compile):
 
 
 def test_python_numbers_and_numpy_arrays_are_leaves_too():
-    moved = soft_update({"a": 1.0, "b": np.ones(2)}, {"a": 0.0, "b": np.zeros(2)}, 0.5)
-    assert float(moved["a"]) == 0.5 and moved["b"].tolist() == [0.5, 0.5] and moved["b"].dtype == jnp.float32
+    new_params = soft_update({"a": 1.0, "b": np.ones(2)}, {"a": 0.0, "b": np.zeros(2)}, 0.5)
+    assert float(new_params["a"]) == 0.5 and new_params["b"].tolist() == [0.5, 0.5] and new_params["b"].dtype == jnp.float32
 
 
 def test_complex_leaves_move_too():
-    moved = soft_update({"w": jnp.array([1.0 + 2.0j])}, {"w": jnp.array([0.0j])}, 0.5)["w"]
-    assert moved.tolist() == [0.5 + 1.0j]
+    new_params = soft_update({"w": jnp.array([1.0 + 2.0j])}, {"w": jnp.array([0.0j])}, 0.5)["w"]
+    assert new_params.tolist() == [0.5 + 1.0j]

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from polyak.ops import losses
+from polyak.ops.distributions import Categorical
 
 
 def numbers(*values):
@@ -230,3 +231,64 @@ def test_a_constant_target_leaves_nothing_to_explain_whatever_rounding_makes_of_
         largest = max(largest, float(mean_and_variance(value_target, weight)[1]))
         assert explained_variance(jnp.arange(1000.0), value_target, weight) == 0
     assert 0 < largest < 1e-18  # the case occurs
+
+
+# the KL penalty
+
+
+KL_LIMIT = {"factor": 2.0, "target": 0.01, "coef": 1000.0}
+
+
+def test_kl_cutoff_of_the_published_divergence():
+    old, new = (Categorical(jnp.log(jnp.array(p))) for p in ((0.4, 0.2, 0.4), (0.3, 0.4, 0.3)))
+    kl = old.kl_divergence(new)
+    assert float(kl) == pytest.approx(0.09151624, abs=1e-7)
+    assert float(losses.kl_cutoff(kl, **KL_LIMIT)) == pytest.approx(1000 * (0.09151624 - 0.02) ** 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(("kl", "value", "slope"), [(0.0, 0.0, 0.0), (0.02, 0.0, 0.0), (0.03, 0.1, 20.0), (0.12, 10.0, 200.0)])
+def test_kl_cutoff_is_quadratic_beyond_its_limit(kl, value, slope):
+    assert float(losses.kl_cutoff(jnp.float32(kl), **KL_LIMIT)) == pytest.approx(value, abs=1e-6)
+    assert float(jax.grad(lambda x: losses.kl_cutoff(x, **KL_LIMIT))(jnp.float32(kl))) == pytest.approx(slope, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("beta", "kl", "after"),
+    [
+        (1.0, 0.016, 1.5),
+        (1.0, 0.0149, 1.0),
+        (1.0, 0.01, 1.0),
+        (1.0, 0.0051, 1.0),
+        (1.0, 0.004, 1 / 1.5),
+        (3.0, 0.0, 2.0),
+        (losses.LARGEST_KL_BETA, 1.0, losses.LARGEST_KL_BETA),
+        (losses.SMALLEST_KL_BETA, 0.0, losses.SMALLEST_KL_BETA),
+        (2.0, np.nan, 2.0),
+        (2.0, np.inf, 2.0),
+    ],
+)
+def test_kl_beta_changes_by_half_outside_the_tolerance_and_stays_bounded(beta, kl, after):
+    new_beta = losses.adapt_kl_beta(jnp.float32(beta), jnp.float32(kl), target=0.01, tolerance=0.5)
+    assert float(new_beta) == pytest.approx(after, rel=1e-6)
+
+
+def test_kl_beta_leaves_its_bounds_again():
+    assert (
+        float(losses.adapt_kl_beta(jnp.float32(losses.LARGEST_KL_BETA), jnp.float32(0), target=0.01, tolerance=0.5))
+        < losses.LARGEST_KL_BETA
+    )
+    assert (
+        float(losses.adapt_kl_beta(jnp.float32(losses.SMALLEST_KL_BETA), jnp.float32(1), target=0.01, tolerance=0.5))
+        > losses.SMALLEST_KL_BETA
+    )
+
+
+def test_sum_over_one_device_is_the_array_itself():
+    x = jnp.arange(3.0)
+    assert losses.sum_over_devices(x, None) is x
+
+
+def test_sum_over_several_devices():
+    mesh = Mesh(np.array(jax.devices()[:4]), ("rows",))
+    add = jax.shard_map(lambda x: losses.sum_over_devices(x, "rows"), mesh=mesh, in_specs=P("rows"), out_specs=P())
+    assert float(jax.jit(add)(jnp.arange(4.0))[0]) == 6.0

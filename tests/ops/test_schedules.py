@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.ops.schedules import OBJECTS, Constant, Exponential, Linear, Piecewise, check_schedule, counted_on, value_at
+from polyak.ops.schedules import SCHEDULES, Constant, Exponential, Linear, Piecewise, check_schedule, saturating_add, value_at
 from polyak.storage.config import from_json, to_json
 
 
@@ -28,7 +28,7 @@ def test_linear_ends_at_its_end_to_the_bit():
 def test_a_count_stays_at_its_end():
     most = 2**32 - 1
     for count, more, total in ((0, 0, 0), (7, 5, 12), (most - 5, 5, most), (most - 5, 6, most), (most, 100, most)):
-        assert int(counted_on(jnp.asarray(count, jnp.uint32), jnp.asarray(more, jnp.uint32))) == total
+        assert int(saturating_add(jnp.asarray(count, jnp.uint32), jnp.asarray(more, jnp.uint32))) == total
 
 
 def test_a_number_is_constant():
@@ -109,7 +109,7 @@ def test_every_schedule_is_its_formula_compiled_and_not(schedule):
 
 @each_schedule
 def test_every_schedule_can_be_written_to_a_file(schedule):
-    again = from_json(to_json(schedule), {cls.__name__: cls for cls in OBJECTS})
+    again = from_json(to_json(schedule), {cls.__name__: cls for cls in SCHEDULES})
     assert again == schedule and type(again) is type(schedule)
 
 

@@ -109,8 +109,8 @@ def test_apply_updates_adds_integers_skips_float0_and_rejects_bools():
 
 
 def test_wide_update_of_a_narrow_parameter_is_rounded_once():
-    moved = apply_updates({"w": jnp.ones(1, jnp.bfloat16)}, tree(2.0**-8 + 2.0**-12))["w"]
-    assert moved.dtype == jnp.bfloat16 and float(moved[0]) == 1.0078125
+    new_params = apply_updates({"w": jnp.ones(1, jnp.bfloat16)}, tree(2.0**-8 + 2.0**-12))["w"]
+    assert new_params.dtype == jnp.bfloat16 and float(new_params[0]) == 1.0078125
 
 
 def test_initial_copy_can_be_donated_together_with_its_source():
@@ -152,8 +152,8 @@ def test_statistics_are_updated_with_stats_tau():
 
 def test_statistics_can_be_selected_by_path():
     online, target = ({"bn": {"mean": jnp.array(x), "scale": jnp.array(x)}} for x in (1.0, 0.0))
-    moved = soft_update(online, target, 0.5, stats_tau=1.0, is_stat=lambda path: path == "bn/mean")
-    assert (float(moved["bn"]["mean"]), float(moved["bn"]["scale"])) == (1.0, 0.5)
+    new_params = soft_update(online, target, 0.5, stats_tau=1.0, is_stat=lambda path: path == "bn/mean")
+    assert (float(new_params["bn"]["mean"]), float(new_params["bn"]["scale"])) == (1.0, 0.5)
 
 
 def test_a_tau_may_be_a_callable_of_the_step():
@@ -167,8 +167,8 @@ def test_a_tau_may_be_a_callable_of_the_step():
 
 
 def test_vmap_over_tau_gives_each_its_own():
-    moved = jax.vmap(lambda tau: soft_update(tree(1.0), tree(0.0), tau))(jnp.array([0.0, 0.25, 1.0, 2.0]))
-    assert moved["w"][:, 0].tolist() == [0.0, 0.25, 1.0, 0.0]
+    new_params = jax.vmap(lambda tau: soft_update(tree(1.0), tree(0.0), tau))(jnp.array([0.0, 0.25, 1.0, 2.0]))
+    assert new_params["w"][:, 0].tolist() == [0.0, 0.25, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -179,9 +179,9 @@ def test_replicated_and_sharded_trees_give_the_same_numbers_and_keep_their_shard
     wanted = np.asarray(update(online, target, tau)["w"])
     for partition in ((), ("d",)):
         t = sharded(target, partition)
-        moved = update(sharded(online, partition), t, tau)["w"]
-        assert moved.sharding.is_equivalent_to(t["w"].sharding, 1)
-        np.testing.assert_array_equal(moved, wanted)
+        new_params = update(sharded(online, partition), t, tau)["w"]
+        assert new_params.sharding.is_equivalent_to(t["w"].sharding, 1)
+        np.testing.assert_array_equal(new_params, wanted)
     mixed = soft_update(sharded(online, ()), sharded(target, ("d",)), tau)["w"]
     assert mixed.sharding.spec == jax.sharding.PartitionSpec("d")
     np.testing.assert_allclose(mixed, wanted, rtol=1e-6)

@@ -1,18 +1,24 @@
-"""Per-step losses without reduction, and `masked_mean`, which reduces them to a scalar."""
+"""Per-step losses without reduction, `masked_mean`, which reduces them to a scalar, and masks of steps."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
-from polyak.core.types import Scalar
-from polyak.ops.trees import sum_over_devices
+from polyak.core.types import PyTree, Scalar
 
 MAX_LOG_RATIO = 20.0
 """Probability ratios are clipped to e^±20 (about 5e8)."""
 
 LARGEST_LOG_PROB = 1e30
 """Replaces infinity in a log-probability, so that the difference of two infinite ones is finite."""
+
+KL_BETA_FACTOR = 1.5
+"""How much the coefficient of a KL penalty changes after an update."""
+
+SMALLEST_KL_BETA, LARGEST_KL_BETA = 1e-6, 1e6
 
 
 def masked_mean(x: Float[Array, "*shape"], weight: Float[Array, "*shape"] | Bool[Array, "*shape"]) -> Float[Array, ""]:
@@ -145,6 +151,25 @@ def clipped_value_loss(
     return jnp.maximum(jnp.square(value - value_target), jnp.square(clipped - value_target))
 
 
+def huber(error: Float[Array, "*shape"], delta: Scalar | None) -> Float[Array, "*shape"]:
+    """½ δ² for errors up to κ, and κ (|δ| - ½ κ) beyond; ½ δ² everywhere if κ is None.
+
+    Args:
+        error: δ.
+        delta: κ.
+
+    Source: Huber 1964, doi:10.1214/aoms/1177703732.
+
+    >>> huber(jnp.array([0.5, -3.0]), 1.0)
+    Array([0.125, 2.5  ], dtype=float32)
+    """
+    squared = 0.5 * jnp.square(error)
+    if delta is None:
+        return squared
+    size = jnp.abs(error)
+    return jnp.where(size <= delta, squared, delta * (size - 0.5 * delta))
+
+
 def approx_kl(log_prob: Float[Array, "*shape"], old_log_prob: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """An unbiased estimate of KL(π_old ‖ π) that is never negative, (ρ - 1) - log ρ with ρ = π(a|s) / π_old(a|s).
 
@@ -184,6 +209,37 @@ def explained_variance(
     return jnp.where(has_variance, 1.0 - unexplained / _at_least_tiny(variance), 0.0)
 
 
+def kl_cutoff(mean_kl: Float[Array, ""], *, factor: Scalar, target: Scalar, coef: Scalar) -> Float[Array, ""]:
+    """The cutoff penalty coef · max(KL - factor · target, 0)²; 0 up to the limit factor · target.
+
+    Source: Schulman et al. 2017, the authors' code of TRPO and PPO for continuous control; TF-Agents `kl_cutoff_loss`.
+
+    >>> float(kl_cutoff(jnp.float32(0.5), factor=2.0, target=0.125, coef=8.0))
+    0.5
+    """
+    return coef * jnp.square(jnp.maximum(mean_kl - factor * target, 0.0))
+
+
+def adapt_kl_beta(beta: Float[Array, ""], mean_kl: Float[Array, ""], *, target: Scalar, tolerance: Scalar) -> Float[Array, ""]:
+    """The coefficient β of the penalty β · KL for the next update.
+
+        β ← β · 1.5   if KL > (1 + tolerance) · target
+        β ← β / 1.5   if KL < (1 - tolerance) · target
+
+    β is clipped to [10⁻⁶, 10⁶]; if KL is NaN or infinite, β is unchanged.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, section 4 (there with a factor of 2, and 1.5 as the tolerance).
+    """
+    larger = jnp.where(mean_kl > (1.0 + tolerance) * target, beta * KL_BETA_FACTOR, beta)
+    new_beta = jnp.where(mean_kl < (1.0 - tolerance) * target, beta / KL_BETA_FACTOR, larger)
+    return jnp.where(jnp.isfinite(mean_kl), jnp.clip(new_beta, SMALLEST_KL_BETA, LARGEST_KL_BETA), beta)
+
+
+def sum_over_devices(x: Shaped[Array, "*S"], axis_name: str | None) -> Shaped[Array, "*S"]:
+    """`jax.lax.psum` over the mesh axis (inside `jax.shard_map`), or `x` if `axis_name` is None."""
+    return x if axis_name is None else jax.lax.psum(x, axis_name)
+
+
 def _log_ratio(log_prob: Array, old_log_prob: Array) -> Array:
     """The log ratio, clipped to ±MAX_LOG_RATIO; 0 for two log-probabilities of -inf; infinities have gradient 0."""
     new, old = (_clip(x, -LARGEST_LOG_PROB, LARGEST_LOG_PROB) for x in (log_prob, old_log_prob))
@@ -215,3 +271,29 @@ def _sums(x: Array, y: Array, axis_name: str | None) -> Array:
 
 def _at_least_tiny(x: Array) -> Array:
     return jnp.maximum(x, float(np.finfo(np.float32).tiny))
+
+
+def finite_rows(tree: PyTree, ndim: int) -> Bool[Array, "..."]:
+    """True at each index of the first `ndim` axes where no leaf has NaN or infinity; a scalar True if no leaf is a float."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    finite = [jnp.isfinite(leaf).all(axis=tuple(range(ndim, leaf.ndim))) for leaf in floats]
+    return functools.reduce(jnp.logical_and, finite, jnp.array(True))
+
+
+def mask_invalid(tree: PyTree, valid: Bool[Array, "*B"]) -> PyTree:
+    """Leaves `[*B, ...]` with zeros where `valid` is False."""
+
+    def mask(x: Array) -> Array:
+        return jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - valid.ndim)), x, jnp.zeros((), x.dtype))
+
+    return jax.tree.map(mask, tree)
+
+
+def flatten_steps(x: Shaped[Array, "T B ..."]) -> Shaped[Array, "..."]:
+    """`[T * B, ...]` of `[T, B, ...]`."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def swap_leading_axes(x: Shaped[Array, "T B ..."]) -> Shaped[Array, "B T ..."]:
+    """`[B, T, ...]` of `[T, B, ...]`, and back."""
+    return jnp.swapaxes(x, 0, 1)

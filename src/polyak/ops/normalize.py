@@ -1,17 +1,18 @@
 """Normalisation of observations and rewards by running statistics."""
 
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from polyak.core.spaces import Box, Leaf, Space, leaf_spaces, map_space
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.ops.losses import sum_over_devices
 from polyak.ops.returns import running_return
-from polyak.ops.trees import sum_over_devices
 
 Numbers: TypeAlias = Shaped[Array, "..."] | Shaped[np.ndarray, "..."]
 Weights: TypeAlias = Float[Array, "*batch"] | Bool[Array, "*batch"] | Float[np.ndarray, "*batch"] | Bool[np.ndarray, "*batch"]
@@ -128,10 +129,8 @@ class RunningStats:
             variance=self.variance + fraction * (variance - self.variance + (1.0 - fraction) * jnp.square(distance)),
         )
         accept = (count > 0) & jnp.all(jnp.isfinite(merged.mean) & jnp.isfinite(merged.variance))
-        return RunningStats(*(jnp.where(accept, new, old) for new, old in zip(merged._parts(), self._parts(), strict=True)))
-
-    def _parts(self) -> tuple[Array, Array, Array, Array]:
-        return self.count, self.mean, self.mean_rest, self.variance
+        stats: RunningStats = optax.tree.where(accept, merged, self)
+        return stats
 
 
 def is_normalized(space: Leaf) -> bool:
@@ -142,33 +141,6 @@ def is_normalized(space: Leaf) -> bool:
 def can_normalize(space: Space) -> bool:
     """True if at least one leaf of the space can be normalised."""
     return any(is_normalized(leaf) for _, leaf in leaf_spaces(space))
-
-
-def check_statistics(
-    normalizer: "ObsNormalizer | None",
-    rewards: "RewardScaler | None",
-    normalize_obs: bool,
-    clip_obs: float | None,
-    normalize_reward: Literal["return", "reward"] | None,
-) -> None:
-    """Check that the normalisation statistics of a state match these settings.
-
-    Raises:
-        ValueError: a setting differs; the message names it.
-    """
-    of = None if rewards is None else rewards.of
-    settings: dict[str, tuple[Any, Any]] = {
-        "normalize_obs": (normalizer is not None, normalize_obs),
-        "normalize_reward": (of, normalize_reward),
-    }
-    if normalizer is not None:
-        settings["clip_obs"] = (normalizer.clip, clip_obs)
-    for name, (got, expected) in settings.items():
-        if got != expected:
-            raise ValueError(
-                f"update: this state was created with {name}={got!r} but the agent sets {name}={expected!r}; create it with "
-                f"agent.init(key)"
-            )
 
 
 @struct

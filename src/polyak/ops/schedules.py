@@ -131,7 +131,7 @@ class Piecewise:
                 f"Piecewise: schedules must be one more than boundaries, got {len(self.schedules)} and {len(self.boundaries)}"
             )
         for i, schedule in enumerate(self.schedules):
-            if not isinstance(schedule, OBJECTS):
+            if not isinstance(schedule, SCHEDULES):
                 check_number("Piecewise", f"schedules[{i}]", schedule, or_else="a schedule")
         for i, boundary in enumerate(self.boundaries):
             check_number("Piecewise", f"boundaries[{i}]", boundary, above=0, at_most=MAX_COUNT)
@@ -150,7 +150,7 @@ class Piecewise:
         return value
 
 
-OBJECTS = (Constant, Linear, Exponential, Piecewise)
+SCHEDULES = (Constant, Linear, Exponential, Piecewise)
 """The schedule classes."""
 
 Schedule: TypeAlias = Scalar | Constant | Linear | Exponential | Piecewise
@@ -158,10 +158,10 @@ Schedule: TypeAlias = Scalar | Constant | Linear | Exponential | Piecewise
 
 def value_at(schedule: Schedule, env_steps: Count) -> Float[Array, ""]:
     """The value of a schedule; a plain number is constant."""
-    return schedule(env_steps) if isinstance(schedule, OBJECTS) else jnp.asarray(schedule, jnp.float32)
+    return schedule(env_steps) if isinstance(schedule, SCHEDULES) else jnp.asarray(schedule, jnp.float32)
 
 
-def counted_on(count: UInt32[Array, ""], more: UInt32[Array, ""]) -> UInt32[Array, ""]:
+def saturating_add(count: UInt32[Array, ""], more: UInt32[Array, ""]) -> UInt32[Array, ""]:
     """`count + more`, saturating at 2³² - 1; wrapping to 0 would restart schedules."""
     total = count + more
     return jnp.where(total < more, jnp.uint32(MAX_COUNT), total)
@@ -190,29 +190,22 @@ def check_schedule(
     Raises:
         TypeError, ValueError: the setting is invalid; the message contains owner and name.
     """
-    lowest = max(above, at_least)
+    bounds: dict[str, Any] = {"above": above, "at_least": at_least, "at_most": at_most}
+    later_bounds: dict[str, Any] = {"at_least": max(above, at_least), "at_most": at_most}
     match schedule:
         case Constant():
-            check_number(owner, f"{name}.value", schedule.value, above=above, at_least=at_least, at_most=at_most)
+            check_number(owner, f"{name}.value", schedule.value, **bounds)
         case Linear() | Exponential():
-            check_number(owner, f"{name}.start", schedule.start, above=above, at_least=at_least, at_most=at_most)
-            check_number(owner, f"{name}.end", schedule.end, at_least=lowest, at_most=at_most)
+            check_number(owner, f"{name}.start", schedule.start, **bounds)
+            check_number(owner, f"{name}.end", schedule.end, **later_bounds)
         case Piecewise():
             first, *later = schedule.schedules
-            check_schedule(owner, f"{name}.schedules[0]", first, above=above, at_least=at_least, at_most=at_most)
+            check_schedule(owner, f"{name}.schedules[0]", first, **bounds)
             for i, part in enumerate(later, 1):
-                check_schedule(owner, f"{name}.schedules[{i}]", part, above=-np.inf, at_least=lowest, at_most=at_most)
+                check_schedule(owner, f"{name}.schedules[{i}]", part, above=-np.inf, **later_bounds)
         case _:
-            check_number(
-                owner,
-                name,
-                schedule,
-                above=above,
-                at_least=at_least,
-                at_most=at_most,
-                optional=optional,
-                or_else="a schedule such as Linear",
-            )
+            or_else = "a schedule such as Linear"
+            check_number(owner, name, schedule, optional=optional, or_else=or_else, **bounds)
 
 
 def _as_leaf(env_steps: Any) -> Any:

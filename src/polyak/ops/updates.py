@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.tree_check import check_same_tree, flatten, named_leaves, pair_by_name, quoted
 from polyak.core.types import PyTree, Variables
-from polyak.ops.trees import check_same_tree, flatten, named_leaves, pair_by_name, quoted
 
 Tau: TypeAlias = Any
 """τ in [0, 1]: a number, a traced scalar, or a callable of a step (a `Linear`, an Optax schedule) that returns one."""
@@ -55,8 +55,9 @@ def incremental_update(new_tensors: PyTree, old_tensors: PyTree, step_size: Tau)
     """
     check_same_tree(new_tensors, old_tensors, "incremental_update", sides=("new", "old"))
     tau = tau_at("incremental_update", "step_size", step_size)
-    new, old = flatten(new_tensors)[0], flatten(old_tensors)
-    return jax.tree.unflatten(old[1], interpolate_leaves(new, old[0], tau))
+    is_none = lambda leaf: leaf is None  # noqa: E731
+    updated: PyTree = jax.tree.map(lambda new, old: _update_leaf(new, old, tau), new_tensors, old_tensors, is_leaf=is_none)
+    return updated
 
 
 def periodic_update(new_tensors: PyTree, old_tensors: PyTree, steps: Any, update_period: Any) -> PyTree:
@@ -143,16 +144,10 @@ def soft_update(
     weights_tau = _stop_gradient(tau_at("soft_update", "tau", tau, step))
     stats_tau = weights_tau if stats_tau is None else _stop_gradient(tau_at("soft_update", "stats_tau", stats_tau, step))
     leaves, structure = flatten(target)
-    sources, new_leaves = [_stop_gradient(x) for x in sources], [_stop_gradient(x) for x in leaves]
-    keys = None if key is None else [jax.random.fold_in(key, number) for number in range(len(leaves))]
-    stat_flags = _stat_flags(target, is_stat)
-    for stat, part_tau in ((False, weights_tau), (True, stats_tau)):
-        indices = [number for number, flag in enumerate(stat_flags) if flag is stat]
-        part_keys = None if keys is None else [keys[n] for n in indices]
-        updated = interpolate_leaves([sources[n] for n in indices], [new_leaves[n] for n in indices], part_tau, part_keys)
-        for number, leaf in zip(indices, updated, strict=True):
-            new_leaves[number] = leaf
-    return jax.tree.unflatten(structure, new_leaves)
+    taus = [stats_tau if stat else weights_tau for stat in _stat_flags(target, is_stat)]
+    keys = [None if key is None else jax.random.fold_in(key, number) for number in range(len(leaves))]
+    pairs = zip(map(_stop_gradient, sources), map(_stop_gradient, leaves), taus, keys, strict=True)
+    return jax.tree.unflatten(structure, [_update_leaf(*pair) for pair in pairs])
 
 
 def is_valid_tau(tau: Tau, step: Any = None) -> Bool[Array, ""]:
@@ -263,43 +258,29 @@ def _is_multiple(steps: Any, period: Any) -> Array:
     return positive & (steps.astype(wide) % jnp.where(positive, period, 1).astype(wide) == 0)
 
 
-def interpolate_leaves(
-    onlines: list[Any], targets: list[Any], tau: float | Array, keys: list[PRNGKeyArray] | None = None
-) -> list[Any]:
-    """Compute t + τ(o - t) for float leaves; other leaves are copied if τ is 1, else unchanged; None stays None.
+def _update_leaf(online: Any, target: Any, tau: float | Array, key: PRNGKeyArray | None = None) -> Any:
+    """Compute t + τ(o - t) for a float leaf; any other is copied if τ is 1, else unchanged; None stays None.
 
     Exact at τ = 0 and τ = 1, and never outside the interval between the two leaves.
 
     Args:
-        onlines: leaves with the shapes of `targets`.
-        targets: the results have their dtypes.
+        target: the result has its dtype.
         tau: in [0, 1]; a Python float, or a traced float32 scalar.
-        keys: one per leaf; floats narrower than float32 are then rounded stochastically.
+        key: floats narrower than float32 are then rounded stochastically.
     """
-    if not isinstance(tau, Array) and tau == 0.0:
-        return targets
-    pairs: list[Any] = [
-        (None, None) if target is None else _on_same_devices(o, target) for o, target in zip(onlines, targets, strict=True)
-    ]
-    if not isinstance(tau, Array) and tau == 1.0:
-        return [None if target is None else _copy(online, target) for online, target in pairs]
-    updated: list[Any] = []
-    for number, (online, target) in enumerate(pairs):
-        if target is None or not jnp.issubdtype(target.dtype, jnp.inexact):
-            is_unchanged = target is None or not isinstance(tau, Array)
-            updated.append(target if is_unchanged else jnp.where(tau == 1.0, online, target))
-        elif keys is not None and _is_narrow(target.dtype):
-            updated.append(_interpolate_stochastically(online, target, tau, keys[number]))
-        elif isinstance(tau, Array):
-            updated.append(_interpolate_traced(online, target, tau))
-        else:
-            updated.append(_cast_finite(_interpolate(online, target, tau), target.dtype))
-    return updated
-
-
-def _copy(online: Array, target: Array) -> Array:
-    """Copy the online leaf into a new buffer of the target's dtype."""
-    return jnp.array(_cast_finite(online, target.dtype), copy=True)
+    is_traced = isinstance(tau, Array)
+    if target is None or (not is_traced and tau == 0.0):
+        return target
+    online, target = _on_same_devices(online, target)
+    if not is_traced and tau == 1.0:
+        return jnp.array(_cast_finite(online, target.dtype), copy=True)
+    if not jnp.issubdtype(target.dtype, jnp.inexact):
+        return jnp.where(tau == 1.0, online, target) if is_traced else target
+    tau = jnp.asarray(tau, jnp.float32)
+    if key is not None and _is_narrow(target.dtype):
+        return _interpolate_stochastically(online, target, tau, key)
+    # Compiled: outside of `jit`, one call instead of ten.
+    return jax.jit(_interpolate)(online, target, tau)
 
 
 def _on_same_devices(online: Any, target: Any) -> tuple[Array, Array]:
@@ -318,60 +299,46 @@ def _wide_dtype(*dtypes: Any) -> Any:
 
 
 @jax.custom_jvp
-def _interpolate_traced(online: Array, target: Array, tau: Array) -> Array:
-    """Compute t + τ(o - t) for a traced τ, with the exact bits of one side where τ is 0 or 1.
+def _interpolate(online: Array, target: Array, tau: Array) -> Array:
+    """Compute t + τ(o - t) in the wide dtype, from the nearer end, with the exact bits of one side where τ is 0 or 1.
+
+    Halved, since the difference of two finite numbers can overflow. From the nearer end the step is at most half of the
+    distance, so rounding cannot pass the other end. Subtraction instead of a sum, which would turn -0 into 0.
 
     A `cond` would copy every leaf of its result. Use few operations on whole leaves: the CPU backend of XLA does not
     vectorise a large one-axis leaf whose length is not divisible by the number of threads, so each operation costs one pass
     over memory.
     """
-    near, far, doubled = _ends(online, target, tau)
+    wide = _wide_dtype(online.dtype, target.dtype)
+    past_half = tau > 0.5
+    # Twice the fraction of the way from the nearer end.
+    doubled = (2.0 * jnp.where(past_half, 1.0 - tau, tau)).astype(wide)
+    o, t = online.astype(wide), target.astype(wide)
+    near, far = jnp.where(past_half, o, t), jnp.where(past_half, t, o)
     inner = near - doubled * (0.5 * near - 0.5 * far)
     return _cast_finite(jnp.where(doubled == 0.0, near, inner), target.dtype)
 
 
-@_interpolate_traced.defjvp
-def _interpolate_traced_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+@_interpolate.defjvp
+def _interpolate_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     # Written by hand: the derivative through `where` is wrong at τ = 0 and τ = 1, where it is 0 with respect to τ.
     dtype = primals[1].dtype
     wide = _wide_dtype(primals[0].dtype, dtype)
     online, target, tau, d_online, d_target, d_tau = (x.astype(wide) for x in (*primals, *tangents))
     tangent = tau * d_online + (1.0 - tau) * d_target + d_tau * (online - target)
-    return _interpolate_traced(*primals), tangent.astype(dtype)
+    return _interpolate(*primals), tangent.astype(dtype)
 
 
-def _interpolate(online: Array, target: Array, tau: float | Array) -> Array:
-    """Compute t + τ(o - t) in the wide dtype, computed from the nearer end.
-
-    Halved, since the difference of two finite numbers can overflow. From the nearer end the step is at most half of the
-    distance, so rounding cannot pass the other end. Subtraction instead of a sum, which would turn -0 into 0.
-    """
-    near, far, doubled = _ends(online, target, tau)
-    return near - doubled * (0.5 * near - 0.5 * far)
-
-
-def _ends(online: Array, target: Array, tau: float | Array) -> tuple[Array, Array, float | Array]:
-    """In the wide dtype: the end nearer to the result, the other end, and twice the fraction of the way from the nearer one."""
-    wide = _wide_dtype(online.dtype, target.dtype)
-    online, target = online.astype(wide), target.astype(wide)
-    if not isinstance(tau, Array):
-        ends = (online, target) if tau > 0.5 else (target, online)
-        return *ends, 2.0 * min(tau, 1.0 - tau)
-    past_half = tau > 0.5
-    doubled = (2.0 * jnp.where(past_half, 1.0 - tau, tau)).astype(wide)
-    return jnp.where(past_half, online, target), jnp.where(past_half, target, online), doubled
-
-
-def _interpolate_stochastically(online: Array, target: Array, tau: float | Array, key: PRNGKeyArray) -> Array:
+def _interpolate_stochastically(online: Array, target: Array, tau: Array, key: PRNGKeyArray) -> Array:
     """Interpolate with stochastic rounding: each neighbour has the probability that makes the result unbiased."""
     source = _cast_finite(online, target.dtype)
-    exact = _interpolate(source, target, tau)
+    exact = _interpolate(source, target.astype(jnp.float32), tau)
     nearest = _cast_finite(exact, target.dtype)
-    error = exact - nearest.astype(exact.dtype)
+    error = exact - nearest.astype(jnp.float32)
     direction = jnp.where(error > 0, jnp.inf, -jnp.inf).astype(target.dtype)
     other = jnp.nextafter(nearest, direction)
-    gap = jnp.abs(other.astype(exact.dtype) - nearest.astype(exact.dtype))
-    use_other = jax.random.uniform(key, exact.shape, exact.dtype) * gap < jnp.abs(error)
+    gap = jnp.abs(other.astype(jnp.float32) - nearest.astype(jnp.float32))
+    use_other = jax.random.uniform(key, exact.shape) * gap < jnp.abs(error)
     rounded = jnp.where(use_other, other, nearest)
     return jnp.where(tau == 1.0, source, jnp.where(tau == 0.0, target, rounded))
 

@@ -10,7 +10,7 @@ from jax.scipy.special import log_ndtr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.struct import static, struct
-from polyak.ops.distributions.events import check_same_kind, sum_event
+from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob, sum_event
 
 # The standard deviation used in densities if scale is 0 (such as at the end of a schedule).
 SMALLEST_SCALE = 1e-8
@@ -119,10 +119,7 @@ class ClippedNormal:
         each = jnp.where(value <= self.low + slack, below, jnp.where(value >= self.high - slack, above, inside))
         return sum_event(jnp.where(self._is_constant(), 0.0, each), self.event_ndims)
 
-    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
-        """A sample and its log-probability."""
-        value = self.sample(seed=seed)
-        return value, self.log_prob(value)
+    sample_and_log_prob = sample_and_log_prob
 
     def entropy(self) -> Float[Array, "*B"]:
         """-Σ (∫ p log p between the bounds + Σ P log P on them)."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.struct import static, struct
-from polyak.ops.distributions.events import check_same_kind, sum_event
+from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob, sum_event
 
 
 @struct
@@ -41,10 +41,7 @@ class Normal:
         z = (value - self.loc) / self.scale
         return sum_event(-0.5 * jnp.square(z) - jnp.log(self.scale) - 0.5 * math.log(2 * math.pi), self.event_ndims)
 
-    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
-        """A sample and its log-density."""
-        value = self.sample(seed=seed)
-        return value, self.log_prob(value)
+    sample_and_log_prob = sample_and_log_prob
 
     def entropy(self) -> Float[Array, "*B"]:
         """Σ log scale + log √(2πe)."""

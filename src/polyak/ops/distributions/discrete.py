@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int8, Int32, PRNGKeyArray
 
 from polyak.core.struct import static, struct
-from polyak.ops.distributions.events import add, check_same_kind, sum_event
+from polyak.ops.distributions.events import add, check_same_kind, sample_and_log_prob, sum_event
 
 Mask: TypeAlias = Bool[Array, "..."] | Bool[np.ndarray, "..."]
 
@@ -53,10 +53,7 @@ class Categorical:
         is_value = actions == value[..., None].astype(jnp.int32)
         return jnp.where(is_value.any(-1), jnp.sum(jnp.where(is_value, log_probs, 0.0), -1), -jnp.inf)
 
-    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int32[Array, "*B"], Float[Array, "*B"]]:
-        """An action and its log-probability."""
-        action = self.sample(seed=seed)
-        return action, self.log_prob(action)
+    sample_and_log_prob = sample_and_log_prob
 
     def log_probs(self) -> Float[Array, "*B n"]:
         """Log P of every action; -inf for forbidden ones."""
@@ -125,10 +122,7 @@ class MultiCategorical:
         """Σ_i log P(value_i)."""
         return add(c.log_prob(value[..., i]) for i, c in enumerate(self._choices()))
 
-    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int32[Array, "*B choices"], Float[Array, "*B"]]:
-        """Actions and their log-probability."""
-        action = self.sample(seed=seed)
-        return action, self.log_prob(action)
+    sample_and_log_prob = sample_and_log_prob
 
     def entropy(self) -> Float[Array, "*B"]:
         """The sum of the choices' entropies."""
@@ -172,10 +166,7 @@ class Bernoulli:
         """Σ log P(value); anything but 0 counts as 1."""
         return sum_event(jax.nn.log_sigmoid(jnp.where(value.astype(bool), self.logits, -self.logits)), self.event_ndims)
 
-    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Int8[Array, "..."], Float[Array, "*B"]]:
-        """A sample and its log-probability."""
-        value = self.sample(seed=seed)
-        return value, self.log_prob(value)
+    sample_and_log_prob = sample_and_log_prob
 
     def entropy(self) -> Float[Array, "*B"]:
         """Σ -P(1) log P(1) - P(0) log P(0)."""

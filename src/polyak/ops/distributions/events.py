@@ -1,11 +1,12 @@
-"""Helpers of distributions: sums over event dimensions, and the type check of divergences."""
+"""Helpers of distributions: sums over event dimensions, `sample_and_log_prob`, and the type check of divergences."""
 
 import functools
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 
 def sum_event(x: Array, event_ndims: int) -> Array:
@@ -16,6 +17,12 @@ def sum_event(x: Array, event_ndims: int) -> Array:
 def add(terms: Iterable[Array]) -> Array:
     """The sum of one or more arrays of equal shape."""
     return functools.reduce(operator.add, terms)
+
+
+def sample_and_log_prob(distribution: Any, *, seed: PRNGKeyArray) -> tuple[Any, Array]:
+    """A sample and its log-probability: the method of distributions that have nothing cheaper or more exact."""
+    value = distribution.sample(seed=seed)
+    return value, distribution.log_prob(value)
 
 
 def check_same_kind(p: object, q: object) -> None:

@@ -13,7 +13,7 @@ from polyak.core.struct import struct
 from polyak.core.types import PyTree
 from polyak.ops.distributions.bounded import Affine, ClippedNormal, Uniform
 from polyak.ops.distributions.continuous import Normal
-from polyak.ops.distributions.events import check_same_kind
+from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob
 from polyak.ops.distributions.joint import Deterministic, Distribution, Joint, for_space, parameter_shapes
 
 
@@ -66,7 +66,7 @@ class EpsilonMixture:
         """One action for each row."""
         explore_key, action_key = jax.random.split(seed)
         is_random = jax.random.uniform(explore_key, self.uniform.entropy().shape) < self.epsilon
-        return chosen(is_random.astype(jnp.int32), [self.value, self.uniform.sample(seed=action_key)])
+        return select_rows(is_random.astype(jnp.int32), [self.value, self.uniform.sample(seed=action_key)])
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
         """The logarithm of P."""
@@ -74,10 +74,7 @@ class EpsilonMixture:
         greedy = jnp.where(Deterministic(self.value).log_prob(value) == 0.0, _log_complement(self.epsilon), -jnp.inf)
         return _log_sum(greedy, _log(self.epsilon) + self.uniform.log_prob(value))
 
-    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
-        """An action and its log-probability."""
-        value = self.sample(seed=seed)
-        return value, self.log_prob(value)
+    sample_and_log_prob = sample_and_log_prob
 
     def entropy(self) -> Float[Array, "*B"]:
         """-Σ P log P over the greedy action and the n - 1 others."""
@@ -111,7 +108,7 @@ class EpsilonMixture:
 
 
 @struct
-class Chosen:
+class Select:
     """Selects one of several distributions for each row.
 
     Attributes:
@@ -125,35 +122,35 @@ class Chosen:
     def sample(self, *, seed: PRNGKeyArray) -> PyTree:
         """That of the selected distribution."""
         keys = jax.random.split(seed, len(self.parts))
-        return chosen(self.choice, [part.sample(seed=key) for part, key in zip(self.parts, keys, strict=True)])
+        return select_rows(self.choice, [part.sample(seed=key) for part, key in zip(self.parts, keys, strict=True)])
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
         """That of the selected distribution."""
-        return chosen(self.choice, [part.log_prob(value) for part in self.parts])
+        return select_rows(self.choice, [part.log_prob(value) for part in self.parts])
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
         """That of the selected distribution."""
         keys = jax.random.split(seed, len(self.parts))
         drawn = [part.sample_and_log_prob(seed=key) for part, key in zip(self.parts, keys, strict=True)]
-        pair: tuple[PyTree, Array] = chosen(self.choice, drawn)
+        pair: tuple[PyTree, Array] = select_rows(self.choice, drawn)
         return pair
 
     def entropy(self) -> Float[Array, "*B"]:
         """That of the selected distribution."""
-        return chosen(self.choice, [part.entropy() for part in self.parts])
+        return select_rows(self.choice, [part.entropy() for part in self.parts])
 
     def mode(self) -> PyTree:
         """That of the selected distribution."""
-        return chosen(self.choice, [part.mode() for part in self.parts])
+        return select_rows(self.choice, [part.mode() for part in self.parts])
 
-    def kl_divergence(self, other: "Chosen") -> Float[Array, "*B"]:
+    def kl_divergence(self, other: "Select") -> Float[Array, "*B"]:
         """KL divergence of the selected parts; NaN in rows where `choice` differs."""
         check_same_kind(self, other)
-        each = chosen(self.choice, [p.kl_divergence(q) for p, q in zip(self.parts, other.parts, strict=True)])
+        each = select_rows(self.choice, [p.kl_divergence(q) for p, q in zip(self.parts, other.parts, strict=True)])
         return jnp.where(self.choice == other.choice, each, jnp.nan)
 
 
-def chosen(choice: Int32[Array, " B"], trees: Sequence[PyTree]) -> PyTree:
+def select_rows(choice: Int32[Array, " B"], trees: Sequence[PyTree]) -> PyTree:
     """Select for each row the tree with index `choice`; leaves `[B, ...]`."""
 
     def leaf(*leaves: Array) -> Array:
@@ -163,7 +160,7 @@ def chosen(choice: Int32[Array, " B"], trees: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(leaf, *trees)
 
 
-def moved(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> Distribution:
+def affine_transform(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..."]) -> Distribution:
     """The distribution of shift + scale · x, elementwise, scale above 0, for a vector x."""
     match distribution:
         case Deterministic():
@@ -172,8 +169,8 @@ def moved(distribution: Any, shift: Float[Array, "..."], scale: Float[Array, "..
             return Normal(shift + scale * distribution.loc, scale * distribution.scale, distribution.event_ndims)
         case ClippedNormal() | Uniform():
             return distribution.affine(shift, scale)
-        case Chosen():
-            return Chosen(tuple(moved(part, shift, scale) for part in distribution.parts), distribution.choice)
+        case Select():
+            return Select(tuple(affine_transform(part, shift, scale) for part in distribution.parts), distribution.choice)
         case _:
             return Affine(distribution, shift, scale, shift.ndim - 1)
 

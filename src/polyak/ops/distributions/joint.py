@@ -16,19 +16,6 @@ from polyak.ops.distributions.continuous import Normal, TanhNormal
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from polyak.ops.distributions.events import add, check_same_kind
 
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "Deterministic",
-    "Distribution",
-    "Joint",
-    "MultiCategorical",
-    "Normal",
-    "TanhNormal",
-    "for_space",
-    "parameter_shapes",
-]
-
 
 @runtime_checkable
 class Distribution(Protocol):
