@@ -68,13 +68,13 @@ def test_the_target_is_evaluated_and_the_online_copy_collects():
     assert state.copies.target is None and same_bits(plain.policy(state).policy.variables, state.copies.online)
 
 
-def test_the_target_changes_nothing_about_the_online_copy():
+def test_target_copy_leaves_the_online_copy_unchanged():
     with_target, without = make(ema_tau=0.1), make()
     (one, metrics), (other, metrics_of_other) = (update(agent, agent.init(KEY), data()) for agent in (with_target, without))
     assert same_bits((one.copies.online, metrics), (other.copies.online, metrics_of_other))
 
 
-def test_another_tau_decides_from_the_next_update():
+def test_changed_ema_tau_takes_effect_at_the_next_update():
     agent = make(ema_tau=0.0)
     state, _ = update(agent, agent.init(KEY), data())
     assert same_bits(state.copies.target, agent.init(KEY).copies.target)
@@ -82,7 +82,7 @@ def test_another_tau_decides_from_the_next_update():
     assert same_bits(state.copies.target, state.copies.online)
 
 
-def test_a_state_without_a_target_is_an_error():
+def test_state_without_a_target_is_rejected_with_ema_tau():
     with pytest.raises(ValueError, match="created with ema_tau=None but the agent sets ema_tau"):
         jax.eval_shape(make(ema_tau=0.1).update, fresh(make()), data(), KEY)
 
@@ -104,7 +104,7 @@ def test_any_optimizer_trains_on_the_tree_of_parameters():
     assert "train/learning_rate" not in metrics and metrics["train/skipped_steps"] == 0
 
 
-def test_clipping_is_the_optimizers_own():
+def test_max_grad_norm_does_not_apply_to_a_user_optimizer():
     agent = make(num_epochs=1, num_minibatches=1, optimizer=optax.sgd(1.0))
     _, metrics = update(agent, agent.init(KEY), data())
     assert float(metrics["train/grad_norm"]) > 0.5
@@ -112,12 +112,12 @@ def test_clipping_is_the_optimizers_own():
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "adam_eps", "max_grad_norm"])
-def test_settings_of_adam_beside_an_optimizer_are_an_error(name):
+def test_adam_settings_are_rejected_with_an_optimizer(name):
     with pytest.raises(ValueError, match=f"PPO: {name} has no effect with optimizer"):
         make(optimizer=optax.sgd(1e-2), **{name: 1e-2})
 
 
-def test_defaults_of_adam_beside_an_optimizer_are_no_error():
+def test_adam_defaults_are_accepted_with_an_optimizer():
     agent = make(optimizer=optax.sgd(1e-2), max_grad_norm=0.5, learning_rate=3e-4)
     agent = dataclasses.replace(jax.tree.map(jnp.asarray, agent), gamma=0.9)
     assert PPO.tf_agents(SPEC, optimizer=agent.optimizer).optimizer is agent.optimizer
@@ -130,7 +130,7 @@ def test_narrow_parameters_are_trained_in_float32_by_any_optimizer():
     assert set(floats) == {jnp.dtype(jnp.float32)} and metrics["train/skipped_steps"] == 0
 
 
-def test_a_whole_tau_trains_in_a_compiled_loop_of_one_program():
+def test_integer_ema_tau_works_in_a_compiled_loop():
     agent = make(ema_tau=1)
     step = jax.jit(lambda agent, state, data: agent.update(state, data, KEY)[0])
     state = agent.init(KEY)
@@ -138,26 +138,26 @@ def test_a_whole_tau_trains_in_a_compiled_loop_of_one_program():
     assert same_bits(after.copies.target, after.copies.online)
 
 
-def test_a_fresh_state_can_be_donated_whatever_the_optimizer_keeps():
+def test_new_state_can_be_donated_with_any_optimizer():
     agent = make(optimizer=optax.contrib.prodigy(), kl_beta=jnp.float32(0.5), kl_target=0.01)
     state = agent.init(KEY)
     jax.jit(lambda state: agent.update(state, data(), KEY)[0], donate_argnums=0)(state)
     assert float(agent.kl_beta) == 0.5
 
 
-def test_a_state_of_another_optimizer_is_an_error():
+def test_state_of_another_optimizer_is_rejected():
     with pytest.raises(ValueError, match="created with another optimizer"):
         jax.eval_shape(make(optimizer=optax.sgd(1e-2)).update, fresh(make()), data(), KEY)
 
 
-def test_copies_without_an_optimizer_say_so():
+def test_copies_without_an_optimizer_raise_on_gradient_steps():
     copies = make().init(KEY).copies
     for verb in (lambda: copies.restart(copies.online), lambda: copies.apply_gradients(gradients=copies.online.params)):
         with pytest.raises(ValueError, match="these copies have no optimizer; create them with optimizer="):
             verb()
 
 
-def test_the_kl_cutoff_needs_whole_minibatches():
+def test_kl_cutoff_rejects_microbatches():
     cutoff = {"kl_cutoff_coef": 1.0, "kl_cutoff_factor": 2.0, "kl_target": 0.01}
     with pytest.raises(ValueError, match="PPO: microbatch_size must be None with kl_cutoff_coef"):
         make(**cutoff, microbatch_size=8)

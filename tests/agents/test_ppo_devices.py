@@ -8,8 +8,8 @@ import pytest
 
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.loops.loop import mesh_over, update_on
 from polyak.networks.actor_critic import mlp
-from polyak.train.loop import mesh_over, update_on
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(3), np.ones(3)), Discrete(3))
@@ -48,7 +48,7 @@ def close(a, b):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=1e-6, rtol=1e-6)
 
 
-def test_an_update_on_many_devices_is_the_one_on_one(split, whole):
+def test_update_on_several_devices_equals_update_on_one(split, whole):
     one = many = fresh(AGENT)
     for i in range(3):
         key = jax.random.fold_in(KEY, i)
@@ -59,7 +59,7 @@ def test_an_update_on_many_devices_is_the_one_on_one(split, whole):
     assert one.env_steps == many.env_steps == sum(int((~data(i).time_steps.last[:-1]).sum()) for i in range(3))
 
 
-def test_a_bad_number_on_one_device_is_refused_on_all(split):
+def test_nan_on_one_device_skips_the_step_on_all(split):
     state = fresh(AGENT)
     bad = data()
     t, env = np.argwhere(~bad.time_steps.last[:-1] & ~bad.time_steps.last[1:])[0]
@@ -70,7 +70,7 @@ def test_a_bad_number_on_one_device_is_refused_on_all(split):
     assert same_bits((after.copies.online, after.copies.optimizer_state, after.obs_normalizer, after.reward_scaler), untouched)
 
 
-def test_minibatches_that_do_not_divide_a_devices_rows_are_refused():
+def test_num_minibatches_must_divide_the_samples_of_each_device():
     agent = dataclasses.replace(AGENT, num_minibatches=16)
     state = jax.eval_shape(agent.init, KEY)
     with pytest.raises(ValueError, match=r"num_minibatches=16.* 8 \* 1 = 8"):

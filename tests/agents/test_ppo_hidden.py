@@ -42,7 +42,7 @@ def test_environment_with_zero_weight_changes_no_bit_of_a_recurrent_update(junk)
 
 
 @pytest.mark.parametrize("preset", [PPO.tf_agents, PPO.tf_agents_kl])
-def test_a_reward_that_is_always_one_stays_one(preset):
+def test_constant_reward_is_not_rescaled(preset):
     agent = preset(SPEC, network=mlp((4,)), num_steps=6, num_epochs=1)
     state, losses = init(agent, KEY), []
     data = rollout(SPEC, 0, **SIZES, carry=())
@@ -53,7 +53,7 @@ def test_a_reward_that_is_always_one_stays_one(preset):
     assert 0 < max(losses) < 2 * losses[0]
 
 
-def test_integers_are_normalised_and_bytes_are_not():
+def test_integer_observations_are_normalised_and_uint8_are_not():
     whole = Box([0] * 3, [9] * 3, np.int32)
     agent = small(EnvSpec(whole, Discrete(3)), normalize_obs=True)
     state = fresh(agent)
@@ -67,18 +67,18 @@ def test_integers_are_normalised_and_bytes_are_not():
     assert not PPO.tf_agents(EnvSpec(Discrete(4), Discrete(3))).normalize_obs
 
 
-def test_after_the_end_of_an_episode_nothing_need_be_allowed():
+def test_action_mask_after_the_end_of_an_episode_may_be_all_false():
     agent = small(EnvSpec(OBS, Discrete(3), has_action_mask=True))
     data = on_device(rollout(agent.spec, 0, **SIZES, carry=()))
     assert not data.valid.all()
     masks = jnp.asarray(np.repeat(~np.asarray(data.time_steps.last)[..., None], 3, axis=-1))
     data = dataclasses.replace(data, time_steps=dataclasses.replace(data.time_steps, action_mask=masks))
-    batch_of = jax.jit(lambda state, data: agent._collected_batch(state, data, sample_weights(data.valid, None), None)[0])
+    batch_of = jax.jit(lambda state, data: agent._make_batch(state, data, sample_weights(data.valid, None), None)[0])
     batch = batch_of(fresh(agent), data)
     assert np.isfinite(batch.log_prob).all()
 
 
-def test_a_coefficient_of_zero_is_none_also_of_kernels_that_are_not_there():
+def test_zero_l2_coefficient_needs_no_kernels():
     small(l2_shared=0.0, l2_value=0)
     with pytest.raises(ValueError, match="l2_shared must be None for a network without shared kernels"):
         small(l2_shared=1e-3)
@@ -102,7 +102,7 @@ class Halves(nnx.Module):
         (None, jnp.float32, r"network: actions for 2 observations must have the shapes \(2,\), its action_params give \(\)"),
     ],
 )
-def test_a_network_that_does_not_fit_is_refused_before_anything_runs(outputs, dtype, said):
+def test_network_with_wrong_outputs_is_rejected_at_init(outputs, dtype, said):
     agent = small(network=FlaxNNX(lambda spec, rngs: Halves(outputs, dtype, rngs)))
     with pytest.raises((TypeError, ValueError), match=said):
         agent.init(KEY)

@@ -68,7 +68,7 @@ def mean(x):
     return np.average(x, weights=WEIGHT)
 
 
-def test_every_term_by_hand():
+def test_loss_terms_equal_hand_computed_numbers():
     _, terms = loss_of(ent_coef=0.1, vf_coef=0.25)
     # Ratios 3/4, 2, 3/4, 2; within 1 ± 0.2: 0.8, 1.2, 0.8, 1.2.
     wanted = {
@@ -88,7 +88,7 @@ def test_every_term_by_hand():
 PENALTIES = {"kl_target": 0.01, "kl_cutoff_coef": 100.0, "kl_cutoff_factor": 2.0, "l2_policy": 2.0, "l2_value": 3.0}
 
 
-def test_the_penalties_by_hand():
+def test_penalties_equal_hand_computed_numbers():
     gradient, terms = loss_of(kl_beta=0.5, **PENALTIES)
     gradient_of_plain, terms_of_plain = loss_of()
     policy, value = 2 * np.sum(np.log(NEW) ** 2), 3 * VALUE**2
@@ -119,7 +119,7 @@ def test_a_clipped_log_probability_has_no_gradient():
     np.testing.assert_allclose(gradient[:3], wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_a_clipped_value_by_hand():
+def test_clipped_value_loss_equals_hand_computed_number():
     _, terms = loss_of(clip_range_vf=0.2)
     wanted = mean(np.maximum((VALUE - GOAL) ** 2, (0.2 - GOAL) ** 2))
     assert float(terms["value_loss"]) == pytest.approx(wanted, rel=1e-5)

@@ -17,11 +17,11 @@ from polyak.core.types import Variables
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.learning.minibatches import epoch_seeds, shuffled_minibatches
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
+from polyak.loops.loop import mesh_over, run_env_key, update_on
 from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.distributions import for_space
-from polyak.train.jax_env_on_host import JaxEnvOnHost
-from polyak.train.loop import mesh_over, run_env_key, update_on
 from tests.agents.oracle import advantages
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
@@ -63,7 +63,7 @@ def step_by_step(agent, variables, data):
 
 
 @EACH_NETWORK
-def test_minibatches_are_whole_sequences_with_the_memory_rebuilt_step_by_step(network):
+def test_recurrent_minibatches_are_whole_sequences(network):
     share = 0.1
     agent = make(network, num_epochs=1, adam_eps=1e8, learning_rate=share * 1e8, max_grad_norm=None, clip_range=None)
     state, data = fresh(agent), noise(agent)
@@ -134,7 +134,7 @@ def test_masked_sample_changes_no_bit_in_sequences(network, settings):
         assert same_bits(clean, update(agent, fresh(agent), on_device(overwritten(data, garbage))))
 
 
-def test_a_row_of_weight_zero_is_remembered_but_not_learned_from():
+def test_zero_weight_sample_changes_the_carry_but_not_the_loss():
     agent = make(NETWORKS["gru"], num_epochs=1, num_minibatches=1)
     weighted = jax.jit(lambda state, data, weights: agent.update(state, data, KEY, weights=weights))
     state, data = fresh(agent), noise(agent, ends=0.0)
@@ -159,7 +159,7 @@ def test_num_minibatches_that_does_not_divide_num_envs_is_rejected():
     make(mlp((4,)), num_minibatches=8).check(6)
 
 
-def test_an_update_of_sequences_on_two_devices_is_the_one_on_one():
+def test_recurrent_update_on_two_devices_equals_update_on_one():
     agent = make(NETWORKS["lstm"], normalize_obs=True, kl_beta=1.0, kl_target=0.01, normalize_advantage="batch")
     whole, split = (jax.jit(update_on(mesh)) for mesh in (None, mesh_over(2, NUM_ENVS)))
     one = two = fresh(agent)
@@ -270,7 +270,7 @@ class OneScale:
         return ({"loc": loc, "log_scale": variables.params["log_std"]}, value), carry, {}
 
 
-def test_a_users_network_with_a_memory_may_give_one_deviation_for_all_environments():
+def test_user_recurrent_network_may_return_one_std_for_all_environments():
     spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Box([-1.0] * 2, [1.0] * 2))
     agent = PPO(spec, network=OneScale(), num_steps=6, num_epochs=1, num_minibatches=2)
     state = agent.init(jax.random.key(0))

@@ -20,10 +20,10 @@ from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.learning import minibatches
 from polyak.learning.batch import sample_weights
+from polyak.loops.compiled_loop import iteration, start
+from polyak.loops.loop import update_on
 from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
 from polyak.ops.distributions import for_space
-from polyak.train.compiled_loop import iteration, start
-from polyak.train.loop import update_on
 from tests.agents.oracle import advantages
 from tests.agents.rollouts import fresh, on_device, random_variables, rollout, same_bits, shapes_of, with_online
 
@@ -43,7 +43,7 @@ ZOO = EnvSpec(
 GRADIENT_STEP = {"adam_eps": 1e8, "learning_rate": 1e8, "max_grad_norm": None}
 
 update = jax.jit(lambda agent, state, data, weights=None: agent.update(state, data, KEY, weights=weights))
-batch_of = jax.jit(lambda agent, state, data: agent._collected_batch(state, data, sample_weights(data.valid, None), None))
+batch_of = jax.jit(lambda agent, state, data: agent._make_batch(state, data, sample_weights(data.valid, None), None))
 
 
 def make(spec=SPEC, **settings):
@@ -126,10 +126,10 @@ def formula(agent, state, data, weight=None):
         ratio = jnp.exp(log_prob - before.log_prob(action))
         limit = jnp.inf if agent.clip_range is None else agent.clip_range
         near = jnp.inf if agent.clip_range_vf is None else agent.clip_range_vf
-        moved = old["value"] + jnp.clip(value - old["value"], -near, near)
+        new_params = old["value"] + jnp.clip(value - old["value"], -near, near)
         terms = {
             "policy_gradient_loss": -mean(jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - limit, 1 + limit) * advantage)),
-            "value_loss": mean(jnp.maximum((value - goal) ** 2, (moved - goal) ** 2)),
+            "value_loss": mean(jnp.maximum((value - goal) ** 2, (new_params - goal) ** 2)),
             "entropy_loss": -mean(new.entropy()),
             "ratio": mean(told),
         }
@@ -212,14 +212,14 @@ class TestInPartsAndOnDevices:
     """All options at once: whatever way the batch is cut, loss and gradient are those of the whole."""
 
     @pytest.mark.parametrize("spec", [SPEC, ZOO], ids=["Discrete", "masked Joint"])
-    def test_in_one_part_with_signatures_checked(self, monkeypatch, spec):
+    def test_update_in_one_microbatch_matches_the_oracle(self, monkeypatch, spec):
         monkeypatch.undo()
         agent = make(spec, **ALL)
         state, data = fresh(agent), noise(agent)
         check_is_the_formula(agent, state, data, *update(agent, state, on_device(data)))
 
     @pytest.mark.parametrize("microbatch_size", [None, 8], ids=["that fit the cache", "of a size"])
-    def test_in_several_parts(self, microbatch_size, monkeypatch):
+    def test_update_in_microbatches_matches_the_oracle(self, microbatch_size, monkeypatch):
         if microbatch_size is None:
             monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", 8)
         agent = make(ZOO, **IN_PARTS, microbatch_size=microbatch_size)
@@ -228,7 +228,7 @@ class TestInPartsAndOnDevices:
         check_is_the_formula(agent, state, data, *anew(agent, state, on_device(data)))
 
     @pytest.mark.parametrize(("microbatch_size", "rows"), [(8, {8}), (16, {16, 8}), (None, {32, 40})])
-    def test_the_network_is_asked_about_a_microbatch_at_a_time(self, microbatch_size, rows, monkeypatch):
+    def test_network_receives_one_microbatch_at_a_time(self, microbatch_size, rows, monkeypatch):
         seen, apply = set(), ActorCritic.apply
 
         def counted(self, variables, obs, *rest, **settings):
@@ -248,7 +248,7 @@ class TestInPartsAndOnDevices:
         [(SPEC, 2, None), (ZOO, 8, None), (SPEC, 2, 4)],
         ids=["Discrete on 2", "masked Joint on 8", "Discrete on 2 in microbatches"],
     )
-    def test_on_several_devices(self, spec, devices, microbatch_size):
+    def test_update_on_several_devices_matches_the_oracle(self, spec, devices, microbatch_size):
         settings = ALL if microbatch_size is None else IN_PARTS
         agent = make(spec, **settings, microbatch_size=microbatch_size)
         state, data = fresh(agent), noise(agent)
@@ -284,7 +284,7 @@ def divergence(agent, state, after, data):
     return float(np.mean(np.asarray(jax.jit(of)(data.info["params"], new))[~data.time_steps.last[:-1]]))
 
 
-def test_beta_follows_the_divergence_after_the_update():
+def test_kl_beta_adapts_to_the_divergence_after_the_update():
     agent = make(**KL, learning_rate=1e7)
     state, data = fresh(agent), noise(agent)
     after, metrics = update(agent, state, on_device(data))
@@ -319,7 +319,7 @@ def duplicated(data):
     return Rollout(*(jax.tree.map(lambda x: x[:, order], tree) for tree in (data.time_steps, data.actions, data.info)))
 
 
-def test_weight_two_counts_a_sample_twice_and_zero_not_at_all():
+def test_sample_weight_scales_the_loss():
     agent = make(**KL)
     state, data = fresh(agent), noise(agent)
     weight = np.array([2, 1, 1, 0, 1, 1, 1, 1], np.float32)
@@ -354,7 +354,7 @@ def test_weights_of_another_shape_are_rejected(shape):
     assert str(shape) in str(caught.value)
 
 
-def test_a_step_of_return_and_advantage_zero_counts_like_any_other():
+def test_sample_with_zero_return_and_advantage_is_not_masked():
     agent = make(ent_coef=0.1, normalize_advantage=None)
     state, data = fresh(agent), noise(agent)
     data.time_steps.reward[:] = 0.0
@@ -396,28 +396,28 @@ def looped():
     return ended
 
 
-def test_values_kept_when_collecting_are_those_of_the_update(looped):
+def test_values_stored_while_collecting_equal_those_of_the_update(looped):
     for x, y in zip(*(jax.tree.leaves(looped[when]) for when in ("update", "collect")), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("when", ["update", "collect"])
-def test_ratios_start_at_one_also_once_the_statistics_have_moved(looped, when):
+def test_ratios_start_at_one_after_statistics_have_changed(looped, when):
     state, metrics = looped[when]
     assert float(metrics["train/ratio"]) == pytest.approx(1.0, abs=1e-6) and metrics["train/clip_fraction"] == 0
     assert float(metrics["train/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
-    # Had the statistics moved before the epochs, the network would have seen other numbers than it acted on.
+    # Had the statistics new_params before the epochs, the network would have seen other numbers than it acted on.
     assert state.obs_normalizer.stats.count > 50 and float(jnp.max(jnp.abs(state.obs_normalizer.stats.mean))) > 1e-3
 
 
-def test_without_what_the_policy_kept_its_values_cannot_be_used():
+def test_values_when_collect_needs_info_in_the_rollout():
     agent = make()
     data = dataclasses.replace(noise(agent), info=())
     with pytest.raises(ValueError, match=r"values_when='collect' needs .* collect_policy\(state\), got .*\(\)"):
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), data, KEY)
 
 
-def test_recomputed_values_are_those_of_the_epochs_own_parameters():
+def test_recomputed_values_use_the_parameters_of_the_epoch():
     steps = {"learning_rate": 0.05, "adam_eps": 1e-5, "value_targets": "monte_carlo"}
     agent = make(**steps)
     state, data = fresh(agent), noise(agent)
@@ -460,7 +460,7 @@ def test_without_a_clip_range_the_first_step_is_the_plain_policy_gradient():
 
 
 @pytest.mark.parametrize("of", ["return", "reward"])
-def test_a_fresh_normaliser_does_not_blow_the_first_batch_up(of):
+def test_empty_statistics_leave_the_first_batch_unscaled(of):
     carry = ((), jnp.zeros(NUM_ENVS)) if of == "return" else ()
     plain = make(normalize_reward=None)
     data = on_device(noise(plain))
@@ -472,7 +472,7 @@ def test_a_fresh_normaliser_does_not_blow_the_first_batch_up(of):
 
 
 @pytest.mark.parametrize("of", ["return", "reward"])
-def test_rewards_are_divided_by_the_deviation_of_what_was_asked_for(of):
+def test_rewards_are_divided_by_the_std_of_reward_or_return(of):
     agent = make(normalize_reward=of, gamma=0.9)
     data = noise(agent, ends=0.0)
     reward = np.array([[1.0], [2.0], [0.0], [-3.0]]) * np.ones((1, NUM_ENVS))
@@ -498,7 +498,7 @@ def test_integer_observations_work_beside_normalised_ones():
     seen = after.obs_normalizer.normalize(data.time_steps.obs)
     assert seen["n"] is data.time_steps.obs["n"] and seen["x"].dtype == jnp.float32
     kernels = [s.copies.online.params["actor"]["dense"]["layers"][0]["kernel"] for s in (state, after)]
-    # The first three rows are those of the one-hot integer: had it been normalised to zero, they would not have moved.
+    # The first three rows are those of the one-hot integer: had it been normalised to zero, they would not have new_params.
     assert metrics["train/skipped_steps"] == 0 and bool(jnp.all(jnp.any(kernels[0] != kernels[1], axis=1)))
 
 
@@ -627,7 +627,7 @@ def test_incompatible_settings_are_rejected_by_name(settings, said):
         PPO(**({"spec": SPEC} | settings))
 
 
-def test_what_goes_together_is_taken():
+def test_compatible_settings_are_accepted():
     PPO(SPEC, kl_beta=1.0, kl_target=0.01, kl_cutoff_coef=1000.0, kl_cutoff_factor=2.0, l2_policy=0.1, l2_value=0.0)
     PPO(SPEC, network=mlp((4,), shared_torso=True), l2_shared=0.1)
     PPO(BOX, squash=True, normalize_obs=True)

@@ -9,9 +9,9 @@ import pytest
 
 from polyak.agents.ppo import PPO
 from polyak.envs.autoreset import AutoReset
+from polyak.loops.compiled_loop import iteration, start
+from polyak.loops.loop import update_on
 from polyak.networks.actor_critic import mlp
-from polyak.train.compiled_loop import iteration, start
-from polyak.train.loop import update_on
 from tests.probe_envs import OBS, probe, settings
 
 GAMMA, NUM_ENVS = 0.9, 32
@@ -79,7 +79,7 @@ def test_the_value_is_bootstrapped_over_two_steps(trained):
     assert value(1.0) == pytest.approx(1.0, abs=0.02) and value(0.0) == pytest.approx(GAMMA, abs=0.02)
 
 
-def test_the_rewarded_action_is_taken(trained):
+def test_policy_learns_the_rewarded_action(trained):
     value, policy = trained("action")
     assert policy(0.0) == 1 and value(0.0) == pytest.approx(1.0, abs=0.05)
 
@@ -90,12 +90,12 @@ def test_the_action_follows_the_observation(trained):
     assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(-1.0) == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_time_limit_does_not_lower_a_value(trained):
+def test_truncation_does_not_lower_the_value(trained):
     value, _ = trained("time limit")
     assert value(0.0) == pytest.approx(1 / (1 - GAMMA), rel=0.02)
 
 
-def test_a_terminal_state_does(trained):
+def test_termination_lowers_the_value(trained):
     value, _ = trained("terminal state")
     for step in range(4):
         assert value(float(step)) == pytest.approx(sum(GAMMA**k for k in range(4 - step)), abs=0.05)

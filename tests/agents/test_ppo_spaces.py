@@ -34,7 +34,7 @@ ZOO = EnvSpec(
 KEY = jax.random.key(7)
 
 update = jax.jit(lambda agent, state, data, key: agent.update(state, data, key))
-batch_of = jax.jit(lambda agent, state, data: agent._collected_batch(state, data, sample_weights(data.valid, None), None))
+batch_of = jax.jit(lambda agent, state, data: agent._make_batch(state, data, sample_weights(data.valid, None), None))
 
 
 def zoo_agent():

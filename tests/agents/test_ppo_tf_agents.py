@@ -22,7 +22,7 @@ from polyak.core.types import Variables
 from polyak.learning.batch import Batch
 from polyak.ops import losses
 from polyak.ops.gradient_step import clip_to_norm, global_norm
-from polyak.ops.kl_penalty import adapted_beta
+from polyak.ops.losses import adapt_kl_beta
 from polyak.ops.normalize import RunningStats
 from polyak.ops.returns import discounted_returns, gae
 
@@ -208,7 +208,7 @@ def test_rewards_are_scaled_as_by_tf_agents(case):
 
 
 @EVERY_CASE
-def test_advantages_are_the_textbooks_and_returns_tf_agents(case):
+def test_advantages_match_gae_and_returns_match_tf_agents(case):
     problem = Problem(case)
     # There a truncated step counts as terminated.
     ends = jnp.asarray(problem["in/next_step_type"] == LAST).T[:8]
@@ -230,7 +230,7 @@ def test_beta_is_adapted_as_by_tf_agents(case):
     problem = Problem(case)
     h = problem.hyper
     mean_kl = jnp.float32(problem["kl_after"].mean())
-    beta = adapted_beta(jnp.float32(problem["beta_before"]), mean_kl, target=h["kl_target"], tolerance=h["kl_tol"])
+    beta = adapt_kl_beta(jnp.float32(problem["beta_before"]), mean_kl, target=h["kl_target"], tolerance=h["kl_tol"])
     np.testing.assert_allclose(beta, problem["beta_after"], rtol=1e-6)
 
 

@@ -31,7 +31,7 @@ KEY = jax.random.key(3)
 IDLE = 1e6
 
 update = jax.jit(lambda agent, state, data, key: agent.update(state, data, key))
-batch_of = jax.jit(lambda agent, state, data: agent._collected_batch(state, data, sample_weights(data.valid, None), None))
+batch_of = jax.jit(lambda agent, state, data: agent._make_batch(state, data, sample_weights(data.valid, None), None))
 
 
 def make(spec=SPEC, **settings):
@@ -192,8 +192,8 @@ def test_final_obs_of_a_truncated_episode_is_not_masked():
     clean, _ = update(agent, fresh(agent), on_device(data), KEY)
     assert data.time_steps.truncated[1:].any()
     data.time_steps.obs[data.time_steps.truncated] += 1.0
-    moved, _ = update(agent, fresh(agent), on_device(data), KEY)
-    assert not same_bits(clean.copies.online, moved.copies.online)
+    new_params, _ = update(agent, fresh(agent), on_device(data), KEY)
+    assert not same_bits(clean.copies.online, new_params.copies.online)
 
 
 def all_masked():
@@ -380,7 +380,7 @@ def test_target_kl_stops_within_an_update():
 
 
 @pytest.mark.parametrize(("share", "steps"), [(0.99, 1), (1.01, 2)])
-def test_target_kl_is_exceeded_by_half_before_it_stops(share, steps):
+def test_target_kl_stops_at_one_and_a_half_times_its_value(share, steps):
     agent, data = make(learning_rate=0.05), noise()
     oracle = oracle_of(agent, fresh(agent))
     oracle.update(data, list(minibatches(agent, KEY))[:2], 0.05)
@@ -417,7 +417,7 @@ def test_learning_rates_can_be_mapped_over():
     assert same_bits(state.copies.online, jax.tree.map(lambda x: x[2], states.copies.online))
 
 
-def test_the_obs_normaliser_moves_after_the_update():
+def test_obs_normaliser_is_updated_after_the_epochs():
     agent = make()
     state = fresh(agent)
     data = noise()
@@ -457,11 +457,11 @@ def test_narrow_parameters_are_trained_in_float32_and_stay_narrow():
     agent, data = make(network=FlaxNNX(Narrow), learning_rate=0.1), on_device(noise())
     state = agent.init(KEY)
     after, metrics = update(agent, state, data, KEY)
-    before, moved = (np.asarray(ravel_pytree(s.copies.online.params)[0], np.float32) for s in (state, after))
+    before, new_params = (np.asarray(ravel_pytree(s.copies.online.params)[0], np.float32) for s in (state, after))
     assert {x.dtype for x in jax.tree.leaves(after.copies.online.params)} == {jnp.dtype(jnp.bfloat16)}
     assert {x.dtype for x in jax.tree.leaves(after.copies.optimizer_state) if x.ndim} == {jnp.dtype(jnp.float32)}
     # Adam's first steps are about as long as the rate, and there are four.
-    assert metrics["train/skipped_steps"] == 0 and 0.1 < np.abs(moved - before).max() < 0.5
+    assert metrics["train/skipped_steps"] == 0 and 0.1 < np.abs(new_params - before).max() < 0.5
 
 
 @pytest.mark.parametrize(
@@ -479,24 +479,24 @@ def test_narrow_parameters_are_trained_in_float32_and_stay_narrow():
         ({"kl_beta": 1.0, "kl_target": 0.1}, {}, "created with kl_beta but the agent has kl_beta=None"),
     ],
 )
-def test_a_state_of_other_settings_is_refused_by_name(made_with, updated_with, said):
+def test_state_created_with_other_settings_is_rejected(made_with, updated_with, said):
     state = jax.eval_shape(make(**made_with).init, KEY)
     with pytest.raises(ValueError, match=f"update: this state was {said}"):
         jax.eval_shape(make(**updated_with).update, state, noise(), KEY)
 
 
-def test_what_a_policy_adds_need_be_no_arrays():
+def test_info_of_a_rollout_may_hold_any_objects():
     agent = make()
     data = dataclasses.replace(noise(), info={"said": "north"})
     jax.eval_shape(lambda state: agent.update(state, data, KEY), jax.eval_shape(agent.init, KEY))
 
 
-def test_a_memory_of_returns_of_other_environments_is_refused():
+def test_carry_of_another_number_of_environments_is_rejected():
     agent, data = make(), dataclasses.replace(noise(), carry=((), np.zeros(NUM_ENVS + 1, np.float32)))
     with pytest.raises(ValueError, match=r"normalize_reward='return' needs rollouts of collect_policy"):
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), data, KEY)
 
 
-def test_what_is_no_state_is_refused(unchecked):
-    with pytest.raises(TypeError, match=r"update: state must be a PPOState, as agent.init\(key\) returns it, got Rollout"):
+def test_update_rejects_objects_that_are_not_a_state(unchecked):
+    with pytest.raises(TypeError, match=r"PPO.update: state must be a PPOState, got Rollout; agent.init\(key\) returns one"):
         make().update(noise(), noise(), KEY)

@@ -13,7 +13,15 @@ from jax.sharding import PartitionSpec as P
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.learning.batch import ActorCriticModel, Batch, make_batch, normalize_minibatches, sample_weights
+from polyak.learning.batch import (
+    ActorCriticModel,
+    Batch,
+    any_over_devices,
+    finite_rows,
+    make_batch,
+    normalize_minibatches,
+    sample_weights,
+)
 from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import gru
 from polyak.ops.distributions import broadcast_params
@@ -303,3 +311,21 @@ def test_weights_that_are_not_real_numbers_raise(weights, kind, unchecked):
 def test_weights_may_be_whole_numbers_or_a_list(unchecked):
     for weights in (np.array([2, 0, 1]), [2, 0, 1]):
         np.testing.assert_array_equal(sample_weights(jnp.asarray(VALID), weights), [[2, 0, 0], [2, 0, 1]])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_with_a_non_finite_float_are_found(bad):
+    tree = {"x": jnp.array([[1.0, 2.0], [bad, 4.0]]), "n": jnp.arange(2), "none": None}
+    np.testing.assert_array_equal(finite_rows(tree, 1), [True, False])
+    np.testing.assert_array_equal(finite_rows(tree, 2)[1], [False, True])
+
+
+def test_any_over_several_devices():
+    np.testing.assert_array_equal(any_over_devices(jnp.array([True, False]), None), [True, False])
+    mesh = Mesh(np.array(jax.devices()[:4]), ("rows",))
+
+    def any_above(x):
+        return any_over_devices(jnp.stack([x[0] > 2.5, x[0] > 9.0]), "rows")
+
+    split = jax.shard_map(any_above, mesh=mesh, in_specs=P("rows"), out_specs=P())
+    np.testing.assert_array_equal(jax.jit(split)(jnp.arange(4.0)), [True, False])

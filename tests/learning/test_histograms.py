@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from polyak.core.types import Histogram
 from polyak.learning.histograms import BINS, histogram
-from polyak.train.compiled_loop import compiled
+from polyak.loops.compiled_loop import compiled
 from tests.agents.rollouts import fresh, on_device
 from tests.agents.test_ppo_options import KEY, ZOO, flat_params, gradient_taken, make, noise
-from tests.train.setting import AGENT, ENV
+from tests.loops.setting import AGENT, ENV
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

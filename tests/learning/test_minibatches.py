@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 
 from polyak.learning import minibatches
 from polyak.learning.minibatches import count_microbatches, epoch_seeds, map_steps, shuffled_minibatches
+from polyak.loops.loop import ENVS, mesh_over
 from polyak.ops.gradient_step import accumulate
-from polyak.train.loop import ENVS, mesh_over
 
 KEY = jax.random.key(0)
 
@@ -156,6 +156,14 @@ def test_microbatches_are_the_fewest_that_fit_the_cache(monkeypatch, limit, part
     assert count_microbatches(24, None) == parts
     monkeypatch.setattr(minibatches, "SAMPLES_IN_CORE_CACHE", 2 * limit)
     assert count_microbatches(48, None, ENVS) == parts
+
+
+def test_microbatches_of_sequences_are_counted_in_samples(monkeypatch):
+    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", 64)
+    assert count_microbatches(8, None, samples_each=8) == 1
+    assert count_microbatches(8, None, samples_each=16) == 2
+    assert count_microbatches(8, None, samples_each=1000) == 8, "a sequence is not split"
+    assert count_microbatches(8, 4, samples_each=16) == 2
 
 
 def test_size_without_a_fitting_divisor_is_one_microbatch(monkeypatch):

@@ -1,45 +1,44 @@
 """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), with a clipped objective or a KL penalty."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.spaces import EnvSpec
-from polyak.core.struct import check_needed, check_settings, choice, integer, number, setting, static, struct
+from polyak.core.checks import check_created_with, check_needed, check_state, check_unset
+from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import (
     ActorCriticModel,
     Batch,
-    collected_outputs,
     make_batch,
     normalize_minibatches,
+    outputs_in_info,
     sample_weights,
 )
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
 from polyak.learning.minibatches import check_divides, count_microbatches
-from polyak.networks.actor_critic import check_actor_critic, check_squashing, checked_network
+from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
 from polyak.networks.layers import is_narrow
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
 from polyak.ops import losses
 from polyak.ops.distributions import Distribution
-from polyak.ops.gradient_step import StepLog, accumulate, adam, describe_skips, flag_quantities
-from polyak.ops.kl_penalty import adapted_beta, kl_cutoff
-from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize, check_statistics
+from polyak.ops.gradient_step import StepLog, accumulate, adam, describe_skips, flag_quantities, in_float32
+from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
 from polyak.ops.returns import advantages_and_targets
-from polyak.ops.schedules import Schedule, check_schedule, counted_on, value_at
-from polyak.ops.trees import in_float32, sum_over_devices
+from polyak.ops.schedules import Schedule, check_schedule, saturating_add, value_at
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 
 # fmt: off
@@ -199,9 +198,8 @@ class PPO:
         return cls(spec, **{**_without_adam(TF_AGENTS, changes), **TF_AGENTS_KL, **changes})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.spec, EnvSpec):
-            raise TypeError(f"PPO: spec must be an EnvSpec such as env.spec, got {self.spec!r}")
-        object.__setattr__(self, "network", checked_network("PPO", self.network, self.spec))
+        check_env_spec("PPO", self.spec)
+        object.__setattr__(self, "network", network_or_default("PPO", self.network, self.spec))
         check_settings(self)
         check_needed(self, "kl_beta", "kl_target")
         check_needed(self, "kl_cutoff_coef", "kl_cutoff_factor")
@@ -223,7 +221,8 @@ class PPO:
 
     def init(self, key: PRNGKeyArray) -> PPOState:
         """A fresh state."""
-        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=self._target_follow)
+        target = None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
+        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=target)
         check_actor_critic(self._network, copies.online, self.spec)
         # Real copies: an optimizer may keep the first parameters, and a state is donated.
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), copies.online.params)
@@ -236,7 +235,7 @@ class PPO:
             updates=jnp.zeros((), jnp.uint32),
         )
 
-    def check(self, num_envs: int) -> None:
+    def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that rollouts of this number of environments (on each device) can be split into minibatches.
 
         Raises:
@@ -259,11 +258,13 @@ class PPO:
 
     def policy(self, state: PPOState) -> Greedy:
         """The most probable action, by the target copy if there is one."""
+        check_state("PPO.policy", state, PPOState)
         evaluated = "online" if state.copies.target is None else "target"
         return Greedy(self._network_policy(state, state.copies.variables(evaluated)))
 
     def collect_policy(self, state: PPOState) -> NetworkPolicy | DiscountedReturn:
         """A sample from the policy of the online network."""
+        check_state("PPO.collect_policy", state, PPOState)
         policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
@@ -294,9 +295,10 @@ class PPO:
         rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)
         check_divides(num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.is_recurrent)
 
-        batch, bad_data = self._collected_batch(state, rollout, weight, axis_name)
+        # Old values and action distributions, advantages and value targets.
+        batch, bad_data = self._make_batch(state, rollout, weight, axis_name)
 
-        # Epochs of minibatches.
+        # Epochs of minibatches: the loss of each, and a gradient step.
         data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
         online = state.copies.online
         loss_fn = partial(self.loss, variables=online, env_steps=state.env_steps, kl_beta=state.kl_beta, axis_name=axis_name)
@@ -305,11 +307,11 @@ class PPO:
             self._optimizer(state.env_steps),
             online.params,
             state.copies.optimizer_state,
-            partial(self._batch_of_epoch, state, rollout, batch),
+            partial(self._epoch_batch, state, rollout, batch),
             key,
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
-            num_microbatches=self._num_loss_microbatches(batch, self.num_minibatches, axis_name),
+            num_microbatches=self._num_microbatches(batch, self.num_minibatches, axis_name),
             rollout_shape=(1 if self._model.is_recurrent else num_steps, num_envs),
             normalize_advantage=self.normalize_advantage,
             early_stop=None if self.target_kl is None else self._early_stop,
@@ -318,23 +320,23 @@ class PPO:
             axis_name=axis_name,
         )
 
-        # Statistics move last, so that all epochs saw the numbers that the policy acted on.
+        # Statistics are updated last, so that all epochs see the numbers that the policy acted on.
         counts = ((weight > 0) & data_is_finite).astype(jnp.float32)
-        trained = dataclasses.replace(online, params=params)
-        whole, _ = normalize_minibatches(batch, jnp.arange(len(batch.weight))[None], self.normalize_advantage, axis_name)
-        kl = self._mean_kl(trained, whole, axis_name)
+        new_online = dataclasses.replace(online, params=params)
+        full_batch, _ = normalize_minibatches(batch, jnp.arange(len(batch.weight))[None], self.normalize_advantage, axis_name)
+        kl = self._mean_kl(new_online, full_batch, axis_name)
         new_state = PPOState(
-            copies=self._trained(state.copies, trained, optimizer_state, log, bad_data),
+            copies=self._update_copies(state.copies, new_online, optimizer_state, log, bad_data),
             obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
             reward_scaler=state.reward_scaler and state.reward_scaler.update(rollout, counts, self.gamma, axis_name),
-            kl_beta=None if state.kl_beta is None else self._adapted_beta(state.kl_beta, kl, log),
-            env_steps=counted_on(state.env_steps, sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
-            updates=counted_on(state.updates, jnp.uint32(1)),
+            kl_beta=self._adapt_kl_beta(state.kl_beta, kl, log),
+            env_steps=saturating_add(state.env_steps, losses.sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
+            updates=saturating_add(state.updates, jnp.uint32(1)),
         )
         metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": kl}
         if self.histograms:
-            parts = self._num_loss_microbatches(batch, 1, axis_name)
-            metrics |= update_histograms(loss_fn, whole, online.params, params, parts, axis_name)
+            parts = self._num_microbatches(batch, 1, axis_name)
+            metrics |= update_histograms(loss_fn, full_batch, online.params, params, parts, axis_name)
         return new_state, metrics
 
     def loss(
@@ -363,13 +365,14 @@ class PPO:
         log_prob, old_log_prob = distribution.log_prob(batch.action), batch.log_prob
 
         # Policy: -min(ρ A, clip(ρ, 1-ε, 1+ε) A)
-        learned = log_prob if self.clip_log_prob is None else jnp.clip(log_prob, -self.clip_log_prob, self.clip_log_prob)
+        bound = self.clip_log_prob
+        new_log_prob = log_prob if bound is None else jnp.clip(log_prob, -bound, bound)
         samples = {"ratio": losses.probability_ratio(log_prob, old_log_prob)}
         if self.clip_range is None:
-            samples["policy_gradient_loss"] = losses.surrogate(learned, old_log_prob, batch.advantage)
+            samples["policy_gradient_loss"] = losses.surrogate(new_log_prob, old_log_prob, batch.advantage)
         else:
             clip_range = value_at(self.clip_range, env_steps)
-            samples["policy_gradient_loss"] = losses.clipped_surrogate(learned, old_log_prob, batch.advantage, clip_range)
+            samples["policy_gradient_loss"] = losses.clipped_surrogate(new_log_prob, old_log_prob, batch.advantage, clip_range)
             samples["clip_fraction"] = losses.clip_fraction(log_prob, old_log_prob, clip_range)
         samples["approx_kl"] = losses.approx_kl(log_prob, old_log_prob)
 
@@ -398,7 +401,7 @@ class PPO:
         skips = describe_skips(in_a_row, first_bad, self.max_bad_steps, "updates")
         return None if skips is None else f"PPO: {skips}"
 
-    def _collected_batch(
+    def _make_batch(
         self, state: PPOState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
         """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
@@ -407,11 +410,11 @@ class PPO:
         params, value = self._model.evaluate(state.copies.online, obs, first, carry, self.microbatch_size)
         params = jax.tree.map(lambda x: x[:-1], params)
         if self.values_when == "collect":
-            params, value = collected_outputs(rollout, value)
+            params, value = outputs_in_info(rollout, value)
         batch, bad_data = make_batch(self._model, rollout, obs, weight, carry, params, value, axis_name)
         return batch.with_advantages(*self._advantages(state, rollout, value)), bad_data
 
-    def _batch_of_epoch(self, state: PPOState, rollout: Rollout, batch: Batch, params: PyTree) -> Batch:
+    def _epoch_batch(self, state: PPOState, rollout: Rollout, batch: Batch, params: PyTree) -> Batch:
         """The batch of an epoch that begins with these parameters."""
         if not self.recompute_values:
             return batch
@@ -448,21 +451,20 @@ class PPO:
             penalties["kl_penalty_loss"] = kl_beta * kl
         if self.kl_cutoff_coef is not None:
             assert self.kl_cutoff_factor is not None and self.kl_target is not None, "the cutoff needs both"
-            cutoff = partial(kl_cutoff, factor=self.kl_cutoff_factor, target=self.kl_target, coef=self.kl_cutoff_coef)
+            cutoff = partial(losses.kl_cutoff, factor=self.kl_cutoff_factor, target=self.kl_target, coef=self.kl_cutoff_coef)
             # Of the mean over all devices, while the gradient is that of this device's part; the parts are summed later.
-            mean_kl = sum_over_devices(jax.lax.stop_gradient(kl), axis_name)
+            mean_kl = losses.sum_over_devices(jax.lax.stop_gradient(kl), axis_name)
             value, slope = jax.value_and_grad(cutoff)(mean_kl)
-            share = batch.weight.sum()
-            penalties["kl_cutoff_loss"] = share * value + slope * (kl - jax.lax.stop_gradient(kl))
+            penalties["kl_cutoff_loss"] = batch.weight.sum() * value + slope * (kl - jax.lax.stop_gradient(kl))
         return penalties
 
     def _l2_penalties(self, variables: Variables, batch: Batch) -> Terms:
         """c_i ‖W_i‖² of the policy's, the value's and the shared kernels."""
         kernels = kernel_roles(self._network, variables, self.spec) if self._l2 else ()
-        # The shares of a minibatch's parts sum to 1, and so do those of the penalty.
-        share = batch.weight.sum()
+        # The weights of a minibatch's parts sum to 1, so the parts of the penalty add up to it.
+        total = batch.weight.sum()
         return {
-            f"l2_{role}_loss": coef * sum_of_squares(variables.params, kernels, role) * share for role, coef in self._l2.items()
+            f"l2_{role}_loss": coef * sum_of_squares(variables.params, kernels, role) * total for role, coef in self._l2.items()
         }
 
     def _kl(self, distribution: Distribution, batch: Batch) -> Float[Array, ""]:
@@ -478,18 +480,17 @@ class PPO:
         mean_kl: Float[Array, ""] = accumulate(kl_of, batch, self._num_microbatches(batch, 1, axis_name), axis_name)
         return mean_kl
 
-    def _num_loss_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
-        # The KL cutoff needs the mean of a whole minibatch.
-        return 1 if self.kl_cutoff_coef is not None else self._num_microbatches(batch, num_minibatches, axis_name)
-
     def _num_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
-        return count_microbatches(len(batch.weight) // num_minibatches, self.microbatch_size, axis_name)
+        if self.kl_cutoff_coef is not None:
+            return 1  # The KL cutoff needs the mean of a whole minibatch.
+        size, samples_each = len(batch.weight) // num_minibatches, math.prod(batch.weight.shape[1:])
+        return count_microbatches(size, self.microbatch_size, axis_name, samples_each=samples_each)
 
     def _early_stop(self, terms: Terms) -> Bool[Array, ""]:
         assert self.target_kl is not None, "asked for with target_kl only"
         return terms["approx_kl"] > 1.5 * self.target_kl
 
-    def _trained(
+    def _update_copies(
         self,
         copies: NetworkCopies,
         online: Variables,
@@ -501,16 +502,15 @@ class PPO:
         bad = flag_quantities(bad_data) | log.bad.any((0, 1))
         skipped, steps = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.skipped | log.applied))
         guard = copies.guard.after_update(skipped, steps, bad)
-        # The agent's setting decides, also where it was changed after `init`.
-        copies = dataclasses.replace(
-            copies, online=online, optimizer_state=optimizer_state, guard=guard, target_follow=self._target_follow
-        )
-        return copies if self.ema_tau is None else copies.follow(updates=1)
+        copies = dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard)
+        return copies if self.ema_tau is None else copies.update_target(self.ema_tau)
 
-    def _adapted_beta(self, beta: Float[Array, ""], kl: Float[Array, ""], log: StepLog) -> Float[Array, ""]:
+    def _adapt_kl_beta(self, beta: Float[Array, ""] | None, kl: Float[Array, ""], log: StepLog) -> Float[Array, ""] | None:
+        if beta is None:
+            return None
         assert self.kl_target is not None, "checked when the agent was built"
-        adapted = adapted_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
-        return jnp.where(log.applied.any(), adapted, beta)  # without a step the divergence is no evidence
+        adapted = losses.adapt_kl_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
+        return jnp.where(log.applied.any(), adapted, beta)  # Without a step the divergence is no evidence.
 
     def _metrics(
         self, state: PPOState, new_state: PPOState, batch: Batch, log: StepLog, axis_name: str | None
@@ -554,40 +554,33 @@ class PPO:
 
     def _check_state(self, state: PPOState) -> None:
         """Check that the state was created with the same settings: it would silently be used instead of them."""
-        if not isinstance(state, PPOState):
-            raise TypeError(f"update: state must be a PPOState, as agent.init(key) returns it, got {type(state).__name__}")
-        check_statistics(state.obs_normalizer, state.reward_scaler, self.normalize_obs, self.clip_obs, self.normalize_reward)
-        expected = jax.eval_shape(self._optimizer().init, in_float32(state.copies.online.params))
-        structures = [str(jax.tree.structure(tree)) for tree in (expected, state.copies.optimizer_state)]
-        if structures[0] != structures[1]:
+        check_state("PPO.update", state, PPOState)
+        normalizer, scaler, copies = state.obs_normalizer, state.reward_scaler, state.copies
+        check_created_with(
+            self,
+            equal={
+                "normalize_obs": normalizer is not None,
+                "clip_obs": self.clip_obs if normalizer is None else normalizer.clip,
+                "normalize_reward": None if scaler is None else scaler.of,
+            },
+            present={"kl_beta": state.kl_beta, "ema_tau": copies.target},
+        )
+        expected: Any = jax.tree.structure(jax.eval_shape(self._optimizer().init, in_float32(copies.online.params)))
+        if str(expected) != str(jax.tree.structure(copies.optimizer_state)):
             raise ValueError("update: this state was created with another optimizer; create it with agent.init(key)")
-        for name, value in (("kl_beta", state.kl_beta), ("ema_tau", state.copies.target)):
-            if (value is None) != (getattr(self, name) is None):
-                created, set_ = (f"with {name}=None", f"sets {name}") if value is None else (f"with {name}", f"has {name}=None")
-                raise ValueError(
-                    f"update: this state was created {created} but the agent {set_}; create it with agent.init(key)"
-                )
 
     def _check_optimizer(self) -> None:
         if self.optimizer is None:
             return
         if not isinstance(self.optimizer, optax.GradientTransformation):
             raise TypeError(f"PPO: optimizer must be an optax.GradientTransformation or None, got {self.optimizer!r}")
-        for field in dataclasses.fields(self):
-            if field.name in ADAM_SETTINGS and not _is_default(getattr(self, field.name), field.default):
-                raise ValueError(
-                    f"PPO: {field.name} has no effect with optimizer=...; leave it out and set it in the optimizer"
-                )
+        check_unset(self, ADAM_SETTINGS, "has no effect with optimizer=...; leave it out and set it in the optimizer")
 
     def _optimizer(self, env_steps: Array | int = 0) -> optax.GradientTransformation:
         if self.optimizer is not None:
             return self.optimizer
         learning_rate = value_at(self.learning_rate, env_steps)
         return adam(learning_rate, eps=self.adam_eps, max_grad_norm=self.max_grad_norm)
-
-    @property
-    def _target_follow(self) -> Follow | None:
-        return None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
 
     @property
     def _model(self) -> ActorCriticModel:
@@ -602,13 +595,6 @@ class PPO:
     def _l2(self) -> dict[Role, Scalar]:
         named: dict[Role, Scalar | None] = {"policy": self.l2_policy, "value": self.l2_value, "shared": self.l2_shared}
         return {role: coefficient for role, coefficient in named.items() if coefficient is not None}
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    """The value of a setting is that of its field's default."""
-    if value is None or default is None or not isinstance(value, int | float | np.ndarray | jax.Array):
-        return value is default
-    return bool(np.all(np.asarray(value) == np.float32(default)) or value == default)
 
 
 def _without_adam(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.checks import check_choice, check_number
 from polyak.core.struct import struct
+from polyak.core.tree_check import check_same_tree
 from polyak.core.types import PyTree, Scalar
-from polyak.ops.gradient_step import clip_to_norm, global_norm
-from polyak.ops.trees import all_finite, check_same_tree, in_float32
+from polyak.ops.gradient_step import all_finite, clip_to_norm, global_norm, in_float32
 
 
 @struct
@@ -79,7 +80,7 @@ class Accumulated:
         total = jax.tree.map(jnp.add, self.total, clipped)
         valid = jnp.asarray(valid) & all_finite(gradients) & all_finite(total)
         return Accumulated(
-            total=jax.tree.map(lambda new, old: jnp.where(valid, new, old), total, self.total),
+            total=optax.tree.where(valid, total, self.total),
             number=self.number + valid.astype(jnp.uint32),
             mean=jnp.array(reduce == "mean"),
             clip=jnp.asarray(0.0 if total_clip is None else total_clip, jnp.float32),

@@ -6,16 +6,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
+from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.struct import static, struct
+from polyak.core.tree_check import check_same_tree
 from polyak.core.types import PyTree
-from polyak.ops.schedules import OBJECTS, check_schedule
-from polyak.ops.trees import check_same_tree
+from polyak.ops.schedules import MAX_COUNT, SCHEDULES, check_schedule, saturating_add
 from polyak.ops.updates import Tau, is_valid_tau, soft_update
-
-_MAX_COUNT = 2**32 - 1
 
 
 @struct
@@ -23,30 +21,16 @@ class FollowState:
     """Counters of a `Follow`, in its `unit`; they saturate at 2³² - 1.
 
     Attributes:
-        counts: the four counters below in one array, so a step is one kernel instead of four.
+        elapsed: count since the last update; compared with `period`.
+        total: count since the beginning; the argument of schedules.
+        fired: number of updates made.
+        skipped: number of due updates skipped because tau was NaN or outside [0, 1].
     """
 
-    counts: UInt32[Array, "4"]
-
-    @property
-    def elapsed(self) -> UInt32[Array, ""]:
-        """Count since the last update; compared with `period`."""
-        return self.counts[0]
-
-    @property
-    def total(self) -> UInt32[Array, ""]:
-        """Count since the beginning; the argument of schedules."""
-        return self.counts[1]
-
-    @property
-    def fired(self) -> UInt32[Array, ""]:
-        """Number of updates made."""
-        return self.counts[2]
-
-    @property
-    def skipped(self) -> UInt32[Array, ""]:
-        """Number of due updates skipped because tau was NaN or outside [0, 1]."""
-        return self.counts[3]
+    elapsed: UInt32[Array, ""]
+    total: UInt32[Array, ""]
+    fired: UInt32[Array, ""]
+    skipped: UInt32[Array, ""]
 
 
 @struct
@@ -73,8 +57,8 @@ class Follow:
 
     def __post_init__(self) -> None:
         check_integer("Follow", "period", self.period)
-        if self.period > _MAX_COUNT:
-            raise ValueError(f"Follow: period must be at most {_MAX_COUNT}, got {self.period}")
+        if self.period > MAX_COUNT:
+            raise ValueError(f"Follow: period must be at most {MAX_COUNT}, got {self.period}")
         check_choice("Follow", "unit", self.unit, ("updates", "env_steps"))
         for name in ("tau", "stats_tau"):
             object.__setattr__(self, name, _check_tau(name, getattr(self, name)))
@@ -91,7 +75,7 @@ class Follow:
 
     def init(self) -> FollowState:
         """All counters 0."""
-        return FollowState(jnp.zeros(4, jnp.uint32))
+        return FollowState(*(jnp.zeros((), jnp.uint32) for _ in range(4)))
 
     def step(
         self,
@@ -118,8 +102,9 @@ class Follow:
             TypeError: `count` is not an integer scalar.
         """
         check_same_tree(online, target, "Follow")
-        counts = _add_count(state.counts, count)
-        total, due = counts[1], counts[0] >= jnp.uint32(self.period)
+        increment = _increment(count)
+        elapsed, total = saturating_add(state.elapsed, increment), saturating_add(state.total, increment)
+        due = elapsed >= jnp.uint32(self.period)
 
         def update(online: PyTree, target: PyTree) -> PyTree:
             return soft_update(online, target, self.tau, stats_tau=self.stats_tau, is_stat=is_stat, step=total, key=key)
@@ -130,7 +115,16 @@ class Follow:
             target = jax.lax.cond(due, update, lambda online, target: target, online, jax.tree.map(jnp.asarray, target))
         elif bool(due):
             target = update(online, target)
-        return target, self._state_after(counts, due)
+        valid = is_valid_tau(self.tau, total)
+        if self.stats_tau is not None:
+            valid &= is_valid_tau(self.stats_tau, total)
+        one = jnp.uint32(1)
+        return target, FollowState(
+            elapsed=jnp.where(due, jnp.uint32(0), elapsed),
+            total=total,
+            fired=jnp.where(due & valid, saturating_add(state.fired, one), state.fired),
+            skipped=jnp.where(due & ~valid, saturating_add(state.skipped, one), state.skipped),
+        )
 
     def diagnose(self, state: FollowState) -> str | None:
         """Why training should stop (tau left [0, 1] at run time), or None."""
@@ -143,13 +137,6 @@ class Follow:
         unit = self.unit.replace("_", " ")
         every = f"every {self.period} {unit}" if self.period > 1 else f"every {unit.removesuffix('s')}"
         return f"tau {_format_tau(self.tau)}{stats}, {every}"
-
-    def _state_after(self, counts: UInt32[Array, "4"], due: Bool[Array, ""]) -> FollowState:
-        valid = is_valid_tau(self.tau, counts[1])
-        if self.stats_tau is not None:
-            valid &= is_valid_tau(self.stats_tau, counts[1])
-        increment = jnp.where(valid, jnp.array([0, 0, 1, 0], jnp.uint32), jnp.array([0, 0, 0, 1], jnp.uint32))
-        return FollowState(jnp.where(due, counts * jnp.array([0, 1, 1, 1], jnp.uint32) + increment, counts))
 
 
 @struct
@@ -164,7 +151,7 @@ class _Function:
 
 def _check_tau(name: str, tau: Tau) -> Tau:
     """Check a tau (a number, an array for `vmap`, or a schedule) and wrap a plain function into a pytree."""
-    if isinstance(tau, OBJECTS):
+    if isinstance(tau, SCHEDULES):
         check_schedule("Follow", name, tau, above=-np.inf, at_least=0, at_most=1)
         return tau
     if callable(tau):
@@ -173,21 +160,18 @@ def _check_tau(name: str, tau: Tau) -> Tau:
     return tau
 
 
-def _add_count(counts: UInt32[Array, "4"], count: Any) -> UInt32[Array, "4"]:
-    """Add `count` to elapsed and total, saturating at 2³² - 1."""
+def _increment(count: Any) -> UInt32[Array, ""]:
+    """A count as uint32, at most 2³² - 1."""
     is_traced = isinstance(count, jax.core.Tracer)
     dtype = count.dtype if is_traced else np.asarray(count).dtype
     if np.shape(count) != () or not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(f"Follow: count must be an integer scalar, got {count!r}")
     if is_traced:
         # A traced negative count is treated as 0: cast to uint32, it would be about four billion.
-        increment = jnp.maximum(count, jnp.zeros((), count.dtype)).astype(jnp.uint32)
-    else:
-        if int(count) < 0:
-            raise ValueError(f"Follow: count must be at least 0, got {count}")
-        increment = jnp.uint32(min(int(count), _MAX_COUNT))
-    added = increment * jnp.array([1, 1, 0, 0], jnp.uint32)
-    return jnp.where(counts > jnp.uint32(_MAX_COUNT) - added, jnp.uint32(_MAX_COUNT), counts + added)
+        return jnp.maximum(count, jnp.zeros((), count.dtype)).astype(jnp.uint32)
+    if int(count) < 0:
+        raise ValueError(f"Follow: count must be at least 0, got {count}")
+    return jnp.uint32(min(int(count), MAX_COUNT))
 
 
 def _format_tau(tau: Tau) -> str:

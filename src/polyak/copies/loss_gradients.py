@@ -11,15 +11,14 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, Variables
-from polyak.ops.gradient_step import global_norm
-from polyak.ops.trees import all_finite, in_float32
+from polyak.ops.gradient_step import all_finite, global_norm, in_float32
 
 Loss: TypeAlias = Callable[[PyTree, PyTree], tuple[dict[str, Array], PyTree]]
 """Maps `(outputs, targets)` to the loss terms, each one value per sample `[B]`, and any auxiliary output."""
 
 
 @struct
-class Trained:
+class TrainStepResult:
     """Loss and gradient norm of a training step.
 
     Attributes:
@@ -45,7 +44,7 @@ def loss_gradients(
     targets: PyTree,
     weights: Float[Array, " B"] | None = None,
     key: PRNGKeyArray | None = None,
-) -> tuple[Trained, PyTree, PyTree]:
+) -> tuple[TrainStepResult, PyTree, PyTree]:
     """Compute the loss, its float32 gradients and the new statistics, without applying them.
 
     The first half of `NetworkCopies.train_and_sync`: a worker calls it, then pushes the gradients and statistics. `applied`
@@ -65,7 +64,7 @@ def loss_gradients(
     gradients = in_float32(gradients)
     norm = global_norm(gradients)
     is_finite = jnp.isfinite(value) & jnp.isfinite(norm) & all_finite(stats)
-    return Trained(value, parts, norm, extras, is_finite), gradients, stats
+    return TrainStepResult(value, parts, norm, extras, is_finite), gradients, stats
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -6,25 +6,28 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.accumulated import Accumulated
 from polyak.copies.follow import Follow, FollowState
-from polyak.copies.loss_gradients import Loss, Trained, loss_gradients, predict_all
+from polyak.copies.loss_gradients import Loss, TrainStepResult, loss_gradients, predict_all
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.names import unknown_name
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
+from polyak.core.tree_check import check_same_tree
 from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.ops.gradient_step import (
     Guard,
+    all_finite,
     apply_gradient,
     clip_to_norm,
     describe_skips,
     flag_quantities,
     global_norm,
+    in_float32,
 )
-from polyak.ops.trees import all_finite, check_same_tree, in_float32
 from polyak.ops.updates import Tau, soft_update
 
 
@@ -160,14 +163,7 @@ class NetworkCopies:
         Raises:
             ValueError: there is no copy of this name; the message lists those that exist.
         """
-        if name not in self.names:
-            raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy').replace('copys', 'copies')}")
-        if name == "online":
-            return self.online
-        if name == "target":
-            assert self.target is not None, "target is in self.names"
-            return cast_like(self.target, self.online)
-        return cast_like(self._shared.variables, self.online)
+        return self.online if name == "online" else cast_like(self._stored(name), self.online)
 
     def newest(self) -> Variables:
         """A copy of the most recently trained weights: the shared copy's if there is one, else the online copy's."""
@@ -329,7 +325,7 @@ class NetworkCopies:
         *,
         clip: Scalar | None = None,
         key: PRNGKeyArray | None = None,
-    ) -> tuple["NetworkCopies", Trained]:
+    ) -> tuple["NetworkCopies", TrainStepResult]:
         """One training step on the loss of the online copy, applied as by `apply_and_sync`; the accumulator is unchanged.
 
             loss = Σ_parts mean_B(w · part)
@@ -354,7 +350,7 @@ class NetworkCopies:
         quantities = {"loss": result.loss, "gradient": result.gradient_norm, "statistics": stats}
         stepped = self.apply_and_sync(gradients, reset=False, bad={name: ~all_finite(x) for name, x in quantities.items()})
         applied = stepped.skipped == self.skipped
-        stats = jax.tree.map(lambda new, old: jnp.where(applied, new, old), stats, stepped.online.stats)
+        stats = optax.tree.where(applied, stats, stepped.online.stats)
         return stepped._with_statistics(stats), dataclasses.replace(result, applied=applied)
 
     def predict(
@@ -379,15 +375,7 @@ class NetworkCopies:
         Raises:
             ValueError: there is no copy of this name; the message lists those that exist.
         """
-        stored = {
-            "online": self.online,
-            "target": self.target,
-            "shared": None if self.shared is None else self.shared.variables,
-        }
-        for name in (a, b):
-            self.variables(name)
-        sides = [in_float32(stored[name].params) for name in (a, b)]  # type: ignore[union-attr]
-        return global_norm(jax.tree.map(jnp.subtract, *sides))
+        return global_norm(jax.tree.map(jnp.subtract, *(in_float32(self._stored(name).params) for name in (a, b))))
 
     def diagnose(self, max_bad_steps: int = 10) -> str | None:
         """The first non-finite quantity, once `max_bad_steps` consecutive gradient steps were skipped, or a tau outside [0, 1].
@@ -415,6 +403,14 @@ class NetworkCopies:
             if self.online_follow is not None:
                 lines.append(f"  online follows shared: {self.online_follow}")
         return "\n".join(lines)
+
+    def _stored(self, name: str) -> Variables:
+        """The variables of a copy, in the dtypes that it has."""
+        shared = None if self.shared is None else self.shared.variables
+        stored = {"online": self.online, "target": self.target, "shared": shared}.get(name)
+        if stored is None:
+            raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy').replace('copys', 'copies')}")
+        return stored
 
     @property
     def _accumulated(self) -> Accumulated:

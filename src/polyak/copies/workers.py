@@ -10,14 +10,15 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Int32
 
 from polyak.copies.accumulated import Accumulated
 from polyak.copies.network_copies import NetworkCopies, Shared, guard_after_step
 from polyak.core.checks import check_integer
+from polyak.core.tree_check import check_same_tree
 from polyak.core.types import Metrics, PyTree, Scalar
-from polyak.ops.gradient_step import flag_quantities
-from polyak.ops.trees import all_finite, check_same_tree, in_float32
+from polyak.ops.gradient_step import all_finite, flag_quantities, in_float32
 
 
 def staleness(worker: NetworkCopies, shared: Shared) -> Int32[Array, ""]:
@@ -68,7 +69,7 @@ def push(
     new_shared = dataclasses.replace(pushed.shared, dropped=shared.dropped + (~fresh).astype(jnp.uint32))
     if stats is not None:
         is_applied = new_shared.version != shared.version
-        new_shared = new_shared.with_stats(_where(is_applied, stats, shared.variables.stats))
+        new_shared = new_shared.with_stats(optax.tree.where(is_applied, stats, shared.variables.stats))
     return dataclasses.replace(pushed, shared=new_shared), new_shared
 
 
@@ -121,7 +122,7 @@ def synchronous_round(
     after = stepped.shared
     if stats is not None:
         mean = _mean_of_counted(stats, jnp.stack(counted), shared.variables.stats)
-        after = after.with_stats(_where(is_applied, mean, shared.variables.stats))
+        after = after.with_stats(optax.tree.where(is_applied, mean, shared.variables.stats))
     step_is_bad = ~is_applied & jnp.any(jnp.stack(counted))
     new_workers = []
     for worker, ok, counts in zip(workers, is_finite, counted, strict=True):
@@ -149,10 +150,6 @@ def _mean_of_counted(trees: Sequence[PyTree], counted: Bool[Array, " workers"], 
 
     averaged: PyTree = jax.tree.map(mean, otherwise, *trees)
     return averaged
-
-
-def _where(condition: Bool[Array, ""], tree: PyTree, otherwise: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), tree, otherwise)
 
 
 def metrics_of(copies: Sequence[NetworkCopies]) -> Metrics:

@@ -16,8 +16,14 @@ from polyak.learning.check_rollout import check_carry
 from polyak.learning.minibatches import map_steps
 from polyak.networks.recurrent import unroll
 from polyak.ops.distributions import Distribution, broadcast_params, for_space
-from polyak.ops.losses import masked_mean_and_variance
-from polyak.ops.trees import any_over_devices, finite_rows, sum_over_devices
+from polyak.ops.losses import (
+    finite_rows,
+    flatten_steps,
+    mask_invalid,
+    masked_mean_and_variance,
+    sum_over_devices,
+    swap_leading_axes,
+)
 
 
 @struct
@@ -168,7 +174,7 @@ def make_batch(
     return batch, dict(zip(bad, found, strict=True))
 
 
-def collected_outputs(rollout: Rollout, value: Float[Array, "times B"]) -> tuple[PyTree, Float[Array, "times B"]]:
+def outputs_in_info(rollout: Rollout, value: Float[Array, "times B"]) -> tuple[PyTree, Float[Array, "times B"]]:
     """`(action_params, value)` that `collect_policy` stored in `rollout.info`, with the last value of `value`.
 
     Raises:
@@ -197,15 +203,6 @@ def sample_weights(valid: Bool[Array, "T B"], weights: Float[Array, "T B"] | Flo
         raise ValueError(f"update: weights must have the shape {valid.shape} or {valid.shape[1:]}, got {weights.shape}")
     weights = jnp.broadcast_to(weights if weights.ndim == 2 else weights[None], valid.shape)
     return jnp.where(valid & (weights > 0) & jnp.isfinite(weights), weights, 0.0)
-
-
-def mask_invalid(tree: PyTree, valid: Bool[Array, "*B"]) -> PyTree:
-    """Leaves `[*B, ...]` with zeros where `valid` is False."""
-
-    def mask(x: Array) -> Array:
-        return jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - valid.ndim)), x, jnp.zeros((), x.dtype))
-
-    return jax.tree.map(mask, tree)
 
 
 def normalize_minibatches(
@@ -243,14 +240,9 @@ def normalize_minibatches(
     return dataclasses.replace(batch, advantage=advantage, weight=weight), total
 
 
-def flatten_steps(x: Shaped[Array, "T B ..."]) -> Shaped[Array, "..."]:
-    """`[T * B, ...]` of `[T, B, ...]`."""
-    return x.reshape(-1, *x.shape[2:])
-
-
-def swap_leading_axes(x: Shaped[Array, "T B ..."]) -> Shaped[Array, "B T ..."]:
-    """`[B, T, ...]` of `[T, B, ...]`, and back."""
-    return jnp.swapaxes(x, 0, 1)
+def any_over_devices(x: Bool[Array, "*S"], axis_name: str | None) -> Bool[Array, "*S"]:
+    """True where `x` is True on at least one device."""
+    return sum_over_devices(x.astype(jnp.int32), axis_name) > 0
 
 
 def _reaches_weight(has_weight: Bool[Array, "T B"], first: Bool[Array, "T B"]) -> Bool[Array, "T B"]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from polyak.core.space_check import ArraySpec, action_specs, check_dtype, check_shape, check_step_arrays, obs_specs, read_leaves
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
+from polyak.core.tree_check import flatten, named_leaves
 from polyak.core.types import PyTree, RecurrentNetwork, Rollout
 from polyak.ops.distributions import parameter_shapes
-from polyak.ops.trees import flatten, named_leaves
 
 
 def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:

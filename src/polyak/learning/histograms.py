@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Num
 from polyak.core.types import Histogram, PyTree
 from polyak.learning.batch import Batch
 from polyak.ops.gradient_step import LossFn, accumulate
-from polyak.ops.trees import sum_over_devices
+from polyak.ops.losses import sum_over_devices
 
 BINS = 30
 # The range of large numbers overflows, and its reciprocal underflows; scaling by a power of two is exact.

@@ -98,17 +98,18 @@ def _groups_per_device(num_steps: int, num_envs: int, num_minibatches: int, devi
     return 1
 
 
-def count_microbatches(size: int, microbatch_size: int | None, axis_name: str | None = None) -> int:
-    """The number of equal microbatches of a minibatch of `size` samples.
+def count_microbatches(size: int, microbatch_size: int | None, axis_name: str | None = None, *, samples_each: int = 1) -> int:
+    """The number of equal microbatches of a minibatch of `size` samples (or sequences).
 
     Args:
         microbatch_size: samples (or sequences) per microbatch; None: the fewest microbatches that fit the cache, or one if
             none of these numbers divides the size, or if the backend is not a CPU.
+        samples_each: 1, or the number of time steps of a sequence.
     """
     if microbatch_size is not None:
         return size // microbatch_size
     limit = SAMPLES_IN_CACHE if axis_name is None else SAMPLES_IN_CORE_CACHE
-    minimum = -(-size // limit) if jax.default_backend() == "cpu" else 1
+    minimum = min(size, -(-size * samples_each // limit)) if jax.default_backend() == "cpu" else 1
     return next((parts for parts in range(minimum, 4 * minimum) if size % parts == 0), 1)
 
 

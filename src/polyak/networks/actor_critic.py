@@ -13,6 +13,7 @@ from flax import linen, nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice
+from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
@@ -32,7 +33,8 @@ from polyak.networks.layers import (
 from polyak.ops.distributions import for_space
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class ActorCritic:
     """Settings of the built-in actor-critic network; `mlp` and `nature_cnn` make them.
 
@@ -135,7 +137,7 @@ def network_for(spec: EnvSpec) -> ActorCritic:
     return nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else mlp()
 
 
-def checked_network(owner: str, network: Any, spec: EnvSpec) -> Network:
+def network_or_default(owner: str, network: Any, spec: EnvSpec) -> Network:
     """This network, or the default one for None.
 
     Raises:

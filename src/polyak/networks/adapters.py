@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jaxtyping import PRNGKeyArray
 
+from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, zeros
 from polyak.core.types import PyTree, Variables
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class FlaxNNX:
     """A user's Flax NNX module as a `Network`: `make(spec, rngs)` builds it, `module(obs)` takes a batch.
 
@@ -50,7 +52,8 @@ class FlaxNNX:
         return out, carry, nnx.to_pure_dict(_split(module)[2])
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class FlaxLinen:
     """A user's Flax Linen module as a `Network`: `module.apply(variables, obs)` takes a batch.
 
@@ -89,7 +92,8 @@ class FlaxLinen:
         return {} if self.train_argument is None else {self.train_argument: train}
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class Equinox:
     """A user's Equinox module as a `Network`: `make(spec, key)` builds it, `module(obs)` takes *one* observation.
 

@@ -16,6 +16,7 @@ from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
 from polyak.core.types import Network, PyTree
 from polyak.kernels.convolution import convolve
+from polyak.kernels.matmul import matmul
 from polyak.networks.initializers import constant, orthogonal, uniform
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -155,7 +156,7 @@ class Layer(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
         """What is made of each row, x · W + b."""
-        y = x @ self.kernel[...]
+        y = matmul(x, self.kernel[...])
         return y + self.bias.reshape(*(1,) * (y.ndim - 1), -1)
 
 

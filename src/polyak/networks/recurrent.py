@@ -1,6 +1,7 @@
 """Recurrent networks: an LSTM or a GRU between the dense layers and the heads, and how they are unrolled."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -9,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.adapters import FlaxNNX
@@ -17,7 +19,8 @@ from polyak.networks.layers import Activation, Layer, PolicyHead, Std, Torso, ch
 CellName: TypeAlias = Literal["lstm", "gru"]
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class RecurrentActorCritic:
     """Settings of the built-in recurrent actor-critic network; `lstm` and `gru` make them.
 
@@ -93,34 +96,11 @@ class RecurrentActorCritic:
         return _RecurrentModule(self, spec, rngs)
 
 
-def lstm(
-    width: int = 64,
-    hidden: tuple[int, ...] = (64,),
-    activation: Activation = "tanh",
-    *,
-    shared_torso: bool = False,
-    log_std: float = 0.0,
-    orthogonal: bool = True,
-    std: Std = "free",
-    squash_mean: bool = False,
-) -> RecurrentActorCritic:
-    """Dense layers and an LSTM cell, for partial observations; separate ones for actor and critic unless `shared_torso`."""
-    return RecurrentActorCritic("lstm", width, hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean)
+lstm = partial(RecurrentActorCritic, "lstm")
+"""Dense layers and an LSTM cell, for partial observations; separate ones for actor and critic unless `shared_torso`."""
 
-
-def gru(
-    width: int = 64,
-    hidden: tuple[int, ...] = (64,),
-    activation: Activation = "tanh",
-    *,
-    shared_torso: bool = False,
-    log_std: float = 0.0,
-    orthogonal: bool = True,
-    std: Std = "free",
-    squash_mean: bool = False,
-) -> RecurrentActorCritic:
-    """`lstm` with a GRU cell: a quarter fewer weights, half the recurrent state."""
-    return RecurrentActorCritic("gru", width, hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean)
+gru = partial(RecurrentActorCritic, "gru")
+"""`lstm` with a GRU cell: a quarter fewer weights, half the recurrent state."""
 
 
 def reset_carry(network: Network, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
