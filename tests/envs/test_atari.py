@@ -75,11 +75,11 @@ def test_frames_rewards_lives_and_resets_are_those_of_the_emulator(name, rom, st
                 points, over, lost = 0, False, False
             else:
                 points, over, _, lost = game.step(game.opening if due else action[i])
-            assert now.score.reward[i] == points
+            assert now.record.reward[i] == points
             assert now.reward[i] == (0 if due else np.sign(points))
             assert now.first[i] == due
-            assert now.score.first[i] == (due and now.score.reward[i] == 0 and (now.obs[i, :3] == 0).all())
-            assert now.score.last[i] == over and not now.truncated[i]
+            assert now.record.first[i] == (due and now.record.reward[i] == 0 and (now.obs[i, :3] == 0).all())
+            assert now.record.last[i] == over and not now.truncated[i]
             assert now.terminated[i] == (over or (lost and not due))
             if over:
                 games += 1
@@ -131,7 +131,7 @@ def test_a_game_is_truncated_at_its_limit_of_frames_and_begins_anew_on_the_next_
     for t, now in enumerate(time_steps):
         assert (now.truncated == (t % 11 == 10)).all() and not now.terminated.any(), t
         assert (now.first == (t % 11 == 0)).all()
-        assert (now.score.last == now.truncated).all() and (now.score.first == now.first).all()
+        assert (now.record.last == now.truncated).all() and (now.record.first == now.first).all()
     assert Atari().max_num_frames_per_episode == 108_000
 
 
@@ -142,9 +142,9 @@ def test_a_game_that_ends_in_the_step_after_a_lost_life_is_counted_and_begins_an
     limited = rules | {"max_num_frames_per_episode": 4 * (lost + 1)}
     time_steps, _ = play(envs.make("ALE/Breakout-v5", env_kwargs=limited), 60)
     before, cut, after = time_steps[lost : lost + 3]
-    assert before.terminated[0] and not before.score.last[0]
-    assert cut.first[0] and cut.truncated[0] and cut.score.last[0] and not cut.score.first[0]
-    assert after.first[0] and after.score.first[0] and not after.last[0] and after.reward[0] == after.score.reward[0] == 0
+    assert before.terminated[0] and not before.record.last[0]
+    assert cut.first[0] and cut.truncated[0] and cut.record.last[0] and not cut.record.first[0]
+    assert after.first[0] and after.record.first[0] and not after.last[0] and after.reward[0] == after.record.reward[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_game_that_ends_in_the_step_after_a_lost_life_is_counted_and_begins_an
 def test_lives_and_clipping_can_be_left_to_the_game(settings, lives_end, clips):
     small = {"img_height": 8, "img_width": 8}
     time_steps, _ = play(envs.make("ALE/MsPacman-v5", num_envs=2, env_kwargs=small | settings), 250)
-    assert any((now.last & ~now.score.last).any() for now in time_steps) == lives_end
+    assert any((now.last & ~now.record.last).any() for now in time_steps) == lives_end
     assert (max(now.reward.max() for now in time_steps) == 1) == clips
 
 

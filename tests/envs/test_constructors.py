@@ -104,7 +104,7 @@ def test_a_function_a_class_and_an_environment_are_taken():
         (
             {"id": "jax/CartPole-v1", "vectorization": "sync"},
             ValueError,
-            "vectorization must be 'auto' for jax",
+            "vectorization is for Gymnasium environments",
         ),
         ({"id": "jax/CartPole-v1", "env_kwargs": {"steps": 3}}, TypeError, "unknown field 'steps'"),
         ({"id": "Pendulum-v1", "vectorization": "own"}, ValueError, "has no vectorised form, got 'own'"),
@@ -125,6 +125,8 @@ def test_a_function_a_class_and_an_environment_are_taken():
         ({"id": "CartPole-v1", "env_kwargs": {"render_mode": "nope"}}, ValueError, "render_mode.* 'rgb_array'.*, got 'nope'"),
         ({"id": "Pendulum-v1", "env_kwargs": {"render_mode": "nope"}}, ValueError, "render_mode.* 'human'.*, got 'nope'"),
         ({"id": toys.Scripted, "vectorization": "own"}, ValueError, "vectorization='own' needs the name"),
+        ({"id": toys.Scripted, "info_metrics": "force"}, TypeError, r"info_metrics must be a tuple .* got 'force'"),
+        ({"id": toys.Scripted, "info_metrics": (1,)}, TypeError, r"info_metrics must be a tuple .* got \(1,\)"),
     ],
 )
 def test_a_wrong_argument_is_rejected_before_anything_runs(arguments, error, says, as_users_run):
@@ -164,6 +166,8 @@ def without(monkeypatch, *absent):
         ("LunarLander-v3", ("Box2D",), "box2d"),
         ("ALE/Breakout-v5", ("ale_py",), "atari"),
         ("gymnax/CartPole-v1", ("gymnax",), "gymnax"),
+        ("brax/ant", ("brax",), "brax"),
+        ("jumanji/Snake-v1", ("jumanji",), "jumanji"),
     ],
 )
 def test_a_missing_extra_gives_its_pip_line(name, packages, extra, monkeypatch):
@@ -174,7 +178,7 @@ def test_a_missing_extra_gives_its_pip_line(name, packages, extra, monkeypatch):
 
 def test_the_extras_that_errors_name_are_there():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert {"mujoco", "box2d", "atari", "gymnax"} <= set(project["optional-dependencies"])
+    assert {"mujoco", "box2d", "atari", "gymnax", "brax", "jumanji"} <= set(project["optional-dependencies"])
 
 
 def test_a_name_from_a_file_imports_no_module(tmp_path, monkeypatch):
@@ -200,7 +204,7 @@ def test_a_registered_environment_of_the_users_own_is_found_by_name():
 
 def test_all_names_are_listed():
     names = envs.names()
-    assert set(names) == {"jax", "gymnax", "atari", "gymnasium"}
+    assert set(names) == {"jax", "gymnax", "brax", "jumanji", "atari", "gymnasium"}
     assert {"ALE/Breakout-v5", "ALE/Pong-v5"} <= set(names["atari"]) and len(names["atari"]) > 100
     assert not [name for name in names["gymnasium"] if "Breakout" in name]
     assert names["jax"] == ["jax/CartPole-v1", "jax/Pendulum-v1", "jax/Acrobot-v1", "jax/MountainCar-v0"]
@@ -244,15 +248,48 @@ class Texts(gymnasium.Env):
         return self.obs(), 0.0, False, False, {}
 
 
-def test_text_in_observations_is_rejected_with_the_way_out():
+def test_text_in_observations_is_rejected_with_the_way_out_if_nothing_may_be_dropped():
     with pytest.raises(TypeError, match=r"\['mission'\]: Text is not .*; wrap it with .*FilterObservation, or pass drop"):
-        envs.make(Texts)
+        envs.make(Texts, drop_unsupported_obs=False)
+
+
+class Mission(gymnasium.spaces.Space):
+    """A space of strings that is no `Text`, as MiniGrid's."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+
+class Missions(Texts):
+    observation_space = gymnasium.spaces.Dict(dict(Texts.observation_space.spaces) | {"mission": Mission()})
+
+
+@pytest.mark.parametrize("make_env", [Texts, Missions])
+def test_text_in_observations_is_dropped_with_one_warning(make_env):
+    with pytest.warns(UserWarning, match=r"dropped the text 'mission' from the observation of (Texts|Missions)") as warned:
+        env = envs.make(make_env, num_envs=3)
+    assert len(warned) == 1 and list(env.spec.obs.spaces) == ["image", "way"]
+    assert env.reset(0).obs["way"].tolist() == [3, 3, 3]
+
+
+def test_only_text_is_dropped_unasked():
+    class Lists(Texts):
+        observation_space = gymnasium.spaces.Dict(
+            {
+                "image": gymnasium.spaces.Box(0, 255, (2, 2), np.uint8),
+                "all": gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2)),
+            }
+        )
+
+    with pytest.raises(TypeError, match=r"\['all'\]: Sequence is not supported"):
+        envs.make(Lists)
 
 
 @pytest.mark.parametrize(
     ("id", "arguments"),
     [
         (Texts, {"num_envs": 2}),
+        (Missions, {"num_envs": 2}),
         (Texts, {"num_envs": 2, "vectorization": "async"}),
         (lambda: Texts(), {"num_envs": 2}),
         ("vector", {}),

@@ -44,7 +44,8 @@ class Scripted(gym.Env):
         terminated = bool(end and self.episode % 3 != 1)
         truncated = bool(end and self.episode % 3 != 0)
         obs = self.obs(action)
-        return obs, float(obs[3]) + self.t / 8, terminated, truncated, {}
+        noise = obs["obs"][3] if isinstance(obs, dict) else obs[3]
+        return obs, float(noise) + self.t / 8, terminated, truncated, {}
 
 
 class Masked(Scripted):
@@ -85,6 +86,52 @@ CHOICES = {
         (gym.spaces.Box(-1.0, 1.0), gym.spaces.Dict({"b": gym.spaces.MultiDiscrete([3]), "a": gym.spaces.Discrete(3)}))
     ),
 }
+
+
+class Reporting(Scripted):
+    """Puts into `info`: the action as `force`, a text, and success in half of the episodes."""
+
+    def __init__(self, force: Any = float, **options: Any):
+        super().__init__(**options)
+        self.force = force
+
+    def step(self, action: Any):
+        *answer, info = super().step(action)
+        is_success = np.float32(self.episode % 4 in (0, 3))
+        return (*answer, info | {"force": self.force(action), "text": "fast", "is_success": is_success})
+
+
+class Doubled(gym.RewardWrapper):
+    """Doubles the reward that the agent sees."""
+
+    def reward(self, reward: Any) -> Any:
+        return 2 * reward
+
+
+def recorded(**options: Any) -> gym.Env:
+    """Records the return before a wrapper doubles the reward."""
+    return Doubled(gym.wrappers.RecordEpisodeStatistics(Reporting(**options)))
+
+
+class MaskMethod(Scripted):
+    """Masks as sb3-contrib reads them: from a method, which fails where the episode is over."""
+
+    def action_masks(self) -> Any:
+        assert self.t < self.lengths[self.episode % len(self.lengths)], "the episode is over"
+        return np.arange(4) != self.t % 4
+
+
+class MaskObs(Scripted):
+    """Masks as RLlib and PettingZoo hand them out: in the observation."""
+
+    def __init__(self, dtype: Any = np.int8, **options: Any):
+        super().__init__(**options)
+        self.dtype = dtype
+        flags = gym.spaces.Box(0, 1, (4,), dtype)
+        self.observation_space = gym.spaces.Dict({"obs": self.observation_space, "action_mask": flags})
+
+    def obs(self, action: int) -> Any:
+        return {"obs": super().obs(action), "action_mask": (np.arange(4) != self.t % 4).astype(self.dtype)}
 
 
 class Choosy(Scripted):

@@ -68,7 +68,7 @@ class Atari:
 class AtariBatch:
     """A batch of one Atari game with next-step autoreset.
 
-    The agent's episodes end with a life and its rewards are signs; `RawStep.score` has the points of whole games, for the
+    The agent's episodes end with a life and its rewards are signs; `RawStep.record` has the points of whole games, for the
     reported returns. In the step after a lost life the agent's action is ignored, as after any end of an episode, and the game
     takes one step with FIRE (NOOP where it has no FIRE); if the game ends in that step, the agent's episode ends as it starts.
 
@@ -106,7 +106,7 @@ class AtariBatch:
         obs, info = self._env.reset(seed=np.array(self.seeds(seed)))
         none, zeros = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, np.float32)
         self._lives, self._is_game_over = info["lives"], none
-        return RawStep([obs], zeros, none, none, score=(zeros, none, ~none))
+        return RawStep([obs], zeros, none, none, record=(zeros, none, ~none))
 
     def step(self, action: Any, reset_mask: Flags) -> RawStep:
         """Step every game; where `reset_mask` is set, start the agent's next episode."""
@@ -117,10 +117,10 @@ class AtariBatch:
         self._lives, self._is_game_over = info["lives"], terminated | truncated
         points = points.astype(np.float32)
         reward = np.where(reset_mask, np.float32(0), np.sign(points) if self._clips else points)
-        score = (points, self._is_game_over, is_new_game)
+        record = (points, self._is_game_over, is_new_game)
         if self._episodic:
             terminated = terminated | ((self._lives < lives) & (self._lives > 0) & ~reset_mask)
-        return RawStep([obs], reward, terminated, truncated, score=score)
+        return RawStep([obs], reward, terminated, truncated, record=record)
 
     def save(self) -> None:
         """Return None: the ALE's vector environment cannot save its state."""

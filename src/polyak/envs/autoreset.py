@@ -1,7 +1,7 @@
 """Next-step autoreset around batched dynamics, which makes them an `Env`."""
 
 import dataclasses
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from polyak.core.types import PyTree, TimeStep
 REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 
+@runtime_checkable
 class Dynamics(Protocol):
     """Batched dynamics without autoreset: pure functions over a state with leaves `[B, ...]`."""
 
@@ -35,6 +36,15 @@ class Dynamics(Protocol):
 
     def observe(self, state: PyTree) -> PyTree:
         """The observation of the state."""
+        ...
+
+
+@runtime_checkable
+class MaskedDynamics(Dynamics, Protocol):
+    """Dynamics whose `spec` sets `has_action_mask`."""
+
+    def action_mask(self, state: PyTree) -> PyTree:
+        """The action mask of the state, in the tree of the action space; it allows an action, also in a final state."""
         ...
 
 
@@ -58,7 +68,7 @@ class AutoReset:
         ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `init` and `step`, an array has the wrong shape.
     """
 
-    dynamics: Dynamics = static()
+    dynamics: Dynamics | MaskedDynamics = static()
     num_envs: int = static(default=1)
     action_scaling: Literal["clip", "rescale"] = static(default="clip")
 
@@ -78,7 +88,7 @@ class AutoReset:
         obs = self.dynamics.observe(state)
         _check_obs(self.spec, obs, self.num_envs)
         no = jnp.zeros(self.num_envs, bool)
-        time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no)
+        time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state))
         return AutoResetState(state, no), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
@@ -94,8 +104,12 @@ class AutoReset:
         after = jax.tree.map(lambda new, old: jnp.where(_expand(first, old), new, old), fresh, after)
         terminated, truncated = terminated & ~first, truncated & ~first
         reward = jnp.where(first, 0.0, jnp.asarray(reward, jnp.float32))
-        time_step = TimeStep(self.dynamics.observe(after), reward, terminated, truncated, first)
+        time_step = TimeStep(self.dynamics.observe(after), reward, terminated, truncated, first, self._action_mask(after))
         return AutoResetState(after, terminated | truncated), time_step
+
+    def _action_mask(self, state: PyTree) -> PyTree:
+        dynamics: Any = self.dynamics
+        return dynamics.action_mask(state) if self.spec.has_action_mask else None
 
 
 def _expand(mask: Any, like: Any) -> Any:

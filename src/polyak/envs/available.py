@@ -1,16 +1,16 @@
-"""The names of environments, found without importing JAX or gymnax."""
+"""The names of environments, found without importing JAX or its libraries of environments."""
 
-import ast
 import importlib.util
-from pathlib import Path
 
+from polyak.dynamics.names import brax_names, gymnax_names, jumanji_names
+
+JAX_LIBRARIES = ("gymnax", "brax", "jumanji")
+JAX_PREFIXES = ("jax/", *(f"{library}/" for library in JAX_LIBRARIES))
 JAX_ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0")
-# Fails in its first step, as it indexes a scalar reward (gymnax 0.0.9).
-BROKEN = ("SimpleBandit-bsuite",)
 
 
 def names() -> dict[str, list[str]]:
-    """The names that `make` knows, by source; those of gymnax and Atari only if they are installed."""
+    """The names that `make` knows, by source; those of other libraries only if they are installed."""
     import gymnasium
 
     register_atari()
@@ -19,20 +19,11 @@ def names() -> dict[str, list[str]]:
     return {
         "jax": [f"jax/{name}" for name in JAX_ENVIRONMENTS],
         "gymnax": [f"gymnax/{name}" for name in gymnax_names()],
+        "brax": [f"brax/{name}" for name in brax_names()],
+        "jumanji": [f"jumanji/{name}" for name in jumanji_names()],
         "atari": sorted(name for name in atari if name.startswith("ALE/")),
         "gymnasium": sorted(set(gymnasium.registry) - atari),
     }
-
-
-def gymnax_names() -> list[str]:
-    """The names of gymnax's environments, read from its source: importing it takes seconds. Empty if it is not installed."""
-    found = importlib.util.find_spec("gymnax")
-    if found is None or found.origin is None:
-        return []
-    for node in ast.parse((Path(found.origin).parent / "registration.py").read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "registered_envs":
-            return [name for name in ast.literal_eval(node.value) if name not in BROKEN]
-    return []
 
 
 def register_atari() -> bool:

@@ -1,21 +1,32 @@
 """Create batches of environments, from a name, a function, an environment or a vector environment."""
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.names import unknown_name
+from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.types import Env, HostEnv
-from polyak.envs.autoreset import AutoReset
-from polyak.envs.available import names, register_atari
+from polyak.envs.autoreset import AutoReset, Dynamics
+from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, names, register_atari
 from polyak.envs.classic import DYNAMICS
+from polyak.envs.info_reader import check_info_metrics
+from polyak.envs.libraries import conversion, is_from
+from polyak.envs.source import EnvSource
 
+if TYPE_CHECKING:
+    from polyak.envs.env_options import EnvOptions
+
+if TYPE_CHECKING:
+    import gymnasium
+
+JaxName: TypeAlias = Literal["jax/Acrobot-v1", "jax/CartPole-v1", "jax/MountainCar-v0", "jax/Pendulum-v1"]
 Vectorization: TypeAlias = Literal["auto", "own", "sync", "async"]
 # What a file or an argument may request: more would fill the memory, or run for hours, before anything is trained.
 MAX_ENVS_IN_JAX = 2**20
@@ -24,6 +35,32 @@ MAX_PROCESSES = 2**10
 MAX_FRAME_SKIP = 1000
 
 
+class MakeOptions(TypedDict, total=False):
+    """The keyword arguments of `make`."""
+
+    num_envs: int
+    action_scaling: Literal["clip", "rescale"]
+    vectorization: Vectorization
+    timeout: float
+    nonfinite: Literal["error", "pass"]
+    out_of_bounds: Literal["warn", "error", "clip"]
+    drop_unsupported_obs: bool | None
+    action_mask_key: str | None
+    info_metrics: Sequence[str]
+    env_kwargs: Mapping[str, Any] | None
+    import_modules: bool
+
+
+@overload
+def make(id: JaxName, **options: Unpack[MakeOptions]) -> Env: ...
+@overload
+def make(id: str, **options: Unpack[MakeOptions]) -> Env | HostEnv: ...
+@overload
+def make(
+    id: "Callable[[], gymnasium.Env[Any, Any]] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]",
+    **options: Unpack[MakeOptions],
+) -> HostEnv: ...
+@suggest_arguments("make")
 def make(
     id: Any,
     *,
@@ -33,16 +70,19 @@ def make(
     timeout: float = 60.0,
     nonfinite: Literal["error", "pass"] = "error",
     out_of_bounds: Literal["warn", "error", "clip"] = "warn",
-    drop_unsupported_obs: bool = False,
+    drop_unsupported_obs: bool | None = None,
+    action_mask_key: str | None = None,
+    info_metrics: Sequence[str] = (),
     env_kwargs: Mapping[str, Any] | None = None,
     import_modules: bool = True,
 ) -> Env | HostEnv:
     """Create a batch of environments.
 
     Args:
-        id: a name (`"jax/CartPole-v1"`, `"gymnax/CartPole-v1"`, `"ALE/Pong-v5"`, or any of Gymnasium's), a function without
-            arguments that creates a `gymnasium.Env` (with `vectorization="async"` it runs in the workers), such an
-            environment itself for `num_envs=1`, or a `gymnasium.vector.VectorEnv`, also of EnvPool, which sets `num_envs`.
+        id: a name (`"jax/CartPole-v1"`, `"gymnax/CartPole-v1"`, `"brax/ant"`, `"jumanji/Snake-v1"`, `"ALE/Pong-v5"`, or any of
+            Gymnasium's), a function without arguments that creates a `gymnasium.Env` (with `vectorization="async"` it runs in
+            the workers), such an environment itself for `num_envs=1`, a `gymnasium.vector.VectorEnv`, also of EnvPool and
+            SuperSuit, which sets `num_envs`, or an environment of gymnax, Brax or Jumanji.
         num_envs: how many.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
         vectorization: of Gymnasium environments: the environment's `own` vectorised form, a loop in this process (`sync`), or
@@ -50,14 +90,17 @@ def make(
         timeout: seconds that a step or reset of an `async` environment may take.
         nonfinite: how NaN and infinity in observations and rewards of a Gymnasium environment are handled; see `GymnasiumEnv`.
         out_of_bounds: how observations outside their bounds are handled; see `GymnasiumEnv`.
-        drop_unsupported_obs: remove the entries of a Gymnasium Dict observation whose spaces are not supported, such as text,
-            by `FilterObservation`; False raises a `TypeError`.
+        drop_unsupported_obs: remove the entries of a Gymnasium Dict observation whose spaces are not supported. None removes
+            only texts, with a warning; False raises a `TypeError` for them too.
+        action_mask_key: the entry of a Gymnasium Dict observation that is its action mask; it is removed from the observation.
+            Masks in `info["action_mask"]` and of a method `action_masks()` are found without it.
+        info_metrics: names of numbers in the `info` of a Gymnasium environment, whose means become the metrics `env/NAME`.
         env_kwargs: arguments of the environment's constructor, if `id` is a name. Those of `ALE/` are the fields of
             `envs.atari.Atari`.
         import_modules: whether `"module:Name-v0"` may import the module, as in Gymnasium; pass False for a name from a file.
 
     Returns:
-        An `Env` for `jax/` and `gymnax/`, else a `HostEnv`.
+        An `Env` for environments in JAX, else a `HostEnv`.
 
     Raises:
         ValueError: there is no such environment (the closest name is suggested), or an argument is out of range.
@@ -66,26 +109,31 @@ def make(
     """
     check_choice("make", "vectorization", vectorization, ("auto", "own", "sync", "async"))
     check_number("make", "timeout", timeout, above=0.0)
-    is_jax = isinstance(id, str) and id.startswith(("jax/", "gymnax/"))
+    is_jax = id.startswith(JAX_PREFIXES) if isinstance(id, str) else any(is_from(library, id) for library in JAX_LIBRARIES)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
     check_integer("make", "num_envs", num_envs, at_most=most)
     settings = dict(env_kwargs or {})
     if is_jax:
-        if vectorization != "auto":
-            raise ValueError(f"make: vectorization must be 'auto' for {id}, got {vectorization!r}")
-        make_jax = _make_jax if id.startswith("jax/") else _make_gymnax
-        return make_jax(id.split("/", 1)[1], num_envs, action_scaling, settings)
+        host_only = {"vectorization": vectorization, "info_metrics": info_metrics, "action_mask_key": action_mask_key}
+        for name, value in host_only.items():
+            if value not in ("auto", (), [], None):
+                raise ValueError(f"make: {name} is for Gymnasium environments and must be left out for {id}, got {value!r}")
+        dynamics = _dynamics_by_name(id, settings) if isinstance(id, str) else _dynamics_of_object(id, settings)
+        return AutoReset(dynamics, num_envs, action_scaling)
+    from polyak.envs.env_options import EnvOptions
     from polyak.envs.gymnasium import GymnasiumEnv
 
-    if isinstance(id, str):
-        _check_frame_skip(settings)
-        name, batch = id, _batch_by_name(id, num_envs, vectorization, timeout, settings, import_modules, drop_unsupported_obs)
-    else:
-        if env_kwargs:
-            raise TypeError("make: env_kwargs must be None unless id is a name; set them in the function that creates the env")
-        name, batch = _batch_of_object(id, num_envs, vectorization, timeout, drop_unsupported_obs)
+    env_options = EnvOptions(drop_unsupported_obs, action_mask_key, check_info_metrics(info_metrics))
+    options = _Options(num_envs, vectorization, timeout, env_options)
+    arguments: dict[str, Any] = {"action_scaling": action_scaling, "vectorization": vectorization, "timeout": timeout}
+    arguments |= {"nonfinite": nonfinite, "out_of_bounds": out_of_bounds, "drop_unsupported_obs": drop_unsupported_obs}
+    arguments |= {"action_mask_key": action_mask_key, "info_metrics": tuple(info_metrics), "env_kwargs": settings}
+    source = EnvSource(id, arguments) if isinstance(id, str) or callable(id) else None
+    name, batch = _named_batch(id, options, settings, import_modules)
     try:
-        return GymnasiumEnv(batch, name, action_scaling=action_scaling, nonfinite=nonfinite, out_of_bounds=out_of_bounds)
+        return GymnasiumEnv(
+            batch, name, action_scaling=action_scaling, nonfinite=nonfinite, out_of_bounds=out_of_bounds, source=source
+        )
     except BaseException:
         # End the worker processes; the first error is raised.
         with contextlib.suppress(Exception):
@@ -93,32 +141,73 @@ def make(
         raise
 
 
-def _make_jax(name: str, num_envs: int, action_scaling: Literal["clip", "rescale"], settings: dict[str, Any]) -> Env:
+def _named_batch(id: Any, options: "_Options", settings: dict[str, Any], import_modules: bool) -> tuple[str, Any]:
+    if isinstance(id, str):
+        _check_frame_skip(settings)
+        return id, _batch_by_name(id, options, settings, import_modules)
+    _check_no_settings(settings)
+    return _batch_of_object(id, options)
+
+
+def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
+    source, _, name = id.partition("/")
+    match source:
+        case "gymnax":
+            from polyak.dynamics import gymnax
+
+            return gymnax.dynamics(name, settings)
+        case "brax":
+            from polyak.dynamics import brax
+
+            return brax.dynamics(name, settings)
+        case "jumanji":
+            from polyak.dynamics import jumanji
+
+            return jumanji.dynamics(name, settings)
     if name not in DYNAMICS:
-        raise ValueError(f"make: {unknown_name(f'jax/{name}', tuple(f'jax/{known}' for known in DYNAMICS), 'environment')}")
-    return AutoReset(DYNAMICS[name](**settings), num_envs, action_scaling)
+        raise ValueError(f"make: {unknown_name(id, tuple(f'jax/{known}' for known in DYNAMICS), 'environment')}")
+    return DYNAMICS[name](**settings)
 
 
-def _make_gymnax(name: str, num_envs: int, action_scaling: Literal["clip", "rescale"], settings: dict[str, Any]) -> Env:
-    from polyak.envs import gymnax
+def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
+    """The dynamics of an environment object of gymnax, Brax or Jumanji."""
+    _check_no_settings(settings)
+    name = type(getattr(env, "unwrapped", env)).__name__
+    if is_from("gymnax", env):
+        from polyak.dynamics import gymnax
 
-    return AutoReset(gymnax.dynamics(name, settings), num_envs, action_scaling)
+        return gymnax.dynamics_of(env, env.default_params, f"gymnax/{name}")
+    if is_from("brax", env):
+        from polyak.dynamics import brax
+
+        return brax.dynamics_of(env, f"brax/{name}")
+    from polyak.dynamics import jumanji
+
+    return jumanji.dynamics_of(env, f"jumanji/{name}")
 
 
-def _batch_by_name(
-    id: str,
-    num_envs: int,
-    vectorization: Vectorization,
-    timeout: float,
-    settings: dict[str, Any],
-    import_modules: bool,
-    drop_unsupported_obs: bool,
-) -> Any:
+def _check_no_settings(settings: dict[str, Any]) -> None:
+    if settings:
+        raise TypeError("make: env_kwargs must be None unless id is a name; set them in the function that creates the env")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The arguments of `make` that say how a batch of Gymnasium environments is made."""
+
+    num_envs: int
+    vectorization: Vectorization
+    timeout: float
+    env: "EnvOptions"
+
+
+def _batch_by_name(id: str, options: _Options, settings: dict[str, Any], import_modules: bool) -> Any:
     import gymnasium
 
+    vectorization = options.vectorization
     spec = _find_spec(id, import_modules)
     if spec.namespace == "ALE":
-        return _atari_batch(spec, num_envs, vectorization, settings)
+        return _atari_batch(spec, options, settings)
     # The vectorised forms of phys2d reset the state of no other environment whenever one resets (Gymnasium 1.4).
     has_own = spec.vector_entry_point is not None and not id.startswith("phys2d/")
     if vectorization == "own" and not has_own:
@@ -126,13 +215,13 @@ def _batch_by_name(
     with _name_missing_extra(id, spec):
         if vectorization in ("auto", "own") and has_own:
             _check_render_mode(id, settings, spec.vector_entry_point)
-            own = gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings)
-            return _vector_batch(own, id, drop_unsupported_obs)
+            own = gymnasium.make_vec(spec, num_envs=options.num_envs, vectorization_mode="vector_entry_point", **settings)
+            return _vector_batch(own, id, options)
         _check_render_mode(id, settings, spec.entry_point)
         # `GymnasiumEnv` checks in every step what Gymnasium's checker warns of in the first two. The registration is passed
         # along because a worker process has only Gymnasium's own.
         make_env = functools.partial(gymnasium.make, spec, disable_env_checker=True, **settings)
-        return _single_batch(make_env, id, num_envs, vectorization, timeout, drop_unsupported_obs)
+        return _single_batch(make_env, id, options)
 
 
 def _check_frame_skip(settings: dict[str, Any]) -> None:
@@ -164,33 +253,28 @@ def _check_render_mode(id: str, settings: dict[str, Any], entry_point: Any) -> N
         raise ValueError(f"make: env_kwargs['render_mode'] must be {expected} for {id}, got {mode!r}")
 
 
-def _atari_batch(spec: Any, num_envs: int, vectorization: Vectorization, settings: dict[str, Any]) -> Any:
-    if vectorization not in ("auto", "own"):
+def _atari_batch(spec: Any, options: _Options, settings: dict[str, Any]) -> Any:
+    if options.vectorization not in ("auto", "own"):
         raise ValueError(
-            f"make: vectorization must be 'auto' or 'own' for {spec.id}, which runs in the ALE's threads, got {vectorization!r}"
+            f"make: vectorization must be 'auto' or 'own' for {spec.id}, which runs in the ALE's threads, "
+            f"got {options.vectorization!r}"
         )
+    if options.env.info_metrics or options.env.action_mask_key is not None:
+        raise ValueError(f"make: info_metrics and action_mask_key must be left out for {spec.id}, got {options.env}")
     from polyak.envs.atari import Atari, AtariBatch
 
     registered = {name: value for name, value in spec.kwargs.items() if name != "game"}
-    return AtariBatch(spec.kwargs["game"], num_envs, Atari(**registered | settings), spec.id)
+    return AtariBatch(spec.kwargs["game"], options.num_envs, Atari(**registered | settings), spec.id)
 
 
-def _single_batch(
-    make_env: Callable[[], Any],
-    name: str,
-    num_envs: int,
-    vectorization: Vectorization,
-    timeout: float,
-    drop_unsupported_obs: bool,
-) -> Any:
+def _single_batch(make_env: Callable[[], Any], name: str, options: _Options) -> Any:
     from polyak.envs.env_batch import InProcessEnvs, SingleBatch
     from polyak.envs.process_workers import WorkerProcesses
 
-    if drop_unsupported_obs:
-        make_env = functools.partial(_make_filtered, make_env)
-    if vectorization != "async":
-        return SingleBatch(InProcessEnvs([make_env() for _ in range(num_envs)], name), name)
-    workers = WorkerProcesses([make_env] * num_envs, name, timeout)
+    if options.vectorization != "async":
+        envs = [make_env() for _ in range(options.num_envs)]
+        return SingleBatch(InProcessEnvs(envs, name, options.env), name)
+    workers = WorkerProcesses([make_env] * options.num_envs, name, options.timeout, options.env)
     try:
         return SingleBatch(workers, name)
     except BaseException:
@@ -198,18 +282,11 @@ def _single_batch(
         raise
 
 
-def _make_filtered(make_env: Callable[[], Any]) -> Any:
-    from polyak.envs.obs_reader import filter_unsupported
-
-    return filter_unsupported(make_env())
-
-
-def _batch_of_object(
-    id: Any, num_envs: int, vectorization: Vectorization, timeout: float, drop_unsupported_obs: bool
-) -> tuple[str, Any]:
+def _batch_of_object(id: Any, options: _Options) -> tuple[str, Any]:
     """The name and the batch of a vector environment, an environment, or a function that creates one."""
     import gymnasium
 
+    num_envs, vectorization = options.num_envs, options.vectorization
     if isinstance(id, gymnasium.vector.VectorEnv):
         if num_envs not in (1, id.num_envs) or vectorization not in ("auto", "own"):
             raise ValueError(
@@ -218,8 +295,8 @@ def _batch_of_object(
             )
         # A SyncVectorEnv is stepped through its environments, which then reset on the next step whatever its mode.
         if type(id) is gymnasium.vector.SyncVectorEnv and id.observation_mode == "same":
-            return _name_of(id.envs[0]), _batch_of_envs(id.envs, drop_unsupported_obs)
-        return _name_of(id), _vector_batch(id, _name_of(id), drop_unsupported_obs)
+            return _name_of(id.envs[0]), _batch_of_envs(id.envs, options)
+        return _name_of(id), _vector_batch(id, _name_of(id), options)
     if vectorization == "own":
         raise ValueError("make: vectorization='own' needs the name of an environment, or pass a VectorEnv")
     if isinstance(id, gymnasium.Env):
@@ -228,35 +305,34 @@ def _batch_of_object(
                 f"make: num_envs must be 1 and vectorization not 'async' for a single environment, got {num_envs} and "
                 f"{vectorization!r}; pass a function that creates it"
             )
-        return _name_of(id), _batch_of_envs([id], drop_unsupported_obs)
+        return _name_of(id), _batch_of_envs([id], options)
     if not callable(id):
         expected = "a name, a function that creates a gymnasium.Env, or a gymnasium.vector.VectorEnv"
-        raise TypeError(f"make: id must be {expected}, got {type(id).__name__}")
+        raise TypeError(f"make: id must be {expected}, got {type(id).__name__}{conversion(id)}")
     name = getattr(id, "__name__", type(id).__name__)
-    return name, _single_batch(id, name, num_envs, vectorization, timeout, drop_unsupported_obs)
+    return name, _single_batch(id, name, options)
 
 
-def _batch_of_envs(envs: Any, drop_unsupported_obs: bool) -> Any:
+def _batch_of_envs(envs: Any, options: _Options) -> Any:
     """A batch of environments that exist."""
     from polyak.envs.env_batch import InProcessEnvs, SingleBatch
-    from polyak.envs.obs_reader import filter_unsupported
 
     name = _name_of(envs[0])
-    if drop_unsupported_obs:
-        envs = [filter_unsupported(env) for env in envs]
-    return SingleBatch(InProcessEnvs(envs, name), name)
+    return SingleBatch(InProcessEnvs(envs, name, options.env), name)
 
 
-def _vector_batch(env: Any, name: str, drop_unsupported_obs: bool) -> Any:
-    from polyak.envs.envpool import SeededEnvPool, is_envpool
-    from polyak.envs.obs_reader import filter_unsupported
+def _vector_batch(env: Any, name: str, options: _Options) -> Any:
     from polyak.envs.vector import VectorBatch
 
-    if is_envpool(env):
+    if is_from("envpool", env):
+        from polyak.envs.envpool import SeededEnvPool
+
         env = SeededEnvPool(env)
-    if drop_unsupported_obs:
-        env = filter_unsupported(env)
-    return VectorBatch(env, name)
+    if is_from("supersuit", env):
+        from polyak.envs.supersuit import SuperSuitEnv
+
+        env = SuperSuitEnv(env)
+    return VectorBatch(env, name, options.env)
 
 
 def _name_of(env: Any) -> str:

@@ -1,7 +1,8 @@
 """A batch of environments: the interface, and one made of single environments, in this process or in worker processes."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium.spaces as gym
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.space_check import ArraySpec
+from polyak.envs.env_options import EnvOptions
+from polyak.envs.info_reader import stack_info
 from polyak.envs.masks import Flags
 from polyak.envs.obs_reader import obs_leaves
 from polyak.envs.single_env import SingleEnv, SingleStep
@@ -20,7 +23,8 @@ class RawStep(NamedTuple):
     Attributes:
         obs: the observation's arrays.
         masks: the action masks in the order of `mask_widths`, or None.
-        score: the fields of a `polyak.core.types.Score`, for environments that record one.
+        record: the fields of a `polyak.core.types.EpisodeRecord`, for environments that record one.
+        info: see `polyak.core.types.ReportsInfo`.
     """
 
     obs: list[npt.NDArray[Any]]
@@ -28,7 +32,8 @@ class RawStep(NamedTuple):
     terminated: Flags
     truncated: Flags
     masks: list[Flags] | None = None
-    score: tuple[npt.NDArray[np.float32], Flags, Flags] | None = None
+    record: tuple[npt.NDArray[np.float32], Flags, Flags] | None = None
+    info: Mapping[str, npt.NDArray[np.float64]] = MappingProxyType({})
 
 
 @runtime_checkable
@@ -87,8 +92,8 @@ class EnvGroup(Protocol):
 class InProcessEnvs:
     """EnvGroup in this process, asked one after the other."""
 
-    def __init__(self, envs: Sequence[Any], name: str) -> None:
-        self.envs = [SingleEnv(env, name, index) for index, env in enumerate(envs)]
+    def __init__(self, envs: Sequence[Any], name: str, options: EnvOptions) -> None:
+        self.envs = [SingleEnv(env, name, index, options) for index, env in enumerate(envs)]
         self.spaces = [(env.env.observation_space, env.env.action_space) for env in self.envs]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -201,6 +206,7 @@ def stack_steps(leaves: list[ArraySpec], steps: Sequence[SingleStep]) -> RawStep
         for i, step in enumerate(steps):
             array[i] = step[0][j]
         obs.append(array)
-    _, rewards, terminated, truncated, masks = zip(*steps, strict=True)
+    _, rewards, terminated, truncated, masks, infos = zip(*steps, strict=True)
     stacked = None if masks[0] is None else [np.stack(parts) for parts in zip(*masks, strict=True)]
-    return RawStep(obs, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), stacked)
+    flags = np.array(terminated), np.array(truncated)
+    return RawStep(obs, np.array(rewards, np.float64), *flags, stacked, info=stack_info(infos))

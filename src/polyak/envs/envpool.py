@@ -10,11 +10,6 @@ from gymnasium.vector import VectorEnv
 from polyak.envs.env_batch import seeds_of
 
 
-def is_envpool(env: Any) -> bool:
-    """Whether it was created by `envpool.make`."""
-    return any(base.__module__.startswith("envpool.") for base in type(env).__mro__)
-
-
 class SeededEnvPool(VectorEnv[Any, Any, Any]):
     """An environment of `envpool.make(..., env_type="gymnasium")`.
 
@@ -54,7 +49,8 @@ class SeededEnvPool(VectorEnv[Any, Any, Any]):
         """Step every environment; those whose episode ended reset instead."""
         *arrays, info = self.env.step(actions)
         obs, reward, terminated, truncated = (self._sort(info["env_id"], part) for part in arrays)
-        return obs, reward, terminated, truncated, info
+        by_env = {name: part for name, part in info.items() if np.shape(part)[:1] == (self.num_envs,)}
+        return obs, reward, terminated, truncated, self._sort(info["env_id"], by_env)
 
     def _create(self, seed: int) -> Any:
         # 31 bits are what EnvPool takes.

@@ -1,5 +1,7 @@
 """Gymnasium environments, single or vectorised, as a `HostEnv` with next-step autoreset."""
 
+import warnings
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import gymnasium
@@ -7,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.printing import short_repr
 from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space, unflatten
-from polyak.core.types import PyTree, Score, TimeStep
+from polyak.core.types import EpisodeRecord, PyTree, TimeStep
 from polyak.envs.env_batch import Batch, RawStep
 from polyak.envs.masks import Flags
 from polyak.envs.obs_reader import obs_leaves
+from polyak.envs.source import EnvSource
 from polyak.envs.value_checks import ActionReader, ObsCheck, check_reward
 
 
+@short_repr("spec", "num_envs")
 class GymnasiumEnv:
     """A batch of Gymnasium environments, in NumPy.
 
@@ -30,6 +35,7 @@ class GymnasiumEnv:
         nonfinite: NaN and infinity in observations and rewards raise (`"error"`) or are passed to the agent (`"pass"`).
         out_of_bounds: finite observations outside the bounds of a Box raise (`"error"`), are clipped (`"clip"`), or give one
             warning (`"warn"`, as several of Gymnasium's own environments leave their bounds).
+        source: what makes equal environments, for evaluation; None if only these exist.
 
     Raises:
         TypeError: a space is not supported.
@@ -44,10 +50,12 @@ class GymnasiumEnv:
         action_scaling: Literal["clip", "rescale"] = "clip",
         nonfinite: Literal["error", "pass"] = "error",
         out_of_bounds: Literal["warn", "error", "clip"] = "warn",
+        source: EnvSource | None = None,
     ) -> None:
         check_choice("make", "nonfinite", nonfinite, ("error", "pass"))
         check_choice("make", "out_of_bounds", out_of_bounds, ("warn", "error", "clip"))
         self._batch = batch
+        self.source = source
         self._nonfinite = nonfinite
         try:
             obs = from_gymnasium(batch.obs_space, f"{id}: observation space")
@@ -62,12 +70,17 @@ class GymnasiumEnv:
         self.spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())
         self.num_envs = batch.num_envs
         self._read_action = ActionReader(self.spec, batch.action_space, self.num_envs)
+        in_obs = isinstance(batch.obs_space, gymnasium.spaces.Dict) and "action_mask" in batch.obs_space.spaces
+        if in_obs and not self.spec.has_action_mask:
+            advice = "pass action_mask_key='action_mask'"
+            warnings.warn(f"make: obs['action_mask'] of {id} is not used as an action mask; {advice}", stacklevel=3)
         leaves = zip(obs_leaves(batch.obs_space), leaf_spaces(obs), strict=True)
         self._check_obs = [ObsCheck(leaf, space, self.num_envs, nonfinite, out_of_bounds) for leaf, (_, space) in leaves]
         self._single_leaf = len(self._check_obs) == 1 and self._check_obs[0].leaf.path == ""
         self._seed = 0
         self._steps = 0
         self._last: npt.NDArray[np.bool_] | None = None
+        self.info: Mapping[str, npt.NDArray[np.float64]] = {}
 
     def reset(self, seed: int) -> TimeStep:
         """Start a new episode in every environment; the same seed gives the same episodes.
@@ -141,7 +154,7 @@ class GymnasiumEnv:
         return f"{self.spec.id}: env {env}, step {self._steps} ({seed})"
 
     def _time_step(self, raw: RawStep, first: npt.NDArray[np.bool_]) -> TimeStep:
-        leaves, reward, terminated, truncated, masks, score = raw
+        leaves, reward, terminated, truncated, masks, record, self.info = raw
         if self._single_leaf:
             obs: PyTree = self._check_obs[0](leaves[0], self._location)
         else:
@@ -150,7 +163,7 @@ class GymnasiumEnv:
         reward = check_reward(reward, self._nonfinite, self._location)
         self._last = terminated | truncated
         mask = None if masks is None else self._mask_tree(masks)
-        return TimeStep(obs, reward, terminated, truncated, first, mask, None if score is None else Score(*score))
+        return TimeStep(obs, reward, terminated, truncated, first, mask, None if record is None else EpisodeRecord(*record))
 
     def _mask_tree(self, masks: list[Flags]) -> PyTree:
         arrays = iter(masks)

@@ -6,28 +6,11 @@ No JAX here: worker processes use this.
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import gymnasium.spaces as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import VectorEnv
 
 from polyak.core.space_check import FLOAT32_MAX, ArraySpec, check_range, read_leaves, to_array
-
-UNSUPPORTED = (gym.Text, gym.Sequence, gym.Graph, gym.OneOf)
-
-
-def filter_unsupported(env: Any) -> Any:
-    """The environment, or vector environment, without the entries of its Dict observation whose spaces are not supported."""
-    is_vector = isinstance(env, VectorEnv)
-    space = env.single_observation_space if is_vector else getattr(env, "observation_space", None)
-    if not isinstance(space, gym.Dict):
-        return env
-    supported = [key for key, part in space.spaces.items() if not isinstance(part, UNSUPPORTED)]
-    if len(supported) in (0, len(space.spaces)):
-        return env
-    wrapper: Any = gymnasium.wrappers.vector.FilterObservation if is_vector else gymnasium.wrappers.FilterObservation
-    return wrapper(env, supported)
 
 
 def obs_leaves(space: Any, keys: tuple[Any, ...] = ()) -> list[ArraySpec]:

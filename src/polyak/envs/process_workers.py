@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
+from polyak.envs.env_options import EnvOptions
 from polyak.envs.single_env import SingleEnv
 
 CLOSE_SECONDS = 1.0
@@ -29,6 +30,7 @@ class WorkerProcesses:
         env_fns: create the environments, each in its process.
         name: the environment's name in errors.
         timeout: seconds that a method call, or the start of a process, may take.
+        options: how the environments are adapted and read.
 
     Raises:
         TimeoutError: an environment did not return in time; all processes are ended.
@@ -36,7 +38,7 @@ class WorkerProcesses:
         Exception: what an environment raised, of the same type where it can be pickled, with the worker's traceback as a note.
     """
 
-    def __init__(self, env_fns: Sequence[Callable[[], Any]], name: str, timeout: float) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], Any]], name: str, timeout: float, options: EnvOptions) -> None:
         self.name = name
         self.timeout = timeout
         self.pipes: list[Connection] = []
@@ -46,7 +48,8 @@ class WorkerProcesses:
         context = multiprocessing.get_context("forkserver")
         for index, make in enumerate(env_fns):
             own_end, worker_end = context.Pipe()
-            process = context.Process(target=_run_worker, args=(worker_end, CloudpickleWrapper(make), name, index), daemon=True)
+            arguments = (worker_end, CloudpickleWrapper(make), name, index, options)
+            process = context.Process(target=_run_worker, args=arguments, daemon=True)
             process.start()
             # The worker must hold the only other end, so that each side notices at once when the other dies.
             worker_end.close()
@@ -168,12 +171,12 @@ def _end(processes: Sequence[BaseProcess], deadline: float) -> None:
             process.close()
 
 
-def _run_worker(pipe: Connection, make: CloudpickleWrapper, name: str, index: int) -> None:
+def _run_worker(pipe: Connection, make: CloudpickleWrapper, name: str, index: int, options: EnvOptions) -> None:
     """Create the environment and run method calls until `close`."""
     # Ctrl-C is sent to the whole process group; the trainer handles it and still needs its environments.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        env = SingleEnv(make(), name, index)
+        env = SingleEnv(make(), name, index, options)
         pipe.send((0, "done", (env.env.observation_space, env.env.action_space)))
     except Exception as error:
         pipe.send((0, "raised", _pickle_exception(error)))

@@ -11,11 +11,14 @@ import numpy as np
 
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
+from polyak.envs.env_options import EnvOptions, adapt
+from polyak.envs.info_reader import read_info
+from polyak.envs.libraries import conversion
 from polyak.envs.masks import Flags, check_maskable, read_masks
 from polyak.envs.obs_reader import obs_leaves, read_obs
 
-SingleStep: TypeAlias = tuple[list[Any], float, bool, bool, list[Flags] | None]
-"""Observation leaves, reward, terminated, truncated, action masks."""
+SingleStep: TypeAlias = tuple[list[Any], float, bool, bool, list[Flags] | None, dict[str, float]]
+"""Observation leaves, reward, terminated, truncated, action masks, values of `info` by tag."""
 
 
 class SingleEnv:
@@ -31,14 +34,16 @@ class SingleEnv:
         env: a `gymnasium.Env`; its spaces must be supported.
         name: its name in errors.
         index: its place in the batch.
+        options: how it is adapted and read.
     """
 
-    def __init__(self, env: Any, name: str, index: int) -> None:
+    def __init__(self, env: Any, name: str, index: int, options: EnvOptions) -> None:
         if not isinstance(env, gymnasium.Env):
-            raise TypeError(f"{name}: env {index} must be a gymnasium.Env, got {type(env).__name__}")
-        self.env = env
+            raise TypeError(f"{name}: env {index} must be a gymnasium.Env, got {type(env).__name__}{conversion(env)}")
+        self.env = adapt(env, options, name, warns=index == 0)
         self.name = name
         self.index = index
+        self.info_metrics = options.info_metrics
         self.has_mask = False
         self.steps = 0
         self.seed: int | None = None
@@ -63,7 +68,7 @@ class SingleEnv:
         if seed is not None:
             self.seed, self.steps = seed, 0
         obs, info = self._reset(seed)
-        return read_obs(self.leaves, obs, self.location), 0.0, False, False, self._mask(info, False)
+        return read_obs(self.leaves, obs, self.location), 0.0, False, False, self._mask(info, False), {}
 
     def step(self, action: Any, should_reset: bool) -> SingleStep:
         """Step the environment, or reset it if its episode ended on the last step."""
@@ -85,8 +90,10 @@ class SingleEnv:
             terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         if type(info) is not dict:
             self._check_info("step", info)
-        mask = self._mask(info, terminated or truncated)
-        return read_obs(self.leaves, obs, self.location), reward, terminated, truncated, mask
+        is_last = terminated or truncated
+        mask = self._mask(info, is_last)
+        values = read_info(info, self.info_metrics, is_last, self.location) if is_last or self.info_metrics else {}
+        return read_obs(self.leaves, obs, self.location), reward, terminated, truncated, mask, values
 
     def save(self) -> dict[str, Any] | None:
         """Return a snapshot in plain data, or None where the environment's state cannot be read."""

@@ -10,6 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
 from polyak.envs.env_batch import RawStep
+from polyak.envs.env_options import EnvOptions, adapt
+from polyak.envs.info_reader import info_of_env, read_info, stack_info
 from polyak.envs.masks import Flags, check_maskable, mask_of_env, mask_widths, read_masks
 from polyak.envs.obs_reader import obs_leaves, read_obs
 
@@ -29,10 +31,12 @@ class VectorBatch:
         TypeError: it returns arrays of the wrong dtype.
     """
 
-    def __init__(self, env: "VectorEnv[Any, Any, Any]", name: str) -> None:
+    def __init__(self, env: "VectorEnv[Any, Any, Any]", name: str, options: EnvOptions) -> None:
         self.form = "vector"
-        self.env = env
+        env = adapt(env, options, name)
+        self.env: VectorEnv[Any, Any, Any] = env
         self.name = name
+        self.info_metrics = options.info_metrics
         self.num_envs = int(env.num_envs)
         self.obs_space: Any = env.single_observation_space
         self.action_space: Any = env.single_action_space
@@ -88,10 +92,12 @@ class VectorBatch:
             reward[reset_mask] = 0.0
             terminated &= ~reset_mask
             truncated &= ~reset_mask
+        is_last = terminated | truncated
+        values = self._read_info(result[4], is_last, reset_mask)
         if self._is_direct and "action_mask" not in result[4]:
-            return RawStep(arrays, reward, terminated, truncated)
-        masks = self._complete(arrays, terminated | truncated, result[4], reset_mask)
-        return RawStep(arrays, reward, terminated, truncated, masks)
+            return RawStep(arrays, reward, terminated, truncated, info=values)
+        masks = self._complete(arrays, is_last, result[4], reset_mask)
+        return RawStep(arrays, reward, terminated, truncated, masks, info=values)
 
     def save(self) -> list[Any] | None:
         """Return a snapshot in plain data, or None where the state cannot be read."""
@@ -163,13 +169,27 @@ class VectorBatch:
         masks = [np.ones((self.num_envs, width), bool) for width in mask_widths(self.action_space)]
         has_mask = info.get("_action_mask", np.full(self.num_envs, "action_mask" in info))
         for i in np.flatnonzero(~skip).tolist():
-            location = f"{self.name}: env {i}, step {self.steps}"
+            location = self._location_of(i)
             own = mask_of_env(self.action_space, info["action_mask"], i, self.num_envs, location) if has_mask[i] else None
             if own is None:
                 raise ValueError(f"{location}: info must have an action_mask, as the first reset returned one; got none")
             for mask, flags in zip(masks, read_masks(self.action_space, own, location), strict=True):
                 mask[i] = flags
         return masks
+
+    def _read_info(self, info: dict[str, Any], is_last: Flags, reset_mask: Flags) -> dict[str, npt.NDArray[np.float64]]:
+        """The values that loops report; without metrics to read, only those of the ends of episodes."""
+        reads = ~reset_mask if self.info_metrics else is_last
+        if not np.count_nonzero(reads):
+            return {}
+        values: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
+        for i in np.flatnonzero(reads).tolist():
+            own = info_of_env(info, self.info_metrics, i)
+            values[i] = read_info(own, self.info_metrics, bool(is_last[i]), lambda i=i: self._location_of(i))  # type: ignore[misc]
+        return stack_info(values)
+
+    def _location_of(self, env: int) -> str:
+        return f"{self.name}: env {env}, step {self.steps}"
 
     def _reset_envs(self, reset_mask: Flags) -> tuple[Any, dict[str, Any]]:
         result: tuple[Any, dict[str, Any]]
@@ -197,7 +217,7 @@ class VectorBatch:
             raise ValueError(
                 f"{self.location()}: info must have 'final_obs' where an episode ended (the mode is {self.mode}), got none"
             )
-        for i in np.flatnonzero(is_last):
-            values = read_obs(self._leaves, final[i], lambda i=i: f"{self.name}: env {i}, step {self.steps}")  # type: ignore[misc]
+        for i in np.flatnonzero(is_last).tolist():
+            values = read_obs(self._leaves, final[i], lambda i=i: self._location_of(i))  # type: ignore[misc]
             for array, value in zip(arrays, values, strict=True):
                 array[i] = value

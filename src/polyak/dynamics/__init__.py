@@ -1,0 +1,1 @@
+"""Environments of other JAX libraries as batched dynamics, which `envs.autoreset` makes an `Env`."""

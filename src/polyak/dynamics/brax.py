@@ -1,0 +1,79 @@
+"""Brax environments as dynamics: without Brax's autoreset, and with its time limit as truncation."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyak.core.checks import check_integer
+from polyak.core.names import unknown_name
+from polyak.core.spaces import Box, Dict, EnvSpec, Space
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
+from polyak.dynamics.names import brax_names
+
+EPISODE_LENGTH = 1000
+
+
+def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
+    """The dynamics of a Brax environment, by name.
+
+    Args:
+        settings: `episode_length` and `action_repeat` as in `brax.envs.create`, else arguments of its constructor.
+
+    Raises:
+        ImportError: Brax is not installed.
+        TypeError, ValueError: no such environment or setting.
+    """
+    try:
+        from brax import envs
+        from brax.envs.wrappers.training import EpisodeWrapper
+    except ModuleNotFoundError as error:
+        raise ImportError(f"brax environments need brax: pip install 'polyak[brax]' ({error})") from error
+    known = brax_names()
+    if name not in known:
+        raise ValueError(f"make: {unknown_name(f'brax/{name}', [f'brax/{each}' for each in known], 'environment')}")
+    limits = {"episode_length": EPISODE_LENGTH, "action_repeat": 1}
+    limits |= {key: value for key, value in settings.items() if key in limits}
+    for key, value in limits.items():
+        check_integer("make", f"env_kwargs[{key!r}]", value)
+    env = envs.get_environment(name, **{key: value for key, value in settings.items() if key not in limits})
+    return dynamics_of(EpisodeWrapper(env, **limits), f"brax/{name}")
+
+
+def dynamics_of(env: Any, id: str) -> ForeignDynamics:
+    """The dynamics of an environment of `brax.envs.get_environment` or `create`.
+
+    An environment without Brax's `EpisodeWrapper` gets one, with 1000 steps, as `create` sets by default: most never end by
+    themselves. Actions are in [-1, 1], as Brax's own agents take them.
+
+    Raises:
+        ValueError: it is batched by Brax.
+    """
+    from brax.envs.wrappers import training
+
+    if isinstance(env, training.AutoResetWrapper):
+        env = env.env
+    if isinstance(env, training.VmapWrapper | training.DomainRandomizationVmapWrapper):
+        raise ValueError(f"make: {id} must not be batched by Brax; create it without batch_size and pass num_envs to make")
+    limited = env if isinstance(env, training.EpisodeWrapper) else training.EpisodeWrapper(env, EPISODE_LENGTH, 1)
+
+    def reset_one(key: Any) -> ForeignState:
+        state = limited.reset(raw_key(key))
+        return ForeignState(state, state.obs)
+
+    def step_one(key: Any, state: Any, action: Any) -> tuple[ForeignState, Any, Any, Any]:
+        after = limited.step(state, action)
+        truncated = after.info["truncation"] > 0
+        return ForeignState(after, after.obs), after.reward, (after.done > 0) & ~truncated, truncated
+
+    with own_promotion(id):
+        example = jax.eval_shape(reset_one, jax.random.key(0)).obs
+    spec = EnvSpec(_obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
+    return ForeignDynamics(env, None, spec, reset_one, step_one)
+
+
+def _obs_space(example: Any) -> Space:
+    if isinstance(example, jax.ShapeDtypeStruct):
+        infinity = np.full(example.shape, np.inf)
+        return Box(-infinity, infinity)
+    return Dict({key: _obs_space(part) for key, part in example.items()})

@@ -1,0 +1,102 @@
+"""Environments of other JAX libraries, written for one copy, as batched dynamics."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.core.printing import short_repr
+from polyak.core.spaces import EnvSpec, map_space
+from polyak.core.struct import struct
+from polyak.core.types import PyTree
+
+
+@struct
+class ForeignState:
+    """The library's own state, its observation, and its action mask or None."""
+
+    state: PyTree
+    obs: PyTree
+    action_mask: PyTree = None
+
+
+@short_repr("spec")
+class ForeignDynamics:
+    """Dynamics (see `autoreset.Dynamics`) of an environment of another library.
+
+    Args:
+        env: the library's environment; loops reuse the programs of dynamics with equal environments and settings.
+        settings: what else its functions depend on.
+        spec: of one environment.
+        reset_one: `key -> ForeignState` of one environment.
+        step_one: `(key, state, action) -> (ForeignState, reward, terminated, truncated)` of one environment.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        settings: Any,
+        spec: EnvSpec,
+        reset_one: Callable[[PRNGKeyArray], ForeignState],
+        step_one: Callable[[PRNGKeyArray, PyTree, PyTree], tuple[ForeignState, Any, Any, Any]],
+    ) -> None:
+        self.env, self.settings, self.spec = env, settings, spec
+        self._reset_one, self._step_one = reset_one, step_one
+
+    def __eq__(self, other: object) -> bool:
+        mine = self.env, self.settings, self.spec
+        return isinstance(other, ForeignDynamics) and mine == (other.env, other.settings, other.spec)
+
+    def __hash__(self) -> int:
+        return hash((self.env, self.spec.id))
+
+    def reset(self, key: PRNGKeyArray, num_envs: int) -> ForeignState:
+        """Initial states."""
+        with own_promotion(self.spec.id):
+            fresh = jax.vmap(self._reset_one)(jax.random.split(key, num_envs))
+        # A weak type would change in the first step, which would compile twice.
+        return self._cast_obs(jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), fresh))
+
+    def step(
+        self, state: ForeignState, action: PyTree, key: PRNGKeyArray
+    ) -> tuple[ForeignState, Float[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
+        """Step every environment; see `Dynamics`."""
+        num_envs = jax.tree.leaves(action)[0].shape[0]
+        with own_promotion(self.spec.id):
+            after, *rest = jax.vmap(self._step_one)(jax.random.split(key, num_envs), state.state, action)
+        after = self._cast_obs(after)
+        # The carry of a scan must keep its types, which some environments change.
+        after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
+        reward, terminated, truncated = (jnp.reshape(x, num_envs) for x in rest)
+        return after, reward.astype(jnp.float32), terminated.astype(bool), truncated.astype(bool)
+
+    def observe(self, state: ForeignState) -> PyTree:
+        """The observation."""
+        return state.obs
+
+    def action_mask(self, state: ForeignState) -> PyTree:
+        """The action mask, or None."""
+        return state.action_mask
+
+    def _cast_obs(self, state: ForeignState) -> ForeignState:
+        obs = map_space(lambda leaf, x: x.astype(leaf.dtype), self.spec.obs, state.obs)
+        return ForeignState(state.state, obs, state.action_mask)
+
+
+@contextlib.contextmanager
+def own_promotion(id: str) -> Iterator[None]:
+    """Run a library under JAX's default promotion, on which it relies; a note marks errors of its code."""
+    try:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            yield
+    except Exception as error:
+        error.add_note(f"{id}: raised in the code of {id.partition('/')[0]}")
+        raise
+
+
+def raw_key(key: PRNGKeyArray) -> Array:
+    """A key as an array of integers, for libraries that keep it in their state or read its shape."""
+    return jax.random.bits(key, jax.eval_shape(jax.random.PRNGKey, 0).shape, jnp.uint32)

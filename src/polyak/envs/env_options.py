@@ -1,0 +1,175 @@
+"""What `make` adapts in Gymnasium environments before it reads them: unsupported observations and action masks.
+
+No JAX here: worker processes use this.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import gymnasium.spaces as gym
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from polyak.envs.masks import mask_widths
+
+SUPPORTED = (gym.Box, gym.Discrete, gym.MultiDiscrete, gym.MultiBinary)
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """The arguments of `make` about a single environment; it describes them."""
+
+    drop_unsupported_obs: bool | None = None
+    action_mask_key: str | None = None
+    info_metrics: tuple[str, ...] = ()
+
+
+def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> Any:
+    """The environment, or vector environment, with supported observations and its action masks in `info["action_mask"]`.
+
+    Args:
+        name: its name in errors and warnings.
+        warns: whether to warn; False for all but the first of equal environments.
+
+    Raises:
+        ValueError: the observation has no entry `action_mask_key`.
+    """
+    if options.drop_unsupported_obs is not False:
+        env = drop_obs(env, name, text_only=options.drop_unsupported_obs is None, warns=warns)
+    method = next((layer.action_masks for layer in _layers(env) if callable(getattr(layer, "action_masks", None))), None)
+    is_vector = isinstance(env, VectorEnv)
+    if method is not None and not mask_widths(env.single_action_space if is_vector else env.action_space):
+        if warns:
+            warnings.warn(
+                f"make: action_masks() of {name} is not used: masks are supported for Discrete and MultiDiscrete actions",
+                stacklevel=2,
+            )
+        method = None
+    key = options.action_mask_key
+    if key is None and method is None:
+        return env
+    space = _obs_space(env)
+    if key is not None and not (isinstance(space, gym.Dict) and key in space.spaces and len(space.spaces) > 1):
+        raise ValueError(f"make: action_mask_key={key!r} must be one of several entries of the Dict observation, got {space}")
+    return (VectorMaskInInfo if is_vector else MaskInInfo)(env, key, method)
+
+
+def drop_obs(env: Any, name: str, *, text_only: bool, warns: bool) -> Any:
+    """The environment without the entries of its Dict observation that are not supported, or only without its texts.
+
+    Texts are spaces of strings, also such as MiniGrid's, which are no `gymnasium.spaces.Text`; dropping them gives a warning
+    where `text_only` is set. An environment that would be left without an observation is not changed.
+    """
+    space = _obs_space(env)
+    if not isinstance(space, gym.Dict):
+        return env
+    dropped = [key for key, part in space.spaces.items() if (_is_text(part) if text_only else not _is_supported(part))]
+    if len(dropped) in (0, len(space.spaces)):
+        return env
+    if text_only and warns:
+        warnings.warn(f"make: dropped the text {', '.join(map(repr, dropped))} from the observation of {name}", stacklevel=2)
+    rest = [key for key in space.spaces if key not in dropped]
+    is_vector = isinstance(env, VectorEnv)
+    wrapper: Any = gymnasium.wrappers.vector.FilterObservation if is_vector else gymnasium.wrappers.FilterObservation
+    return wrapper(env, rest)
+
+
+class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Puts action masks from the observation's entry `key`, or from a method, into `info["action_mask"]`.
+
+    Masks that `info` has already are left alone. At the end of an episode no mask is read from a method.
+    """
+
+    def __init__(self, env: Any, key: str | None, method: Any) -> None:
+        super().__init__(env)
+        self._key, self._method = key, method
+        if key is not None:
+            self.observation_space = _without(env.observation_space, key)
+
+    def reset(self, **options: Any) -> Any:
+        """Reset, with the mask in `info`."""
+        return self._move(*self.env.reset(seed=options.get("seed"), options=options.get("options")), is_last=False)
+
+    def step(self, action: Any) -> Any:
+        """Step, with the mask in `info`."""
+        result = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            return result  # the caller's error names environment and step
+        obs, reward, terminated, truncated, info = result
+        obs, info = self._move(obs, info, is_last=bool(terminated or truncated))
+        return obs, reward, terminated, truncated, info
+
+    def get_state(self) -> dict[str, Any]:
+        """There is no state; this and `set_state` keep the environment's snapshots possible."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def _move(self, obs: Any, info: Any, *, is_last: bool) -> tuple[Any, Any]:
+        if self._key is not None:
+            return {k: v for k, v in obs.items() if k != self._key}, {"action_mask": _as_flags(obs[self._key])} | info
+        return obs, info if is_last or "action_mask" in info else info | {"action_mask": self._method()}
+
+
+class VectorMaskInInfo(VectorWrapper):  # without type arguments, which Gymnasium 1.3 does not take
+    """`MaskInInfo` of a vector environment; its method returns one mask for each environment."""
+
+    def __init__(self, env: Any, key: str | None, method: Any) -> None:
+        super().__init__(env)
+        self._key, self._method = key, method
+        if key is not None:
+            self.single_observation_space = _without(env.single_observation_space, key)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Reset, with the masks in `info`."""
+        return self._move(*self.env.reset(seed=seed, options=options))
+
+    def step(self, actions: Any) -> Any:
+        """Step, with the masks in `info`."""
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        obs, info = self._move(obs, info)
+        return obs, reward, terminated, truncated, info
+
+    def _move(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        key = self._key
+        if key is None:
+            return obs, {"action_mask": self._method()} | info
+        final = [None if each is None else {k: v for k, v in each.items() if k != key} for each in info.get("final_obs", ())]
+        rest = {k: v for k, v in obs.items() if k != key}
+        return rest, {"action_mask": _as_flags(obs[key])} | info | ({"final_obs": final} if final else {})
+
+
+def _layers(env: Any) -> list[Any]:
+    """From the outermost wrapper to the environment itself; not until `env.unwrapped`, which need not be Gymnasium's."""
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper | VectorWrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _obs_space(env: Any) -> Any:
+    return env.single_observation_space if isinstance(env, VectorEnv) else env.observation_space
+
+
+def _is_text(space: Any) -> bool:
+    dtype = getattr(space, "dtype", None)
+    return isinstance(space, gym.Text) or (dtype is not None and np.dtype(dtype).kind == "U")
+
+
+def _is_supported(space: Any) -> bool:
+    if isinstance(space, gym.Dict | gym.Tuple):
+        return all(map(_is_supported, space.spaces.values() if isinstance(space, gym.Dict) else space.spaces))
+    return isinstance(space, SUPPORTED)
+
+
+def _without(space: Any, key: str) -> Any:
+    return gym.Dict({name: part for name, part in space.spaces.items() if name != key})
+
+
+def _as_flags(mask: Any) -> Any:
+    """Masks of floats, as in RLlib's environments, as bools where they are 0 and 1; anything else is checked by the reader."""
+    array = np.asarray(mask)
+    return array.astype(bool) if array.dtype.kind == "f" and np.isin(array, (0.0, 1.0)).all() else mask

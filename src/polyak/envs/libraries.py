@@ -1,0 +1,24 @@
+"""Recognises environments of other libraries, and knows how they are converted. No JAX here: worker processes use this."""
+
+from typing import Any
+
+CONVERSIONS = {
+    "brax": "pass the environment itself to make, not a function that creates it",
+    "dm_control": "convert it with shimmy.DmControlCompatibilityV0(env)",
+    "dm_env": "convert it with shimmy.DmControlCompatibilityV0(env)",
+    "gym": "convert it with shimmy.GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 if its step returns four values",
+    "gymnax": "pass the environment itself to make, not a function that creates it",
+    "jumanji": "pass the environment itself to make, not a function that creates it",
+    "pettingzoo": "convert a parallel environment with supersuit.pettingzoo_env_to_vec_env_v1(env)",
+    "stable_baselines3": "pass the function that creates one environment, and num_envs",
+}
+
+
+def is_from(library: str, value: Any) -> bool:
+    """Whether the class of a value, or one that it derives from, is defined in a library."""
+    return any(base.__module__.partition(".")[0] == library for base in type(value).__mro__)
+
+
+def conversion(env: Any) -> str:
+    """How to convert an environment of another library, to append to an error; empty if the library is unknown."""
+    return next((f"; {advice}" for library, advice in CONVERSIONS.items() if is_from(library, env)), "")

@@ -1,0 +1,68 @@
+"""Brax's environments, where Brax is installed: its dynamics, our resets, time limits told from terminal states."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak import envs, train
+from polyak.agents.ppo import PPO
+from polyak.networks.actor_critic import mlp
+
+brax = pytest.importorskip("brax.envs")
+
+# Brax warns of itself, and of values that it casts.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+
+def play(env, num_steps, action):
+    state, time_step = env.init(jax.random.key(0))
+    step, steps = jax.jit(env.step), [time_step]
+    for t in range(num_steps):
+        state, time_step = step(state, jnp.full((env.num_envs, *env.spec.action.shape), action), jax.random.key(t))
+        steps.append(time_step)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+
+
+def test_a_time_limit_truncates():
+    env = envs.make("brax/fast", num_envs=3, env_kwargs={"episode_length": 5})
+    steps = play(env, 12, 0.5)
+    assert not steps.terminated.any()
+    np.testing.assert_array_equal(np.flatnonzero(steps.truncated[:, 0]), [5, 11])
+    np.testing.assert_array_equal(steps.first[1:], steps.last[:-1])
+
+
+def test_a_fall_terminates_as_in_brax():
+    env = envs.make("brax/inverted_pendulum", num_envs=2, env_kwargs={"backend": "generalized"})
+    steps = play(env, 40, 1.0)
+    assert steps.terminated.any() and not steps.truncated.any()
+    angle = np.abs(steps.obs[..., 1])
+    np.testing.assert_array_equal(steps.terminated, angle > 0.2)
+
+
+@pytest.mark.parametrize("make", [brax.get_environment, lambda name: brax.create(name, episode_length=7)])
+def test_environment_objects_are_taken_without_braxs_resets(make):
+    env = envs.make(make("fast"), num_envs=2)
+    assert env.spec.id == "brax/Fast" and env.spec.action.bounded
+    length = 7 if make is not brax.get_environment else 1000
+    assert int(play(env, 16, 0.0).truncated.sum()) == (4 if length == 7 else 0)
+
+
+def test_a_batch_of_brax_is_rejected_with_the_way_out():
+    with pytest.raises(ValueError, match="must not be batched by Brax; create it without batch_size and pass num_envs to make"):
+        envs.make(brax.create("fast", batch_size=4))
+
+
+def test_names_are_listed_and_settings_checked():
+    assert "brax/ant" in envs.names()["brax"]
+    with pytest.raises(ValueError, match=r"unknown environment 'brax/aunt'; did you mean 'brax/ant'\?"):
+        envs.make("brax/aunt")
+    with pytest.raises(ValueError, match="episode_length"):
+        envs.make("brax/fast", env_kwargs={"episode_length": 0})
+
+
+def test_ppo_trains_on_it():
+    env = envs.make("brax/fast", num_envs=4, env_kwargs={"episode_length": 10})
+    agent = PPO(env.spec, network=mlp((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
+    result = train.compiled(agent, env, env_steps=256, key=jax.random.key(0))
+    assert np.isfinite(result.metrics["train/loss"]) and result.metrics["rollout/ep_len_mean"] == 10

@@ -1,0 +1,143 @@
+"""Action masks that stand elsewhere than in `info`: found, used, or warned of."""
+
+import functools
+import warnings
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+
+from polyak import envs, train
+from polyak.agents.ppo import PPO
+from polyak.networks.actor_critic import mlp
+from tests.envs import toys
+
+
+class Through(VectorWrapper):
+    """Changes nothing, but hides that there is a SyncVectorEnv, which we would step ourselves."""
+
+
+class WithMethod(Through):
+    """A vector environment with one method for the masks of all."""
+
+    def action_masks(self):
+        return np.array([np.arange(4) != env.t % 4 for env in self.env.envs])
+
+
+def vector(make_env, mode=AutoresetMode.NEXT_STEP, wrapper=Through):
+    return wrapper(SyncVectorEnv([make_env] * 2, autoreset_mode=mode))
+
+
+class Outer(gymnasium.Wrapper):
+    """Hides the method of the environment within, as any wrapper does."""
+
+
+MAKERS = {
+    "method": lambda: envs.make(toys.MaskMethod, num_envs=2),
+    "method of a wrapped one": lambda: envs.make(lambda: Outer(Outer(toys.MaskMethod())), num_envs=2),
+    "method in workers": lambda: envs.make(toys.MaskMethod, num_envs=2, vectorization="async"),
+    "method of a vector": lambda: envs.make(vector(toys.Scripted, wrapper=WithMethod)),
+    "obs": lambda: envs.make(toys.MaskObs, num_envs=2, action_mask_key="action_mask"),
+    "obs of floats": lambda: envs.make(functools.partial(toys.MaskObs, np.float32), num_envs=2, action_mask_key="action_mask"),
+    "obs in workers": lambda: envs.make(toys.MaskObs, num_envs=2, action_mask_key="action_mask", vectorization="async"),
+    **{
+        f"obs of a vector, {mode.value}": lambda mode=mode: envs.make(vector(toys.MaskObs, mode), action_mask_key="action_mask")
+        for mode in AutoresetMode
+    },
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_convention_masks_the_action(kind):
+    env = MAKERS[kind]()
+    assert env.spec.has_action_mask
+    time_step, num_ended = env.reset(0), 0
+    for _ in range(20):
+        obs = time_step.obs
+        if kind.startswith("obs"):
+            assert list(obs) == ["obs"]
+            obs = obs["obs"]
+        for i in np.flatnonzero(~time_step.last):
+            np.testing.assert_array_equal(time_step.action_mask[i], np.arange(4) != obs[i, 1] % 4)
+        num_ended += time_step.last.sum()
+        time_step = env.step(time_step.action_mask.argmax(1).astype(np.int32))
+    env.close()
+    assert num_ended > 3
+
+
+def test_ppo_never_takes_a_forbidden_action():
+    class Strict(toys.MaskMethod):
+        def step(self, action):
+            assert self.action_masks()[action], f"{action} is forbidden in step {self.t}"
+            return super().step(action)
+
+    env = envs.make(Strict, num_envs=2)
+    agent = PPO(env.spec, network=mlp((4,)), num_steps=16, num_epochs=1, num_minibatches=1)
+    assert train.host(agent, env, env_steps=64, key=jax.random.key(0)).progress.env_steps >= 64
+
+
+def test_masks_in_info_are_preferred_to_the_method():
+    class Both(toys.Masked):
+        def action_masks(self):
+            raise AssertionError("not asked")
+
+    assert envs.make(Both).reset(0).action_mask.all()
+
+
+def test_a_mask_in_the_observation_that_is_not_used_is_warned_of():
+    for given in (toys.MaskObs, vector(toys.MaskObs)):
+        with pytest.warns(
+            UserWarning, match=r"make: obs\['action_mask'\] of \w+ is not used .*; pass action_mask_key='action_mask'"
+        ):
+            env = envs.make(given)
+        assert not env.spec.has_action_mask
+
+
+def test_a_method_whose_masks_cannot_be_used_is_warned_of_once():
+    class Bits(toys.MaskMethod):
+        def __init__(self):
+            super().__init__()
+            self.action_space = gymnasium.spaces.MultiBinary(2)
+
+    with pytest.warns(UserWarning, match=r"make: action_masks\(\) of Bits is not used: masks are supported for") as warned:
+        env = envs.make(Bits, num_envs=3)
+    assert len(warned) == 1 and not env.spec.has_action_mask
+
+
+@pytest.mark.parametrize("make_env", [toys.Scripted, toys.MaskObs])
+def test_a_key_that_the_observation_lacks_is_an_error(make_env):
+    with pytest.raises(ValueError, match="action_mask_key='mask' must be one of several entries of the Dict observation, got"):
+        envs.make(make_env, action_mask_key="mask")
+
+
+def test_a_mask_of_other_numbers_is_an_error():
+    class Soft(toys.MaskObs):
+        def obs(self, action):
+            return super().obs(action) | {"action_mask": np.full(4, 0.5, np.float32)}
+
+    with pytest.raises(ValueError, match=r"the action_mask must hold bools \(or 0 and 1\), got \[0.5, 0.5, 0.5, 0.5\]"):
+        envs.make(functools.partial(Soft, np.float32), action_mask_key="action_mask").reset(0)
+
+
+def test_masks_do_not_prevent_snapshots():
+    class Kept(toys.Counting):
+        def action_masks(self):
+            return np.array([True, self.count % 2 == 0])
+
+    env = envs.make(Kept)
+    env.reset(0)
+    env.step(np.zeros(1, np.int32))
+    snapshot = env.snapshot()
+    wanted = env.step(np.zeros(1, np.int32))
+    env.restore(snapshot)
+    again = env.step(np.zeros(1, np.int32))
+    jax.tree.map(np.testing.assert_array_equal, again, wanted)
+
+
+def test_environments_without_masks_give_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = envs.make("CartPole-v1", num_envs=2)
+    assert not env.spec.has_action_mask and not isinstance(env, VectorEnv)

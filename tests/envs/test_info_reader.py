@@ -1,0 +1,93 @@
+"""What environments report in `info`, from single, process and vector environments."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+
+from polyak import envs
+from polyak.core.types import ReportsInfo
+from polyak.envs.info_reader import read_info
+from tests.envs import toys
+
+LENGTHS = (3, 1, 5)
+
+
+class Through(VectorWrapper):
+    """Changes nothing, but hides that there is a SyncVectorEnv, which we would step ourselves."""
+
+
+def vector(mode, make_env=toys.recorded):
+    return Through(SyncVectorEnv([make_env] * 2, autoreset_mode=mode))
+
+
+def named(values, tag):
+    """None for NaN, as NaN equals nothing."""
+    return [None if np.isnan(value) else float(value) for value in values.get(tag, [np.nan] * 2)]
+
+
+MAKERS = {
+    "sync": lambda: envs.make(toys.recorded, num_envs=2, info_metrics=("force",)),
+    "async": lambda: envs.make(toys.recorded, num_envs=2, info_metrics=["force"], vectorization="async"),
+    **{mode.value: lambda mode=mode: envs.make(vector(mode), info_metrics=("force",)) for mode in AutoresetMode},
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_form_reports_success_return_and_named_metrics_of_the_transition(kind):
+    env = MAKERS[kind]()
+    assert isinstance(env, ReportsInfo)
+    time_step, total = env.reset(0), np.zeros(2)
+    assert env.info == {}
+    num_ended, successes = 0, []
+    for t in range(30):
+        action = np.array([t % 4, 1], np.int32)
+        was_last, time_step = time_step.last, env.step(action)
+        total = np.where(time_step.first, 0.0, total + time_step.reward)
+        assert named(env.info, "env/force") == [None if last else float(a) for last, a in zip(was_last, action, strict=True)]
+        for i in range(2):
+            recorded, success = (named(env.info, tag)[i] for tag in ("rollout/ep_rew_mean", "rollout/success_rate"))
+            assert (recorded is None) == (success is None) == (not time_step.last[i])
+            if recorded is not None:
+                num_ended += 1
+                assert 2 * recorded == pytest.approx(total[i], rel=1e-5)
+                successes.append(success)
+    env.close()
+    assert num_ended > 10 and {0.0, 1.0} == set(successes)
+
+
+def test_values_with_another_meaning_are_ignored():
+    info = {"episode": 7, "is_success": "no"}
+    assert read_info(info, (), True, str) == {}
+    assert read_info({"episode": {"r": [1, 2]}, "is_success": None}, (), True, str) == {}
+    assert read_info({"is_success": True, "episode": {"r": np.array([2.5])}}, (), False, str) == {}
+
+
+@pytest.mark.parametrize("value", ["fast", None, [1.0], np.zeros(2)])
+def test_a_named_metric_that_is_no_number_is_an_error(value):
+    env = envs.make(lambda: toys.Reporting(force=lambda action: value), info_metrics=("force",))
+    env.reset(0)
+    with pytest.raises(TypeError, match=r"env 0, step 1: info\['force'\] must be one number, got "):
+        env.step(np.zeros(1, np.int32))
+
+
+def test_a_metric_that_info_lacks_is_left_out():
+    env = envs.make(toys.Scripted, info_metrics=("speed",))
+    env.reset(0)
+    env.step(np.zeros(1, np.int32))
+    assert env.info == {}
+
+
+def test_metrics_are_not_read_from_environments_in_jax():
+    with pytest.raises(ValueError, match="info_metrics is for Gymnasium environments and must be left out for jax/CartPole"):
+        envs.make("jax/CartPole-v1", info_metrics=("x",))
+
+
+def test_gymnasiums_vector_recorder_is_read():
+    env = envs.make(gymnasium.wrappers.vector.RecordEpisodeStatistics(vector(AutoresetMode.NEXT_STEP, toys.Scripted)))
+    env.reset(0)
+    infos = []
+    for _ in range(12):
+        time_step = env.step(np.zeros(2, np.int32))
+        infos.append((bool(time_step.last[0]), named(env.info, "rollout/ep_rew_mean")[0] is not None))
+    assert any(last for last, _ in infos) and all(last == has for last, has in infos)
