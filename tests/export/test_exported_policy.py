@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from polyak import PythonPolicy, load_policy, train
-from polyak.cli.export import write_policy
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.types import TimeStep
+from polyak.export.write_policy import write_policy
 from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import lstm
 from polyak.policies.network_policy import Greedy, NetworkPolicy
-from tests.train.setting import ENV
+from tests.loops.setting import ENV
 
 VECTOR = Box([-9.0] * 3, [9.0] * 3)
 OBS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.cli.export import write_policy
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary
 from polyak.export.archive import Export, ExportError, from_members, read_export, to_members, write_export
 from polyak.export.numpy_format import check_weights
+from polyak.export.write_policy import write_policy
 from polyak.networks.actor_critic import mlp
 from tests.policies.test_network_policy import VECTOR, policy_for
 

@@ -52,7 +52,7 @@ def assert_drawn_by(actions, probs):
             assert stats.chisquare(counts, wanted[wanted > 0] / wanted.sum(dtype=float) * len(row)).pvalue > 1e-4
 
 
-def test_epsilon_greedy_draws_by_its_probabilities_and_says_them():
+def test_epsilon_greedy_samples_match_its_log_probs():
     epsilon = 0.3
     policy = EpsilonGreedy(inner(), epsilon)
     assert isinstance(policy, Policy)
@@ -84,7 +84,7 @@ def test_the_divergence_of_two_mixtures_is_the_sum():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
-def test_epsilon_greedy_reaches_its_ends(epsilon):
+def test_epsilon_of_zero_and_one(epsilon):
     policy = EpsilonGreedy(inner(), epsilon)
     now = time_step(3, mask=MASK)
     actions, info = drawn(policy, now, policy.initial_state(3), jax.random.split(KEY, DRAWS))
@@ -208,12 +208,12 @@ def test_boltzmann_softens_every_part_and_ends_greedy():
         (lambda: Boltzmann(inner(), 0.0), r"Boltzmann: temperature must be a number in \(0, inf\)"),
     ],
 )
-def test_wrong_settings_are_refused(build, said, unchecked):
+def test_invalid_settings_are_rejected(build, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         build()
 
 
-def test_a_distribution_without_logits_is_refused_by_name():
+def test_boltzmann_rejects_distributions_without_logits():
     nested = Boltzmann(EpsilonGreedy(inner(), 0.1))
     with pytest.raises(TypeError, match=r"Boltzmann: policy must have distributions with logits .* got EpsilonMixture"):
         nested.distribution(time_step(3), nested.initial_state(3))

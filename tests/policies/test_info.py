@@ -43,7 +43,7 @@ def log_prob(policy, now, carry, action):
     ],
     ids=["greedy", "gaussian", "smoothed"],
 )
-def test_log_prob_value_and_id_are_added_through_wrappers_with_a_memory(build):
+def test_with_info_adds_log_prob_value_and_id_through_recurrent_wrappers(build):
     inner = policy_for(BOX, network=REMEMBERS["gru"])
     policy = with_info(build(inner), policy_id=7)
     assert isinstance(policy, Policy)
@@ -66,7 +66,7 @@ def test_log_prob_value_and_id_are_added_through_wrappers_with_a_memory(build):
         assert np.array_equal(step.info["policy_id"], [7] * 4) and step.info["policy_id"].dtype == jnp.int32
 
 
-def test_info_within_is_kept_and_the_outer_word_counts():
+def test_with_info_keeps_inner_info_and_outer_entries_win():
     policy = with_info(
         ActionSmoothing(with_info(policy_for(BOX, return_info=True), policy_id=1), 0.5), value=False, policy_id=2
     )
@@ -77,7 +77,7 @@ def test_info_within_is_kept_and_the_outer_word_counts():
     np.testing.assert_allclose(step.info["log_prob"], wanted, rtol=1e-5)
 
 
-def test_a_value_is_asked_for_where_there_is_one():
+def test_with_info_adds_the_value_where_a_policy_has_one():
     without = with_info(Uniform(SPEC))
     assert set(act(without, FIRST, ()).info) == {"log_prob"}
     with pytest.raises(ValueError, match="with_info: value must be False where no policy within has one, got Uniform"):
@@ -108,7 +108,7 @@ INDOORS = {
 
 
 @pytest.mark.parametrize(("spec", "build"), INDOORS.values(), ids=INDOORS.keys())
-def test_a_python_policy_within_is_called_once_a_step_with_its_own_seed(spec, build):
+def test_with_info_calls_a_python_policy_once_per_step(spec, build):
     asked = Stubborn([0, 1, 2, 3] if spec is SPEC else [[0.1, 0.7], [-1.3, 5.9]])
     python = PythonPolicy(asked.action, spec)
     policy = with_info(build(python))
@@ -139,7 +139,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("policy", MANY.values(), ids=MANY.keys())
-def test_the_way_through_numpy_is_exact(policy):
+def test_as_python_returns_the_same_bits(policy):
     plain = policy.as_python()
     now = time_step(OBS)
     action = jax.jit(lambda policy, now: policy.distribution(now, ())[0].mode())(policy, now)
@@ -163,7 +163,7 @@ def test_the_way_through_numpy_is_exact(policy):
     )
 
 
-def test_recurrent_policy_is_a_python_object():
+def test_as_python_of_a_recurrent_policy_has_initial_state_and_action():
     policy = Greedy(policy_for(BOX, network=REMEMBERS["lstm"], scale=0.3))
     plain = policy.as_python()
     carry, mine = plain.initial_state(4), policy.initial_state(4)
@@ -179,7 +179,7 @@ def test_recurrent_policy_is_a_python_object():
         plain(np.zeros(3))
 
 
-def test_a_python_policys_observation_must_fit(unchecked):
+def test_as_python_rejects_observations_outside_the_space(unchecked):
     for wrong in (np.zeros(4), np.zeros((2, 4)), np.zeros((2, 2, 3)), 1.0):
         with pytest.raises(ValueError, match=r"as_python: obs must have shape \(3,\), got .*; a batch has shape \(N, 3\)"):
             policy_for(SPEC).as_python()(wrong)
@@ -189,7 +189,7 @@ def test_a_python_policys_observation_must_fit(unchecked):
         policy_for(SPEC).as_python()(["a", "b", "c"])
 
 
-def test_a_python_policys_observation_may_be_a_list():
+def test_as_python_accepts_lists():
     plain = policy_for(MASKED).as_python()
     assert plain([0, 1, 2])["a"] == plain(np.array([0.0, 1.0, 2.0]))["a"]
     mask = {"a": [False, True, False], "b": None}
@@ -198,7 +198,7 @@ def test_a_python_policys_observation_may_be_a_list():
 
 
 @pytest.mark.parametrize("policy", [policy_for(SPEC), policy_for(BOX, network=REMEMBERS["gru"])], ids=["mlp", "remembers"])
-def test_a_policy_made_python_and_a_policy_again_acts_the_same(policy):
+def test_python_policy_of_as_python_acts_the_same(policy):
     plain = policy.as_python()
     again = PythonPolicy(plain, policy.spec, carry_spec=plain.carry_spec)
     carry, compiled, direct = policy.initial_state(4), again.initial_state(4), plain.initial_state(4)
@@ -218,7 +218,7 @@ def test_a_policy_made_python_and_a_policy_again_acts_the_same(policy):
     assert again.num_calls == 6
 
 
-def test_policies_follow_each_other():
+def test_soft_update_between_policies():
     data = np.random.default_rng(1).normal(3.0, 2.0, (50, 3)).astype(np.float32)
     stats = [normalizer_of(data + np.float32(shift)) for shift in (0, 4)]
     a = dataclasses.replace(policy_for(SPEC), normalizer=stats[0])
@@ -239,7 +239,7 @@ def test_policies_follow_each_other():
     assert followed(a, b, 0.25).predict(np.zeros(3))[0] in range(2, 6)
 
 
-def test_policies_of_other_kinds_cannot_follow():
+def test_soft_update_rejects_policies_of_different_kinds():
     a = policy_for(SPEC)
     for other, message in (
         (policy_for(BOX), "only in target: 'variables/params/policy/log_std/all'"),
@@ -252,7 +252,7 @@ def test_policies_of_other_kinds_cannot_follow():
     assert soft_update(Uniform(SPEC), Uniform(BOX), 0.5).spec is BOX
 
 
-def test_a_policy_that_a_wrapper_cannot_know_is_refused(unchecked):
+def test_wrapper_rejects_objects_without_a_spec(unchecked):
     with pytest.raises(TypeError, match="Greedy: policy must have initial_state, distribution, action and spec, got 3"):
         Greedy(3)
     assert Greedy(Inner(jnp.zeros((1, 4)), DISCRETE)).spec is DISCRETE

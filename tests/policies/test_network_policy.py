@@ -72,7 +72,7 @@ def normalizer_of(obs):
     return ObsNormalizer.init(VECTOR).update(obs, jnp.ones(len(obs)))
 
 
-def test_policies_keep_the_contract():
+def test_policies_implement_the_policy_protocol():
     policy = policy_for(SPEC)
     for one in (policy, Greedy(policy), DiscountedReturn(policy, 0.9)):
         assert isinstance(one, Policy)
@@ -130,7 +130,7 @@ each_memory = pytest.mark.parametrize("network", REMEMBERS.values(), ids=REMEMBE
 
 
 @each_memory
-def test_a_policy_remembers_within_an_episode_and_no_further(network):
+def test_carry_is_reset_between_episodes(network):
     policy = policy_for(SPEC, network=network)
     obs = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)), jnp.float32)
     initial = policy.initial_state(2)
@@ -153,7 +153,7 @@ def test_a_policy_remembers_within_an_episode_and_no_further(network):
 
 
 @each_memory
-def test_wrappers_carry_the_memory_along(network):
+def test_wrappers_pass_the_carry_through(network):
     policy = policy_for(SPEC, network=network)
     obs = jnp.asarray(np.random.default_rng(1).normal(size=(3, 2, 3)), jnp.float32)
     wrapped, nested = Greedy(policy), DiscountedReturn(policy, 0.9)
@@ -170,7 +170,7 @@ def test_wrappers_carry_the_memory_along(network):
 
 
 @pytest.mark.parametrize("network", [mlp((5,)), REMEMBERS["gru"]], ids=["mlp", "gru"])
-def test_what_the_network_said_is_kept_where_it_is_asked_for(network):
+def test_return_info_stores_value_and_params(network):
     policy = policy_for(BOX, network=network, return_info=True)
     obs = jnp.ones((4, 3))
     now, carry = time_step(obs, first=np.ones(4, bool)), policy.initial_state(4)
@@ -196,7 +196,7 @@ def test_squashed_actions_lie_between_minus_one_and_one_and_reach_the_bounds():
     np.testing.assert_allclose(native, np.asarray(drawn) * [2, 3] + [0, 3], atol=1e-5)
 
 
-def test_only_what_numpy_has_a_form_of_acts_there():
+def test_numpy_acting_is_limited_to_supported_networks():
     def suits(network=mlp((5,)), **settings):  # noqa: B008
         policy = NetworkPolicy(Variables({}), None, network, BOX, **settings)
         assert policy.suits_numpy(2) == DiscountedReturn(policy, 0.9).suits_numpy(2)

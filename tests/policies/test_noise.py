@@ -69,7 +69,7 @@ def test_where_the_environment_rescales_noise_lies_between_minus_one_and_one():
     assert float(drawn.min()) == -1.0 and float(drawn.max()) == 1.0
 
 
-def test_only_boxes_get_noise():
+def test_noise_leaves_discrete_parts_unchanged():
     policy = GaussianNoise(inner(TREE), Linear(1.0, 0.0, 10), 5)
     step = act(policy, time_step(3), policy.initial_state(3), KEY)
     assert np.array_equal(step.action["gear"], [1, 1, 1]) and not np.any(step.action["go"][0] == LOC[0])
@@ -79,7 +79,7 @@ def test_only_boxes_get_noise():
     assert np.array_equal(log_prob(distribution, step.action | {"gear": jnp.array([0, 0, 0])}), [-np.inf] * 3)
 
 
-def test_OU_noise_is_its_recursion_for_each_environment():
+def test_ou_noise_follows_its_recursion_in_each_environment():
     theta, scale = 0.2, 0.4
     policy = OUNoise(inner(), scale, theta)
     carry, slow = policy.initial_state(3), np.zeros((3, 2), np.float32)
@@ -102,7 +102,7 @@ def test_OU_noise_is_its_recursion_for_each_environment():
     assert unbroken == [1, 2, 3, 4, 5, 6] and int(carry[0][1]) == 3
 
 
-def test_OU_noise_has_the_variance_and_the_memory_of_the_process():
+def test_ou_noise_has_the_variance_and_autocorrelation_of_the_process():
     theta, scale, steps = 0.3, 0.1, 60
     policy = OUNoise(Inner(normal(np.zeros((2000, 2))), BOX), scale, theta)
 
@@ -122,7 +122,7 @@ def test_OU_noise_has_the_variance_and_the_memory_of_the_process():
 
 
 @pytest.mark.parametrize("spec", [BOX, TREE], ids=["box", "tree"])
-def test_smoothed_actions_are_their_recursion(spec):
+def test_smoothed_actions_follow_their_recursion(spec):
     share = 0.25
     policy = ActionSmoothing(inner(spec), share)
     carry, slow = policy.initial_state(3), None
@@ -141,7 +141,7 @@ def test_smoothed_actions_are_their_recursion(spec):
 
 
 @pytest.mark.parametrize("squash", [False, True])
-def test_the_distribution_of_a_smoothed_action_is_that_of_what_is_drawn(squash):
+def test_distribution_of_a_smoothed_action_matches_its_samples(squash):
     spec = RESCALED if squash else BOX
     policy = ActionSmoothing(inner(spec, squash=squash), 0.5)
     last = jnp.array([[0.2, -0.4], [0.0, 0.0], [1.0, -1.0]])
@@ -172,7 +172,7 @@ def test_noise_is_smoothed_and_a_greedy_policy_too():
     np.testing.assert_allclose(still.value["go"], 0.5 * LOC + 0.5 * last, atol=1e-6)
 
 
-def test_what_smoothing_leaves_on_a_bound_has_the_probability_of_the_bound():
+def test_smoothed_action_on_a_bound_has_the_probability_of_the_bound():
     low, high = np.float32(-1.7), np.float32(2.3)
     spec = EnvSpec(BOX.obs, Box([low] * 2, [high] * 2))
     noisy = GaussianNoise(Inner(normal(jax.random.normal(KEY, (512, 2))), spec), 2.0)
@@ -203,6 +203,6 @@ def test_what_smoothing_leaves_on_a_bound_has_the_probability_of_the_bound():
         (lambda: ActionSmoothing(inner(), 0.0), r"ActionSmoothing: share must be a number in \(0, 1\], got 0.0"),
     ],
 )
-def test_wrong_settings_are_refused(build, said, unchecked):
+def test_invalid_settings_are_rejected(build, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         build()

@@ -30,7 +30,7 @@ from tests.policies.test_network_policy import (
 MASKED = EnvSpec(VECTOR, Dict({"a": Discrete(3), "b": MultiDiscrete((2, 3), (1, 0))}), has_action_mask=True)
 
 
-def test_predict_answers_for_one_and_for_many():
+def test_predict_accepts_single_and_batched_observations():
     policy = greedy(SPEC)
     obs = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     many, carry = policy.predict(obs)
@@ -58,7 +58,7 @@ def test_box_actions_reach_the_environments_bounds_and_no_further(scaling, low, 
     assert action.min() == low and action.max() == high and len(np.unique(action)) > 20
 
 
-def test_what_predict_answers_can_be_written_to():
+def test_actions_of_predict_are_writable():
     for spec in (SPEC, EnvSpec(VECTOR, MultiBinary((2,)))):
         action, _ = greedy(spec).predict(np.zeros((2, 3), np.float32))
         action[0] = 0
@@ -86,7 +86,7 @@ def test_discrete_observations_are_counted_from_their_start():
     assert np.array_equal(wide.predict(np.array([-1, 0, 1]))[0], plain.predict(np.array([0, 1, 2]))[0])
 
 
-def test_a_sample_needs_a_key_and_follows_it():
+def test_sampling_needs_a_key_and_is_determined_by_it():
     policy = greedy(EnvSpec(VECTOR, Box([-9.0], [9.0])))
     with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
         policy.predict(np.zeros(3), deterministic=False)
@@ -94,7 +94,7 @@ def test_a_sample_needs_a_key_and_follows_it():
     assert a == b != c
 
 
-def test_masks_are_obeyed():
+def test_predict_respects_action_masks():
     policy = policy_for(MASKED)
     mask = {"a": [False, False, True], "b": np.array([1, 0, 0, 1, 0])}
     action, _ = policy.predict(np.zeros(3), action_mask=mask)
@@ -134,7 +134,7 @@ PAIR = EnvSpec(Dict({"x": VECTOR, "n": Discrete(3, start=1)}), Discrete(2))
         (PAIR, {"x": np.zeros(3), "n": 4}, "obs 'n' must be in [1, 3], got 4"),
     ],
 )
-def test_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, obs, said):
+def test_invalid_observation_raises_with_the_leaf(spec, obs, said):
     with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
         greedy(spec).predict(obs)
     assert str(caught.value).startswith("predict: ")
@@ -149,7 +149,7 @@ def test_an_observation_that_does_not_fit_is_an_error_naming_the_leaf(spec, obs,
         ([True, True], "action_mask must be a tree of 'a', 'b'; 'a' is missing"),
     ],
 )
-def test_a_mask_that_does_not_fit_or_allows_nothing_is_an_error(mask, said):
+def test_mask_of_wrong_shape_or_without_allowed_action_raises(mask, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         greedy(MASKED).predict(np.zeros(3), action_mask=mask)
 
@@ -159,7 +159,7 @@ def test_a_mask_for_a_space_that_has_none_is_an_error():
         greedy(EnvSpec(VECTOR, MultiBinary((2,)))).predict(np.zeros(3), action_mask=[True, True])
 
 
-def test_predict_goes_on_from_the_carry_it_returned():
+def test_predict_continues_from_its_carry():
     policy = Greedy(policy_for(BOX, network=REMEMBERS["lstm"], scale=0.5))
     obs = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
     first, carry = policy.predict(obs[0])
@@ -170,7 +170,7 @@ def test_predict_goes_on_from_the_carry_it_returned():
     assert np.array_equal(again, second)
 
 
-def test_predict_refuses_a_carry_of_another_batch():
+def test_predict_rejects_a_carry_of_another_batch_size():
     spec = EnvSpec(VECTOR, Discrete(2))
     policy = policy_for(spec, network=lstm(4, (4,)))
     _, carry = policy.predict(np.zeros((3, 3), np.float32))
@@ -182,7 +182,7 @@ def test_predict_refuses_a_carry_of_another_batch():
 @pytest.mark.parametrize(
     "spec", [SPEC, BOX, EnvSpec(VECTOR, BOX.action, action_scaling="rescale")], ids=["n", "clip", "rescale"]
 )
-def test_a_small_mlp_answers_in_numpy_what_is_compiled_up_to_rounding(spec, activation, monkeypatch):
+def test_numpy_predict_equals_compiled_up_to_rounding(spec, activation, monkeypatch):
     squash = spec.action_scaling == "rescale"
     policy = policy_for(spec, network=mlp((5, 4), activation), squash=squash)
     obs = np.random.default_rng(0).normal(1.0, 3.0, (1000, 3)).astype(np.float32)
@@ -208,7 +208,7 @@ def test_the_same_observation_has_the_same_bits_every_time():
     }
 
 
-def test_what_is_kept_of_a_policy_goes_with_it():
+def test_predict_cache_is_freed_with_the_policy():
     gc.collect()
     before = len(predict._forms)
     policies = [policy_for(BOX, scale=0.1 * i) for i in range(1, 6)]
@@ -221,7 +221,7 @@ def test_what_is_kept_of_a_policy_goes_with_it():
         assert policy_for(BOX, scale=0.1 * (i % 5 + 1)).predict(np.ones(3))[0].tolist() == answers[i % 5]
 
 
-def test_arrays_that_are_changed_or_exchanged_under_a_policy_are_noticed():
+def test_predict_notices_changed_arrays():
     policy = policy_for(EnvSpec(VECTOR, Box([-99.0, -99.0], [99.0, 99.0])))
     first = policy.predict(np.ones(3))[0]
     policy.variables.params["policy"]["linear"]["bias"] += 1.0
@@ -233,7 +233,7 @@ def test_arrays_that_are_changed_or_exchanged_under_a_policy_are_noticed():
     np.testing.assert_allclose(in_numpy.predict(np.ones(3))[0], first, atol=1e-5)
 
 
-def test_buffers_that_are_donated_afterwards_change_no_answer():
+def test_predict_is_unaffected_by_later_donation():
     policy = policy_for(BOX)
     first = policy.predict(np.ones(3))[0]
     jax.block_until_ready(jax.jit(lambda tree: jax.tree.map(lambda x: x * 0.0 - 7.0, tree), donate_argnums=0)(policy))
@@ -259,7 +259,7 @@ def test_an_observation_that_overflows_in_the_network_warns_no_more_than_jax():
     assert action.shape == (2,)
 
 
-def test_a_box_without_dimensions_is_answered_by_an_array_of_none():
+def test_scalar_box_action_is_a_zero_dimensional_array():
     spec = EnvSpec(Box([-1.0], [1.0]), Box(np.array(-3.0), np.array(3.0)))
     policy = greedy(spec)
     for action in (policy.predict(np.zeros(1))[0], policy.as_python()(np.zeros(1))):

@@ -27,7 +27,7 @@ def act(policy, now, carry, key):
     return policy.action(now, carry, key)
 
 
-def test_uniform_draws_every_allowed_action_alike():
+def test_uniform_samples_every_allowed_action_equally_often():
     policy = Uniform(CHOICES)
     assert isinstance(policy, Policy)
     allowed = {"a": [True, False, True], "b": [True, True, False, True, True], "c": None}
@@ -53,13 +53,13 @@ def test_uniform_fills_a_box_to_its_bounds(spec):
 
 
 @pytest.mark.parametrize("scaling", ["clip", "rescale"])
-def test_uniform_over_a_box_of_integers_is_so_after_rounding(scaling):
+def test_uniform_over_an_integer_box_is_uniform_after_rounding(scaling):
     spec = EnvSpec(OBS, Box([-1], [2], np.int32), action_scaling=scaling)
     native = spec.native_action(np.asarray(act(Uniform(spec), time_step(4000), (), KEY).action))
     assert stats.chisquare(np.bincount(native[:, 0] + 1)).pvalue > 1e-4 and set(native[:, 0]) == {-1, 0, 1, 2}
 
 
-def test_uniform_needs_bounds(unchecked):
+def test_uniform_rejects_unbounded_boxes(unchecked):
     with pytest.raises(ValueError, match=r"Uniform: a Box must have finite bounds, got Box.* at action 'go'"):
         Uniform(EnvSpec(OBS, Dict({"go": Box([-np.inf], [1.0])})))
     with pytest.raises(TypeError, match="Uniform: spec must be an EnvSpec"):
@@ -100,7 +100,7 @@ def test_an_episode_beyond_the_scripts_end_is_an_error_that_names_it():
     assert np.array_equal(failed_envs(again, 3), [True, False, False]), "what went wrong is not forgotten"
 
 
-def test_predict_raises_at_the_scripts_end_and_answers_native_actions():
+def test_predict_of_a_script_returns_native_actions_and_raises_at_its_end():
     policy = Scripted(EIGHT, [(1, 3), (1, 0)])
     obs, carry, answers = np.zeros(2), None, []
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_predict_raises_at_the_scripts_end_and_answers_native_actions():
         (None, [(1, 1)], "Scripted: spec must be an EnvSpec"),
     ],
 )
-def test_a_wrong_script_is_refused(spec, script, said, unchecked):
+def test_invalid_script_is_rejected(spec, script, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         Scripted(spec, script)
 
@@ -143,7 +143,7 @@ def mixture(weights, batch=2000):
     return Mixture(tuple(constant(action, batch=batch) for action in range(len(weights))), weights)
 
 
-def test_a_mixture_is_drawn_by_its_weights_when_an_episode_begins_and_kept():
+def test_mixture_draws_a_policy_by_weight_at_each_new_episode():
     weights = (1.0, 0.0, 2.0, 5.0)
     policy = mixture(weights)
     assert isinstance(policy, Policy)
@@ -164,7 +164,7 @@ def test_a_mixture_is_drawn_by_its_weights_when_an_episode_begins_and_kept():
     assert np.array_equal(step.info["steps"][:2], [2, 5])
 
 
-def test_the_distribution_of_a_mixture_is_the_chosen_ones():
+def test_distribution_of_a_mixture_is_that_of_the_drawn_policy():
     policy = Mixture((Inner(jnp.zeros((3, 4)), DISCRETE), constant(1, batch=3)), (0.5, 0.5))
     carry = act(policy, time_step(3, first=True), policy.initial_state(3), jax.random.key(2)).carry
     distribution, after = policy.distribution(time_step(3), carry)
@@ -180,7 +180,7 @@ def test_the_distribution_of_a_mixture_is_the_chosen_ones():
     np.testing.assert_allclose(log_prob, np.where(choice == 1, 0, -np.log(4)), atol=1e-5)
 
 
-def test_a_greedy_mixture_is_drawn_too_and_without_a_key_the_heaviest_acts():
+def test_greedy_mixture_draws_a_policy_and_without_key_takes_the_largest_weight():
     policy = Greedy(mixture((1.0, 2.0)))
     now, carry = time_step(2000, first=True), policy.initial_state(2000)
     step = act(policy, now, carry, KEY)
@@ -195,7 +195,7 @@ def test_a_greedy_mixture_is_drawn_too_and_without_a_key_the_heaviest_acts():
     assert set(drawn) == {0, 1}
 
 
-def test_mixtures_nest_and_may_say_who_acted():
+def test_mixtures_nest_and_report_policy_ids():
     each = tuple(with_info(constant(action, batch=500), policy_id=action) for action in range(3))
     policy = with_info(Mixture((Mixture(each[:2]), each[2]), (2.0, 1.0)), log_prob=False)
     step = act(policy, time_step(500, first=True), policy.initial_state(500), KEY)
@@ -244,12 +244,12 @@ def test_a_script_may_end_where_another_policy_was_chosen():
         (lambda: Mixture((constant(0),), (1.0, 1.0)), "Mixture: weights must be 1 numbers, one for each policy"),
     ],
 )
-def test_a_wrong_mixture_is_refused(build, said, unchecked):
+def test_invalid_mixture_is_rejected(build, said, unchecked):
     with pytest.raises((TypeError, ValueError), match=said):
         build()
 
 
-def test_infos_that_differ_cannot_be_mixed():
+def test_mixture_rejects_policies_with_different_info():
     policy = Mixture((constant(0), Uniform(DISCRETE)))
     with pytest.raises(ValueError, match="Mixture: info of all policies must have one tree"):
         policy.action(time_step(1), policy.initial_state(1), KEY)

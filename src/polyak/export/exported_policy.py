@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, map_space, zeros
 from polyak.core.types import PyTree, TimeStep
 from polyak.export.archive import ExportError, from_members, read_export
@@ -18,7 +19,8 @@ from polyak.policies.numpy_reader import Policy as NumPyReader
 from polyak.policies.predict import AsPython, first_of_batch, obs_batch
 
 
-@dataclass(frozen=True)
+@short_repr("spec", "carry_spec")
+@dataclass(frozen=True, repr=False)
 class ExportedPolicy:
     """A greedy policy whose `predict` returns what `predict` of the policy it was exported from returned.
 

@@ -63,8 +63,8 @@ def model(
         helper.make_graph(
             nodes,
             "policy",
-            [_declared(name, x) for name, x in inputs.items()],
-            [_declared(name, x) for name, x in zip(names.values(), outputs.values(), strict=True)],
+            [_value_info(name, x) for name, x in inputs.items()],
+            [_value_info(name, x) for name, x in zip(names.values(), outputs.values(), strict=True)],
             constants,
         ),
         producer_name="polyak",
@@ -76,7 +76,7 @@ def model(
     return seal_onnx(bytes(result.SerializeToString()))
 
 
-def _declared(name: str, x: jax.ShapeDtypeStruct) -> Any:
+def _value_info(name: str, x: jax.ShapeDtypeStruct) -> Any:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)), [ROWS, *x.shape])
 
 

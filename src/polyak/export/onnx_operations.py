@@ -49,19 +49,11 @@ def _is_number(size: Any) -> bool:
     return isinstance(size, int | np.integer)
 
 
-def _reshaped(graph: Graph, x: Any, shape: Sequence[Any]) -> Any:
+def _reshape(graph: Graph, x: Any, shape: Sequence[Any]) -> Any:
     """Reshape to a shape in which one size may depend on the batch size."""
     if sum(not _is_number(size) for size in shape) > 1:
         raise ExportError(f"export: format onnx cannot reshape to {tuple(shape)}: two sizes depend on the batch size")
     return graph.add("Reshape", [x, _vector([size if _is_number(size) else -1 for size in shape])])
-
-
-def _reshape(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return _reshaped(graph, inputs[0], equation.params["new_sizes"])
-
-
-def _squeeze(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Squeeze", [inputs[0], _vector(equation.params["dimensions"])])
 
 
 def _broadcast_in_dim(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
@@ -69,7 +61,7 @@ def _broadcast_in_dim(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
     sizes = dict(zip(map(int, places), equation.invars[0].aval.shape, strict=True))
     aligned = [sizes.get(i, 1) for i in range(len(shape))]
-    x = inputs[0] if len(aligned) == len(sizes) else _reshaped(graph, inputs[0], aligned)
+    x = inputs[0] if len(aligned) == len(sizes) else _reshape(graph, inputs[0], aligned)
     longer = [1 if old == new else new for old, new in zip(aligned, shape, strict=True)]
     if all(_is_number(size) and size == 1 for size in longer):
         return x if isinstance(x, str) else graph.add("Identity", [x])
@@ -86,25 +78,13 @@ def _slice(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     axes = [i for i, size in enumerate(sizes) if not (limits[i] == size and starts[i] == 0 and strides[i] == 1)]
     if not all(_is_number(limits[i]) and _is_number(starts[i]) for i in axes):
         raise ExportError(f"export: format onnx cannot slice {starts} to {limits}: a limit depends on the batch size")
-    chosen = [_vector([values[i] for i in axes]) for values in (starts, limits, range(len(sizes)), strides)]
-    return graph.add("Slice", [inputs[0], *chosen])
-
-
-def _split(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.split(inputs[0], [int(n) for n in equation.params["sizes"]], int(equation.params["axis"]))
-
-
-def _concatenate(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Concat", inputs, axis=int(equation.params["dimension"]))
+    slices = [_vector([values[i] for i in axes]) for values in (starts, limits, range(len(sizes)), strides)]
+    return graph.add("Slice", [inputs[0], *slices])
 
 
 def _stack(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     axis = int(equation.params["axis"])
     return graph.add("Concat", [graph.add("Unsqueeze", [x, _vector([axis])]) for x in inputs], axis=axis)
-
-
-def _transpose(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Transpose", inputs, perm=[int(i) for i in equation.params["permutation"]])
 
 
 def _convert(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
@@ -138,32 +118,8 @@ def _clamp(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     return graph.add("Min", [graph.add("Max", [x, low]), high])
 
 
-def _integer_pow(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Pow", [inputs[0], np.array(equation.params["y"], equation.invars[0].aval.dtype)])
-
-
-def _square(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Mul", [inputs[0], inputs[0]])
-
-
-def _one_like(equation: Any) -> Any:
-    return np.array(1, equation.invars[0].aval.dtype)
-
-
-def _expm1(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Sub", [graph.add("Exp", inputs), _one_like(equation)])
-
-
-def _log1p(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Log", [graph.add("Add", [inputs[0], _one_like(equation)])])
-
-
-def _rsqrt(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Reciprocal", [graph.add("Sqrt", inputs)])
-
-
-def _not_equal(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    return graph.add("Not", [graph.add("Equal", inputs)])
+def _number_like(equation: Any, number: int) -> Any:
+    return np.array(number, equation.invars[0].aval.dtype)
 
 
 def _round(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
@@ -217,25 +173,25 @@ OPERATIONS: dict[str, Translation] = {
     "argmax": _argmax,
     "broadcast_in_dim": _broadcast_in_dim,
     "clamp": _clamp,
-    "concatenate": _concatenate,
+    "concatenate": lambda graph, equation, x: graph.add("Concat", x, axis=int(equation.params["dimension"])),
     "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
     "dot_general": _dot_general,
-    "expm1": _expm1,
-    "integer_pow": _integer_pow,
-    "log1p": _log1p,
-    "ne": _not_equal,
+    "expm1": lambda graph, equation, x: graph.add("Sub", [graph.add("Exp", x), _number_like(equation, 1)]),
+    "integer_pow": lambda graph, equation, x: graph.add("Pow", [*x, _number_like(equation, equation.params["y"])]),
+    "log1p": lambda graph, equation, x: graph.add("Log", [graph.add("Add", [*x, _number_like(equation, 1)])]),
+    "ne": lambda graph, equation, x: graph.add("Not", [graph.add("Equal", x)]),
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),
     "reduce_sum": _reduce("ReduceSum"),
-    "reshape": _reshape,
+    "reshape": lambda graph, equation, x: _reshape(graph, x[0], equation.params["new_sizes"]),
     "round": _round,
-    "rsqrt": _rsqrt,
+    "rsqrt": lambda graph, equation, x: graph.add("Reciprocal", [graph.add("Sqrt", x)]),
     "select_n": _select,
     "slice": _slice,
-    "split": _split,
-    "square": _square,
-    "squeeze": _squeeze,
+    "split": lambda graph, equation, x: graph.split(x[0], [*map(int, equation.params["sizes"])], int(equation.params["axis"])),
+    "square": lambda graph, equation, x: graph.add("Mul", [*x, *x]),
+    "squeeze": lambda graph, equation, x: graph.add("Squeeze", [*x, _vector(equation.params["dimensions"])]),
     "stack": _stack,
-    "transpose": _transpose,
+    "transpose": lambda graph, equation, x: graph.add("Transpose", x, perm=[*map(int, equation.params["permutation"])]),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+    from polyak.policies.from_stable_baselines import from_stable_baselines3
     from polyak.policies.info import WithInfo, with_info
     from polyak.policies.mixture import Mixture
     from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
@@ -28,11 +29,13 @@ __all__ = [
     "StableBaselinesPolicy",
     "Uniform",
     "WithInfo",
+    "from_stable_baselines3",
     "with_info",
 ]
 
 _MODULES = {
     "exploration": ("Boltzmann", "EpsilonGreedy"),
+    "from_stable_baselines": ("from_stable_baselines3",),
     "mixture": ("Mixture",),
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),
     "noise": ("ActionSmoothing", "GaussianNoise", "OUNoise"),

@@ -15,7 +15,7 @@ from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Distribution, Joint
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
-from polyak.ops.distributions.exploration import Chosen, EpsilonMixture, uniform_over
+from polyak.ops.distributions.exploration import EpsilonMixture, Select, uniform_over
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.wrapper import (
@@ -111,7 +111,7 @@ class Boltzmann:
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The softened distribution, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
-        return _softened(inner, jnp.maximum(value_at(self.temperature, self.env_steps), SMALLEST_TEMPERATURE)), carry
+        return _soften(inner, jnp.maximum(value_at(self.temperature, self.env_steps), SMALLEST_TEMPERATURE)), carry
 
     action = sample_action
     predict = predict
@@ -122,7 +122,7 @@ def _check_choices(owner: str, policy: PolicyWithSpec) -> None:
     check_wrapped(owner, policy, (Discrete, MultiDiscrete, MultiBinary), every=True, instead="for a Box take GaussianNoise")
 
 
-def _softened(distribution: Any, temperature: Float[Array, ""]) -> Any:
+def _soften(distribution: Any, temperature: Float[Array, ""]) -> Any:
     match distribution:
         case Categorical():
             # From the largest down, so that a small temperature overflows towards probability 0 only.
@@ -134,9 +134,9 @@ def _softened(distribution: Any, temperature: Float[Array, ""]) -> Any:
             return Bernoulli(distribution.logits / temperature, distribution.event_ndims)
         case Joint():
             is_part = lambda x: isinstance(x, Distribution)  # noqa: E731
-            return Joint(jax.tree.map(lambda part: _softened(part, temperature), distribution.parts, is_leaf=is_part))
-        case Chosen():
-            return Chosen(tuple(_softened(part, temperature) for part in distribution.parts), distribution.choice)
+            return Joint(jax.tree.map(lambda part: _soften(part, temperature), distribution.parts, is_leaf=is_part))
+        case Select():
+            return Select(tuple(_soften(part, temperature) for part in distribution.parts), distribution.choice)
     raise TypeError(
         f"Boltzmann: policy must have distributions with logits (Categorical, MultiCategorical, Bernoulli), got "
         f"{type(distribution).__name__}; put Boltzmann directly around the learned policy"

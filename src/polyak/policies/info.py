@@ -56,7 +56,7 @@ class WithInfo:
             check_choice("with_info", name, getattr(self, name), (True, False))
         if self.policy_id is not None:
             check_integer("with_info", "policy_id", self.policy_id, at_least=0)
-        if self.value and _valued(self.policy) is None:
+        if self.value and _find_valued(self.policy) is None:
             raise ValueError(f"with_info: value must be False where no policy within has one, got {self.policy!r}")
 
     spec = inner_spec
@@ -77,8 +77,9 @@ class WithInfo:
         if self.log_prob:
             distribution, _ = policy.distribution(time_step, carry)
             info["log_prob"] = distribution.log_prob(step.action)
-        if self.value:
-            info["value"] = _value(self.policy, time_step, carry)
+        if self.value and (found := _find_valued(self.policy, carry)) is not None:
+            valued, valued_carry = found
+            info["value"] = valued.value(time_step, valued_carry)
         if self.policy_id is not None:
             info["policy_id"] = jnp.full(time_step.first.shape, self.policy_id, jnp.int32)
         return PolicyStep(step.action, step.carry, info)
@@ -95,7 +96,7 @@ def with_info(
     Args:
         value: None adds the value where a policy within has one.
     """
-    return WithInfo(policy, log_prob, _valued(policy) is not None if value is None else value, policy_id)
+    return WithInfo(policy, log_prob, _find_valued(policy) is not None if value is None else value, policy_id)
 
 
 class _CalledOnce:
@@ -137,24 +138,13 @@ def _calling_once(policy: PolicyWithSpec) -> PolicyWithSpec:
     return called
 
 
-def _valued(policy: Any) -> ValuedPolicy | None:
-    """The policy within that has a value."""
-    match policy:
-        case Greedy() | EpsilonGreedy() | Boltzmann() | GaussianNoise() | OUNoise() | ActionSmoothing() | DiscountedReturn():
-            return _valued(policy.policy)
-        case WithInfo():
-            return _valued(policy.policy)
-        case ValuedPolicy():
-            return policy
-    return None
-
-
-def _value(policy: Any, time_step: TimeStep, carry: PyTree) -> Float[Array, " B"]:
+def _find_valued(policy: Any, carry: PyTree = None) -> tuple[ValuedPolicy, PyTree] | None:
+    """The policy within that has a value, and its part of the carry."""
     match policy:
         case OUNoise() | ActionSmoothing() | DiscountedReturn():
-            inner, _ = carry
-            return _value(policy.policy, time_step, inner)
+            return _find_valued(policy.policy, None if carry is None else carry[0])
         case Greedy() | EpsilonGreedy() | Boltzmann() | GaussianNoise() | WithInfo():
-            return _value(policy.policy, time_step, carry)
-        case _:
-            return policy.value(time_step, carry)
+            return _find_valued(policy.policy, carry)
+        case ValuedPolicy():
+            return policy, carry
+    return None

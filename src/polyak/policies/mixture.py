@@ -12,7 +12,7 @@ from polyak.core.policy_faults import count_failures_in
 from polyak.core.spaces import EnvSpec, difference
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
-from polyak.ops.distributions.exploration import Chosen, chosen
+from polyak.ops.distributions.exploration import Select, select_rows
 from polyak.policies.predict import as_python, predict
 from polyak.policies.wrapper import EpisodeDraw, check_policy, draw_for_new_episodes
 
@@ -57,12 +57,12 @@ class Mixture:
         """Nothing drawn, and the carry of each."""
         return EpisodeDraw.empty(batch_size), tuple(policy.initial_state(batch_size) for policy in self.policies)
 
-    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Chosen, PyTree]:
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Select, PyTree]:
         """The drawn policy's."""
         draw, inner = carry
         choice, draw = self._choice(draw, time_step)
         pairs = [policy.distribution(time_step, own) for policy, own in zip(self.policies, inner, strict=True)]
-        return Chosen(tuple(each for each, _ in pairs), choice), (draw, _after(choice, inner, [carry for _, carry in pairs]))
+        return Select(tuple(each for each, _ in pairs), choice), (draw, _after(choice, inner, [carry for _, carry in pairs]))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The drawn policy's step, with the carries of all."""
@@ -73,7 +73,7 @@ class Mixture:
         trees: list[Any] = [jax.tree.structure(step.info) for step in steps]
         if any(tree != trees[0] for tree in trees):
             raise ValueError(f"Mixture: info of all policies must have one tree, got {trees}; give each the same with_info")
-        action, info = (chosen(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
+        action, info = (select_rows(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
         return PolicyStep(action, (draw, _after(choice, inner, [step.carry for step in steps])), info)
 
     def _choice(self, draw: EpisodeDraw, time_step: TimeStep) -> tuple[Int32[Array, " B"], EpisodeDraw]:

@@ -14,7 +14,7 @@ from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PolicyStep, PyTree, Scalar, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, Joint
 from polyak.ops.distributions.bounded import ClippedNormal
-from polyak.ops.distributions.exploration import Chosen, moved
+from polyak.ops.distributions.exploration import Select, affine_transform
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.wrapper import (
@@ -61,7 +61,7 @@ class GaussianNoise:
         inner, carry = self.policy.distribution(time_step, carry)
         mode = inner.mode()
         shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
-        return _noisy(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
+        return _noise_distribution(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
 
     action = sample_action
     predict = predict
@@ -110,8 +110,8 @@ class OUNoise:
         """That of the clipped action given the noise so far."""
         inner, noise = carry
         distribution, inner = self.policy.distribution(time_step, inner)
-        mean = self._decayed(time_step, noise)
-        return _noisy(self.spec, distribution.mode(), mean, value_at(self.scale, self.env_steps)), (inner, mean)
+        mean = self._decay(time_step, noise)
+        return _noise_distribution(self.spec, distribution.mode(), mean, value_at(self.scale, self.env_steps)), (inner, mean)
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The mode with new noise."""
@@ -124,12 +124,12 @@ class OUNoise:
             key = next(keys)
             return x + scale * jax.random.normal(key, x.shape) if isinstance(leaf, Box) else x
 
-        noise = map_space(add_noise, self.spec.action, self._decayed(time_step, noise))
+        noise = map_space(add_noise, self.spec.action, self._decay(time_step, noise))
         # The mode of the distribution around the noisy action.
-        action = _noisy(self.spec, distribution.mode(), noise, scale).mode()
+        action = _noise_distribution(self.spec, distribution.mode(), noise, scale).mode()
         return PolicyStep(action, (inner, noise))
 
-    def _decayed(self, time_step: TimeStep, noise: PyTree) -> PyTree:
+    def _decay(self, time_step: TimeStep, noise: PyTree) -> PyTree:
         def leaf(leaf: Leaf, x: Any) -> Any:
             return (1.0 - self.theta) * jnp.where(_broadcast_flag(time_step.first, x), 0.0, x) if isinstance(leaf, Box) else x
 
@@ -172,29 +172,29 @@ class ActionSmoothing:
         """That of the smoothed action; the carry goes on from its mode."""
         inner, last = carry
         distribution, inner = self.policy.distribution(time_step, inner)
-        smoothed = self._smoothed(distribution, time_step, last)
+        smoothed = self._smooth(distribution, time_step, last)
         return smoothed, (inner, self._boxes(smoothed.mode()))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's step, its action smoothed."""
         (inner, last), key = draw_for_new_episodes(carry, time_step, key)
         step = self.policy.action(time_step, inner, key)
-        action = self._smoothed(Deterministic(step.action), time_step, last).mode()
+        action = self._smooth(Deterministic(step.action), time_step, last).mode()
         return PolicyStep(action, (step.carry, self._boxes(action)), step.info)
 
-    def _smoothed(self, distribution: Any, time_step: TimeStep, last: PyTree) -> Distribution:
+    def _smooth(self, distribution: Any, time_step: TimeStep, last: PyTree) -> Distribution:
         def leaf(space: Any, part: Any, last: Any) -> Any:
             if not isinstance(space, Box):
                 return part
             first = _broadcast_flag(time_step.first, last)
             scale = jnp.where(first, jnp.ones_like(last), self.share)
-            return moved(part, jnp.where(first, 0.0, (1.0 - self.share) * last), scale)
+            return affine_transform(part, jnp.where(first, 0.0, (1.0 - self.share) * last), scale)
 
         space = self.spec.action
         match distribution:
-            case Chosen():
-                parts = tuple(self._smoothed(part, time_step, last) for part in distribution.parts)
-                return Chosen(parts, distribution.choice)
+            case Select():
+                parts = tuple(self._smooth(part, time_step, last) for part in distribution.parts)
+                return Select(parts, distribution.choice)
             case Deterministic():
                 each = map_space(lambda _, x: Deterministic(x), space, distribution.value)
                 return Deterministic(map_space(lambda s, x, y: leaf(s, x, y).value, space, each, last))
@@ -210,7 +210,7 @@ class ActionSmoothing:
     as_python = as_python
 
 
-def _noisy(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]) -> Distribution:
+def _noise_distribution(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]) -> Distribution:
     """Normal around the clipped centre plus a shift, clipped again; a part that is no Box as it is."""
 
     def leaf(leaf: Leaf, x: Any, shift: Any) -> Distribution:

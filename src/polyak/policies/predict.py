@@ -11,6 +11,7 @@ import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, python_calls_in
+from polyak.core.printing import short_repr
 from polyak.core.space_check import ArraySpec, action_specs, check_range, check_shape, obs_specs, read_leaves, to_array
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, Space, leaf_spaces, map_space, only_value, unflatten
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
@@ -130,6 +131,7 @@ def _act(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKe
     return jax.tree.map(np.array, action), carry
 
 
+@short_repr("spec")
 class AsPython:
     """A policy as an object with `initial_state` and `action`; one that is not recurrent also as a function of the observation.
 

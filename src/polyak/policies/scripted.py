@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray
 
 from polyak.core.space_check import action_specs, check_range, read_leaves, to_array
-from polyak.core.spaces import Box, EnvSpec, leaf_spaces, unflatten
+from polyak.core.spaces import Box, EnvSpec, check_env_spec, leaf_spaces, unflatten
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution
@@ -32,7 +32,7 @@ class Uniform:
     spec: EnvSpec = static()
 
     def __post_init__(self) -> None:
-        _check_spec("Uniform", self.spec)
+        check_env_spec("Uniform", self.spec)
         for path, leaf in leaf_spaces(self.spec.action):
             if isinstance(leaf, Box) and not leaf.bounded:
                 raise ValueError(f"Uniform: a Box must have finite bounds, got {leaf} at action {path!r}")
@@ -123,9 +123,9 @@ class Scripted:
     script: Any = ()
 
     def __post_init__(self) -> None:
-        _check_spec("Scripted", self.spec)
+        check_env_spec("Scripted", self.spec)
         if not isinstance(self.script, Script):
-            object.__setattr__(self, "script", _written(self.spec, self.script))
+            object.__setattr__(self, "script", _make_script(self.spec, self.script))
 
     def initial_state(self, batch_size: int) -> PyTree:
         """At the beginning."""
@@ -151,12 +151,7 @@ class Scripted:
     as_python = as_python
 
 
-def _check_spec(owner: str, spec: Any) -> None:
-    if not isinstance(spec, EnvSpec):
-        raise TypeError(f"{owner}: spec must be an EnvSpec such as env.spec, got {spec!r}")
-
-
-def _written(spec: EnvSpec, script: Any) -> Script:
+def _make_script(spec: EnvSpec, script: Any) -> Script:
     if not isinstance(script, list | tuple) or not all(isinstance(part, list | tuple) and len(part) == 2 for part in script):
         raise TypeError(f"Scripted: script must be a list of (repeat, action), got {script!r}")
     if not script:

@@ -1,24 +1,15 @@
 """A polyak policy with the interface of Stable-Baselines3's models, for its `evaluate_policy` and tools like it."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
 
-from polyak.core.types import PyTree
+from polyak.core.printing import short_repr
+from polyak.core.types import PredictingPolicy, PyTree
 
 
-@runtime_checkable
-class PredictingPolicy(Protocol):
-    """A policy with `predict`: any of polyak's, exported ones included."""
-
-    def predict(
-        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, first: Any = None, key: Any = None
-    ) -> tuple[Any, PyTree]:
-        """The environment's action, and the carry."""
-        ...
-
-
+@short_repr("_policy", "_seed")
 class StableBaselinesPolicy:
     """Predicts as Stable-Baselines3's models do: `predict(obs, state, episode_start, deterministic) -> (action, state)`.
 

@@ -15,7 +15,7 @@ from tests.policies.python.test_policy import KEY, SPEC, B, rule, time_step
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-def test_an_observation_of_another_tree_or_length_is_refused():
+def test_observation_with_wrong_tree_or_length_is_rejected():
     policy = PythonPolicy(
         lambda time_step, carry: PolicyStep([0] * B), EnvSpec(Dict({"x": SPEC.obs, "y": SPEC.obs}), SPEC.action)
     )
@@ -29,7 +29,7 @@ def test_an_observation_of_another_tree_or_length_is_refused():
         act(TimeStep({"x": x, "y": x}, *[flags[:2]] * 4), (), None)
 
 
-def test_an_action_that_the_mask_forbids_is_refused_in_both_loops():
+def test_masked_action_raises_in_both_loops():
     policy = PythonPolicy(rule, dataclasses.replace(SPEC, has_action_mask=True))
     masked = dataclasses.replace(time_step(), action_mask=jnp.asarray(np.arange(4) != [[3], [1], [0]]))
     with pytest.raises(ValueError, match=r"'rule': action is not allowed by action_mask: np.int32\(1\) in environment 1\n"):

@@ -16,13 +16,13 @@ from polyak.core.policy_faults import ExceptionRelay, PythonCalls
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import Policy, PolicyStep, TimeStep
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.ops.distributions import Categorical, Deterministic
 from polyak.ops.updates import soft_update
 from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.network_policy import Greedy
 from polyak.policies.python.policy import PythonPolicy
-from polyak.train.jax_env_on_host import JaxEnvOnHost
-from tests.train.setting import ENV
+from tests.loops.setting import ENV
 
 B = 3
 SPEC = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Discrete(4))
@@ -75,7 +75,7 @@ class Single:
 COUNTER = {"carry_spec": np.int32(0), "info_spec": {"seen": jax.ShapeDtypeStruct((), np.float32)}}
 
 
-def test_it_is_a_policy_with_no_leaves_and_a_name():
+def test_python_policy_has_no_leaves_and_a_name():
     policy = PythonPolicy(rule, SPEC)
     assert isinstance(policy, Policy) and jax.tree.leaves(policy) == []
     assert "rule" in repr(policy) and PythonPolicy(Counter(), SPEC).callee.calls.name == "PythonPolicy 'Counter'"
@@ -109,12 +109,12 @@ def test_an_estimators_predict_is_a_policy():
         (Classifier(), {}, TypeError, r"got Classifier; pass its method, PythonPolicy\(classifier.predict, env.spec\)"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(target, options, error, says):
+def test_targets_with_unsupported_signatures_are_rejected(target, options, error, says):
     with pytest.raises(error, match=says):
         PythonPolicy(target, SPEC, **options)
 
 
-def test_in_a_scan_it_is_called_once_a_step_in_order_whether_used_or_not():
+def test_scan_calls_the_policy_once_per_step_in_order():
     seen = []
     policy = PythonPolicy(lambda obs: (seen.append(obs[0, 0]), [0] * B)[1], SPEC)
 
@@ -132,7 +132,7 @@ def test_in_a_scan_it_is_called_once_a_step_in_order_whether_used_or_not():
     assert seen == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] and policy.num_calls == 10
 
 
-def test_outside_jit_and_with_donated_arguments_it_is_called_once():
+def test_policy_is_called_once_outside_jit_and_with_donation():
     policy = PythonPolicy(rule, SPEC)
     assert policy.action(time_step(), (), KEY).action.tolist() == [0, 1, 1]
     act = jax.jit(
@@ -142,7 +142,7 @@ def test_outside_jit_and_with_donated_arguments_it_is_called_once():
     assert policy.num_calls == 2
 
 
-def test_vmap_and_grad_are_refused_with_what_to_use_instead():
+def test_vmap_and_grad_raise_with_an_alternative():
     policy = PythonPolicy(lambda obs: obs[:, :1] / 9, BOX, name="planner")
 
     def looped(obs):
@@ -159,7 +159,7 @@ def test_vmap_and_grad_are_refused_with_what_to_use_instead():
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_several_devices_are_refused_with_what_to_use_instead(by_hand):
+def test_several_devices_raise_with_an_alternative(by_hand):
     policy = PythonPolicy(rule, SPEC)
     mesh = jax.make_mesh((B,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:B])
     rows = jax.sharding.PartitionSpec("x")
@@ -173,7 +173,7 @@ def test_several_devices_are_refused_with_what_to_use_instead(by_hand):
         jax.jit(program)(obs)
 
 
-def test_mapped_over_keys_alone_it_is_refused_whether_it_takes_a_seed_or_not():
+def test_vmap_over_keys_raises_with_and_without_seed():
     for policy in (PythonPolicy(rule, SPEC), PythonPolicy(lambda obs, seed: [0] * B, SPEC)):
         with pytest.raises(TypeError, match="cannot be mapped by vmap"):
             jax.vmap(lambda key, policy=policy: policy.action(time_step(), (), key).action)(jax.random.split(KEY, 2))
@@ -181,7 +181,7 @@ def test_mapped_over_keys_alone_it_is_refused_whether_it_takes_a_seed_or_not():
 
 
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
-def test_what_it_raises_comes_out_as_it_was(kind):
+def test_exceptions_keep_their_type_and_text(kind):
     raised = []
 
     def failing(obs):
@@ -204,26 +204,26 @@ def test_what_it_raises_comes_out_as_it_was(kind):
         assert steps(policy_after, 2).action.shape == (2, B)
 
 
-def test_without_raising_jax_says_what_it_was_and_logs_nothing(caplog):
+def test_jax_error_outside_raising_contains_the_original_text(caplog):
     policy = PythonPolicy(lambda obs: {}["lost"], SPEC)
     with pytest.raises(jax.errors.JaxRuntimeError, match="KeyError: 'lost'"):
         jax.block_until_ready(steps(policy, 2))
     assert not caplog.records
 
 
-def test_of_an_unbatched_one_the_environment_is_told():
+def test_exception_of_an_unbatched_policy_names_the_environment():
     policy = PythonPolicy(lambda obs: 1 // int(obs[0] - 2), SPEC, batched=False, on_error="clip")
     with pytest.raises(ZeroDivisionError) as caught:
         policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), None)
     assert caught.value.__notes__[0] == "for environment 1"
 
 
-def test_errors_that_are_not_its_own_pass_through():
+def test_other_exceptions_pass_through_raising():
     with pytest.raises(LookupError, match="other"), PythonPolicy(rule, SPEC).raising():
         raise LookupError("other")
 
 
-def test_an_observation_that_does_not_fit_is_refused():
+def test_observation_outside_the_spec_is_rejected():
     policy = PythonPolicy(rule, SPEC)
     for obs in (np.zeros((B, 3), np.float32), np.zeros((B, 2), np.int32), {"a": np.zeros((B, 2), np.float32)}):
         with pytest.raises(ValueError, match="PythonPolicy 'rule': obs"):
@@ -232,7 +232,7 @@ def test_an_observation_that_does_not_fit_is_refused():
             jax.block_until_ready(policy.action(time_step(jax.tree.map(jnp.asarray, obs)), (), KEY))
 
 
-def test_what_it_sees_cannot_be_written_to_and_may_be_kept():
+def test_inputs_are_read_only_and_may_be_stored():
     kept, copies = [], []
 
     def spoiling(time_step, carry):
@@ -261,7 +261,7 @@ def test_what_it_sees_cannot_be_written_to_and_may_be_kept():
 
 
 @pytest.mark.parametrize(("target", "batched"), [(Counter(), True), (Single(), False)])
-def test_the_carry_is_reset_where_an_episode_begins_and_info_is_handed_on(target, batched):
+def test_carry_is_reset_at_new_episodes_and_info_is_returned(target, batched):
     policy = PythonPolicy(target, SPEC, batched=batched, **COUNTER)
     first = jnp.array([False, True, False])
     carry = jnp.full(B, 2, jnp.int32)
@@ -285,13 +285,13 @@ def test_the_carry_is_reset_where_an_episode_begins_and_info_is_handed_on(target
         (lambda c: PolicyStep([0] * B, c, c), ValueError, r"info has the wrong structure: .* wanted \(\)"),
     ],
 )
-def test_wrong_carries_and_infos_are_refused(answer, error, says):
+def test_invalid_carry_and_info_are_rejected(answer, error, says):
     policy = PythonPolicy(lambda time_step, carry: answer(carry), SPEC, carry_spec=np.int32(0), name="odd")
     with pytest.raises(error, match=f"PythonPolicy 'odd': {says}"):
         policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(B, np.int32), None)
 
 
-def test_a_carry_that_does_not_fit_is_not_given_to_it():
+def test_input_carry_is_validated():
     policy = PythonPolicy(Counter(), SPEC, **COUNTER)
     with pytest.raises(ValueError, match=r"the input carry must have shape \(3,\), got \(2,\)"):
         policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(2, np.int32), None)
@@ -337,20 +337,20 @@ def test_a_seed_comes_from_the_key_and_is_the_same_in_both_loops(target, options
     seeds.clear()
     jax.block_until_ready(policy.action(time_step(), (), jax.random.key(1)))
     assert seeds != compiled
-    assert policy.python_calls.inexact is None
+    assert policy.python_calls.nondeterminism is None
 
 
 seeds: list[int] = []
 
 
-def test_one_that_takes_no_seed_is_noted_unless_it_is_declared_deterministic():
+def test_policy_without_seed_is_reported_unless_deterministic():
     note = "PythonPolicy 'rule' takes no seed and is not declared deterministic"
-    assert PythonPolicy(rule, SPEC).python_calls.inexact == note
-    assert PythonPolicy(rule, SPEC, deterministic=True).python_calls.inexact is None
+    assert PythonPolicy(rule, SPEC).python_calls.nondeterminism == note
+    assert PythonPolicy(rule, SPEC, deterministic=True).python_calls.nondeterminism is None
     assert isinstance(PythonPolicy(rule, SPEC).python_calls, PythonCalls)
 
 
-def test_its_distribution_is_deterministic_around_the_action_for_both_kinds_of_spaces():
+def test_default_distribution_is_deterministic():
     for policy in (PythonPolicy(rule, SPEC), PythonPolicy(lambda obs: obs[:, :1] / 9, BOX)):
         distribution, carry = policy.distribution(time_step())
         action = policy.action(time_step(), (), KEY).action
@@ -368,7 +368,7 @@ class Odds(Counter):
         return np.eye(4)[carry] * 3, carry + 1
 
 
-def test_its_own_distribution_is_used_where_it_offers_one():
+def test_distribution_method_of_the_object_is_used():
     policy = PythonPolicy(Odds(), SPEC, **COUNTER)
     distribution, carry = policy.distribution(time_step(), jnp.array([1, 2, 3], jnp.int32))
     assert isinstance(distribution, Categorical) and distribution.mode().tolist() == [1, 2, 3]
@@ -414,7 +414,7 @@ def test_clipped_actions_are_counted():
     assert policy.clipped == 4
 
 
-def test_predict_gives_the_environments_action_and_raises_what_it_raises():
+def test_predict_returns_native_actions_and_keeps_exceptions():
     policy = PythonPolicy(rule, EnvSpec(SPEC.obs, Discrete(4, start=10)))
     assert policy.predict(np.array([2.0, 0.0]))[0] == 11
     failing = PythonPolicy(lambda obs: {}["mine"], SPEC, name="odd")
@@ -473,7 +473,7 @@ def test_predict_calls_a_python_policy_directly(monkeypatch):
     assert seen[1][1] == int(policy.noise(KEY, 1))
 
 
-def test_a_python_policy_is_plain_python_again():
+def test_as_python_of_a_python_policy():
     plain = PythonPolicy(Counter(), SPEC, **COUNTER).as_python()
     step = plain.action(jax.tree.map(np.asarray, time_step()), plain.initial_state(B))
     assert step.carry.shape == (B,)

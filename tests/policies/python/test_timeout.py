@@ -14,7 +14,7 @@ from tests.policies.python.test_policy import SPEC, B, steps, time_step
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-def test_one_that_hangs_is_ended_by_its_name_and_is_asked_again():
+def test_timeout_names_the_policy_and_the_next_call_works():
     asked = []
 
     def slow(obs):
@@ -32,7 +32,7 @@ def test_one_that_hangs_is_ended_by_its_name_and_is_asked_again():
     assert asked == ["polyak-deadline"] * 3
 
 
-def test_an_answer_that_comes_after_ctrl_c_is_nobody_elses():
+def test_result_after_ctrl_c_is_not_returned_by_the_next_call():
     asked = []
 
     def slow(obs):

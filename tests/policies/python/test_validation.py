@@ -87,7 +87,7 @@ def test_bounds_hold_for_every_width_and_number_of_numbers(size, dtype):
         ),
     ],
 )
-def test_other_shapes_kinds_and_structures_are_refused(space, value, error, says):
+def test_outputs_of_wrong_shape_kind_or_structure_are_rejected(space, value, error, says):
     with pytest.raises(error) as caught:
         answers(space).batch(value, 2)
     assert says in str(caught.value)
@@ -106,7 +106,7 @@ BEYOND = [
 
 
 @pytest.mark.parametrize(("space", "value", "clipped", "count"), BEYOND)
-def test_what_is_out_of_bounds_is_an_error_or_clipped_and_counted(space, value, clipped, count):
+def test_actions_out_of_bounds_raise_or_are_clipped_and_counted(space, value, clipped, count):
     with pytest.raises(ValueError, match=r"rule: action must be (in \[.*\]|finite), got .* in environment [01]"):
         answers(space).batch(value, 2)
     clipping = answers(space, clip=True)
@@ -115,19 +115,19 @@ def test_what_is_out_of_bounds_is_an_error_or_clipped_and_counted(space, value, 
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_a_nan_is_an_error_either_way(clip):
+def test_nan_action_raises_with_and_without_clipping(clip):
     value = np.zeros((9, 2))
     value[4, 1] = np.nan
     with pytest.raises(ValueError, match=r"rule: action must be in \[.*\], got nan in environment 4"):
         answers(TORQUE, clip=clip).batch(value, 9)
 
 
-def test_no_action_of_an_unbounded_box_is_infinite():
+def test_infinite_actions_of_an_unbounded_box_are_rejected():
     with pytest.raises(ValueError, match="must be"):
         answers(Box([-np.inf], [np.inf])).batch([[np.inf]], 1)
 
 
-def test_a_rescaled_box_is_bounded_by_one():
+def test_actions_of_a_rescaled_box_must_lie_in_minus_one_to_one():
     rescaled = answers(TORQUE, action_scaling="rescale")
     assert rescaled.batch([[1.0, -1.0]], 1).tolist() == [[1.0, -1.0]]
     with pytest.raises(ValueError, match="must be"):
@@ -141,18 +141,18 @@ def test_without_checks_values_pass_but_shapes_do_not():
         loose.batch([[0.0]], 1)
 
 
-def test_single_answers_are_stacked_and_the_wrong_one_is_named():
+def test_unbatched_outputs_are_stacked_and_errors_name_the_environment():
     one = answers(TREE)
     row = {"gear": 2, "pair": (np.array([0.5]), [1, 3])}
-    stacked = one.stacked([one.row(row, i) for i in range(3)])
-    assert jax.tree.map(np.shape, stacked) == {"gear": (3,), "pair": ((3, 1), (3, 2))}
+    stack = one.stack([one.row(row, i) for i in range(3)])
+    assert jax.tree.map(np.shape, stack) == {"gear": (3,), "pair": ((3, 1), (3, 2))}
     with pytest.raises(ValueError, match=r"rule: action 'gear' of environment 1 must have shape \(\), got \(2,\)"):
         one.row(row | {"gear": [0, 1]}, 1)
     with pytest.raises(ValueError, match=r"must be in .* in environment 2"):
-        one.stacked([one.row(row | {"gear": 3 if i == 2 else 0}, i) for i in range(3)])
+        one.stack([one.row(row | {"gear": 3 if i == 2 else 0}, i) for i in range(3)])
 
 
-def test_what_a_declared_carry_is_and_begins_with():
+def test_declared_carry_defines_specs_and_initial_values():
     spec = {"h": Box([-1.0] * 2, [1.0] * 2), "n": jax.ShapeDtypeStruct((), np.int32), "x": np.array([3, 4], np.int8)}
     carry = initial_carry_values(spec, 2)
     assert carry["h"].shape == (2, 2) and carry["n"].dtype == np.int32
@@ -167,15 +167,15 @@ def test_what_a_declared_carry_is_and_begins_with():
         held.batch(carry | {"x": np.full((2, 2), 300)}, 2)
 
 
-def test_answers_are_copies_of_what_the_policy_may_fill_again():
+def test_outputs_are_copied():
     one = answers(Discrete(3))
     mine = np.zeros(2, np.int32)
     whole, rows = one.batch(mine, 2), [one.row(mine[0:1].reshape(()), 0)]
     mine[:] = 2
-    assert whole.tolist() == [0, 0] and one.stacked(rows).tolist() == [0]
+    assert whole.tolist() == [0, 0] and one.stack(rows).tolist() == [0]
 
 
-def test_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
+def test_64_bit_declarations_become_32_bit_and_non_arrays_are_rejected():
     held = OutputChecker("rule", "carry", specs_like({"x": np.zeros(3), "n": np.array(7)}))
     carry = initial_carry_values({"x": np.zeros(3), "n": np.array(7)}, 2)
     assert carry["x"].dtype == np.float32 and carry["n"].dtype == np.int32 and carry["n"].tolist() == [7, 7]
@@ -184,14 +184,14 @@ def test_64_bits_are_those_that_jax_keeps_and_what_is_no_array_is_refused():
         specs_like({"n": 0})
 
 
-def test_a_carry_that_float32_cannot_hold_is_refused_and_one_that_was_infinite_is_not():
+def test_carry_that_overflows_float32_is_rejected():
     held = OutputChecker("rule", "carry", specs_like(np.float32(0)))
     assert held.batch(np.array([1.0, -np.inf]), 2).tolist() == [1.0, -np.inf]
     with pytest.raises(ValueError, match="rule: carry holds numbers beyond float32 in environment 1"):
         held.batch(np.array([1.0, -1e300]), 2)
 
 
-def test_what_a_mask_forbids_is_named_and_a_row_without_choice_is_not_looked_at():
+def test_masked_actions_are_described_except_in_rows_that_allow_none():
     spec = EnvSpec(OBS, TREE, has_action_mask=True)
     action = {"gear": np.array([2, 0, 2]), "pair": (np.zeros((3, 1)), np.array([[1, 0], [0, 3], [1, 3]]))}
     gear, lever = np.ones((3, 3), bool), np.ones((3, 6), bool)
@@ -223,12 +223,12 @@ async def _wait():
         (lambda: PolicyStep(np.array([0, 1])), r"got PolicyStep\(.*a function of obs returns the action alone"),
     ],
 )
-def test_outputs_that_are_no_arrays_are_named_with_the_way_out(returned, says):
+def test_outputs_that_are_not_arrays_raise_with_a_hint(returned, says):
     with pytest.raises(TypeError, match="rule: action must be an array of int32, " + says):
         answers(Discrete(3)).batch(returned(), 2)
 
 
-def test_floats_with_a_fraction_or_nan_are_no_discrete_actions():
+def test_fractional_or_nan_discrete_actions_are_rejected():
     for value in (np.array([0.0, np.nan]), np.array([0.0, 1e30]), [0.0, 1.5]):
         with pytest.raises(TypeError, match="rule: action must have dtype int32"):
             answers(Discrete(3)).batch(value, 2)

@@ -113,9 +113,9 @@ class PythonCallee:
         self.actions = OutputChecker(
             who, "action", unflatten(spec.action, action_specs(spec)), check=check, clip=on_error == "clip"
         )
-        carry_specs = _declared(who, "carry_spec", carry_spec)
+        carry_specs = _read_declaration(who, "carry_spec", carry_spec)
         self.carries = OutputChecker(who, "carry", carry_specs, check=check)
-        self.infos = OutputChecker(who, "info", _declared(who, "info_spec", info_spec), check=check)
+        self.infos = OutputChecker(who, "info", _read_declaration(who, "info_spec", info_spec), check=check)
         self.parameters = OutputChecker(who, "distribution", parameter_specs(spec), check=check)
         self._input_carries = OutputChecker(who, "the input carry", carry_specs, check=False)
         self._carry_spec, self._check = carry_spec, check
@@ -123,7 +123,7 @@ class PythonCallee:
         self._obs_structure: Any
         self._obs, self._obs_structure = jax.tree.flatten(unflatten(spec.obs, obs_specs(spec.obs)))
         self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
-        self._call = _called if timeout is None else Deadline(timeout, who).call
+        self._call = _call_directly if timeout is None else Deadline(timeout, who).call
         self.ref = CalleeRef(self)
 
     def __repr__(self) -> str:
@@ -140,31 +140,31 @@ class PythonCallee:
         begin = self.target.initial_state
         if self.batched:
             return self.carries.batch(self._call(begin, batch_size), batch_size)
-        return self.carries.stacked([self.carries.row(self._call(begin), i) for i in range(batch_size)])
+        return self.carries.stack([self.carries.row(self._call(begin), i) for i in range(batch_size)])
 
     def action_of_obs(self, target: Any, obs: PyTree, mask: PyTree, seed: Any) -> PyTree:
         """The action of a policy of the observation alone, for a batch in NumPy."""
-        obs = self._checked_obs(obs)
+        obs = self._check_obs(obs)
         if self.batched:
             action = self.actions.batch(self._call_target(target, (obs,), seed), _length(obs))
         else:
-            (action,) = self._checked_parts(target, (obs,), _length(obs), seed, _single, (self.actions,))
+            (action,) = self._check_parts(target, (obs,), _length(obs), seed, _single, (self.actions,))
         self._check_mask(action, mask)
         return action
 
     def step(self, target: Any, time_step: TimeStep, carry: PyTree, seed: Any) -> PolicyStep:
         """The step of a policy of time step and carry, for a batch in NumPy."""
-        function, inputs = target.action if self.is_object else target, self._checked_inputs(time_step, carry)
+        function, inputs = target.action if self.is_object else target, self._check_inputs(time_step, carry)
         checkers, size = (self.actions, self.carries, self.infos), len(inputs[0].first)
-        step = PolicyStep(*self._checked_parts(function, inputs, size, seed, self._parts_of_step, checkers))
+        step = PolicyStep(*self._check_parts(function, inputs, size, seed, self._parts_of_step, checkers))
         self._check_mask(step.action, time_step.action_mask)
         return step
 
     def distribution(self, target: Any, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, PyTree]:
         """The parameters of its own distribution for a batch in NumPy, and the next carry."""
-        inputs, checkers = self._checked_inputs(time_step, carry), (self.parameters, self.carries)
+        inputs, checkers = self._check_inputs(time_step, carry), (self.parameters, self.carries)
         size = len(inputs[0].first)
-        params, carry = self._checked_parts(target.distribution, inputs, size, None, self._parts_of_pair, checkers)
+        params, carry = self._check_parts(target.distribution, inputs, size, None, self._parts_of_pair, checkers)
         return params, carry
 
     def _parts_of_step(self, output: Any) -> tuple[Any, ...]:
@@ -181,7 +181,7 @@ class PythonCallee:
         if self._check and mask is not None and (where := describe_masked_actions(self.spec, action, mask)):
             raise ValueError(f"{self.calls.name}: action is not allowed by action_mask: {where}")
 
-    def _checked_parts(
+    def _check_parts(
         self,
         function: Callable[..., Any],
         inputs: tuple[Any, ...],
@@ -190,7 +190,7 @@ class PythonCallee:
         parts_of: Callable[[Any], tuple[Any, ...]],
         checkers: tuple[OutputChecker, ...],
     ) -> list[PyTree]:
-        """The parts of its output for a batch of that size, checked; of an unbatched policy stacked."""
+        """The parts of its output for a batch of that size, checked; stacked for an unbatched policy."""
         if self.batched:
             output = self._call_target(function, inputs, seed)
             return [checker.batch(part, size) for checker, part in zip(checkers, parts_of(output), strict=True)]
@@ -205,14 +205,14 @@ class PythonCallee:
             return [checker.row(part, i) for checker, part in zip(checkers, parts_of(output), strict=True)]
 
         columns = zip(*map(rows_for, range(size)), strict=True)
-        return [checker.stacked(rows) for checker, rows in zip(checkers, columns, strict=True)]
+        return [checker.stack(rows) for checker, rows in zip(checkers, columns, strict=True)]
 
     def _call_target(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: Any) -> Any:
         if seed is None:
             return self._call(function, *inputs)
         return self._call(_by_name(function) if self._seed_by_name else function, *inputs, int(seed))
 
-    def _checked_obs(self, obs: PyTree) -> PyTree:
+    def _check_obs(self, obs: PyTree) -> PyTree:
         """The observation as read-only arrays that fit the spec."""
         if not self._check:
             return jax.tree.map(_read_only, obs)
@@ -232,9 +232,9 @@ class PythonCallee:
             rows = f"wanted {wanted.dtype} ({', '.join(map(str, (batch_size, *wanted.shape)))})"
             raise ValueError(f"{self.calls.name}: obs{path} is {obs.dtype} {obs.shape}, {rows}")
 
-    def _checked_inputs(self, time_step: TimeStep, carry: PyTree) -> tuple[TimeStep, PyTree]:
+    def _check_inputs(self, time_step: TimeStep, carry: PyTree) -> tuple[TimeStep, PyTree]:
         """Time step and carry as read-only arrays; the carry is reset where an episode begins."""
-        obs = self._checked_obs(time_step.obs)
+        obs = self._check_obs(time_step.obs)
         rest: Any = {field: _read_only(getattr(time_step, field)) for field in ("reward", "terminated", "truncated", "first")}
         mask = jax.tree.map(_read_only, time_step.action_mask)
         lengths = {_length(obs), *map(len, jax.tree.leaves((rest, mask)))}
@@ -248,7 +248,7 @@ class PythonCallee:
         return TimeStep(obs, **rest, action_mask=mask), jax.tree.map(_read_only, carry)
 
 
-def _declared(who: str, what: str, tree: PyTree) -> PyTree:
+def _read_declaration(who: str, what: str, tree: PyTree) -> PyTree:
     try:
         return specs_like(tree)
     except TypeError as error:
@@ -262,16 +262,14 @@ def _single(output: Any) -> tuple[Any, ...]:
 def parameter_specs(spec: EnvSpec) -> PyTree:
     """The specs of the parameters of a distribution over the action space: float32, in the tree of `parameter_shapes`."""
     shapes = parameter_shapes(spec.action)
-    return specs_like(
-        jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, np.float32), shapes, is_leaf=lambda x: _is_shape(x))
-    )
+    return specs_like(jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, np.float32), shapes, is_leaf=_is_shape))
 
 
 def _is_shape(node: Any) -> bool:
     return isinstance(node, tuple) and all(isinstance(length, int) for length in node)
 
 
-def _called(function: Callable[..., Any], *args: Any) -> Any:
+def _call_directly(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 

@@ -11,7 +11,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_number
 from polyak.core.policy_faults import ExceptionRelay, PythonCalls
-from polyak.core.spaces import EnvSpec
+from polyak.core.printing import short_repr
+from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import suggest_names
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, for_space
@@ -20,7 +21,8 @@ from polyak.policies.python.callback import ordered_call
 from polyak.policies.python.callee import CalleeRef, PythonCallee
 
 
-@dataclass(frozen=True, init=False)
+@short_repr("callee", "spec")
+@dataclass(frozen=True, init=False, repr=False)
 class PythonPolicy:
     """Acts by calling Python, with read-only NumPy arrays, exactly once a step.
 
@@ -88,8 +90,7 @@ class PythonPolicy:
         deterministic: bool = False,
         variables: bool = False,
     ) -> None:
-        if not isinstance(spec, EnvSpec):
-            raise TypeError(f"PythonPolicy: spec must be an EnvSpec, e.g. env.spec, got {type(spec).__name__}")
+        check_env_spec("PythonPolicy", spec)
         check_choice("PythonPolicy", "on_error", on_error, ("raise", "clip"))
         check_number("PythonPolicy", "timeout", timeout, above=0, optional=True)
         callee = PythonCallee(

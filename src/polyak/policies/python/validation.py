@@ -13,13 +13,8 @@ from polyak.core.types import PolicyStep, PyTree
 
 Numbers: TypeAlias = npt.NDArray[Any]
 
-# Of a signed integer: the unsigned one of its width, and its own greatest number.
-UNSIGNED = {np.dtype(f"i{size}"): (np.dtype(f"u{size}"), np.iinfo(f"i{size}").max) for size in (1, 2, 4, 8)}
 # Values that NumPy would make an array of, or hide inside one.
 NOT_ARRAYS = (tuple, dict, str, bytes, np.ma.MaskedArray, PolicyStep, Coroutine, Generator)
-
-# Up to this many numbers are compared faster in Python than in NumPy.
-FEW = 8
 
 
 @runtime_checkable
@@ -67,17 +62,14 @@ class OutputChecker:
         Raises:
             TypeError, ValueError: naming the policy, the part, what was returned and what is expected.
         """
-        if self._is_leaf:
-            spec = self._specs[0]
-            return self._bounded(spec, self._array(spec, value, (batch_size, *spec.shape), ""))
         leaves = [
-            self._bounded(spec, self._array(spec, leaf, (batch_size, *spec.shape), ""))
+            self._check_bounds(spec, self._array(spec, leaf, (batch_size, *spec.shape), ""))
             for spec, leaf in zip(self._specs, self._leaves(value, ""), strict=True)
         ]
-        return jax.tree.unflatten(self.structure, leaves)
+        return leaves[0] if self._is_leaf else jax.tree.unflatten(self.structure, leaves)
 
     def row(self, value: Any, i: int) -> list[Numbers]:
-        """The output for environment i alone, as copies for `stacked`.
+        """The output for environment i alone, as copies for `stack`.
 
         Raises:
             TypeError, ValueError: structure, shape or kind are wrong.
@@ -86,14 +78,14 @@ class OutputChecker:
         leaves = zip(self._specs, self._leaves(value, where), strict=True)
         return [self._array(spec, leaf, spec.shape, where).copy() for spec, leaf in leaves]
 
-    def stacked(self, rows: Sequence[list[Numbers]]) -> PyTree:
+    def stack(self, rows: Sequence[list[Numbers]]) -> PyTree:
         """The `row`s of all environments as a batch.
 
         Raises:
             ValueError: as `batch`.
         """
         columns = zip(self._specs, zip(*rows, strict=True), strict=True)
-        leaves = [self._bounded(spec, np.array(column)) for spec, column in columns]
+        leaves = [self._check_bounds(spec, np.array(column)) for spec, column in columns]
         return jax.tree.unflatten(self.structure, leaves)
 
     def _leaves(self, value: Any, where: str) -> list[Any]:
@@ -103,7 +95,7 @@ class OutputChecker:
             leaves: list[Any] = self.structure.flatten_up_to(value)
         except (ValueError, TypeError) as error:
             empty = not self._specs
-            wanted = "()" if empty else str(jax.tree.unflatten(self.structure, [_described(w) for w in self._specs]))
+            wanted = "()" if empty else str(jax.tree.unflatten(self.structure, [_describe_spec(w) for w in self._specs]))
             raise ValueError(
                 f"{self._who}: {self._what}{where} has the wrong structure: got {_short(value)}, wanted {wanted} ({error})"
             ) from None
@@ -118,10 +110,10 @@ class OutputChecker:
         if value is None or isinstance(value, NOT_ARRAYS):
             raise TypeError(f"{name} must be an array of {spec.dtype}, got {_short(value)}{_hint(value)}")
         if self._what == "action" and spec.dtype.kind in "iu":
-            value = _integral(value)
+            value = _to_integers(value)
         return to_array(name, value, shape, spec.dtype)
 
-    def _bounded(self, spec: ArraySpec, array: Numbers) -> Numbers:
+    def _check_bounds(self, spec: ArraySpec, array: Numbers) -> Numbers:
         """Within bounds, or clipped; then cast, which copies."""
         dtype = spec.dtype
         if dtype.kind == "f" and array.dtype != dtype:
@@ -131,7 +123,8 @@ class OutputChecker:
             if self._check and spec.high is np.inf and (lost := np.isinf(cast) & ~np.isinf(array)).any():
                 raise ValueError(f"{self._name(spec)} holds numbers beyond {dtype}{_rows(lost)}: {_short(array)}")
             array = cast
-        if self._check and spec.low is not None and not _within(spec, array):
+        # Negated so that NaN, which is no smaller and no larger, is outside.
+        if self._check and spec.low is not None and not ((array >= spec.low) & (array <= spec.high)).all():
             array = self._clip_or_raise(spec, array)
         return array.astype(dtype)
 
@@ -147,21 +140,6 @@ class OutputChecker:
 
     def _name(self, spec: ArraySpec, where: str = "") -> str:
         return f"{self._who}: {spec.name(self._what)}{where}"
-
-
-def _within(spec: ArraySpec, array: Numbers) -> bool:
-    """Whether all numbers are within bounds; False for NaN."""
-    low, high = spec.low, spec.high
-    if type(low) is np.ndarray or type(high) is np.ndarray:
-        return bool(np.logical_and.reduce((array >= low) & (array <= high), axis=None))
-    flat = array.reshape(-1)
-    if len(flat) <= FEW:
-        return all(low <= number <= high for number in flat.tolist())
-    if low == 0 and array.dtype in UNSIGNED:
-        unsigned, greatest = UNSIGNED[array.dtype]
-        # Read as unsigned, negative numbers are greater than all others: one comparison instead of two.
-        return bool(np.maximum.reduce(flat.view(unsigned)) <= min(high, greatest))
-    return bool(np.minimum.reduce(flat) >= low and np.maximum.reduce(flat) <= high)
 
 
 def describe_masked_actions(spec: EnvSpec, action: PyTree, mask: PyTree) -> str:
@@ -181,7 +159,7 @@ def _describe_masked_part(path: str, space: Leaf, action: Numbers, mask: Any) ->
     sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
     parts = np.split(np.asarray(mask), np.cumsum(sizes)[:-1], axis=1)
     columns = zip(parts, action.reshape(len(action), -1).T, strict=True)
-    wrong = [~part[np.arange(len(part)), chosen] & part.any(axis=1) for part, chosen in columns]
+    wrong = [~part[np.arange(len(part)), choice] & part.any(axis=1) for part, choice in columns]
     rows = np.flatnonzero(np.logical_or.reduce(wrong))
     return ", ".join(f"{f'{path!r}: ' if path else ''}{_short(action[i])} in environment {i}" for i in rows[:5])
 
@@ -236,11 +214,11 @@ def _rows(wrong: Numbers) -> str:
     return f" in environment {', '.join(map(str, rows[:5]))}" + (" and more" if len(rows) > 5 else "")
 
 
-def _described(spec: ArraySpec) -> str:
+def _describe_spec(spec: ArraySpec) -> str:
     return f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
 
 
-def _integral(value: Any) -> Any:
+def _to_integers(value: Any) -> Any:
     """Floats without a fraction, such as the labels of a classifier, as integers; everything else as it is."""
     try:
         array = np.asarray(value)

@@ -1,0 +1,69 @@
+"""Writes a policy to one file: StableHLO, ONNX or NumPy weights."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import Policy
+from polyak.export.archive import Export, ExportError, make_header, replace_file, to_members, write_export
+from polyak.export.numpy_weights import numpy_weights
+from polyak.export.policy_function import export_function
+from polyak.export.stablehlo import MEMBER, program
+from polyak.policies import numpy_reader
+from polyak.storage.files import read_bytes
+
+Format = Literal["stablehlo", "onnx", "numpy"]
+SUFFIXES: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx", "numpy": ".npz"}
+READER = "numpy_reader.py"
+_READER_SOURCE = Path(numpy_reader.__file__)
+MAX_READER_BYTES = 2**20
+
+
+def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, about: dict[str, Any]) -> list[Path]:
+    """Write the policy; returns the files.
+
+    Raises:
+        ExportError, ValueError: the policy is not one for this format, or the file cannot be written, or would replace a
+            `numpy_reader.py` that is not polyak's.
+        ImportError: the extra is missing.
+    """
+    step = export_function(policy, spec)
+    if kind == "numpy":
+        needs, arrays = numpy_weights(policy, spec)
+        reader = _reader_path(output)
+        write_export(output, Export(kind, spec, step.inputs, step.outputs, about | needs, to_members(arrays)))
+        replace_file(reader, _READER_SOURCE.read_bytes())
+        return [output, reader]
+    if kind == "stablehlo":
+        members = {MEMBER: program(step.function, step.inputs)}
+        write_export(output, Export(kind, spec, step.inputs, step.outputs, about, members))
+        return [output]
+    header = {"polyak": json.dumps(make_header(Export(kind, spec, step.inputs, step.outputs, about, {})))}
+    replace_file(output, _onnx_model()(step.function, step.inputs, step.outputs, header))
+    return [output]
+
+
+def _reader_path(output: Path) -> Path:
+    """The path next to the weights, where only an earlier reader may be replaced."""
+    reader = output.with_name(READER)
+    if reader == output:
+        raise ExportError(f"{output}: the reader of the weights is written there; choose another --output")
+    if not os.path.lexists(reader):
+        return reader
+    try:
+        found = read_bytes(reader, limit=MAX_READER_BYTES)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{reader}: the reader of the weights is written there, but {error}") from None
+    if found.splitlines()[:1] != _READER_SOURCE.read_bytes().splitlines()[:1]:
+        raise ExportError(f"{reader}: is not polyak's; the reader of the weights would replace it; choose another --output")
+    return reader
+
+
+def _onnx_model() -> Any:
+    try:
+        from polyak.export.onnx import model
+    except ModuleNotFoundError as error:
+        raise ImportError(f"format onnx needs {error.name}: pip install 'polyak[onnx]'") from None
+    return model

@@ -1,0 +1,166 @@
+"""Policies of Stable-Baselines3: the same actions, and nothing in a file can run."""
+
+import io
+import json
+import pickle
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
+from polyak.core.types import TimeStep
+from polyak.policies import from_stable_baselines3
+from polyak.policies.from_stable_baselines import _TensorReader
+from tests.policies.stable_baselines_models import FOLDER, observations
+
+CARTPOLE = EnvSpec(Box([-np.inf] * 4, [np.inf] * 4), Discrete(2))
+PENDULUM = EnvSpec(Box([-np.inf] * 3, [np.inf] * 3), Box([-2.0], [2.0]))
+
+
+def test_greedy_actions_of_a_discrete_model_are_equal_on_1000_observations():
+    policy = from_stable_baselines3(FOLDER / "discrete.zip", CARTPOLE)
+    actions, _ = policy.predict(observations(4))
+    np.testing.assert_array_equal(actions, np.load(FOLDER / "discrete.npy"))
+    assert {0, 1} == set(actions.tolist())
+    assert policy.network.hidden == (16,) and policy.network.value_hidden == (12, 8) and policy.network.activation == "tanh"
+
+
+def test_greedy_actions_of_a_box_model_are_equal_on_1000_observations():
+    policy = from_stable_baselines3(FOLDER / "box.zip", PENDULUM)
+    actions, _ = policy.predict(observations(3))
+    expected = np.load(FOLDER / "box.npy")
+    np.testing.assert_allclose(actions, expected, atol=2e-6)
+    assert np.std(expected) > 0.1 and policy.network.activation == "relu"
+    assert np.asarray(policy.variables.params["policy"]["log_std"]["all"]) == pytest.approx(-0.5, abs=0.05)
+
+
+def changed(tmp_path, **members):
+    """The discrete model with other members."""
+    path = tmp_path / "changed.zip"
+    with zipfile.ZipFile(FOLDER / "discrete.zip") as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, members.get(name.partition(".")[0], source.read(name)))
+    return path
+
+
+def weights(index):
+    """A `policy.pth` with this pickle as the index of its tensors."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("policy/data.pkl", index)
+        archive.writestr("policy/data/0", np.zeros(4, np.float32).tobytes())
+    return data.getvalue()
+
+
+class Runs:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_pickle_that_names_anything_but_tensors_is_rejected_and_runs_nothing(tmp_path):
+    evil = tmp_path / "evil"
+    for index in (pickle.dumps(Runs(evil)), pickle.dumps({"weight": Runs(evil)}, 2)):
+        with pytest.raises(ValueError, match=r"is not a model of Stable-Baselines3: policy.pth names .*open"):
+            from_stable_baselines3(changed(tmp_path, policy=weights(index)), CARTPOLE)
+        assert not evil.exists()
+
+
+# Offset, shape and strides of 100 numbers, of negative strides, and far beyond a storage of four.
+HOSTILE_LAYOUTS = (
+    b"K\x00Kd\x85K\x01\x85",
+    b"K\x00K\x02\x85J\xff\xff\xff\xff\x85",
+    b"J\xff\xff\xff\x7fK\x01\x85K\x01\x85",
+)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"",
+        b"\x80\x02.",
+        pickle.dumps([1, 2]),
+        pickle.dumps({"a": 1}),
+        # The state of a function, of a class and of a string.
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x08\x00\x00\x00__code__K\x01sb.",
+        b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.",
+        b"\x80\x02ctorch\nFloatStorage\n}X\x01\x00\x00\x00aK\x01sb.",
+        *(
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"
+            b"X\x03\x00\x00\x00cpuK\x04tQ" + layout + b"tR."
+            for layout in (
+                b"K\x00Kd\x85K\x01\x85",
+                b"K\x00K\x02\x85J\xff\xff\xff\xff\x85",
+                b"J\xff\xff\xff\x7fK\x01\x85K\x01\x85",
+            )
+        ),
+    ],
+)
+def test_damaged_and_hostile_weights_are_rejected(tmp_path, index):
+    with pytest.raises(ValueError, match="from_stable_baselines3: "):
+        from_stable_baselines3(changed(tmp_path, policy=weights(index)), CARTPOLE)
+
+
+def test_tensors_are_read_by_their_strides():
+    index = (
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"
+        b"X\x03\x00\x00\x00cpuK\x06tQK\x00K\x02K\x03\x86K\x01K\x02\x86tR."
+    )
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("policy/data.pkl", index)
+        archive.writestr("policy/data/0", np.arange(6, dtype=np.float32).tobytes())
+    with zipfile.ZipFile(data) as archive:
+        np.testing.assert_array_equal(_TensorReader(archive, "policy").load(), [[0, 2, 4], [1, 3, 5]])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            EnvSpec(Box([0.0] * 3, [1.0] * 3), Discrete(2)),
+            r"layers/0/kernel .* shape \(4, 16\), the spec needs \(3, 16\)",
+        ),
+        (EnvSpec(CARTPOLE.obs, Discrete(3)), r"policy/linear/bias .* shape \(2,\), the spec needs \(3,\)"),
+        (EnvSpec(Dict({"a": CARTPOLE.obs}), Discrete(2)), "obs must be a Box"),
+        (EnvSpec(CARTPOLE.obs, Box([-1.0], [1.0], np.float32), action_scaling="rescale"), "action_scaling must be 'clip'"),
+    ],
+)
+def test_a_model_of_other_spaces_is_rejected_by_name(spec, message):
+    with pytest.raises(ValueError, match=message):
+        from_stable_baselines3(FOLDER / "discrete.zip", spec)
+
+
+def test_what_polyak_does_not_have_is_rejected_by_name(tmp_path):
+    with pytest.raises(ValueError, match="use_sde=True"):
+        from_stable_baselines3(FOLDER / "sde.zip", PENDULUM)
+    with zipfile.ZipFile(FOLDER / "discrete.zip") as model:
+        settings = json.loads(model.read("data"))
+    settings["policy_kwargs"]["activation_fn"] = "<class 'torch.nn.modules.activation.GELU'>"
+    with pytest.raises(ValueError, match=r"activation_fn of .* must be one of Tanh, ReLU, ELU, SiLU, got 'GELU'"):
+        from_stable_baselines3(changed(tmp_path, data=json.dumps(settings).encode()), CARTPOLE)
+
+
+def test_a_file_that_is_no_model_is_rejected(tmp_path, unchecked):
+    path = tmp_path / "text.zip"
+    path.write_text("no archive")
+    with pytest.raises(ValueError, match=r"text.zip is not a model of Stable-Baselines3"):
+        from_stable_baselines3(path, CARTPOLE)
+    with pytest.raises(FileNotFoundError):
+        from_stable_baselines3(tmp_path / "none.zip", CARTPOLE)
+    with pytest.raises(TypeError, match="spec must be an EnvSpec"):
+        from_stable_baselines3(path, "CartPole-v1")
+
+
+def test_a_read_policy_acts_inside_jit():
+    policy = from_stable_baselines3(FOLDER / "box.zip", PENDULUM)
+    obs, flags = observations(3), np.zeros(1000, bool)
+    time_step = TimeStep(obs, np.zeros(1000, np.float32), flags, flags, flags)
+    step = jax.jit(lambda policy, *inputs: policy.action(*inputs))(policy, time_step, (), jax.random.key(0))
+    assert step.action.shape == (1000, 1) and np.std(step.action) > 0.1
