@@ -56,7 +56,7 @@ def run(tmp_path):
         yield made
 
 
-def test_times_are_completed_under_stable_baselines3_s_names():
+def test_time_metrics_use_stable_baselines3_names():
     assert with_time(at(100), {"train/loss": 1.0}) == {
         "train/loss": 1.0,
         "time/fps": 500.0,
@@ -118,7 +118,7 @@ def test_tensorboard_shows_histograms_where_there_are_some(run):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_after_a_resume_nothing_is_there_twice(run):
+def test_resume_writes_no_row_twice(run):
     for step in (10, 20, 30):
         jsonl_logger(run)(at(step), {"a": 1.0}, STATE)
     log = tensorboard_logger(run)
@@ -145,7 +145,7 @@ def test_logs_stay_in_order_when_the_clock_goes_backwards(run, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [jsonl_logger, tensorboard_logger])
-def test_a_full_disk_costs_rows_and_one_warning(run, full_disk, make):
+def test_full_disk_drops_rows_with_one_warning(run, full_disk, make):
     log = make(run)
     log(at(10), {"a": 1.0}, STATE)
     with full_disk(300), pytest.warns(UserWarning, match="too large; rows are lost while this lasts, training goes on") as seen:
@@ -172,7 +172,7 @@ def test_an_event_file_that_begins_on_a_full_disk_is_whole_later(run, full_disk)
     assert path.read_bytes().count(b"brain.Event:2") == 1
 
 
-def test_checkpoints_come_by_the_distance_to_the_last_so_counters_may_jump(run):
+def test_checkpoint_interval_counts_from_the_last_save(run):
     save_due = checkpointer(run, 100, keep=10)
     for step in (30, 99, 130, 199, 229, 230, 555, 600, 656):
         save_due(at(step), {}, STATE)
@@ -186,7 +186,7 @@ def test_the_last_report_is_saved_once(run):
     assert steps(run.checkpoints) == [1008]
 
 
-def test_after_a_resume_the_distance_counts_from_the_restored_step(run):
+def test_checkpoint_interval_counts_from_the_restored_step(run):
     for step in (100, 200, 900):
         save(run.checkpoints, STATE, step=step, meta={}, keep=10)
     save_due = checkpointer(run, 100, keep=10)
@@ -195,7 +195,7 @@ def test_after_a_resume_the_distance_counts_from_the_restored_step(run):
     assert steps(run.checkpoints) == [100, 200, 310, 420], "900 is of a training that this one did not come from"
 
 
-def test_a_checkpoint_says_where_training_stood_and_holds_the_environment(run):
+def test_checkpoint_stores_progress_and_environment(run):
     env = Counter()
     assert isinstance(env, HostEnv)
     checkpointer(run, 1)(at(50, env=env), {}, STATE)
@@ -215,7 +215,7 @@ def test_a_checkpoint_says_where_training_stood_and_holds_the_environment(run):
     np.testing.assert_array_equal(restored.tree["agent"], STATE["agent"])
 
 
-def test_a_checkpoint_says_when_a_resume_cannot_be_exact(run):
+def test_checkpoint_records_why_resume_is_not_bit_exact(run):
     save_progress(run, at(50, env=Counter(snapshot=False)), STATE)
     meta = restore(run.checkpoints, STATE).meta
     assert meta["env"] is None

@@ -77,7 +77,7 @@ def saved(tmp_path):
     return tmp_path
 
 
-def test_what_was_saved_is_restored_bit_for_bit(tmp_path):
+def test_restore_returns_the_saved_bits(tmp_path):
     meta = {"env": {"rng": np.random.PCG64(3).state, "obs": np.float32([1, np.nan])}, "n": 10**30}
     path = save(tmp_path / "new" / "checkpoints", state(3), step=12, meta=meta)
     assert path.name == "000000000012"
@@ -89,7 +89,7 @@ def test_what_was_saved_is_restored_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(restored.meta["env"]["obs"], meta["env"]["obs"])
 
 
-def test_shapes_alone_say_what_to_restore(tmp_path):
+def test_restore_into_shape_structs(tmp_path):
     tree = {"a": jnp.arange(3), "key": jax.random.key(1, impl="rbg"), "b": (jnp.float32(2.5),)}
     save(tmp_path, tree, step=1, meta={})
     restored = restore(tmp_path, jax.eval_shape(lambda: tree)).tree
@@ -138,7 +138,7 @@ def test_restored_arrays_can_be_donated(tmp_path):
     assert float(step(step(restored))["a"][-1]) == 2.0
 
 
-def test_the_manifest_says_who_wrote_what_where(saved):
+def test_manifest_records_version_step_and_machine(saved):
     manifest = read_manifest(saved)
     assert (manifest.step, manifest.format, manifest.meta) == (3, 1, {"step": 3})
     assert manifest.machine == {"platform": "cpu", "devices": jax.device_count(), "processes": 1}
@@ -146,7 +146,7 @@ def test_the_manifest_says_who_wrote_what_where(saved):
     assert read_manifest(saved, step=2).meta == {"step": 2}
 
 
-def test_checkpoints_are_for_their_owner(tmp_path):
+def test_checkpoints_are_readable_by_their_owner_only(tmp_path):
     old = os.umask(0)
     try:
         path = save(tmp_path / "c", state(1), step=1, meta={})
@@ -157,7 +157,7 @@ def test_checkpoints_are_for_their_owner(tmp_path):
     assert modes[path] == modes[tmp_path / "c"] == 0o700
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_save_keeps_the_newest_checkpoints(tmp_path):
     for step in range(5):
         save(tmp_path, {"a": step}, step=step, meta={}, keep=2)
     assert steps(tmp_path) == [3, 4]
@@ -273,7 +273,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_file_that_is_cut_or_gone_falls_back_and_is_never_a_fresh_start(saved, name, how):
+def test_truncated_or_missing_file_falls_back_to_an_older_checkpoint(saved, name, how):
     DAMAGES[how](saved / layout.directory_name(3) / name)
     with pytest.warns(UserWarning, match=r"using the checkpoint of step 2; damaged: .*000000000003"):
         restored = restore(saved, state(0))
@@ -298,7 +298,7 @@ def test_a_damaged_newest_is_replaced_by_the_next_save(saved):
     assert steps(saved) == [1, 2], "what training did not come from is gone"
 
 
-def test_swapped_checkpoints_are_damage(saved):
+def test_swapped_checkpoints_are_reported_as_damaged(saved):
     os.rename(saved / layout.directory_name(1), saved / layout.directory_name(9))
     with pytest.warns(UserWarning, match=r"step 3; damaged: .*that of step 1"):
         assert restore(saved, state(0)).step == 3
@@ -361,7 +361,7 @@ def test_a_directory_in_which_another_saves_is_rejected(saved):
 
 
 @pytest.mark.parametrize("step", [3, 2, 0])
-def test_the_same_or_an_older_step_is_rejected_unless_it_is_meant(saved, step):
+def test_step_that_is_not_newer_is_rejected_without_overwrite(saved, step):
     with pytest.raises(CheckpointError, match=f"step {step} must be greater than the saved step 3.*overwrite=True"):
         save(saved, state(7), step=step, meta={})
     assert bits(restore(saved, state(0)).tree) == bits(state(3))
@@ -417,7 +417,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_leaves_are_rejected_by_path_unless_they_are_meant(saved, bad):
+def test_non_finite_leaves_are_rejected_unless_allowed(saved, bad):
     tree = {"ok": jnp.ones(3), "a": [jnp.array([1.0, bad])], "b": jnp.full((), bad, jnp.bfloat16), "c": bad}
     with pytest.raises(CheckpointError, match=r"NaN or infinity in \['c'\], \['a'\]\[0\], \['b'\]; nothing was saved"):
         save(saved, tree, step=4, meta={})
@@ -426,7 +426,7 @@ def test_non_finite_leaves_are_rejected_by_path_unless_they_are_meant(saved, bad
     assert bits(restore(saved, tree).tree) == bits(tree)
 
 
-def test_they_may_be_rejected_in_one_subtree_alone(saved):
+def test_finite_check_can_be_limited_to_a_subtree(saved):
     nan = np.array([0x7FC00123, 0xFFC00001, 0x7F800000], np.uint32).view(np.float32)
     tree = {"a": {"b": [jnp.ones(2)]}, "ab": jnp.array(nan), "c": float("-inf")}
     save(saved, tree, step=4, meta={}, finite="['a']")

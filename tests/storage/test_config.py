@@ -51,13 +51,13 @@ def through_json(obj):
     return from_json(parse_json(dump_json(to_json(obj), "x"), "x"), CLASSES)
 
 
-def test_settings_come_back_equal():
+def test_settings_survive_a_round_trip():
     agent = Agent(spec=SPEC, network=Net((8, 8), "relu"), gamma=0.5, target_kl=None)
     assert through_json(agent) == agent
     assert through_json({"agent": agent, "seed": 3, "tags": ("a", None)}) == {"agent": agent, "seed": 3, "tags": ("a", None)}
 
 
-def test_numbers_that_json_lacks_come_back():
+def test_nan_and_infinity_survive_a_round_trip():
     agent = Agent(spec=SPEC, learning_rate=[float("inf"), 2**100, -0.0, 1e-320], target_kl=float("nan"))
     back = through_json(agent)
     assert back.learning_rate == agent.learning_rate
@@ -98,7 +98,7 @@ def test_fields_with_defaults_may_be_missing():
     assert from_json({"$class": "Net", "activation": "relu"}, CLASSES) == Net(activation="relu")
 
 
-def test_what_cannot_be_written_is_an_error_that_names_the_field_or_a_description():
+def test_unsupported_field_raises_or_is_described():
     agent = Agent(spec=SPEC, learning_rate={"schedule": (print,)})
     with pytest.raises(
         TypeError, match=r"Agent\.learning_rate\.schedule\[0\]: must be dicts, lists, .*, got a builtin_function"
@@ -112,7 +112,7 @@ def test_what_cannot_be_written_is_an_error_that_names_the_field_or_a_descriptio
         from_json(data, CLASSES)
 
 
-def test_a_dataclass_that_can_change_is_no_setting():
+def test_mutable_dataclass_is_rejected():
     @dataclasses.dataclass
     class Open:
         x: int = 1
@@ -128,7 +128,7 @@ def test_an_unknown_field_is_rejected_with_the_nearest():
         from_json({"$class": "Discrete", "n": 3, "strat": 1}, CLASSES)
 
 
-def test_what_the_constructor_refuses_is_reported_with_its_place():
+def test_constructor_errors_are_reported_with_their_path():
     with pytest.raises(ConfigError, match=r"run/config\.json\.agent: Agent: gamma must be in \[0, 1\], got 1\.5"):
         from_json({"agent": to_json(Agent(spec=SPEC)) | {"gamma": 1.5}}, CLASSES, what="run/config.json")
     with pytest.raises(ConfigError, match=r"config: .*missing 1 required .*'spec'"):
@@ -160,7 +160,7 @@ def test_nothing_is_called_and_nothing_imported(tmp_path, monkeypatch):
         from_json({"$class": "Net", "__class__": "Agent"}, CLASSES)
 
 
-def test_only_config_errors_come_out():
+def test_arbitrary_json_raises_only_config_errors():
     deep = []
     for _ in range(5000):
         deep = [deep]

@@ -25,14 +25,14 @@ def test_only_names_that_a_save_gives_are_found(tmp_path):
     assert layout.find(tmp_path / "none") == {}
 
 
-def test_what_is_being_replaced_stands_in_until_its_successor_is_there(tmp_path):
+def test_replaced_checkpoint_counts_until_its_successor_exists(tmp_path):
     plant(tmp_path, ".replaced-000000000003")
     assert layout.find(tmp_path) == {3: tmp_path / ".replaced-000000000003"}
     plant(tmp_path, "000000000003")
     assert layout.find(tmp_path) == {3: tmp_path / "000000000003"}
 
 
-def test_the_next_saver_tidies_up_after_a_killed_one(tmp_path):
+def test_next_save_removes_leftovers_of_a_killed_one(tmp_path):
     plant(tmp_path, ".tmp-000000000004-ab")
     plant(tmp_path, ".replaced-000000000003")
     plant(tmp_path, ".replaced-000000000002")
@@ -52,7 +52,7 @@ def test_two_savers_at_once_are_rejected(tmp_path):
         pass
 
 
-def test_what_is_written_aside_appears_whole_or_not_at_all(tmp_path):
+def test_staged_directory_appears_whole_or_not_at_all(tmp_path):
     with layout.staged_directory(tmp_path, 5) as path:
         (path / "a").write_bytes(b"x")
         assert layout.find(tmp_path) == {}

@@ -24,7 +24,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_json_is_read_back_as_it_was_written(value):
+def test_json_survives_a_round_trip(value):
     assert parse_json(dump_json(value, "x"), "x") == value
 
 
@@ -56,7 +56,7 @@ def test_brackets_inside_strings_do_not_count_as_depth():
     assert parse_json(dump_json(value, "x"), "x") == value
 
 
-def test_what_could_not_be_read_back_is_not_written():
+def test_json_that_could_not_be_read_back_is_not_written():
     deep = []
     for _ in range(MAX_DEPTH):
         deep = [deep]
@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_aside(tmp_path, full_disk):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_an_append_is_whole_or_not_at_all(tmp_path, full_disk):
+def test_append_writes_all_or_nothing(tmp_path, full_disk):
     path = tmp_path / "a"
     append(path, b"x" * 900)
     with full_disk(1000), pytest.raises(OSError, match="too large"):
@@ -139,7 +139,7 @@ def test_two_writers_of_one_file_never_put_an_unfinished_one_in_place(tmp_path, 
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_leftover_of_a_killed_write_is_no_obstacle(tmp_path):
+def test_write_succeeds_after_a_killed_write(tmp_path):
     (tmp_path / ".a.aside").write_bytes(b"half")
     write_file(tmp_path / "a", b"whole")
     assert sorted(os.listdir(tmp_path)) == ["a"]

@@ -45,7 +45,7 @@ def same(a, b):
 
 @given(VALUES)
 @settings(deadline=None, max_examples=200)
-def test_every_value_comes_back_with_its_type_and_bits(value):
+def test_values_survive_a_round_trip_with_type_and_bits(value):
     assert same(through_json(value), value)
 
 
@@ -100,12 +100,12 @@ def test_scalar_jax_arrays_become_numbers():
         (int, "type"),
     ],
 )
-def test_what_cannot_be_written_is_an_error_that_names_its_place(value, name):
+def test_unsupported_value_raises_with_its_path(value, name):
     with pytest.raises(TypeError, match=rf"meta\.env\[1\]: must be dicts, lists, .*, got a {name}"):
         encode({"env": [0, value]}, "meta")
 
 
-def test_a_list_in_itself_is_an_error():
+def test_recursive_list_raises():
     loop = []
     loop.append(loop)
     with pytest.raises(ValueError, match="meta: nested too deeply, or contains itself"):
@@ -148,7 +148,7 @@ def test_a_list_in_itself_is_an_error():
         {"$unsupported": "<function>"},
     ],
 )
-def test_malformed_tags_are_errors_that_name_their_place(data):
+def test_malformed_tags_raise_with_their_path(data):
     with pytest.raises(ValueError, match=r"meta\.a"):
         decode({"a": data}, "meta")
 

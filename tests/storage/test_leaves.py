@@ -46,7 +46,7 @@ def test_other_leaves_are_rejected_by_path(leaf):
         flatten({"a": [leaf]})
 
 
-def test_a_shape_is_no_value():
+def test_shape_struct_is_rejected_on_save():
     tree = {"a": jax.ShapeDtypeStruct((3,), jnp.float32)}
     assert [str(leaf) for leaf in described(tree)] == ["float32[3]"]
     with pytest.raises(CheckpointError, match=r"\['a'\] must be .*, got a ShapeDtypeStruct"):
@@ -82,7 +82,7 @@ def test_every_difference_has_a_line_with_both_sides():
     assert differences(saved, [(leaf, None) for leaf in saved]) == []
 
 
-def test_a_flood_of_differences_ends_in_a_count():
+def test_long_list_of_differences_is_truncated():
     lines = differences([Leaf(f".{i}", "int", value=1) for i in range(1000)], [])
     assert len(lines) == 201
     assert lines[-1] == "and 800 more"

@@ -36,7 +36,7 @@ def path(tmp_path):
     return tmp_path / "run.lock"
 
 
-def test_a_living_owner_is_named(path):
+def test_lock_error_names_the_owner(path):
     with hold(path) as process:
         try:
             with pytest.raises(LockedError, match=rf"by process {process.pid} on host '.+', since '20\d\d-.+ UTC'"):

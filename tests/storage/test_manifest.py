@@ -15,7 +15,7 @@ from polyak.storage.manifest import (
     Damage,
     Manifest,
     arrays_header,
-    encoded_meta,
+    encode_meta,
     read_manifest_json,
     write_manifest,
 )
@@ -43,7 +43,7 @@ def test_a_manifest_is_read_back_as_it_was_written():
     assert read_manifest_json(TEXT, "here", "0.1.0") == MANIFEST
 
 
-def test_the_file_of_arrays_is_what_safetensors_calls_one(tmp_path):
+def test_arrays_file_is_valid_safetensors(tmp_path):
     from safetensors.flax import load_file
 
     data = np.arange(6, dtype=np.float32).tobytes() + np.array(2, jnp.bfloat16).tobytes() + bytes(24) + bytes(5)
@@ -131,7 +131,7 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, al
 
 @given(st.data())
 @settings(deadline=None, max_examples=150)
-def test_whatever_one_member_becomes_only_checkpoint_errors_are_raised(data):
+def test_mutated_manifest_raises_only_checkpoint_errors(data):
     document = copy.deepcopy(json.loads(TEXT))
     place = document
     while isinstance(place, dict | list) and place:
@@ -146,16 +146,16 @@ def test_whatever_one_member_becomes_only_checkpoint_errors_are_raised(data):
 
 @given(st.integers(0, 8 * len(TEXT) - 1))
 @settings(deadline=None, max_examples=100)
-def test_whatever_bit_flips_only_checkpoint_errors_are_raised(bit):
+def test_flipped_bits_raise_only_checkpoint_errors(bit):
     text = bytearray(TEXT)
     text[bit // 8] ^= 1 << bit % 8
     with contextlib.suppress(CheckpointError):
         read_manifest_json(bytes(text), "here", "0.1.0")
 
 
-def test_meta_that_is_no_plain_data_is_rejected_by_path():
+def test_meta_that_is_not_plain_data_is_rejected():
     with pytest.raises(CheckpointError, match=r"meta\.env\[0\]: must be dicts, lists, .*, got a builtin_function"):
-        encoded_meta({"env": [print]})
+        encode_meta({"env": [print]})
 
 
 def test_a_manifest_that_could_not_be_read_back_is_not_written():

@@ -69,7 +69,7 @@ def test_a_run_stays_where_it_is_when_the_working_directory_changes(tmp_path, mo
     assert opened.read_summary() == {"fps": 1.0}
 
 
-def test_what_is_in_the_way_is_an_error_and_stays_as_it_was(tmp_path, run):
+def test_existing_files_are_rejected_and_unchanged(tmp_path, run):
     run.close()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
@@ -106,7 +106,7 @@ def test_a_config_that_is_no_json_makes_no_directory(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_create_that_was_killed_is_no_obstacle(tmp_path):
+def test_create_succeeds_after_a_killed_create(tmp_path):
     directory = tmp_path / "run"
     with create(directory, {"seed": 1}):
         (directory / CONFIG).unlink()
@@ -160,7 +160,7 @@ def test_no_environment_variable_is_written(tmp_path, monkeypatch):
 # One writer
 
 
-def test_a_second_writer_is_told_who_the_first_is(run):
+def test_second_writer_error_names_the_first(run):
     with pytest.raises(RunError, match=rf"run: is being written by process {os.getpid()} on host .* since"):
         open_run(run.directory, write=True)
     assert open_run(run.directory).read_config() == {"seed": 1}
@@ -201,7 +201,7 @@ def test_a_writer_that_comes_back_records_its_machine_too(run):
     run.close()
 
 
-def test_a_lost_record_of_the_machine_keeps_nobody_from_training_on(run):
+def test_damaged_system_json_is_replaced_with_a_warning(run):
     run.close()
     (run.directory / "system.json").write_text("{")
     with pytest.warns(UserWarning, match=r"system\.json: not valid JSON.*; a new record begins"):
@@ -236,7 +236,7 @@ def test_opening_a_run_does_not_start_jax(run):
         ("empty", r"empty: holds no run \(it has no config\.json\)"),
     ],
 )
-def test_what_is_no_run_is_an_error(tmp_path, name, message):
+def test_directory_without_a_run_raises(tmp_path, name, message):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "seed-1").mkdir()
@@ -309,7 +309,7 @@ def test_rows_after_the_restored_step_are_dropped(run):
     assert [row["env_steps"] for row in run.read_metrics()] == [10, 20, 30]
 
 
-def test_a_row_that_a_kill_cut_short_is_left_out_and_cut_off(run):
+def test_incomplete_last_row_is_dropped(run):
     run.append_metrics({"env_steps": 1})
     with run.metrics.open("ab") as file:
         file.write(b'{"env_steps": 2, "a"')

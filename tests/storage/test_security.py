@@ -124,7 +124,7 @@ def test_a_payload_among_valid_hashes_never_runs(run, tmp_path, kind):
     assert not marker.exists()
 
 
-def test_the_payloads_are_live(tmp_path):
+def test_payloads_run_in_unsafe_loaders(tmp_path):
     loaders = {"pickle": "import pickle; pickle.loads({0!r})", "python": "eval({0!r})"}
     for kind, loader in loaders.items():
         marker = tmp_path / kind
@@ -133,7 +133,7 @@ def test_the_payloads_are_live(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/../../escaped", "../../escaped", "/etc/passwd", "a\0b", "\x1b[2J", "C:\\x", "CON", "."])
-def test_a_leaf_s_name_is_never_a_path(run, tmp_path, path):
+def test_leaf_name_is_never_used_as_a_path(run, tmp_path, path):
     def change(document):
         document["leaves"][0]["path"] = path
         return document
@@ -228,7 +228,7 @@ def bombs(checkpoints):
 
 
 @pytest.mark.parametrize("name", bombs(Path("x")))
-def test_bombs_are_rejected_by_what_they_declare(run, name):
+def test_oversized_declarations_are_rejected(run, name):
     bombs(run / "checkpoints")[name]()
     start = time.monotonic()
     tracemalloc.start()
@@ -299,9 +299,13 @@ def _suspicions(node, modules):
 ALLOWED = {
     "envs/constructors.py": {"import_module"},
     "envs/available.py": {"find_spec"},
+    "dynamics/names.py": {"find_spec"},
+    # An unpickler that accepts tensors only; tests/policies/test_from_stable_baselines.py attacks it.
+    "policies/from_stable_baselines.py": {"pickle"},
     "cli/imports.py": {"import_module"},
     "cli/agent_flags.py": {"find_spec"},
     "agents/__init__.py": {"import_module"},
+    "__init__.py": {"import_module"},
     "policies/__init__.py": {"import_module"},
 }
 

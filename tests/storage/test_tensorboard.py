@@ -37,7 +37,7 @@ def test_tensorboard_reads_the_scalars(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_restart_makes_tensorboard_forget_what_lies_beyond(tmp_path):
+def test_restart_record_discards_later_values(tmp_path):
     first = events.file_start(1.0) + b"".join(events.summary(1.0, step, {"a": step}, {}) for step in (10, 20, 30, 40))
     second = events.file_start(2.0) + events.restart(2.0, 21) + events.summary(2.0, 35, {"a": 350.0}, {})
     (tmp_path / "events.out.tfevents.0").write_bytes(first)

@@ -30,7 +30,7 @@ from polyak.storage.manifest import (
     Damage,
     Manifest,
     arrays_header,
-    encoded_meta,
+    encode_meta,
     read_manifest_json,
     write_manifest,
 )
@@ -95,7 +95,7 @@ def save(
     check_integer("save", "keep", keep)
     root = Path(directory)
     leaves, _ = codec.flatten(tree, concrete=True)
-    encoded_meta(meta)
+    encode_meta(meta)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with layout.lock_directory(root):
@@ -230,7 +230,7 @@ def _write_hashed(file: BinaryIO, digest: Any, data: npt.NDArray[Any]) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_directory(path: Path) -> Iterator[int]:
     """A descriptor of the directory of one checkpoint, not through a link; any error inside the block is `Damage`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -247,7 +247,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    with _opened(path) as directory:
+    with _open_directory(path) as directory:
         text = read_bytes(MANIFEST, limit=MAX_BYTES, dir_fd=directory)
         commit = read_bytes(COMMIT, limit=1024, dir_fd=directory)
         with open_regular(ARRAYS, dir_fd=directory) as file:
@@ -266,7 +266,7 @@ def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, An
     """The wanted leaves; the whole file is hashed, with one leaf in memory at a time."""
     like = {leaf.path: value for leaf, value in wanted}
     values = {leaf.path: leaf.value for leaf in manifest.leaves}
-    with _opened(path) as directory, open_regular(ARRAYS, dir_fd=directory) as file:
+    with _open_directory(path) as directory, open_regular(ARRAYS, dir_fd=directory) as file:
         header = arrays_header(manifest.leaves)
         digest = hashlib.sha256(header)
         if file.read(len(header)) != header:

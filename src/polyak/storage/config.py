@@ -60,7 +60,8 @@ def from_json(data: Any, classes: Mapping[str, type], *, what: str = "config") -
     def object_from_json(content: dict[str, Any], path: str) -> Any:
         if "$unsupported" in content:
             described = str(content["$unsupported"])[:200]
-            raise ConfigError(f"{path}: {described} could not be stored with the run; rebuild it in Python and pass it again")
+            advice = "rebuild it in Python and pass it again as agent= (--agent in a shell)"
+            raise ConfigError(f"{path}: {described} could not be stored with the run; {advice}")
         return _build(content, path, classes)
 
     try:

@@ -174,7 +174,7 @@ class _Decoder:
         raise ValueError(f"{path}: malformed or unknown tag {tag!r}")
 
     def array(self, content: dict[str, Any], path: str) -> npt.NDArray[Any]:
-        dtype, shape = DTYPES[content["dtype"]], checked_shape(content["shape"], path)
+        dtype, shape = DTYPES[content["dtype"]], parse_shape(content["shape"], path)
         size = math.prod(shape)
         forms = content.keys() - {"dtype", "shape"}
         if len(forms) != 1 or not forms <= {"base64", "values", "fill"}:
@@ -209,7 +209,7 @@ def decode(data: Any, path: str, other: Handler = _reject_class) -> Any:
     return _Decoder(other).decode(data, path)
 
 
-def checked_shape(shape: Any, path: str) -> tuple[int, ...]:
+def parse_shape(shape: Any, path: str) -> tuple[int, ...]:
     """A shape read from a file, as a tuple of sane dimensions.
 
     Raises:

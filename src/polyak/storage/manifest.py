@@ -7,7 +7,7 @@ from typing import Any
 
 from polyak.storage.directory import ARRAYS, MANIFEST
 from polyak.storage.files import dump_json, parse_json
-from polyak.storage.json import DTYPES, checked_shape, decode, encode
+from polyak.storage.json import DTYPES, decode, encode, parse_shape
 from polyak.storage.leaves import KEY_WORDS, KINDS, CheckpointError, Leaf
 
 FORMAT = 1
@@ -90,7 +90,7 @@ def write_manifest(manifest: Manifest) -> bytes:
         "machine": manifest.machine,
         "files": {ARRAYS: {"size": manifest.size, "sha256": manifest.sha256}},
         "leaves": [_leaf_to_json(leaf) for leaf in manifest.leaves],
-        "meta": encoded_meta(manifest.meta),
+        "meta": encode_meta(manifest.meta),
     }
     try:
         data = dump_json(document, MANIFEST, indent=1)
@@ -101,7 +101,7 @@ def write_manifest(manifest: Manifest) -> bytes:
     return data
 
 
-def encoded_meta(meta: dict[str, Any]) -> Any:
+def encode_meta(meta: dict[str, Any]) -> Any:
     """The caller's data as JSON.
 
     Raises:
@@ -128,12 +128,12 @@ def read_manifest_json(data: bytes, where: str, this_version: str) -> Manifest:
             raise CheckpointError(
                 f"{where}: written by polyak {library} (format {number}), this is {this_version} (format {FORMAT}); upgrade"
             )
-        return _checked(document, library)
+        return _validate(document, library)
     except ValueError as error:
         raise Damage(f"{where}: {error}") from None
 
 
-def _checked(document: dict[str, Any], library: str) -> Manifest:
+def _validate(document: dict[str, Any], library: str) -> Manifest:
     file = _member(_member(document, "files", dict), ARRAYS, dict)
     sha256, size, step = _member(file, "sha256", str), _member(file, "size", int), _member(document, "step", int)
     if not _SHA256.match(sha256) or step < 0 or document["format"] != FORMAT:
@@ -180,18 +180,18 @@ def _leaf_from_json(document: Any) -> Leaf:
     if kind not in KINDS:
         raise ValueError(f"{MANIFEST}: leaf {path}: unknown kind {kind[:40]!r}")
     if kind == "array":
-        dtype = _known(_member(document, "dtype", str), DTYPES, path)
-        return Leaf(path, kind, dtype=dtype, shape=checked_shape(document.get("shape"), path))
+        dtype = _check_known(_member(document, "dtype", str), DTYPES, path)
+        return Leaf(path, kind, dtype=dtype, shape=parse_shape(document.get("shape"), path))
     if kind == "key":
-        impl = _known(_member(document, "impl", str), KEY_WORDS, path)
-        return Leaf(path, kind, shape=checked_shape(document.get("shape"), path), impl=impl)
+        impl = _check_known(_member(document, "impl", str), KEY_WORDS, path)
+        return Leaf(path, kind, shape=parse_shape(document.get("shape"), path), impl=impl)
     value = decode(document.get("value"), path)
     if type(value).__name__ != kind:
         raise ValueError(f"{MANIFEST}: leaf {path}: {kind} expected, got {str(value)[:40]!r}")
     return Leaf(path, kind, value=value)
 
 
-def _known(name: str, known: dict[str, Any], path: str) -> str:
+def _check_known(name: str, known: dict[str, Any], path: str) -> str:
     if name not in known:
         raise ValueError(f"{MANIFEST}: leaf {path}: unknown type {name[:40]!r}")
     return name

@@ -33,19 +33,50 @@ class SavedProgress:
     changed_settings: tuple[str, ...]
 
 
-def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3, allow_nonfinite: bool = False) -> Path:
+def save_progress(
+    run: Run,
+    progress: Progress,
+    state: PyTree,
+    *,
+    keep: int = 3,
+    allow_nonfinite: bool = False,
+    directory: Path | None = None,
+) -> Path:
+    """Save the loop's state as it is now, with a snapshot of the host environment; see `save_state`."""
+    snapshot = None if progress.env is None else progress.env.snapshot()
+    return save_state(run, progress, state, snapshot, keep=keep, allow_nonfinite=allow_nonfinite, directory=directory)
+
+
+def save_state(
+    run: Run,
+    progress: Progress,
+    state: PyTree,
+    snapshot: dict[str, Any] | None,
+    *,
+    keep: int = 3,
+    allow_nonfinite: bool = False,
+    directory: Path | None = None,
+) -> Path:
     """Save the loop's state at `progress.env_steps`, with what is needed to resume: counters, environment and settings.
 
     Later checkpoints, which this training did not come from, are replaced. NaN and infinities are rejected in the agent's
     part. The environment's outputs may hold them: the agent takes none of them into its parameters, and reports itself when
     training cannot go on.
 
+    Args:
+        run: its config is stored with the state.
+        progress: the counters.
+        state: the loop's state.
+        snapshot: the state of a host environment, or None.
+        keep: how many checkpoints to keep.
+        allow_nonfinite: save an agent's state that holds NaN or infinities.
+        directory: where the checkpoints are; None is the run's.
+
     Raises:
         CheckpointError: it cannot be saved.
         RunError: the run was opened for reading.
     """
     run.require_writer()
-    snapshot = None if progress.env is None else progress.env.snapshot()
     meta: dict[str, Any] = {
         "progress": {
             "env_steps": progress.env_steps,
@@ -59,7 +90,7 @@ def save_progress(run: Run, progress: Progress, state: PyTree, *, keep: int = 3,
         "config": _settings(run.read_config(verify=False)),
     }
     return save(
-        run.checkpoints,
+        run.checkpoints if directory is None else directory,
         state,
         step=progress.env_steps,
         meta=meta,
@@ -108,7 +139,7 @@ def check_settings(run: Run, saved: SavedProgress) -> None:
 
 
 def _describe_resume(progress: Progress, snapshot: Mapping[str, Any] | None) -> str:
-    reasons = list(progress.inexact)
+    reasons = list(progress.nondeterminism)
     if progress.env is not None and snapshot is None:
         reasons.insert(0, f"env {progress.env.spec.id or type(progress.env).__name__} has no state")
     return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"

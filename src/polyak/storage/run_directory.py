@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json", "summary.json"
-CHECKPOINTS, TENSORBOARD, LOCK = "checkpoints", "tb", "run.lock"
+CHECKPOINTS, BEST, TENSORBOARD, LOCK = "checkpoints", "best", "tb", "run.lock"
 
 # What a killed `create` may leave: without a config it is no run yet.
 _LEFTOVERS = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
@@ -71,6 +71,11 @@ class Run:
     def checkpoints(self) -> Path:
         """The directory for `polyak.storage.checkpoint`."""
         return self.directory / CHECKPOINTS
+
+    @property
+    def best(self) -> Path:
+        """The directory of the checkpoint with the best evaluation so far."""
+        return self.directory / BEST
 
     @property
     def tensorboard(self) -> Path:
@@ -245,7 +250,7 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     if not os.path.lexists(path / CONFIG):
         inside = sorted(str(config.parent) for config in path.glob(f"*/{CONFIG}"))
         raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {', '.join(inside)}" if inside else ""))
-    for name in (CHECKPOINTS, TENSORBOARD):
+    for name in (CHECKPOINTS, BEST, TENSORBOARD):
         if (path / name).is_symlink():
             raise RunError(f"{path / name}: is a symbolic link; a run keeps its files inside its own directory")
     _warn_about_permissions(path)
@@ -263,7 +268,7 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
 
 def is_run_file(path: Path) -> bool:
     """Whether a run writes this path itself. A run has both config.json and system.json; other programs have the first too."""
-    own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, TENSORBOARD}
+    own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
     real = Path(os.path.realpath(path))
     runs = [root for root in real.parents if all(os.path.lexists(root / name) for name in (CONFIG, SYSTEM))]
     names = [real.relative_to(root).parts[0] for root in runs]
