@@ -48,7 +48,7 @@ class Reinforce:
     def init(self, key):
         return ReinforceState(self.network.init(key, self.spec), jnp.zeros(()), jnp.zeros((), jnp.uint32))
 
-    def check(self, num_envs):
+    def check(self, num_envs, devices=1):
         if num_envs > 64:
             raise ValueError(f"Reinforce: num_envs={num_envs} must be at most 64 on each device")
 

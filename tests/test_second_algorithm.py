@@ -8,9 +8,9 @@ import pytest
 import polyak
 from polyak.agents import AGENTS
 from polyak.cli import main
-from polyak.cli.devices import choose_threads
 from polyak.runs import read_config
 from polyak.storage.run_directory import open_run
+from polyak.train.devices import choose_threads
 from tests.cli.processes import last_checkpoint
 from tests.reinforce import Reinforce
 
@@ -76,7 +76,7 @@ def test_settings_and_environments_are_checked_by_the_agent(capsys):
 
 
 def test_threads_are_asked_of_the_agent(monkeypatch):
-    monkeypatch.setattr("polyak.cli.devices.is_jax_started", lambda: False)
+    monkeypatch.setattr("polyak.train.devices.is_jax_started", lambda: False)
     monkeypatch.delenv("PJRT_NPROC", raising=False)
     spec = polyak.envs.make("jax/CartPole-v1").spec
     assert choose_threads(Reinforce(spec), 1, 8) == 1

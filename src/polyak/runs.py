@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -11,14 +13,16 @@ import numpy as np
 
 from polyak.agents import AGENTS, agent_class
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.names import unknown_name
 from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
 from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.q_network import QNetwork
 from polyak.networks.recurrent import RecurrentActorCritic
 from polyak.ops import schedules
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
-from polyak.storage.run_directory import Run
+from polyak.storage.run_directory import BEST, CONFIG, Run, open_run
 
 FORMAT = 1
 
@@ -32,6 +36,18 @@ MAX_NUM_ENVS = 2**20
 MAX_THREADS = 1024
 
 
+ENV_OPTIONS = (
+    "vectorization",
+    "timeout",
+    "nonfinite",
+    "out_of_bounds",
+    "drop_unsupported_obs",
+    "action_mask_key",
+    "info_metrics",
+)
+"""Arguments of `polyak.envs.make` that a run stores beside those with a field of their own; none of them opens a file."""
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Everything needed to repeat a training run; the content of `config.json`.
@@ -40,7 +56,7 @@ class RunConfig:
         algorithm: name of the algorithm.
         env: name of the environment.
         num_envs: number of copies of the environment.
-        seed: the run's key is `jax.random.key(seed)`.
+        seed: the run's key is `jax.random.key(seed)`; None for another key, which the checkpoints hold.
         env_steps: total number of valid transitions.
         loop: `"compiled"` or `"host"`.
         devices: number of devices over which the environments are split.
@@ -50,12 +66,16 @@ class RunConfig:
         action_scaling: how Box actions are mapped to the environment's bounds: `"clip"` or `"rescale"`.
         env_kwargs: keyword arguments of the environment; numbers and bools only.
         threads: number of XLA threads on a CPU, which affects the last bits of large matrix products; None is XLA's default.
+        own_env: the environment is the caller's own object, which has to be passed again to resume or evaluate the run.
+        env_options: further arguments of `polyak.envs.make`.
+        eval_every: env_steps between evaluations of the greedy policy while training; None for none.
+        eval_episodes: episodes of each of them.
     """
 
     algorithm: str
     env: str
     num_envs: int
-    seed: int
+    seed: int | None
     env_steps: int
     loop: str
     devices: int
@@ -65,6 +85,10 @@ class RunConfig:
     action_scaling: Literal["clip", "rescale"] = "clip"
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     threads: int | None = None
+    own_env: bool = False
+    env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    eval_every: int | None = None
+    eval_episodes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -75,16 +99,20 @@ class RunConfig:
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
         for name in ("num_envs", "env_steps", "devices", "checkpoint_every"):
             check_integer("run", name, getattr(self, name))
-        for name in ("report_every", "threads"):
+        for name in ("report_every", "threads", "eval_every"):
             if getattr(self, name) is not None:
                 check_integer("run", name, getattr(self, name))
+        check_integer("run", "eval_episodes", self.eval_episodes, at_least=0)
         for name, value, limit in (("threads", self.threads, MAX_THREADS), ("num_envs", self.num_envs, MAX_NUM_ENVS)):
             if value is not None and value > limit:
                 raise ValueError(f"run: {name} must be at most {limit}, got {value}")
-        check_seed("run", "seed", self.seed)
+        if self.seed is not None:
+            check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, ("compiled", "host"))
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
+        check_choice("run", "own_env", self.own_env, (False, True))
         _check_env_kwargs(self.env_kwargs)
+        _check_env_options(self.env_options)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON data; a custom network is stored as a description only and must be passed again to load the run."""
@@ -94,12 +122,16 @@ class RunConfig:
 
 def config_classes() -> dict[str, type]:
     """The classes that a `config.json` may name, including every agent in `AGENTS`."""
-    networks = (ActorCritic, RecurrentActorCritic)
-    return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.OBJECTS, *SPEC_CLASSES)}
+    networks = (ActorCritic, QNetwork, RecurrentActorCritic)
+    return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.SCHEDULES, *SPEC_CLASSES)}
 
 
-def read_config(run: Run) -> RunConfig:
+def read_config(run: Run, agent: Any = None) -> RunConfig:
     """Read the configuration of a run.
+
+    Args:
+        agent: the run's agent, or what will make it, where the file cannot describe it: its class or its network is the
+            caller's own.
 
     Raises:
         ConfigError: the file has another format, a field is missing, unknown or out of range, or the agent cannot be
@@ -118,9 +150,10 @@ def read_config(run: Run) -> RunConfig:
     unknown = [name for name in data if name not in (*names, "format")]
     if missing or unknown:
         raise ConfigError(f"{what}: fields missing: {missing}; fields unknown: {unknown}")
-    agent = from_json(data["agent"], config_classes(), what=what)
-    if not isinstance(agent, Agent):
-        raise ConfigError(f"{what}: agent must be an agent, got {agent!r}"[:200])
+    if agent is None:
+        agent = from_json(data["agent"], config_classes(), what=what)
+        if not isinstance(agent, Agent):
+            raise ConfigError(f"{what}: agent must be an agent, got {agent!r}"[:200])
     try:
         return RunConfig(**{name: data[name] for name in names if name in data and name != "agent"}, agent=agent)
     except (TypeError, ValueError) as error:
@@ -136,14 +169,43 @@ def _check_env_kwargs(env_kwargs: Any) -> None:
             raise ValueError(f"run: env_kwargs[{name!r}] must be a finite number or a bool, got {value!r}")
 
 
-def restore_policy(run: Run, agent: Agent) -> tuple[Policy, int]:
-    """Restore the policy of the run's newest valid checkpoint; also returns the checkpoint's env_steps.
+def _check_env_options(options: Any) -> None:
+    """Check the names and that the values are plain data; `polyak.envs.make` checks more."""
+    if not isinstance(options, Mapping):
+        raise TypeError(f"run: env_options must be a mapping, got {options!r}")
+    for name, value in options.items():
+        if name not in ENV_OPTIONS:
+            raise ValueError(f"run: {unknown_name(str(name)[:80], ENV_OPTIONS, 'env_options entry')}")
+        parts = value if isinstance(value, list | tuple) else (value,)
+        if not all(part is None or isinstance(part, bool | int | float | str) for part in parts):
+            raise ValueError(f"run: env_options[{name!r}] must be plain data, got {value!r:.80}")
+
+
+def algorithm_name(agent: Agent) -> str:
+    """The name of an agent's class in `AGENTS`, else that of the class."""
+    path = f"{type(agent).__module__}:{type(agent).__qualname__}"
+    return next((name for name, known in AGENTS.items() if known == path), type(agent).__name__)
+
+
+def open_checkpoints(path: Path) -> tuple[Run, Path]:
+    """The run and its checkpoints: the newest of a run directory, or the best one under `RUN/best`.
+
+    Raises:
+        RunError: the path is no run directory, nor the `best` of one.
+    """
+    is_best = path.name == BEST and os.path.lexists(path.parent / CONFIG)
+    run = open_run(path.parent if is_best else path)
+    return run, run.best if is_best else run.checkpoints
+
+
+def restore_policy(checkpoints: Path, agent: Agent) -> tuple[Policy, int]:
+    """Restore the policy of the newest valid checkpoint; also returns the checkpoint's env_steps.
 
     Raises:
         CheckpointError: there is no valid checkpoint, or its shapes differ from the agent's.
     """
     template = jax.eval_shape(agent.init, jax.random.key(0))
-    restored = restore(run.checkpoints, template, prefix=".agent")
+    restored = restore(checkpoints, template, prefix=".agent")
     return agent.policy(restored.tree), restored.step
 
 

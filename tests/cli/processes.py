@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 import polyak
-from polyak.cli.evaluation import make_env
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import restore
 from polyak.storage.run_directory import open_run
+from polyak.train.evaluation import make_env
 
 SETTINGS = "--hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
 
@@ -58,7 +58,10 @@ def wait_until(condition, process, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end, "waited in vain"
+        if time.monotonic() > end:
+            # Left alone, it would slow down every test after this one.
+            process.kill()
+            raise AssertionError("waited in vain")
         time.sleep(0.005)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.cli.devices import THREADS, choose_threads, is_jax_started, start_jax
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.train.devices import THREADS, choose_threads, is_jax_started, start_jax
 from tests.cli.processes import edit_config, environment
 
 SPEC = EnvSpec(Box(np.full(3, -1.0), np.full(3, 1.0)), Discrete(2))
@@ -54,7 +54,7 @@ def test_products_are_small_where_microbatches_are(network, microbatch_size, sma
 @pytest.fixture
 def jax_not_started(monkeypatch):
     """As in a process in which JAX has not started; nobody has said how many threads."""
-    monkeypatch.setattr("polyak.cli.devices.is_jax_started", lambda: False)
+    monkeypatch.setattr("polyak.train.devices.is_jax_started", lambda: False)
     monkeypatch.delenv(THREADS, raising=False)
 
 
@@ -96,7 +96,7 @@ def test_threads_are_chosen_before_jax_starts(trained, tmp_path):
     program = """
 import sys
 from polyak.cli import new_run, resume, train
-from polyak.cli.devices import is_jax_started
+from polyak.train.devices import is_jax_started
 
 def started(threads):
     print(threads, is_jax_started())

@@ -73,7 +73,7 @@ def test_an_exception_of_a_policy_is_no_usage_error(rule, run, command):
         ("rules_of_mine:of_another", "obs of the policy's spec is Box"),
         ("rules_of_mine:Counting", "give an instance, not the class Counting"),
         ("rules_of_mine:walk", "the module rules_of_mine has no 'walk'"),
-        ("rules_of_yours:lean", "No module named 'rules_of_yours'; is it on PYTHONPATH?"),
+        ("rules_of_yours:lean", "No module named 'rules_of_yours'; is it in this directory or on PYTHONPATH?"),
     ],
 )
 def test_a_name_that_is_no_policy_is_rejected(rule, run, command, policy, said):

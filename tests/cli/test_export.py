@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.cli.export import write_policy
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, leaf_spaces, map_space
 from polyak.export.archive import ExportError, read_export
 from polyak.export.policy_function import export_function
+from polyak.export.write_policy import write_policy
 from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.normalize import ObsNormalizer

@@ -111,7 +111,7 @@ def test_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, for
 def test_a_long_iteration_is_not_waited_for(tmp_path):
     words = "--hidden 4 --num-envs 2 --num-minibatches 1 --env-steps 1000000 --num-steps 100000 --num-epochs 5000"
     process = start(f"train ppo jax/CartPole-v1 --run-dir run {words}", tmp_path, tmp_path / "compiled")
-    wait_until(lambda: list((tmp_path / "compiled").glob("jit__chunk-*")), process)
+    wait_until(lambda: list((tmp_path / "compiled").glob("jit_run_chunk-*")), process)
     time.sleep(1)
     assert not (tmp_path / "run/metrics.jsonl").exists(), "the first iteration is over already"
     began = time.monotonic()

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from polyak import envs
-from polyak.cli.resume import restore_start
-from polyak.cli.training_run import writers
 from polyak.runs import read_config
 from polyak.storage.checkpoint import read_manifest, steps
 from polyak.storage.run_directory import open_run
+from polyak.train.resumption import restore_start
+from polyak.train.training import writers
 from tests.cli.processes import (
     SETTINGS,
     check_that_its_config_runs_again_to_the_same_bits,
@@ -48,7 +48,8 @@ def stopped_at(monkeypatch):
 
             return (interrupt, *writers(run, config, start))
 
-        monkeypatch.setattr("polyak.cli.training_run.writers", with_signal)
+        for module in ("training", "seeds"):
+            monkeypatch.setattr(f"polyak.train.{module}.writers", with_signal)
 
     return arrange
 
@@ -194,7 +195,7 @@ def test_an_evaluation_afterwards_leaves_the_times_of_the_training(run, command,
     before = open_run(run).read_summary()
     (run / "summary.json").write_text(json.dumps(before | {"eval_episodes": 0, "eval_mean_return": None}))
     with monkeypatch.context() as patched:
-        patched.setattr("polyak.cli.training_run.evaluate_policy", lambda *_: 1 / 0)
+        patched.setattr("polyak.train.training.evaluate_policy", lambda *_: 1 / 0)
         assert command("resume run --eval-episodes 2")[0] == 1
     failed = open_run(run).read_summary()
     assert failed["stopped"] == "ZeroDivisionError: division by zero"

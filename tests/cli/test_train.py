@@ -18,7 +18,7 @@ from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import read_manifest, restore, steps
 from polyak.storage.run_directory import open_run
 from tests.cli.processes import SETTINGS, check_that_its_config_runs_again_to_the_same_bits, last_checkpoint
-from tests.train.sick import Sick
+from tests.loops.sick import Sick
 
 
 def summary_of(run):
@@ -40,7 +40,8 @@ def test_a_run_directory_holds_everything(run):
 
 def test_the_summary_holds_the_result(run):
     summary = summary_of(run)
-    wanted = "algorithm env seed env_steps wall_seconds train_seconds compile_seconds fps eval_mean_return eval_std_return"
+    wanted = "algorithm env seed target_env_steps env_steps wall_seconds train_seconds compile_seconds fps eval_mean_return "
+    wanted += "eval_std_return"
     assert set(summary) == {*wanted.split(), "eval_mean_length", "eval_episodes", "stopped"}
     assert (summary["algorithm"], summary["env"], summary["seed"]) == ("ppo", "CartPole-v1", 0)
     assert 400 <= summary["env_steps"] < 400 + 2 * 8
@@ -154,12 +155,13 @@ def test_several_seeds_have_a_run_each(loop, train, workdir):
         assert steps(run / "checkpoints")[-1] == summary_of(run)["env_steps"] >= 100
         assert open_run(run).read_metrics()[-1]["env_steps"] >= 100
     assert out.count("greedy return") == 2
+    assert re.fullmatch(r"return over 2 seeds: mean [\d.]+, IQM [\d.]+, 95 % interval of the IQM \[.*\]", out.splitlines()[-1])
     assert last_checkpoint(workdir / "many/seed-5")[1] != last_checkpoint(workdir / "many/seed-6")[1]
 
 
 def test_a_misspelt_algorithm_suggests_the_nearest(command):
     code, _, err = command("train pp CartPole-v1")
-    assert (code, err) == (2, "error: unknown algorithm 'pp'; did you mean 'ppo'? (algorithms: ppo)\n")
+    assert (code, err) == (2, "error: unknown algorithm 'pp'; did you mean 'ppo'? (algorithms: dqn, ppo)\n")
 
 
 @pytest.mark.parametrize(

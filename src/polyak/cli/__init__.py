@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:  # as it is after `>&-`
             sys.stdout.flush()
     except BrokenPipeError:
-        from polyak.cli.signals import discard_output, is_broken_pipe
+        from polyak.core.output import discard_output, is_broken_pipe
 
         if not is_broken_pipe(sys.stdout.fileno()):
             raise

@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from polyak.cli.devices import is_jax_started
+from polyak.train.devices import is_jax_started
 
 MAX_BYTES = 2**30
 SESSION = "session-"

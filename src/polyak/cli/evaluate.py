@@ -1,8 +1,8 @@
 """polyak evaluate RUN: evaluates the greedy policy of a run."""
 
 import dataclasses
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -12,17 +12,19 @@ import tyro
 from rich.console import Console
 
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.evaluation import evaluate_policy, make_evaluation_env
 from polyak.cli.flags import UsageError, fail, parse, print_usage
-from polyak.cli.imports import ImportFlag, check_import, import_object
+from polyak.cli.imports import ImportFlag, import_object
+from polyak.cli.own import read_own_run, with_agent
+from polyak.cli.own_flags import OwnFlags
 from polyak.core.checks import check_integer
 from polyak.core.types import Env, HostEnv, Policy, PyTree
-from polyak.runs import RunConfig, check_seed, read_config, restore_policy
+from polyak.loops.evaluate import Evaluation
+from polyak.loops.loop import check_spec
+from polyak.runs import RunConfig, check_seed, open_checkpoints, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
-from polyak.storage.run_directory import RunError, open_run
-from polyak.train.evaluate import Evaluation
-from polyak.train.loop import check_spec
+from polyak.storage.run_directory import RunError
+from polyak.train.evaluation import evaluate_policy
 
 PolicyFlag: TypeAlias = Annotated[
     str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: the run's policy alone)")
@@ -32,6 +34,8 @@ PolicyFlag: TypeAlias = Annotated[
 @dataclasses.dataclass(frozen=True)
 class EvaluateFlags:
     """How many episodes, and where they start."""
+
+    own: OwnFlags
 
     episodes: int = 100
     """number of episodes"""
@@ -48,8 +52,8 @@ class EvaluateFlags:
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        options = "[--episodes N] [--seed S] [--policy MODULE:NAME] [--import MODULE] [--no-compilation-cache]"
-        return print_usage(f"polyak evaluate RUN {options}\n\nRUN is a run directory.", arguments)
+        options = "[--episodes N] [--seed S] [--policy MODULE:NAME] [--agent M:N] [--env M:N] [--import MODULE] [--help]"
+        return print_usage(f"polyak evaluate RUN {options}\n\nRUN is a run directory, or the `best` in one.", arguments)
     try:
         directory = Path(arguments[0])
         flags = parse(EvaluateFlags, arguments[1:], prog=f"polyak evaluate {directory}", description="Evaluate a policy.")
@@ -77,28 +81,27 @@ class _Task:
 
 
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
-    run = open_run(directory)
-    config = read_config(run)
-    may_import = check_import(config.env, flags.imports)
-    policy, env_steps = restore_policy(run, config.agent)
+    run, checkpoints = open_checkpoints(directory)
+    own = read_own_run(run, flags.own, flags.imports)
+    first = own.make_env(min(own.config.num_envs, flags.episodes))
+    config = with_agent(own.config, flags.own, first.spec)
+    policy, env_steps = restore_policy(checkpoints, config.agent)
     policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
     if flags.policy is not None:
         policies[flags.policy] = _python_policy(flags.policy, config)
-    envs = [make_evaluation_env(config, flags.episodes, import_modules=may_import) for _ in policies]
+    envs = [first, *(own.make_env(first.num_envs) for _ in range(len(policies) - 1))]
     try:
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
     except ValueError:
-        for env in envs:
-            if isinstance(env, HostEnv):
-                env.close()
-        raise
+        with _closing(envs):
+            raise
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
     return _Task(flags, config, env_steps, each)
 
 
 def _evaluate(task: _Task) -> int:
     flags, config = task.flags, task.config
-    with Console().status(f"evaluating {flags.episodes} episodes …"):
+    with Console().status(f"evaluating {flags.episodes} episodes …"), _closing(env for _, env in task.policies.values()):
         evaluations = {
             name: evaluate_policy(env, policy, flags.episodes, flags.seed) for name, (policy, env) in task.policies.items()
         }
@@ -111,6 +114,15 @@ def _evaluate(task: _Task) -> int:
         f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"
     )
     return 0
+
+
+@contextmanager
+def _closing(envs: Iterable[Env | HostEnv]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for env in envs:
+            if isinstance(env, HostEnv):
+                stack.callback(env.close)
+        yield
 
 
 def _python_policy(name: str, config: RunConfig) -> Policy:

@@ -67,12 +67,12 @@ class TrainFlags:
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
     report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None
     """env_steps between reports"""
+    eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None
+    """env_steps between evaluations of the greedy policy while training; the best checkpoint is kept in best/"""
     checkpoint_every: Annotated[int | None, default_hint("a tenth of all, at most 100,000", "INT")] = None
     """env_steps between checkpoints, which are saved at reports"""
     action_scaling: Literal["clip", "rescale"] = "clip"
     """clip Box actions to the bounds, or rescale them to the bounds from [-1, 1]"""
-    env_kwargs: Annotated[tuple[str, ...] | None, default_hint("its own", "NAME=VALUE [NAME=VALUE ...]")] = None
-    """settings of the environment, numbers and True or False: `--env-kwargs frameskip=2 episodic_life=False`"""
     compilation_cache: bool = True
     """keep compiled programs in the user's cache directory, which shortens later starts"""
 
@@ -84,6 +84,8 @@ NETWORK_DEFAULT = "the preset's, else chosen from the spaces"
 class NetworkFlags:
     """The built-in network."""
 
+    network: Annotated[Literal["mlp", "cnn", "lstm", "gru"] | None, default_hint(NETWORK_DEFAULT, "{mlp,cnn,lstm,gru}")] = None
+    """dense layers, dense layers behind convolutions of images (both shared), or a recurrent network"""
     hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
     """widths of the dense layers"""
     activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
@@ -112,16 +114,16 @@ class NetworkFlags:
         return changes
 
 
-def parse_settings(flag: str, words: Sequence[str]) -> dict[str, bool | int | float]:
-    """Parse `frameskip=2 episodic_life=False`.
+def parse_settings(flag: str, words: Sequence[str]) -> dict[str, bool | int | float | str]:
+    """Parse `frameskip=2 episodic_life=False xml_file=mine.xml`.
 
     Raises:
         UsageError: no word, a word of another form, a value that is not finite, or a repeated name.
     """
-    expected = f"{flag} takes NAME=VALUE, each name once, a value being a finite number, True or False; got"
+    expected = f"{flag} takes NAME=VALUE, each name once, a value being a finite number, True, False or a text; got"
     if not words:
         raise UsageError(f"{expected} nothing")
-    settings: dict[str, bool | int | float] = {}
+    settings: dict[str, bool | int | float | str] = {}
     for word in words:
         name, equals, text = word.partition("=")
         value = _parse_value(text)
@@ -131,14 +133,15 @@ def parse_settings(flag: str, words: Sequence[str]) -> dict[str, bool | int | fl
     return settings
 
 
-def _parse_value(text: str) -> bool | int | float | None:
-    if text in ("True", "False"):
-        return text == "True"
+def _parse_value(text: str) -> bool | int | float | str | None:
+    """The value; None for an empty text, a number that is not finite, and other spellings of True and False."""
+    if text.title() in ("True", "False", ""):
+        return text == "True" if text in ("True", "False") else None
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             value = kind(text)
             return None if isinstance(value, float) and not math.isfinite(value) else value
-    return None
+    return text
 
 
 def print_usage(text: str, arguments: Sequence[str]) -> int:

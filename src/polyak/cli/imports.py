@@ -1,6 +1,7 @@
 """Imports of modules that are named on the command line; a name in a file is never imported."""
 
 import importlib
+import os
 import sys
 from typing import Annotated, Any, TypeAlias
 
@@ -29,7 +30,7 @@ def check_import(env: str, module: str | None) -> bool:
 
 
 def import_object(text: str, flag: str) -> Any:
-    """Import `module:name`; modules are found as `python -m module` finds them.
+    """Import `module:name`; modules are found in the working directory too.
 
     Raises:
         UsageError: the text has another form, or the module or the name does not exist.
@@ -37,10 +38,13 @@ def import_object(text: str, flag: str) -> Any:
     module, colon, name = text.partition(":")
     if not (colon and module and name.isidentifier()):
         raise UsageError(f"{flag} must be module:name, got {text!r}")
+    # At the end of the path, so that no file here replaces an installed module.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(f"{flag} {text}: {error}; is it on PYTHONPATH? (PYTHONPATH=. is this directory)") from None
+        raise UsageError(f"{flag} {text}: {error}; is it in this directory or on PYTHONPATH?") from None
     if name not in vars(found):
         raise UsageError(f"{flag} {text}: the module {module} has no {name!r}")
     return vars(found)[name]

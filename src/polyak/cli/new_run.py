@@ -1,31 +1,45 @@
-"""From the flags of `polyak train` to a run directory and a training in it."""
+"""From the flags of `polyak train` to a training in a new run directory."""
 
 import dataclasses
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyak import envs
-from polyak.agents import agent_class
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.devices import choose_threads, configure_devices, start_jax
-from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail, parse_settings
-from polyak.cli.training_run import train_in, train_seeds
+from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
+from polyak.cli.own import env_maker, make_own_agent
+from polyak.cli.own_flags import OwnFlags
+from polyak.cli.training_run import make_parent, print_statistics, run_at_once, run_one_after_another, run_to_exit_code
 from polyak.core.checks import check_integer
-from polyak.core.spaces import Box, EnvSpec, leaf_spaces
+from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, Env, HostEnv
-from polyak.presets import preset
-from polyak.presets.preset import with_length
-from polyak.runs import RunConfig, check_seed
-from polyak.storage.run_directory import RunError, create
-from polyak.train.loop import mesh_over
+from polyak.envs.available import JAX_PREFIXES
+from polyak.envs.source import EnvSource
+from polyak.networks.actor_critic import mlp, nature_cnn
+from polyak.networks.recurrent import gru, lstm
+from polyak.runs import algorithm_name, check_seed
+from polyak.storage.run_directory import RunError
+from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, start_jax
+from polyak.train.new_training import make_agent, prepare
+from polyak.train.training import Training
 
-# In the slowest environments these are minutes of work.
-MAX_ENV_STEPS_BETWEEN_CHECKPOINTS = 100_000
 
+def train_new_run(
+    algorithm: str, env_id: str, flags: TrainFlags, own: OwnFlags, agent_flags: Any, network_flags: NetworkFlags | None
+) -> int:
+    """Train in a new run directory; returns the exit code.
 
-def train_new_run(algorithm: str, env_id: str, flags: TrainFlags, agent_flags: Any, network_flags: NetworkFlags) -> int:
-    """Train in a new run directory; returns the exit code."""
+    Args:
+        algorithm: its name; ignored if `own` names an agent, which needs neither of the last two.
+        env_id: the name of the environment, or of the function that makes it.
+        flags: how long, where and how to train.
+        own: an agent and an environment of the person's own.
+        agent_flags: the agent's settings.
+        network_flags: the network's settings.
+    """
     try:
         _check(flags)
         loop = _choose_loop(env_id, flags.loop)
@@ -33,18 +47,26 @@ def train_new_run(algorithm: str, env_id: str, flags: TrainFlags, agent_flags: A
         if at_once and flags.devices not in (None, 1):
             raise UsageError(f"--devices {flags.devices}: several seeds are trained at once on one device")
         devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
-        env_kwargs = {} if flags.env_kwargs is None else parse_settings("--env-kwargs", flags.env_kwargs)
-        env = envs.make(env_id, num_envs=flags.num_envs, action_scaling=flags.action_scaling, env_kwargs=env_kwargs)
+        if loop == "host" and flags.devices in (None, 1):
+            dispatch_synchronously()
+        target, env_kwargs = env_maker(own, env_id)
+        source = EnvSource(target, {"action_scaling": flags.action_scaling, "env_kwargs": env_kwargs})
+        env = envs.make(target, num_envs=flags.num_envs, action_scaling=flags.action_scaling, env_kwargs=env_kwargs)
         try:
-            agent = _make_agent(algorithm, env_id, env.spec, flags.env_steps, agent_flags, network_flags)
-            if flags.devices is None and not _accepts(agent, flags.num_envs // devices):
+            if own.agent is not None:
+                agent = make_own_agent(own.agent, env.spec)
+            else:
+                settings = {field.name: getattr(agent_flags, field.name) for field in dataclasses.fields(agent_flags)}
+                agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
+                agent = _change_network(agent, network_flags or NetworkFlags())
+            if flags.devices is None and not _accepts(agent, flags.num_envs // devices, devices):
                 devices = 1
             threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)
                 devices = devices if flags.devices else min(devices, available)
-                config = _make_config(algorithm, env_id, loop, devices, threads, flags, agent, env_kwargs)
-                return _train(config, env, flags)
+                prepare_seed = partial(_prepare, flags, agent, env, source, loop, devices, threads)
+                return _train(prepare_seed, agent, env, env_id, flags, at_once)
         finally:
             if isinstance(env, HostEnv):
                 env.close()
@@ -52,54 +74,57 @@ def train_new_run(algorithm: str, env_id: str, flags: TrainFlags, agent_flags: A
         return fail(error)
 
 
-def _train(config: RunConfig, env: Env | HostEnv, flags: TrainFlags) -> int:
-    mesh_over(config.devices, config.num_envs)
-    config.agent.check(config.num_envs // config.devices)
-    directory = flags.run_dir or _run_directory(config)
-    if flags.seeds > 1:
-        return train_seeds(directory, config, env, flags.seeds, flags.eval_episodes)
-    with create(directory, config.to_json()) as run:
-        return train_in(run, config, env, flags.eval_episodes)
-
-
-def _make_config(
-    algorithm: str,
+def _train(
+    prepare_seed: Callable[[int, Path], Training],
+    agent: Agent,
+    env: Env | HostEnv,
     env_id: str,
+    flags: TrainFlags,
+    at_once: bool,
+) -> int:
+    directory = flags.run_dir or _run_directory(algorithm_name(agent), env_id, flags.seed)
+    if flags.seeds == 1:
+        return run_to_exit_code(prepare_seed(flags.seed, directory))
+    make_parent(directory)
+    directories = {seed: directory / f"seed-{seed}" for seed in range(flags.seed, flags.seed + flags.seeds)}
+    if at_once and not isinstance(env, HostEnv):
+        code = run_at_once([prepare_seed(seed, place) for seed, place in directories.items()], env)
+    else:
+        code = run_one_after_another(prepare_seed, directories)
+    print_statistics(directories.values())
+    return code
+
+
+def _prepare(
+    flags: TrainFlags,
+    agent: Agent,
+    env: Env | HostEnv,
+    source: EnvSource,
     loop: str,
     devices: int,
     threads: int | None,
-    flags: TrainFlags,
-    agent: Agent,
-    env_kwargs: dict[str, Any],
-) -> RunConfig:
-    report_every, checkpoint_every = intervals(flags)
-    return RunConfig(
-        algorithm=algorithm,
-        env=env_id,
-        num_envs=flags.num_envs,
-        seed=flags.seed,
+    seed: int,
+    directory: Path,
+) -> Training:
+    return prepare(
+        agent,
+        env,
         env_steps=flags.env_steps,
+        seed=seed,
+        run_dir=directory,
+        report_every=flags.report_every,
+        checkpoint_every=flags.checkpoint_every,
+        eval_every=flags.eval_every,
+        eval_episodes=flags.eval_episodes,
         loop=loop,
         devices=devices,
-        report_every=report_every,
-        checkpoint_every=checkpoint_every,
-        agent=agent,
-        action_scaling=flags.action_scaling,
-        env_kwargs=env_kwargs,
         threads=threads,
+        source=source,
     )
 
 
-def intervals(flags: TrainFlags) -> tuple[int | None, int]:
-    """env_steps between reports, and between checkpoints, which are saved at reports."""
-    if flags.checkpoint_every is None:
-        return flags.report_every, max(1, min(flags.env_steps // 10, MAX_ENV_STEPS_BETWEEN_CHECKPOINTS))
-    is_frequent = flags.report_every is None and flags.checkpoint_every < flags.env_steps // 100
-    return flags.checkpoint_every if is_frequent else flags.report_every, flags.checkpoint_every
-
-
 def _choose_loop(env_id: str, loop: str) -> str:
-    is_jax = env_id.startswith(("jax/", "gymnax/"))
+    is_jax = env_id.startswith(JAX_PREFIXES)
     if loop == "compiled" and not is_jax:
         raise UsageError(f"--loop compiled needs an environment in JAX (jax/..., gymnax/...); {env_id} steps on the host")
     return loop if loop != "auto" else "compiled" if is_jax else "host"
@@ -107,47 +132,47 @@ def _choose_loop(env_id: str, loop: str) -> str:
 
 def _check(flags: TrainFlags) -> None:
     """Check the ranges, by the names of the flags, before anything is created."""
-    for name in ("env_steps", "num_envs", "seeds", "eval_episodes", "devices", "report_every", "checkpoint_every"):
+    names = ("env_steps", "num_envs", "seeds", "eval_episodes", "devices", "report_every", "checkpoint_every", "eval_every")
+    for name in names:
         value = getattr(flags, name)
         if value is not None:
             check_integer("polyak train", f"--{name.replace('_', '-')}", value, at_least=0 if name == "eval_episodes" else 1)
-    if flags.report_every and flags.checkpoint_every and flags.checkpoint_every < flags.report_every:
-        raise UsageError(
-            f"--checkpoint-every {flags.checkpoint_every} must be --report-every {flags.report_every} or more: checkpoints "
-            "are saved at reports"
-        )
+    for name, value in (("--checkpoint-every", flags.checkpoint_every), ("--eval-every", flags.eval_every)):
+        if flags.report_every and value and value < flags.report_every:
+            raise UsageError(f"{name} {value} must be --report-every {flags.report_every} or more: it happens at reports")
+    if flags.eval_every and not flags.eval_episodes:
+        raise UsageError(f"--eval-every {flags.eval_every} needs --eval-episodes of at least 1, got 0")
     check_seed("polyak train", "--seed", flags.seed)
     check_seed("polyak train", "--seed + --seeds - 1", flags.seed + flags.seeds - 1)
 
 
-def _make_agent(
-    algorithm: str, env_id: str, spec: EnvSpec, env_steps: int, agent_flags: Any, network_flags: NetworkFlags
-) -> Agent:
-    """The agent of the preset, with the settings that flags change."""
-    values = {field.name: getattr(agent_flags, field.name) for field in dataclasses.fields(agent_flags)}
-    settings = preset(algorithm, env_id).settings(env_steps) | {n: with_length(v, env_steps) for n, v in values.items()}
-    agent: Any = agent_class(algorithm)(spec=spec, **settings)
+def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
+    """The agent with the network settings that flags change."""
     changes = network_flags.changes()
     if not changes:
         return agent
-    if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(spec.action)):
-        raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {spec.action}")
-    known = {field.name for field in dataclasses.fields(agent.network)} if agent.network is not None else set()
+    kind = changes.pop("network", None)
+    makers: dict[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
+    network: Any = agent.network if kind is None else makers[kind]()
+    if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
+        raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
+    known = {field.name for field in dataclasses.fields(network)} if network is not None else set()
     unknown = [f"--{name.replace('_', '-')}" for name in changes if name not in known]
     if unknown:
-        raise UsageError(f"{', '.join(unknown)}: {algorithm} has no such network setting")
-    return dataclasses.replace(agent, network=dataclasses.replace(agent.network, **changes))
+        raise UsageError(f"{', '.join(unknown)}: {algorithm_name(agent)} has no such network setting")
+    changed: Any = agent
+    return dataclasses.replace(changed, network=dataclasses.replace(network, **changes))
 
 
-def _accepts(agent: Agent, num_envs: int) -> bool:
+def _accepts(agent: Agent, num_envs: int, devices: int) -> bool:
     """Whether the agent can train with this number of environments on each device."""
     try:
-        agent.check(num_envs)
+        agent.check(num_envs, devices)
     except ValueError:
         return False
     return True
 
 
-def _run_directory(config: RunConfig) -> Path:
+def _run_directory(algorithm: str, env_id: str, seed: int) -> Path:
     now = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.algorithm}-{config.env.replace('/', '-')}-{config.seed}-{now}"
+    return Path("runs") / f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}-{seed}-{now}"

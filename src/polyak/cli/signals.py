@@ -2,13 +2,14 @@
 
 import contextlib
 import os
-import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from polyak.core.output import discard_output
 
 GRACE_SECONDS = 4.5
 
@@ -95,21 +96,6 @@ def handle_signals(grace: float | None = None, consequence: str = PROGRESS_LOST)
         os.close(write_end)
         watcher.join(timeout=1.0)
         os.close(read_end)
-
-
-def is_broken_pipe(descriptor: int) -> bool:
-    """Whether it is a pipe whose reader has closed it, as after `| head`."""
-    poller = select.poll()
-    poller.register(descriptor, 0)
-    return any(events & select.POLLERR for _, events in poller.poll(0))
-
-
-def discard_output(*descriptors: int) -> None:
-    """Redirect to /dev/null: nobody can read it, and writing would raise."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in descriptors:
-        os.dup2(devnull, descriptor)
-    os.close(devnull)
 
 
 def _next_signal(read_end: int) -> int | None:

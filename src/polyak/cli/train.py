@@ -6,41 +6,75 @@ from typing import Any
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import agent_flags
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail, parse, print_usage
+from polyak.cli.own_flags import OwnFlags
 from polyak.core.names import unknown_name
 from polyak.presets import preset
 
 
 def train(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    if not arguments or arguments[0].startswith("-"):
+    if not arguments or arguments[0] in ("-h", "--help"):
         names = f"ALGO: {', '.join(AGENTS)}; ENV: see `polyak list`."
-        text = f"polyak train ALGO ENV [flags]\n\n{names}\n`polyak train ppo CartPole-v1 --help` shows every flag."
+        own = "Your own, in place of ALGO or ENV: --agent MODULE:NAME, --env MODULE:NAME."
+        text = f"polyak train ALGO ENV [flags]\n\n{names}\n{own}\n`polyak train ppo CartPole-v1 --help` shows every flag."
         return print_usage(text, arguments)
-    algorithm = arguments[0]
-    if algorithm not in AGENTS:
+    arguments = _own_last(arguments)
+    own_agent, own_env = _value_of("--agent", arguments), _value_of("--env", arguments)
+    count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    words, rest = arguments[:count], arguments[count:]
+    for flag, value, name in (("--agent", own_agent, "ALGO"), ("--env", own_env, "ENV")):
+        if value is not None and len(words) > (own_agent is None) + (own_env is None):
+            return fail(f"{flag} {value} takes the place of {name}; got {' '.join(words)} too")
+    algorithm = None if own_agent else words.pop(0) if words else None
+    if algorithm is None and own_agent is None:
+        return fail("an algorithm is missing, e.g.: polyak train ppo CartPole-v1, or --agent MODULE:NAME for one of your own")
+    if algorithm is not None and algorithm not in AGENTS:
         return fail(unknown_name(algorithm, AGENTS, "algorithm"))
-    if len(arguments) < 2 or arguments[1].startswith("-"):
+    env_id = own_env if own_env else words.pop(0) if words else None
+    if env_id is None:
         if {"-h", "--help"} & set(arguments):
-            return train([algorithm, "CartPole-v1", *arguments[1:]])
-        return fail(f"an environment is missing, e.g.: polyak train {algorithm} CartPole-v1")
-    env_id = arguments[1]
+            return train([*([algorithm] if algorithm else []), "CartPole-v1", *rest])
+        return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
     try:
-        flags = _parse(algorithm, env_id, arguments[2:])
+        flags = _parse(algorithm, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
     from polyak.cli.new_run import train_new_run
 
-    return train_new_run(algorithm, env_id, flags.train, flags.agent, flags.network)
+    agent, network = (flags.agent_settings, flags.network) if algorithm else (None, None)
+    return train_new_run(algorithm or "", env_id, flags.train, flags.own, agent, network)
 
 
-def _parse(algorithm: str, env_id: str, arguments: list[str]) -> Any:
-    defaults = preset(algorithm, env_id)
-    agent = agent_flags(AGENTS[algorithm], defaults.values)
+def _own_last(arguments: list[str]) -> list[str]:
+    """`--agent A --env E` from the beginning to the end, so that what is left begins with names."""
+    count = 0
+    while arguments[count : count + 1] in (["--agent"], ["--env"]):
+        count += 2
+    return [*arguments[count:], *arguments[:count]]
+
+
+def _value_of(flag: str, arguments: list[str]) -> str | None:
+    """The value of a flag that decides which others there are."""
+    for i, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else next(iter(arguments[i + 1 :]), None)
+    return None
+
+
+def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
+    defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
         ("train", TrainFlags, dataclasses.field(default=TrainFlags(defaults.env_steps, defaults.num_envs))),
-        ("agent", agent, dataclasses.field(default_factory=agent)),
-        ("network", NetworkFlags, dataclasses.field(default=NetworkFlags())),
+        ("own", OwnFlags, dataclasses.field(default=OwnFlags())),
     ]
-    description = f"Train {algorithm} in {env_id}. Settings by default: {defaults.source}."
-    prog = f"polyak train {algorithm} {env_id}"
+    if algorithm:
+        agent = agent_flags(AGENTS[algorithm], defaults.values)
+        groups += [
+            ("agent_settings", agent, dataclasses.field(default_factory=agent)),
+            ("network", NetworkFlags, dataclasses.field(default=NetworkFlags())),
+        ]
+    name = algorithm or "your own agent"
+    description = f"Train {name} in {env_id}. Settings by default: {defaults.source}."
+    prog = f"polyak train {algorithm or '--agent MODULE:NAME'} {env_id}"
     return parse(dataclasses.make_dataclass("Flags", groups), arguments, prog=prog, description=description)

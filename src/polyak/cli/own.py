@@ -1,0 +1,111 @@
+"""Agents, environments and wrappers of the person's own: named on the command line, never by a file."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polyak import envs
+from polyak.cli.flags import UsageError
+from polyak.cli.imports import check_import, import_object
+from polyak.cli.own_flags import OwnFlags
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import Agent, Env, HostEnv
+from polyak.runs import RunConfig, read_config
+from polyak.storage.run_directory import Run
+
+
+def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """What `polyak.envs.make` takes, and its `env_kwargs`: a name, or a function where flags change more than numbers.
+
+    Args:
+        flags: what the person named.
+        env_id: the environment's name without `--env`.
+        stored_kwargs: settings of a run, which the flags complete.
+
+    Raises:
+        UsageError: a module or a name in it does not exist, or is no function or class.
+    """
+    kwargs = {**(stored_kwargs or {}), **flags.kwargs}
+    make = None if flags.env is None else import_callable(flags.env, "--env")
+    wrap = None if flags.wrapper is None else import_callable(flags.wrapper, "--wrapper")
+    if make is None and wrap is None:
+        return env_id, kwargs
+    if make is None and env_id.startswith(("jax/", "gymnax/")):
+        raise UsageError(f"--wrapper {flags.wrapper}: wraps Gymnasium's environments, got {env_id}")
+
+    def make_one() -> Any:
+        import gymnasium
+
+        env = make(**kwargs) if make else gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+        return wrap(env) if wrap else env
+
+    make_one.__name__ = env_id if flags.env is None else flags.env
+    return make_one, {}
+
+
+def make_own_agent(name: str, spec: EnvSpec) -> Agent:
+    """The agent that `--agent` names.
+
+    Raises:
+        UsageError: the module or the name does not exist, or makes no agent.
+    """
+    made = import_callable(name, "--agent")(spec)
+    if not isinstance(made, Agent):
+        raise UsageError(f"--agent {name}: must be a function of an EnvSpec that returns an agent, got {made!r:.80}")
+    return made
+
+
+def import_callable(name: str, flag: str) -> Callable[..., Any]:
+    """The function or class that a flag names.
+
+    Raises:
+        UsageError: it does not exist, or cannot be called.
+    """
+    found = import_object(name, flag)
+    if not callable(found):
+        raise UsageError(f"{flag} {name}: must be a function or a class, got {found!r:.80}")
+    called: Callable[..., Any] = found
+    return called
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRun:
+    """A run whose environment and agent are made again."""
+
+    config: RunConfig
+    make_env: Callable[[int], Env | HostEnv]
+
+
+def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
+    """The config of a run, and what makes its environment; parts that the run does not store are those that flags name.
+
+    Raises:
+        UsageError: the run needs a flag that is not there.
+        ConfigError: `config.json` cannot be read.
+    """
+    config = read_config(run, flags.agent)
+    if config.own_env and flags.env is None and flags.wrapper is None and flags.env_kwargs is None:
+        raise UsageError(
+            f"{run.directory}: its environment {config.env} is your own, which a run does not store; give --env, --wrapper or "
+            "--env-kwargs again, as in the training"
+        )
+    named = flags.env is None and flags.wrapper is None
+    may_import = check_import(config.env, imports) if named else True
+    target, kwargs = env_maker(flags, config.env, config.env_kwargs)
+
+    def make_env(num_envs: int) -> Env | HostEnv:
+        return envs.make(
+            target,
+            num_envs=num_envs,
+            action_scaling=config.action_scaling,
+            env_kwargs=kwargs,
+            import_modules=may_import,
+            **config.env_options,
+        )
+
+    return OwnRun(config, make_env)
+
+
+def with_agent(config: RunConfig, flags: OwnFlags, spec: EnvSpec) -> RunConfig:
+    """The config with the agent that `--agent` makes, if there is one."""
+    return config if flags.agent is None else dataclasses.replace(config, agent=make_own_agent(flags.agent, spec))

@@ -1,0 +1,25 @@
+"""The flags that name an agent, an environment and a wrapper of the person's own; parsed without importing JAX."""
+
+import dataclasses
+from typing import Annotated
+
+from polyak.cli.flags import default_hint, parse_settings
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnFlags:
+    """An agent and an environment of your own. Modules are found in the working directory too."""
+
+    agent: Annotated[str | None, default_hint("ALGO's", "MODULE:NAME")] = None
+    """function of the environment's spec that makes the agent, in place of ALGO"""
+    env: Annotated[str | None, default_hint("ENV", "MODULE:NAME")] = None
+    """function or class that makes a Gymnasium environment, in place of ENV"""
+    wrapper: Annotated[str | None, default_hint("none", "MODULE:NAME")] = None
+    """Gymnasium wrapper around each environment"""
+    env_kwargs: Annotated[tuple[str, ...] | None, default_hint("its own", "NAME=VALUE [NAME=VALUE ...]")] = None
+    """settings of the environment, numbers, True, False or texts: `--env-kwargs frameskip=2 xml_file=mine.xml`"""
+
+    @property
+    def kwargs(self) -> dict[str, bool | int | float | str]:
+        """The settings of the environment."""
+        return {} if self.env_kwargs is None else parse_settings("--env-kwargs", self.env_kwargs)

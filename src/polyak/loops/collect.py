@@ -1,0 +1,112 @@
+"""Collect a rollout of any policy, for imitation learning, demonstrations and data sets."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.checks import check_integer, check_key
+from polyak.core.policy_faults import ExceptionRelay
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import static, struct
+from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
+from polyak.loops.compiled_loop import collect_rollout as collect_compiled
+from polyak.loops.compiled_loop import start as compiled_start
+from polyak.loops.host_loop import collect_rollout as collect_on_host
+from polyak.loops.host_loop import rollout_actor
+from polyak.loops.host_loop import start as host_start
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
+from polyak.loops.loop import HasSpec, LoopState, cached_per_env, check_match, iteration_keys
+
+
+def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
+    """Run a policy in fresh episodes and return the `Rollout` that agents learn from, `[num_steps, num_envs]`.
+
+    A JAX environment runs in one compiled program, any other is stepped from Python, as in the training loops. The same
+    policy, JAX environment and key give the same numbers when the environment is stepped from the host (as a `JaxEnvOnHost`).
+    An agent with a recurrent network, or with values computed while collecting, learns only from rollouts of its own policy.
+
+    Args:
+        policy: the policy to run, recurrent or not.
+        env: the environment; reset first.
+        num_steps: T, steps of each environment.
+        key: source of all randomness; a host environment is seeded from it.
+
+    Raises:
+        TypeError: `num_steps` is not an integer, or `env` is not an environment.
+        ValueError: `num_steps` is below 1, or the policy was built for other spaces.
+        RuntimeError: the policy reports a failure (a script that has ended).
+        Exception: any exception of a Python policy, unchanged.
+    """
+    check_integer("collect", "num_steps", num_steps)
+    check_key("collect", key)
+    agent = _FixedAgent(policy, policy.spec if isinstance(policy, HasSpec) else env.spec, num_steps)
+    check_match(agent, env, 1, key)
+    relay = ExceptionRelay(policy)
+    if isinstance(env, HostEnv):
+        with relay:
+            return _collect_on_host(agent, env, key)
+    rollout, _ = relay.run(_program(env), agent, compiled_start(agent, env, key))
+    return rollout
+
+
+def _collect_on_host(agent: "_FixedAgent", env: HostEnv, key: PRNGKeyArray) -> Rollout:
+    state = host_start(agent, env, key)
+    actor = rollout_actor(agent, state, None, exact=isinstance(env, JaxEnvOnHost))
+    arrays = collect_on_host(actor, state.carry, env, jax.device_get(state.time_step), num_steps=agent.num_steps)
+    assert arrays is not None, "a rollout without a deadline is always complete"
+    time_steps, actions, info, _ = arrays
+    rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
+    return rollout
+
+
+@struct
+class _FixedAgent:
+    """An agent that does not learn: its state is the policy."""
+
+    fixed_policy: Any
+    spec: EnvSpec = static()
+    num_steps: int = static()
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        return self.fixed_policy
+
+    @property
+    def network(self) -> None:
+        return None
+
+    def check(self, num_envs: int, devices: int = 1) -> None:
+        pass
+
+    def has_small_products(self, num_envs: int, devices: int) -> bool:
+        return True
+
+    def partition(self, axis_name: str) -> PartitionSpec:
+        return PartitionSpec()
+
+    def policy(self, state: Any) -> Policy:
+        return state
+
+    def collect_policy(self, state: Any) -> Policy:
+        return state
+
+    def update(self, state: Any, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None) -> tuple[Any, Metrics]:
+        return state, {}
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
+        return None
+
+
+@cached_per_env
+def _program(env: Env) -> Callable[..., tuple[Rollout, PyTree]]:
+    """The jitted function that returns the rollout and the policy's final carry."""
+
+    def program(agent: _FixedAgent, state: LoopState) -> tuple[Rollout, PyTree]:
+        keys = iteration_keys(state.key, state.iteration, agent.num_steps)
+        (_, _, carry), rollout = collect_compiled(agent, env, state, keys)
+        return rollout, carry
+
+    return jax.jit(program)

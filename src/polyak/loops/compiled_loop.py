@@ -1,0 +1,221 @@
+"""The compiled loop: environment, policy and update as one XLA program, driven in chunks."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PRNGKeyArray, UInt32
+
+from polyak.core.checks import check_same_types
+from polyak.core.names import suggest_arguments
+from polyak.core.policy_faults import ExceptionRelay
+from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, State, TimeStep, copy_buffers
+from polyak.loops.episodes import EpisodeTotals
+from polyak.loops.loop import (
+    ENVS,
+    IterationKeys,
+    LoopState,
+    Reporter,
+    Target,
+    TrainResult,
+    cached_per_env,
+    check_in_jax,
+    check_match,
+    env_reset_key,
+    initial,
+    iteration_keys,
+    jitted_init,
+    learn,
+    mesh_over,
+    run_env_key,
+    shape_of,
+    state_sharding,
+    update_on,
+)
+
+# Short enough for Ctrl-C and callbacks, long enough to hide the dispatch overhead.
+CHUNK_SECONDS = 0.5
+# The compiled program counts env_steps in 32 bits.
+MAX_CHUNK_STEPS = 2**31 - 1
+
+
+@suggest_arguments("train")
+def compiled(
+    agent: Agent[State],
+    env: Env,
+    *,
+    env_steps: int,
+    key: PRNGKeyArray,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    devices: int = 1,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult[State]:
+    """Train in a JAX environment until `env_steps` valid transitions are done.
+
+    The same agent, environment, key and number of devices give the same numbers, independent of `report_every` and of
+    stopping and resuming. Training ends after the first iteration that reaches `env_steps`.
+
+    Args:
+        agent: the agent to train.
+        env: the JAX environment.
+        env_steps: total number of valid transitions, including `env_steps_done`.
+        key: source of all randomness; not used when resuming.
+        callbacks: called at every report with `(progress, metrics, state)`.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        devices: number of host devices or accelerators over which the environments are split.
+        resume_from: the state of a stopped run; copied.
+        env_steps_done: env_steps that the stopped run had completed.
+        should_stop: called between chunks, about twice a second; True ends training after a last report.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
+        TrainingDiverged: see `Agent.diagnose`.
+        RuntimeError: the policy reports a failure (a script that has ended).
+    """
+    target = Target(env_steps, report_every)
+    check_in_jax("train.compiled", env)
+    check_match(agent, env, devices, key)
+    mesh = mesh_over(devices, env.num_envs)
+    state = start(agent, env, key) if resume_from is None else copy_buffers(resume_from)
+    state = _place(agent, state, mesh, env.num_envs)
+    relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.nondeterminism)
+    with reporter.compiling():
+        chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, 1).compile()
+
+    max_iterations, stopped = 1, None
+    due = target.next_report(reporter.env_steps)
+    while reporter.env_steps < env_steps:
+        before = reporter.seconds
+        with reporter.training():
+            arguments = (agent, state, max_iterations, min(due - reporter.env_steps, MAX_CHUNK_STEPS))
+            state, done, finished, metrics = relay.run(chunk, *arguments)
+            steps, iterations = (int(x) for x in jax.device_get(done))
+        reporter.advance(steps, iterations, finished)
+        max_iterations = iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
+        stopped = "request" if should_stop() else None
+        if stopped or reporter.is_due(metrics, due):
+            due = target.next_report(reporter.env_steps)
+            go_on, state = reporter.report(metrics, state, callbacks)
+            stopped = stopped or (None if go_on else "callback")
+        if stopped:
+            break
+    return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+
+
+def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
+    """The loop's state before the first iteration."""
+    env_state, time_step = jitted_init(env)(env_reset_key(run_env_key(key)))
+    return initial(agent, env.num_envs, key, env_state, time_step)
+
+
+def iteration(
+    agent: Agent, env: Env, update: Callable[..., tuple[PyTree, Metrics]], state: LoopState
+) -> tuple[LoopState, UInt32[Array, ""], EpisodeTotals, Metrics]:
+    """Collect a rollout and update the agent: the loop's body. Also returns the number of valid transitions."""
+    keys = iteration_keys(state.key, state.iteration, agent.num_steps)
+    (env_state, time_step, carry), rollout = collect_rollout(agent, env, state, keys)
+    agent_state, episodes, metrics, finished = learn(agent, update, state, rollout, keys.update)
+    new_state = LoopState(agent_state, env_state, time_step, carry, episodes, state.key, state.iteration + jnp.uint32(1))
+    return new_state, rollout.valid.sum(dtype=jnp.uint32), finished, metrics
+
+
+def collect_rollout(
+    agent: Agent, env: Env, state: LoopState, keys: IterationKeys
+) -> tuple[tuple[PyTree, TimeStep, PyTree], Rollout]:
+    """Step the environment; returns its final state, time step and policy carry, and the rollout."""
+    policy = agent.collect_policy(state.agent)
+
+    def step(loop: PyTree, step_inputs: PyTree) -> tuple[PyTree, PyTree]:
+        env_state, time_step, carry = loop
+        t, env_key = step_inputs
+        policy_step = policy.action(time_step, carry, jax.random.fold_in(keys.act, t))
+        next_env_state, next_time_step = env.step(env_state, policy_step.action, env_key)
+        check_same_types(env.spec.id, "the state", env_state, next_env_state)
+        check_same_types(env.spec.id, "the time step", time_step, next_time_step)
+        step_outputs = (next_time_step, policy_step.action, policy_step.info)
+        return (next_env_state, next_time_step, policy_step.carry), step_outputs
+
+    loop = (state.env, state.time_step, state.carry)
+    steps = jnp.arange(agent.num_steps, dtype=jnp.uint32)
+    loop, (time_steps, actions, info) = jax.lax.scan(step, loop, (steps, keys.env))
+    time_steps = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), state.time_step, time_steps)
+    return loop, Rollout(time_steps, actions, info, state.carry)
+
+
+@cached_per_env
+def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
+    """`run_chunk`, jitted; one function per argument shape, so that the cache holds only the last few programs."""
+
+    def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, Metrics]:
+        return iteration(agent, env, update_on(mesh), state)
+
+    return jax.jit(partial(run_chunk, body), donate_argnums=1)
+
+
+def run_chunk(
+    body: Callable[[Agent, LoopState], tuple[LoopState, Array, EpisodeTotals, Metrics]],
+    agent: Agent,
+    state: LoopState,
+    max_iterations: Array,
+    env_steps: Array,
+) -> tuple[LoopState, tuple[Array, Array], EpisodeTotals, Metrics]:
+    """Iterate until `env_steps` are done, at most `max_iterations` times.
+
+    Also returns the (env_steps, iterations) done, the finished episodes and the last metrics. Both limits are traced, so one
+    compilation serves every chunk.
+
+    Args:
+        body: one iteration; or one of several seeds, whose env_steps are a vector as `env_steps` is. All seeds iterate until
+            each has reached its own number.
+    """
+    # Jitted, so that it is traced once, for both the shapes and the loop.
+    body = jax.jit(body, inline=True)
+    shapes = jax.eval_shape(body, agent, state)[1:]
+    no_steps, no_episodes, no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+    def has_next(loop: PyTree) -> Array:
+        _, (steps, iterations), _, _ = loop
+        return jnp.any(steps < env_steps) & (iterations < max_iterations)
+
+    def iterate(loop: PyTree) -> PyTree:
+        state, (steps, iterations), finished, _ = loop
+        state, new_steps, newly_finished, metrics = body(agent, state)
+        return state, (steps + new_steps, iterations + jnp.uint32(1)), finished + newly_finished, metrics
+
+    loop = (state, (no_steps, jnp.zeros((), jnp.uint32)), no_episodes, no_metrics)
+    result: tuple[LoopState, tuple[Array, Array], EpisodeTotals, Metrics] = jax.lax.while_loop(has_next, iterate, loop)
+    return result
+
+
+def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> LoopState:
+    """Split arrays with an environment axis over the devices, and replicate the rest."""
+    if mesh is None:
+        return state
+    by_env, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((ENVS,), ()))
+
+    def split(tree: Any) -> Any:
+        batched = jax.tree.map(lambda x: x.ndim > 0 and x.shape[0] == num_envs, tree)
+        return jax.tree.map(lambda x, is_batched: jax.device_put(x, by_env if is_batched else replicated), tree, batched)
+
+    return LoopState(
+        agent=jax.device_put(state.agent, state_sharding(agent, mesh)),
+        env=split(state.env),
+        time_step=split(state.time_step),
+        carry=split(state.carry),
+        episodes=split(state.episodes),
+        key=jax.device_put(state.key, replicated),
+        iteration=jax.device_put(state.iteration, replicated),
+    )
+
+
+def iterations_for(seconds: float, iteration_seconds: float) -> int:
+    """The number of iterations in `seconds`, from the time that one takes."""
+    return int(np.clip(seconds / max(iteration_seconds, 1e-9), 1, 1_000_000))

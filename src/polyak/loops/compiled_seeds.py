@@ -1,0 +1,233 @@
+"""Several seeds, or settings, in one compiled program: the compiled loop mapped over keys and over a batch of agents."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Key
+
+from polyak.core.checks import check_integer
+from polyak.core.names import suggest_arguments
+from polyak.core.policy_faults import check_carry, has_error_flags
+from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
+from polyak.loops.compiled_loop import CHUNK_SECONDS, MAX_CHUNK_STEPS, iteration, iterations_for, run_chunk, start
+from polyak.loops.episodes import EpisodeTotals
+from polyak.loops.loop import (
+    LoopState,
+    Reporter,
+    Target,
+    TrainingDiverged,
+    TrainResult,
+    cached_per_env,
+    check_in_jax,
+    check_match,
+    shape_of,
+    update_on,
+)
+
+# The mesh axis over which seeds are split.
+SEEDS = "seeds"
+
+
+@suggest_arguments("train")
+def compiled_seeds(
+    agent: Agent[State],
+    env: Env,
+    *,
+    env_steps: int,
+    keys: Key[Array, " N"],
+    callbacks: Sequence[Sequence[Callback]] = (),
+    report_every: int | None = None,
+    devices: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[TrainResult[State]]:
+    """Train one agent per key in parallel, as one program mapped over the keys.
+
+    The settings may differ: in a batch of agents, made by `jax.vmap` or by stacking agents, numbers have a leading axis of
+    length N, and each seed trains with its own. The seeds are split over JAX's devices, where their number can be divided. The
+    seeds of a device iterate together until the slowest reaches `env_steps`. Each result can be resumed by itself with
+    `compiled`.
+
+    A seed that diverges is reported a last time with a warning while the others continue. Its result has
+    `stopped="diverged"` and the `diagnosis`.
+
+    Args:
+        agent: the agent to train; or a batch of N agents, of which `result.agent` is each result's own.
+        env: the JAX environment; each seed has its own copies.
+        env_steps: number of valid transitions of each seed.
+        keys: `[N]` keys, one per seed.
+        callbacks: one sequence of callbacks per key, or empty.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        devices: number of devices; None is the largest number that JAX has and that divides N.
+        should_stop: called between chunks; True ends training after a last report.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
+        RuntimeError: the policy of a seed reports a failure (a script that has ended).
+    """
+    target = Target(env_steps, report_every)
+    check_in_jax("train.compiled_seeds", env)
+    _check_arguments(agent, env, keys, callbacks)
+    count = len(keys)
+    mesh = _mesh_over_seeds(count, devices)
+    state = jax.vmap(lambda agent, key: start(agent, env, key), in_axes=(_batch_axes(agent), 0))(agent, keys)
+    state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec(SEEDS)))
+    active = {i: Reporter(_select_agent(i, agent), target, 0, 0, None) for i in range(count)}
+    diverged: dict[int, TrainResult] = {}
+    with _enter_all(reporter.compiling() for reporter in active.values()):
+        limits = np.zeros(count, np.uint32)
+        chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, limits).compile()
+
+    max_iterations, stopped = 1, None
+    due = target.next_report(0)
+    while stopped is None and any(reporter.env_steps < env_steps for reporter in active.values()):
+        # The program still computes the diverged seeds, but a limit of 0 never prolongs the chunk.
+        left = [due - active[i].env_steps if i in active else 0 for i in range(count)]
+        limits = np.clip(left, 0, MAX_CHUNK_STEPS).astype(np.uint32)
+        start_time = time.monotonic()
+        with _enter_all(reporter.training() for reporter in active.values()):
+            state, done, finished, metrics = chunk(agent, state, max_iterations, limits)
+            (steps, iterations), finished, metrics = jax.device_get((done, finished, metrics))
+        _check_each(active, state.carry)
+        max_iterations = iterations_for(CHUNK_SECONDS, (time.monotonic() - start_time) / int(iterations.max()))
+        for i, reporter in active.items():
+            reporter.advance(int(steps[i]), int(iterations[i]), _select_seed(i, finished))
+        stopped = "request" if should_stop() else None
+        has_diverged = any(agent.diagnose(_select_seed(i, metrics)) is not None for i in active)
+        if stopped or has_diverged or all(reporter.env_steps >= due for reporter in active.values()):
+            go_on, newly_diverged = _report_each(active, metrics, _on_one_device(state, mesh), callbacks)
+            stopped = stopped or (None if go_on else "callback")
+            diverged |= newly_diverged
+            active = {i: reporter for i, reporter in active.items() if i not in diverged}
+            due = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
+    if all(reporter.env_steps >= env_steps for reporter in active.values()):
+        stopped = None
+    state = _on_one_device(state, mesh)
+    results = {i: reporter.result(_select_seed(i, state), stopped) for i, reporter in active.items()}
+    return [(results | diverged)[i] for i in range(count)]
+
+
+def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: Sequence[Sequence[Callback]]) -> None:
+    """Check that there is one key, one sequence of callbacks and, in a batch of agents, one number per seed.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, by name.
+    """
+    if not isinstance(keys, jax.Array | np.ndarray):
+        example = f"jax.random.split(jax.random.key(0), {len(keys)})"
+        raise TypeError(f"train: keys must be JAX keys [N], got {keys!r:.80}; pass keys={example}")
+    check_match(agent, env, 1, keys)
+    if callbacks and len(callbacks) != len(keys):
+        raise ValueError(
+            f"train: len(callbacks)={len(callbacks)} must equal len(keys)={len(keys)}; pass one sequence of callbacks per key"
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(agent):
+        if np.ndim(leaf) and np.shape(leaf)[0] != len(keys):
+            name, got = jax.tree_util.keystr(path, simple=True, separator="."), np.shape(leaf)[0]
+            raise ValueError(f"train: {name} of the batch of agents must have len(keys)={len(keys)} values, got {got}")
+
+
+def _batch_axes(agent: Agent) -> Any:
+    """The axis of each setting over which a batch of agents is mapped; None for numbers that all agents share."""
+    return jax.tree.map(lambda x: 0 if np.ndim(x) else None, agent)
+
+
+def _select_agent(i: int, agent: Agent) -> Agent:
+    return jax.tree.map(lambda x: x[i] if np.ndim(x) else x, agent)
+
+
+def _mesh_over_seeds(count: int, devices: int | None) -> Mesh | None:
+    """A mesh of devices over which the seeds are split, or None for one device.
+
+    Raises:
+        ValueError: JAX has fewer devices, or `count` is not divisible by `devices`.
+    """
+    available = jax.local_device_count()
+    if devices is None:
+        devices = max(n for n in range(1, min(available, count) + 1) if count % n == 0)
+    check_integer("train", "devices", devices, at_most=available)
+    if count % devices:
+        raise ValueError(f"train: len(keys)={count} cannot be split over devices={devices}")
+    if devices == 1:
+        return None
+    return jax.make_mesh((devices,), (SEEDS,), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+
+
+def _on_one_device(state: LoopState, mesh: Mesh | None) -> LoopState:
+    """The state gathered on the first device, where callbacks and results can use it as that of a single run."""
+    gathered: LoopState = state if mesh is None else jax.device_put(state, mesh.devices.flat[0])
+    return gathered
+
+
+@cached_per_env
+def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
+    """`run_chunk` of all seeds, jitted; also returns the iterations as one number per seed."""
+
+    def chunk(agent: Agent, state: LoopState, max_iterations: Array, env_steps: Array) -> PyTree:
+        def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, Metrics]:
+            step = partial(_iteration, env)
+            return jax.vmap(step, in_axes=(_batch_axes(agent), 0))(agent, state)
+
+        state, (steps, iterations), finished, metrics = run_chunk(body, agent, state, max_iterations, env_steps)
+        return state, (steps, jnp.full_like(steps, iterations)), finished, metrics
+
+    if mesh is None:
+        return jax.jit(chunk, donate_argnums=1)
+    seeds, replicated = PartitionSpec(SEEDS), PartitionSpec()
+    agent: Agent = jax.tree.unflatten(*shape[:2])[0]
+    settings = jax.tree.map(lambda leaf: seeds if leaf.ndim else replicated, agent)
+    sharded = jax.shard_map(chunk, mesh=mesh, in_specs=(settings, seeds, replicated, seeds), out_specs=seeds, check_vma=False)
+    return jax.jit(sharded, donate_argnums=1)
+
+
+def _iteration(env: Env, agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, Metrics]:
+    return iteration(agent, env, update_on(None), state)
+
+
+def _report_each(
+    active: Mapping[int, Reporter], metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Sequence[Callback]]
+) -> tuple[bool, dict[int, TrainResult]]:
+    """Report every seed; returns False if a callback stops training, and the results of the seeds that diverged."""
+    go_on, diverged = True, {}
+    for i, reporter in active.items():
+        seed_state = _select_seed(i, state)
+        try:
+            # The slices are new arrays, so a callback may keep them; the loop continues with `state`.
+            seed_goes_on, _ = reporter.report(_select_seed(i, metrics), seed_state, callbacks[i] if callbacks else ())
+            go_on &= seed_goes_on
+        except TrainingDiverged as error:
+            warnings.warn(f"train: training with keys[{i}] has diverged: {error}", stacklevel=3)
+            diverged[i] = reporter.result(seed_state, "diverged", str(error))
+    return go_on, diverged
+
+
+def _check_each(seeds: Iterable[int], carry: PyTree) -> None:
+    """Call `check_carry` for each of `seeds`; the error names the seed that failed."""
+    if not has_error_flags(carry):
+        return
+    for i in seeds:
+        try:
+            check_carry(_select_seed(i, carry))
+        except RuntimeError as error:
+            error.add_note(f"while training with keys[{i}]")
+            raise
+
+
+def _select_seed(i: int, tree: Any) -> Any:
+    return jax.tree.map(itemgetter(i), tree)
+
+
+@contextmanager
+def _enter_all(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield

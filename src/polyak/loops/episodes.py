@@ -1,0 +1,131 @@
+"""Episode returns and lengths, computed from time steps in the same way by every loop, and what environments report."""
+
+from collections import deque
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Float, UInt32
+
+from polyak.core.struct import struct
+from polyak.core.tags import RETURN, SUCCESS
+from polyak.core.types import EpisodeRecord, TimeStep
+
+WINDOW = 100
+AGENT_RETURN, LENGTH = "rollout/ep_agent_rew_mean", "rollout/ep_len_mean"
+
+
+@struct
+class Episodes:
+    """Running return and length of the current episode of each environment."""
+
+    returns: Float[Array, " B"]
+    lengths: UInt32[Array, " B"]
+
+    @classmethod
+    def fresh(cls, num_envs: int) -> "Episodes":
+        """Zeros: every environment is at the start of an episode."""
+        return cls(jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.uint32))
+
+
+@struct
+class EpisodeTotals:
+    """Number of completed episodes, and the sums of their returns and lengths."""
+
+    count: UInt32[Array, ""]
+    returns: Float[Array, ""]
+    lengths: UInt32[Array, ""]
+
+    @classmethod
+    def none(cls) -> "EpisodeTotals":
+        """Zero episodes."""
+        return cls(jnp.zeros((), jnp.uint32), jnp.zeros(()), jnp.zeros((), jnp.uint32))
+
+    def __add__(self, other: "EpisodeTotals") -> "EpisodeTotals":
+        return jax.tree.map(jnp.add, self, other)
+
+
+def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, EpisodeTotals]:
+    """Update `episodes` with time steps `[T+1, B]`, skipping the first, which the previous call counted."""
+
+    def step(episodes: Episodes, time_step: EpisodeRecord) -> tuple[Episodes, tuple[Array, Array, Array]]:
+        returns = jnp.where(time_step.first, 0.0, episodes.returns + time_step.reward)
+        lengths = jnp.where(time_step.first, jnp.uint32(0), episodes.lengths + jnp.uint32(1))
+        ended = time_step.last
+        return Episodes(returns, lengths), (ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, jnp.uint32(0)))
+
+    counted = jax.tree.map(lambda x: x[1:], time_steps.episode_record)
+    episodes, (ended, returns, lengths) = jax.lax.scan(step, episodes, counted)
+    return episodes, EpisodeTotals(ended.sum(dtype=jnp.uint32), returns.sum(), lengths.sum(dtype=jnp.uint32))
+
+
+class InfoSums:
+    """Counts and sums of the values that an environment reports in `info`, by tag; see `ReportsInfo`."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[int, float]] = {}
+
+    def add(self, info: Mapping[str, npt.NDArray[np.float64]]) -> None:
+        """Add the values of one time step; NaN stands for none."""
+        for tag, values in info.items():
+            present = values[~np.isnan(values)]
+            self._add(tag, present.size, float(present.sum()))
+
+    def merge(self, other: "InfoSums") -> None:
+        """Add all that `other` has summed."""
+        for tag, (count, total) in other._sums.items():
+            self._add(tag, count, total)
+
+    def means(self) -> dict[str, float]:
+        """The mean of each tag's values; tags without a value are left out."""
+        return {tag: total / count for tag, (count, total) in self._sums.items() if count}
+
+    def _add(self, tag: str, count: int, total: float) -> None:
+        count_before, total_before = self._sums.get(tag, (0, 0.0))
+        self._sums[tag] = count_before + count, total_before + total
+
+
+class EpisodeStatistics:
+    """The metrics of a report that come from the environment, on the host.
+
+    Returns, lengths and successes are means over about the last 100 episodes; other values of `info`, over the time since the
+    last report. Where environments record returns in `info["episode"]`, `rollout/ep_rew_mean` is the mean of those, and
+    `rollout/ep_agent_rew_mean` that of the rewards that the agent sees (which a wrapper may have changed).
+    """
+
+    def __init__(self) -> None:
+        self._finished: deque[tuple[int, float, int, InfoSums]] = deque()
+        self._since_report = InfoSums()
+        self.total = 0
+
+    def add(self, finished: EpisodeTotals, info: InfoSums | None = None) -> None:
+        """Add completed episodes and what was reported meanwhile; drop episodes older than the last 100."""
+        info = InfoSums() if info is None else info
+        self._since_report.merge(info)
+        count, returns, lengths = (np.asarray(x).item() for x in (finished.count, finished.returns, finished.lengths))
+        if count:
+            self._finished.append((count, returns, lengths, info))
+            self.total += count
+        while self._finished and sum(entry[0] for entry in self._finished) - self._finished[0][0] >= WINDOW:
+            self._finished.popleft()
+
+    def metrics(self) -> dict[str, float]:
+        """The means by tag, those of episodes only once one has ended; the next call starts from here."""
+        metrics = {tag: mean for tag, mean in self._since_report.means().items() if tag not in (RETURN, SUCCESS)}
+        self._since_report = InfoSums()
+        count = sum(entry[0] for entry in self._finished)
+        if not count:
+            return metrics
+        episodes = InfoSums()
+        for *_, info in self._finished:
+            episodes.merge(info)
+        reported = episodes.means()
+        mean_return = sum(entry[1] for entry in self._finished) / count
+        metrics |= {RETURN: reported.get(RETURN, mean_return), LENGTH: sum(entry[2] for entry in self._finished) / count}
+        if RETURN in reported:
+            metrics[AGENT_RETURN] = mean_return
+        if SUCCESS in reported:
+            metrics[SUCCESS] = reported[SUCCESS]
+        return metrics

@@ -1,0 +1,237 @@
+"""Evaluation of a policy over complete episodes, without bias towards short ones."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, PRNGKeyArray
+
+from polyak.core.checks import check_integer, check_key
+from polyak.core.names import suggest_arguments
+from polyak.core.policy_faults import ExceptionRelay, check_carry, count_failures_in
+from polyak.core.printing import short_repr
+from polyak.core.tags import RETURN, SUCCESS
+from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo
+from polyak.loops.actor import make_actor
+from polyak.loops.loop import HasSpec, cached_per_env, check_spec, env_reset_key, env_step_key, jitted_init
+
+# Steps between checks whether all episodes have ended.
+CHUNK = 256
+
+
+@short_repr("episodes", "mean_return", "std_return", "mean_length", "success_rate")
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Returns and lengths of the evaluated episodes, ordered by environment.
+
+    Attributes:
+        returns: undiscounted returns, in the environment's units: those that it records in `info["episode"]`, else the sums
+            of its rewards.
+        lengths: episode lengths, in steps.
+        successes: `info["is_success"]` at the end of each episode, NaN where it was missing; None if it always was.
+    """
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    successes: npt.NDArray[np.float64] | None = None
+
+    def __repr__(self) -> str:
+        success = "" if self.success_rate is None else f", success rate {self.success_rate:.2f}"
+        return f"Evaluation({self.mean_return:.1f} ± {self.std_return:.1f}, {self.episodes} episodes{success})"
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes."""
+        return len(self.returns)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return over the episodes."""
+        return float(self.returns.mean())
+
+    @property
+    def std_return(self) -> float:
+        """Population standard deviation of the returns."""
+        return float(self.returns.std())
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length in steps."""
+        return float(self.lengths.mean())
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of successful episodes, or None if the environment does not report `info["is_success"]`."""
+        return None if self.successes is None else float(np.nanmean(self.successes))
+
+
+@suggest_arguments("evaluate")
+def evaluate(
+    policy: Policy, env: Env | HostEnv, *, episodes: int, key: PRNGKeyArray, max_steps: int | None = None
+) -> Evaluation:
+    """Run a policy for exactly `episodes` episodes.
+
+    The episodes are divided equally among the environments (the first few run one more), and each environment contributes
+    its first ones: counting whichever episodes end first would favour short episodes.
+
+    Args:
+        policy: the policy to evaluate; `agent.policy(state)` is an agent's greedy policy.
+        env: the environment; reset first.
+        episodes: number of episodes.
+        key: source of all randomness, in the environment and in the policy's actions.
+        max_steps: maximum number of steps of each environment; None sets no limit for a host environment and ten million
+            for a JAX environment.
+
+    Raises:
+        TypeError: `policy` is a function or an exported policy.
+        TypeError, ValueError: `episodes` or `max_steps` is not a positive integer.
+        ValueError: the policy was built for other spaces, action scaling or masks than the environment has.
+        TimeoutError: `max_steps` passed before all episodes had ended.
+        RuntimeError: the policy reports a failure (a script that has ended).
+    """
+    if not isinstance(policy, Policy):
+        wanted = f"evaluate: policy must have initial_state, distribution and action, got {type(policy).__name__}"
+        if isinstance(policy, Agent) or getattr(policy, "loop_state", None) is not None:
+            raise TypeError(f"{wanted}; pass agent.policy(result.state)")
+        raise TypeError(
+            f"{wanted}; wrap a function f with PythonPolicy(f, env.spec), an exported policy with "
+            "PythonPolicy(policy.as_python(), env.spec)"
+        )
+    check_key("evaluate", key)
+    check_integer("evaluate", "episodes", episodes)
+    if max_steps is not None:
+        check_integer("evaluate", "max_steps", max_steps)
+    if isinstance(policy, HasSpec):
+        check_spec("evaluate", policy.spec, env.spec, "policy")
+    quota = np.full(env.num_envs, episodes // env.num_envs)
+    quota[: episodes % env.num_envs] += 1
+    env_key, act_key = jax.random.split(key)
+    if isinstance(env, HostEnv):
+        with ExceptionRelay(policy):
+            return _evaluate_on_host(policy, env, quota, env_key, act_key, max_steps)
+    return _evaluate_compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
+
+
+class _EpisodeLog:
+    """The first `quota[i]` episodes of environment i."""
+
+    def __init__(self, quota: npt.NDArray[np.int64]) -> None:
+        self._quota = quota
+        self._returns: list[list[float]] = [[] for _ in quota]
+        self._lengths: list[list[int]] = [[] for _ in quota]
+        self._successes: list[list[float]] = [[] for _ in quota]
+        self._running_return = np.zeros(len(quota))
+        self._running_length = np.zeros(len(quota), np.int64)
+
+    def add(self, counted: EpisodeRecord, info: Mapping[str, npt.NDArray[np.float64]] = MappingProxyType({})) -> None:
+        """Add one time step of all environments, and what they report of it in `info`."""
+        self._running_return = np.where(counted.first, 0.0, self._running_return + counted.reward)
+        self._running_length = np.where(counted.first, 0, self._running_length + 1)
+        none = np.full(len(self._quota), np.nan)
+        recorded, successes = (info.get(tag, none) for tag in (RETURN, SUCCESS))
+        for i in np.flatnonzero(counted.last):
+            if len(self._returns[i]) < self._quota[i]:
+                self._returns[i].append(float(self._running_return[i] if np.isnan(recorded[i]) else recorded[i]))
+                self._lengths[i].append(int(self._running_length[i]))
+                self._successes[i].append(float(successes[i]))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every environment has completed its quota."""
+        return not self.is_running.any()
+
+    @property
+    def is_running(self) -> npt.NDArray[np.bool_]:
+        """Whether each environment has episodes left to complete."""
+        return self.num_left > 0
+
+    @property
+    def num_left(self) -> npt.NDArray[np.int32]:
+        """Number of episodes that each environment has left to complete."""
+        return np.array([quota - len(r) for quota, r in zip(self._quota, self._returns, strict=True)], np.int32)
+
+    def result(self) -> Evaluation:
+        """The complete episodes."""
+        parts = (self._returns, self._lengths, self._successes)
+        returns, lengths, successes = (np.array(list(chain.from_iterable(part))) for part in parts)
+        return Evaluation(returns, lengths.astype(np.int64), None if np.isnan(successes).all() else successes)
+
+
+def _evaluate_on_host(
+    policy: Policy, env: HostEnv, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int | None
+) -> Evaluation:
+    time_step = env.reset(int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1))
+    carry = policy.initial_state(env.num_envs)
+    actor = make_actor(policy, act_key, env.num_envs, exact=True, block=CHUNK)
+    reporter = env if isinstance(env, ReportsInfo) else None
+    log, t = _EpisodeLog(quota), 0
+    while not log.is_complete:
+        if t == max_steps:
+            raise _timeout(env, t)
+        step = actor(t, time_step, carry)
+        carry = step.carry
+        check_carry(carry, log.is_running)
+        time_step = env.step(jax.tree.map(np.asarray, step.action))
+        log.add(time_step.episode_record, {} if reporter is None else reporter.info)
+        t += 1
+    return log.result()
+
+
+def _evaluate_compiled(
+    policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int
+) -> Evaluation:
+    chunk = _program(env)
+    env_state, time_step = jitted_init(env)(env_reset_key(env_key))
+    loop = (env_state, time_step, policy.initial_state(env.num_envs))
+    relay = ExceptionRelay(policy)
+    log, t = _EpisodeLog(quota), 0
+    while not log.is_complete:
+        if t == max_steps:
+            raise _timeout(env, t)
+        limits = np.uint32(t), np.uint32(min(t + CHUNK, max_steps)), log.num_left
+        loop, end, scores = relay.run(chunk, policy, loop, env_key, act_key, *limits)
+        scores = jax.tree.map(np.asarray, scores)
+        for i in range(int(end) - t):
+            log.add(EpisodeRecord(scores.reward[i], scores.last[i], scores.first[i]))
+        t = int(end)
+    return log.result()
+
+
+@cached_per_env
+def _program(env: Env) -> Callable[..., tuple[PyTree, Array, EpisodeRecord]]:
+    """The jitted function that runs up to `CHUNK` steps; policy failures count only in episodes within the quota."""
+
+    def chunk(
+        policy: Policy, loop: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, num_left: Array
+    ) -> tuple[PyTree, Array, EpisodeRecord]:
+        def step(values: PyTree) -> PyTree:
+            t, num_left, (env_state, time_step, carry), scores = values
+            policy_step = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
+            carry = count_failures_in(num_left > 0, carry, policy_step.carry)
+            env_state, time_step = env.step(env_state, policy_step.action, env_step_key(env_key, t))
+            put = partial(jax.lax.dynamic_update_index_in_dim, index=t - start, axis=0)
+            scores = jax.tree.map(put, scores, time_step.episode_record)
+            num_left = num_left - time_step.episode_record.last.astype(jnp.int32)
+            return t + jnp.uint32(1), num_left, (env_state, time_step, carry), scores
+
+        def has_next(values: PyTree) -> Array:
+            # Stop with the last counted step, so that a policy in Python is not called for steps that do not count.
+            t, num_left, *_ = values
+            return (t < end) & jnp.any(num_left > 0)
+
+        scores = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), loop[1].episode_record)
+        t, _, loop, scores = jax.lax.while_loop(has_next, step, (start, num_left, loop, scores))
+        return loop, t, scores
+
+    return jax.jit(chunk)
+
+
+def _timeout(env: Env | HostEnv, steps: int) -> TimeoutError:
+    return TimeoutError(f"evaluate: not all episodes of {env.spec.id} ended within max_steps={steps} steps of each environment")

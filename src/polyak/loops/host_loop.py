@@ -1,0 +1,280 @@
+"""The host loop: environments stepped from Python, with a jitted update."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.names import suggest_arguments
+from polyak.core.policy_faults import ExceptionRelay, check_carry
+from polyak.core.types import (
+    Agent,
+    Callback,
+    Env,
+    HostEnv,
+    Metrics,
+    Policy,
+    PolicyStep,
+    PyTree,
+    ReportsInfo,
+    Rollout,
+    State,
+    TimeStep,
+    copy_buffers,
+)
+from polyak.loops.actor import Actor, make_actor
+from polyak.loops.episodes import EpisodeTotals, InfoSums
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
+from polyak.loops.loop import (
+    LoopState,
+    Reporter,
+    Target,
+    TrainResult,
+    cached_per_env,
+    check_match,
+    initial,
+    iteration_keys,
+    learn,
+    mesh_over,
+    run_env_key,
+    shape_of,
+    state_sharding,
+    update_on,
+)
+
+# After a request to stop, a rollout that takes longer than this is discarded.
+ROLLOUT_SECONDS = 1.0
+
+
+@suggest_arguments("train")
+def host(
+    agent: Agent[State],
+    env: HostEnv | Env,
+    *,
+    env_steps: int,
+    key: PRNGKeyArray,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    devices: int = 1,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult[State]:
+    """Train in an environment outside JAX until `env_steps` valid transitions are done.
+
+    A JAX environment is stepped by one jitted call per step and gives the numbers of the compiled loop.
+
+    Args:
+        agent: the agent to train.
+        env: the environment; reset first, except when resuming (see `HostEnv.restore`).
+        env_steps: total number of valid transitions, including `env_steps_done`.
+        key: source of all randomness; the environment is seeded from it.
+        callbacks: called at every report with `(progress, metrics, state)`.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        devices: number of host devices or accelerators over which the update is split.
+        resume_from: the state of a stopped run; copied.
+        env_steps_done: env_steps that the stopped run had completed.
+        should_stop: called at every step; True ends training after a last report. A rollout that takes more than a second is
+            discarded, and the environment is restored to its start if it supports snapshots.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
+        TrainingDiverged: see `Agent.diagnose`.
+    """
+    target = Target(env_steps, report_every)
+    check_match(agent, env, devices, key)
+    mesh = mesh_over(devices, env.num_envs)
+    if resume_from is not None and not isinstance(env, HostEnv):
+        raise ValueError(
+            "train: resume_from holds no environment state in the host loop; wrap the JAX environment with JaxEnvOnHost, call "
+            "its restore(snapshot) and pass it as env"
+        )
+    hosted = as_host_env(env, key)
+    state = start(agent, hosted, key) if resume_from is None else copy_buffers(resume_from)
+    state = state if mesh is None else jax.device_put(state, _sharding(agent, mesh))
+    relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.nondeterminism)
+    new_actor = partial(rollout_actor, agent, mesh=mesh, exact=isinstance(hosted, JaxEnvOnHost))
+    with reporter.compiling():
+        learn_compiled = _compile(agent, mesh, state, None if relay.active else new_actor(state))
+
+    stopped, is_slow = None, True
+    due = target.next_report(reporter.env_steps)
+    time_step = jax.tree.map(np.asarray, state.time_step)
+    while reporter.env_steps < env_steps:
+        before = hosted.snapshot() if is_slow else None
+        with reporter.training(), relay:
+            # Only a rollout that began with a snapshot may be discarded.
+            deadline, sums = _Deadline(should_stop, can_discard=is_slow), InfoSums()
+            rollout = collect_rollout(new_actor(state), state.carry, hosted, time_step, agent.num_steps, sums, deadline)
+            if rollout is None:
+                if before is not None:
+                    hosted.restore(before)
+                return reporter.result(state, "request")
+            is_slow = deadline.has_passed
+            time_steps, actions, info, carry = rollout
+            time_step = jax.tree.map(lambda x: x[-1], time_steps)
+            valid = int(np.sum(~time_steps.last[:-1]))
+            state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
+            # Wait here, so that the update counts as training time.
+            jax.block_until_ready(finished)
+        reporter.advance(valid, 1, finished, sums)
+        stopped = "request" if should_stop() else None
+        if stopped or reporter.is_due(metrics, due):
+            due = target.next_report(reporter.env_steps)
+            go_on, state = reporter.report(metrics, state, callbacks)
+            stopped = stopped or (None if go_on else "callback")
+        if stopped:
+            break
+    return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+
+
+class _Deadline:
+    """Decides when to discard a rollout because training has been asked to stop."""
+
+    def __init__(self, should_stop: Callable[[], bool], *, can_discard: bool) -> None:
+        self._should_stop = should_stop
+        self._can_discard = can_discard
+        self._start_time = time.monotonic()
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the rollout has taken longer than `ROLLOUT_SECONDS`."""
+        return time.monotonic() - self._start_time > ROLLOUT_SECONDS
+
+    def should_discard(self) -> bool:
+        """Whether to discard the rollout: training should stop, and the deadline has passed."""
+        return self._can_discard and self._should_stop() and self.has_passed
+
+
+def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
+    """Return a host environment unchanged; wrap a JAX environment with the run's key."""
+    return env if isinstance(env, HostEnv) else JaxEnvOnHost(env, run_env_key(key))
+
+
+def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
+    """Reset the environment and return the loop's state before the first iteration."""
+    return initial(agent, env.num_envs, key, (), reset(env, key))
+
+
+def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
+    """Reset the environment: a JAX environment with its key, any other with a seed derived from the run's key."""
+    seed = 0 if isinstance(env, JaxEnvOnHost) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
+    time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
+    return time_step
+
+
+def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> Any:
+    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step for the shapes of a rollout.
+
+    Args:
+        actor: called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
+    """
+    time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
+    if actor is None:
+        step = jax.eval_shape(_act, agent, state)
+        step = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step)
+    else:
+        step = jax.tree.map(np.asarray, actor(0, time_step, carry))
+    actions, info = (_stack([tree] * agent.num_steps) for tree in (step.action, step.info))
+    time_steps = _stack([time_step] * (agent.num_steps + 1))
+    arguments = (agent, state, time_steps, actions, info, step.carry)
+    return _program(mesh, shape_of(*arguments)).lower(*arguments).compile()
+
+
+@cached_per_env
+def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
+    """`_learn`, jitted; one function per argument shape, so that the cache holds only the last few programs."""
+    if mesh is None:
+        return jax.jit(partial(_learn, mesh), donate_argnums=1)
+    structure, leaves, _ = shape
+    agent: Agent = jax.tree.unflatten(structure, leaves)[0]
+    replicated, state = NamedSharding(mesh, PartitionSpec()), _sharding(agent, mesh)
+    args, results = (replicated, state, *[replicated] * 4), (state, replicated, replicated)
+    return jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=args, out_shardings=results)
+
+
+def _sharding(agent: Agent, mesh: Mesh) -> Any:
+    """Replicate the state on every device, except for the parts that the agent splits by environment."""
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
+    return LoopState(state_sharding(agent, mesh), (), *[replicated] * 5)
+
+
+def _act(agent: Agent, state: LoopState) -> PolicyStep:
+    return agent.collect_policy(state.agent).action(state.time_step, state.carry, state.key)
+
+
+def rollout_actor(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) -> Actor:
+    """The actor for the next rollout."""
+    policy, key = _policy_program(shape_of(agent, state))(agent, state)
+    if mesh is not None:
+        # The updated policy is on all devices, and each of them would compute the actions.
+        policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
+    return make_actor(policy, key, state.time_step.reward.shape[0], exact=exact, block=agent.num_steps)
+
+
+@cached_per_env
+def _policy_program(shape: tuple[Any, ...]) -> Callable[[Agent, LoopState], tuple[Policy, PRNGKeyArray]]:
+    def policy_and_key(agent: Agent, state: LoopState) -> tuple[Policy, PRNGKeyArray]:
+        return agent.collect_policy(state.agent), iteration_keys(state.key, state.iteration, agent.num_steps).act
+
+    return jax.jit(policy_and_key)
+
+
+def collect_rollout(
+    actor: Actor,
+    carry: PyTree,
+    env: HostEnv,
+    time_step: TimeStep,
+    num_steps: int,
+    info_sums: InfoSums | None = None,
+    deadline: "_Deadline | None" = None,
+) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
+    """Step the environment; returns time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the final carry.
+
+    Values that the environment reports in `info` are added to `info_sums`. Returns None if `deadline` discards the rollout.
+
+    Raises:
+        RuntimeError: the policy reports a failure.
+    """
+    reporter = env if isinstance(env, ReportsInfo) else None
+    carry = jax.tree.map(np.asarray, carry)
+    time_steps, actions, infos = [time_step], [], []
+    for t in range(num_steps):
+        step = actor(t, time_step, carry)
+        carry = step.carry
+        action = step.action
+        if not isinstance(action, np.ndarray):
+            action = jax.tree.map(np.asarray, action)
+        time_step = env.step(action)
+        if deadline is not None and deadline.should_discard():
+            return None
+        if info_sums is not None and reporter is not None:
+            info_sums.add(reporter.info)
+        time_steps.append(time_step)
+        actions.append(action)
+        infos.append(step.info)
+    check_carry(carry)
+    return _stack(time_steps), _stack(actions), _stack(infos), jax.tree.map(np.asarray, carry)
+
+
+def _stack(trees: list[Any]) -> Any:
+    # Equal to np.stack but twice as fast; called for every leaf of a rollout.
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(len(leaves), *leaves[0].shape), *trees)
+
+
+def _learn(
+    mesh: Mesh | None, agent: Agent, state: LoopState, time_steps: TimeStep, actions: PyTree, info: PyTree, carry: PyTree
+) -> tuple[LoopState, Metrics, EpisodeTotals]:
+    rollout = Rollout(time_steps, actions, info, state.carry)
+    key = iteration_keys(state.key, state.iteration, agent.num_steps).update
+    agent_state, episodes, metrics, finished = learn(agent, update_on(mesh), state, rollout, key)
+    last = jax.tree.map(lambda x: x[-1], time_steps)
+    iteration = state.iteration + jnp.uint32(1)
+    return LoopState(agent_state, (), last, carry, episodes, state.key, iteration), metrics, finished

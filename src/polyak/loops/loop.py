@@ -1,0 +1,472 @@
+"""Code that all loops share: the loop state, the keys of an iteration, and reporting."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache, partial, wraps
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PRNGKeyArray, UInt32
+
+from polyak.core.checks import check_integer, check_key
+from polyak.core.printing import short_repr
+from polyak.core.space_check import check_step_arrays
+from polyak.core.spaces import EnvSpec, difference
+from polyak.core.struct import struct
+from polyak.core.types import (
+    Agent,
+    Callback,
+    Env,
+    Histogram,
+    HostEnv,
+    Metrics,
+    Progress,
+    PyTree,
+    Rollout,
+    State,
+    TimeStep,
+    copy_buffers,
+)
+from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
+
+T = TypeVar("T")
+
+# The mesh axis over which environments are split.
+ENVS = "envs"
+
+
+class TrainingDiverged(FloatingPointError):
+    """Too many consecutive updates contained NaN or infinity; the message names the first such quantity."""
+
+
+@struct
+class LoopState:
+    """Everything that a loop carries from one iteration to the next; the content of a checkpoint.
+
+    Attributes:
+        agent: the agent's state.
+        env: the state of a JAX environment; `()` in a host loop, where the environment stores its own.
+        time_step: the environment's last time step.
+        carry: the recurrent state of the collecting policy.
+        episodes: running returns and lengths of the current episodes.
+        key: the run's key; constant, folded with counters.
+        iteration: number of rollouts so far.
+    """
+
+    agent: PyTree
+    env: PyTree
+    time_step: TimeStep
+    carry: PyTree
+    episodes: Episodes
+    key: PRNGKeyArray
+    iteration: UInt32[Array, ""]
+
+
+@short_repr("progress", "metrics", "stopped", "diagnosis")
+@dataclass(frozen=True, repr=False)
+class TrainResult(Generic[State]):
+    """The result of training.
+
+    Attributes:
+        agent: the agent that was trained.
+        state: its state; `agent.policy(result.state)` acts.
+        loop_state: the complete state of the loop; pass it as `resume_from` to continue.
+        progress: env_steps, seconds and steps per second at the end.
+        metrics: the metrics of the last report.
+        stopped: None if training reached `env_steps`, else what stopped it: `"callback"`, `"request"`, or `"diverged"` for one
+            of several seeds.
+        diagnosis: why this seed diverged; None unless it did.
+    """
+
+    agent: Agent[State]
+    state: State
+    loop_state: LoopState
+    progress: Progress
+    metrics: Mapping[str, float]
+    stopped: str | None = None
+    diagnosis: str | None = None
+
+
+@struct
+class IterationKeys:
+    """The keys of one iteration.
+
+    Attributes:
+        act: the policy's key; at step t of the rollout it acts with `fold_in(act, t)`.
+        env: the environment's keys `[T]`.
+        update: the update's key.
+    """
+
+    act: PRNGKeyArray
+    env: PRNGKeyArray
+    update: PRNGKeyArray
+
+
+def iteration_keys(key: PRNGKeyArray, iteration: UInt32[Array, ""], num_steps: int) -> IterationKeys:
+    """The keys of an iteration, derived from the run's key and `iteration` alone, so that either loop can resume the other."""
+    env_key, loop_key = jax.random.split(key, 3)[1:]
+    iteration_key = jax.random.fold_in(loop_key, iteration)
+    numbers = iteration * jnp.uint32(num_steps) + jnp.arange(num_steps, dtype=jnp.uint32)
+    return IterationKeys(
+        act=jax.random.fold_in(iteration_key, 0),
+        env=jax.vmap(lambda number: env_step_key(env_key, number))(numbers),
+        update=jax.random.fold_in(iteration_key, 1),
+    )
+
+
+def env_step_key(env_key: PRNGKeyArray, number: int | UInt32[Array, ""]) -> PRNGKeyArray:
+    """The key of the environment's step `number` = 0, 1, ...; the reset has a separate key."""
+    return jax.random.fold_in(jax.random.fold_in(env_key, 1), number)
+
+
+def env_reset_key(env_key: PRNGKeyArray) -> PRNGKeyArray:
+    """The key of the environment's first reset."""
+    return jax.random.fold_in(env_key, 0)
+
+
+def run_env_key(key: PRNGKeyArray) -> PRNGKeyArray:
+    """The environment's key, split from the run's key."""
+    return jax.random.split(key, 3)[1]
+
+
+def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
+    """The loop's state before the first iteration, copied to new buffers so that it can be donated."""
+    check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
+    state = agent.init(jax.random.split(key, 3)[0])
+    loop_state: LoopState = copy_buffers(
+        LoopState(
+            agent=state,
+            env=env_state,
+            time_step=time_step,
+            carry=agent.collect_policy(state).initial_state(num_envs),
+            episodes=Episodes.fresh(num_envs),
+            key=key,
+            iteration=jnp.zeros((), jnp.uint32),
+        )
+    )
+    return loop_state
+
+
+def learn(
+    agent: Agent, update: Any, state: LoopState, rollout: Rollout, key: PRNGKeyArray
+) -> tuple[PyTree, Episodes, Metrics, EpisodeTotals]:
+    """Update the episode statistics and the agent with a rollout."""
+    episodes, finished = measure(state.episodes, rollout.time_steps)
+    agent_state, metrics = update(agent, state.agent, rollout, key)
+    return agent_state, episodes, metrics, finished
+
+
+def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArray], tuple[PyTree, Metrics]]:
+    """The agent's update: on one device, or split by environment over a mesh."""
+
+    def update(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
+        return agent.update(state, rollout, key, axis_name=None if mesh is None else ENVS)
+
+    if mesh is None:
+        return update
+    steps, carry, replicated = PartitionSpec(None, ENVS), PartitionSpec(ENVS), PartitionSpec()
+    rollouts = Rollout(time_steps=steps, actions=steps, info=steps, carry=carry)  # type: ignore[arg-type]
+
+    def update_on_mesh(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
+        states = agent.partition(ENVS)
+        args, results = (replicated, states, rollouts, replicated), (states, replicated)
+        sharded_update = jax.shard_map(update, mesh=mesh, in_specs=args, out_specs=results, check_vma=False)
+        return sharded_update(agent, state, rollout, key)
+
+    return update_on_mesh
+
+
+def state_sharding(agent: Agent, mesh: Mesh) -> Any:
+    """Shardings of the agent's state on a mesh, in a tree that is a prefix of the state."""
+    return jax.tree.map(partial(NamedSharding, mesh), agent.partition(ENVS))
+
+
+def default_devices(agent: Agent, env: Env | HostEnv) -> int:
+    """Two devices if JAX has two and the JAX environment has at least 64 copies, otherwise one."""
+    if not isinstance(agent, Agent) or not isinstance(env, Env) or env.num_envs < 64 or env.num_envs % 2:
+        return 1
+    try:
+        agent.check(env.num_envs // 2, 2)
+    except ValueError:
+        return 1
+    return min(2, jax.local_device_count())
+
+
+def mesh_over(devices: int, num_envs: int) -> Mesh | None:
+    """A mesh of `devices` devices over which the environments are split, or None for one device.
+
+    Raises:
+        ValueError: JAX has fewer devices, or `num_envs` is not divisible by `devices`.
+    """
+    check_integer("train", "devices", devices)
+    available = jax.local_device_count()
+    if devices > available:
+        raise ValueError(
+            f"train: devices={devices}, but JAX sees {available}; on a CPU call "
+            f"jax.config.update('jax_num_cpu_devices', {devices}) before any other use of JAX"
+        )
+    check_shares(devices, num_envs)
+    if devices == 1:
+        return None
+    return jax.make_mesh((devices,), (ENVS,), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+
+
+def check_shares(devices: int, num_envs: int) -> None:
+    """Check that the environments can be split equally over the devices.
+
+    Raises:
+        ValueError: `num_envs` is not divisible by `devices`.
+    """
+    if num_envs % devices:
+        raise ValueError(f"train: num_envs={num_envs} cannot be split over devices={devices}")
+
+
+def check_match(agent: Agent, env: Env | HostEnv, devices: int, key: Any = None) -> None:
+    """Check, before anything runs, that the agent was built for the environment.
+
+    Raises:
+        TypeError: `env` is not an environment, or `key` not a key.
+        ValueError: the spaces differ, or the agent does not support this number of environments per device.
+    """
+    check_made("train", env)
+    if key is not None:
+        check_key("train", key)
+    check_integer("train", "devices", devices)
+    check_spec("train", agent.spec, env.spec)
+    agent.check(env.num_envs // devices, devices)
+
+
+def check_in_jax(owner: str, env: Any) -> None:
+    """Check that an environment can be compiled.
+
+    Args:
+        owner: what compiles it, for the message.
+
+    Raises:
+        TypeError: it is none of `polyak.envs.make`.
+        ValueError: it steps on the host.
+    """
+    check_made("train", env)
+    if isinstance(env, HostEnv):
+        raise ValueError(f"{owner} needs an environment in JAX (jax/..., gymnax/...), got {env.spec.id}")
+
+
+def check_made(owner: str, env: Any) -> None:
+    """Check that an environment is one of `polyak.envs.make`.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(env, HostEnv | Env):
+        raise TypeError(
+            f"{owner}: env must be created with polyak.envs.make(...), got {type(env).__name__}; wrap it with make first"
+        )
+
+
+@runtime_checkable
+class HasSpec(Protocol):
+    """A policy with the spec that it was built for."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spaces of one environment."""
+        ...
+
+
+def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, whose: str = "agent") -> None:
+    """Check that an environment has the spaces, action scaling and masks that an agent or policy was built for.
+
+    Raises:
+        ValueError: the first field that differs, with both values.
+    """
+    if first_difference := difference(expected, got):
+        field, agent_value, env_value = first_difference
+        raise ValueError(f"{owner}: {field} of the {whose}'s spec is {agent_value}, of the environment {got.id!r} {env_value}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The length of training and the interval of reports, in environment steps.
+
+    Raises:
+        TypeError, ValueError: a field is not a positive integer.
+    """
+
+    env_steps: int
+    report_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("train", "env_steps", self.env_steps)
+        if self.report_every is not None:
+            check_integer("train", "report_every", self.report_every)
+
+    def next_report(self, env_steps: int) -> int:
+        """The env_steps of the next report: the next multiple of `report_every` after `env_steps`."""
+        interval = self.report_every or max(1, self.env_steps // 100)
+        return min((env_steps // interval + 1) * interval, self.env_steps)
+
+
+class Reporter:
+    """Counts steps, measures time and calls the callbacks of one run of a loop, on the host."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        target: Target,
+        env_steps: int,
+        iteration: int,
+        env: HostEnv | None,
+        nondeterminism: tuple[str, ...] = (),
+    ) -> None:
+        self._agent, self._target, self._env, self._nondeterminism = agent, target, env, nondeterminism
+        self._statistics = EpisodeStatistics()
+        self._initial_env_steps = env_steps
+        self._training_seconds = 0.0
+        self.compile_seconds = 0.0
+        self.env_steps, self.iteration = env_steps, iteration
+        self.metrics: dict[str, float] = {}
+        self._histograms: dict[str, Histogram] = {}
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Count the time of this context as compilation."""
+        start = time.monotonic()
+        yield
+        self.compile_seconds += time.monotonic() - start
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Count the time of this context as training."""
+        start = time.monotonic()
+        yield
+        self._training_seconds += time.monotonic() - start
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, without compilation."""
+        return self._training_seconds
+
+    def advance(self, env_steps: int, iterations: int, finished: EpisodeTotals, info: InfoSums | None = None) -> None:
+        """Add the steps, iterations, finished episodes and reported values of a chunk."""
+        self.env_steps += env_steps
+        self.iteration += iterations
+        self._statistics.add(finished, info)
+
+    @property
+    def progress(self) -> Progress:
+        """The current progress."""
+        fps = (self.env_steps - self._initial_env_steps) / self._training_seconds if self._training_seconds > 0 else 0.0
+        return Progress(
+            self.env_steps,
+            self._target.env_steps,
+            self.iteration,
+            self._training_seconds,
+            self.compile_seconds,
+            fps,
+            self._env,
+            self._histograms,
+            self._nondeterminism,
+        )
+
+    def is_due(self, metrics: Mapping[str, Any], env_steps: int) -> bool:
+        """Whether to report now: `env_steps` are reached, or training has diverged."""
+        return self.env_steps >= env_steps or self._agent.diagnose(metrics) is not None
+
+    def report(self, metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Callback]) -> tuple[bool, LoopState]:
+        """Call every callback; returns False if any callback returned False, and the state to continue with.
+
+        The loop donates its state to the next iteration. An array that a callback still references after its return belongs to
+        the callback: the returned state has a copy of it.
+
+        Raises:
+            TypeError: a callback returned neither a bool nor None.
+            TrainingDiverged: the agent's diagnosis.
+        """
+        host_metrics = jax.device_get(metrics)
+        self._histograms = {name: value for name, value in host_metrics.items() if isinstance(value, Histogram)}
+        scalars = {name: float(value) for name, value in host_metrics.items() if name not in self._histograms}
+        self.metrics = self._statistics.metrics() | scalars
+        leaves, structure = jax.tree.flatten(state)
+        references = _count_references(leaves)
+        results = []
+        for callback in callbacks:
+            # Containers of its own, so that a callback that keeps one of them references the arrays.
+            result = callback(self.progress, self.metrics, jax.tree.unflatten(structure, leaves))
+            results.append(_should_continue(callback, result))
+        diagnosis = self._agent.diagnose(self.metrics)
+        if diagnosis is not None:
+            raise TrainingDiverged(diagnosis)
+        kept = [after > before for before, after in zip(references, _count_references(leaves), strict=True)]
+        leaves = [copy_buffers(leaf) if is_kept else leaf for leaf, is_kept in zip(leaves, kept, strict=True)]
+        return all(results), jax.tree.unflatten(structure, leaves)
+
+    def result(self, state: LoopState, stopped: str | None, diagnosis: str | None = None) -> TrainResult:
+        """The result of the loop."""
+        return TrainResult(self._agent, state.agent, state, self.progress, self.metrics, stopped, diagnosis)
+
+
+def _count_references(leaves: list[Any]) -> list[int]:
+    return [sys.getrefcount(leaf) for leaf in leaves]
+
+
+def _should_continue(callback: Callback, result: object) -> bool:
+    if result is None or isinstance(result, bool | np.bool_):
+        return result is None or bool(result)
+    name = getattr(callback, "__name__", type(callback).__name__)
+    raise TypeError(f"train: callback {name} must return None or a bool, False to stop training, got {result!r:.80}")
+
+
+def cached_per_env(make: Callable[..., T]) -> Callable[..., T]:
+    """Cache the results for the last 8 arguments, so that programs of equal environments and agents are compiled once.
+
+    Nothing is cached for a mutable environment: frozen dataclasses are compared by their fields, while other objects compare
+    equal to themselves even after an attribute has changed.
+    """
+    cached = lru_cache(maxsize=8)(make)
+
+    @wraps(make)
+    def make_cached(*arguments: Any) -> T:
+        if any(isinstance(x, Env) and _is_mutable(x) for x in arguments):
+            return make(*arguments)
+        try:
+            hash(arguments)
+        except TypeError:  # an environment with arrays, or a mutable agent
+            return make(*arguments)
+        return cached(*arguments)
+
+    return make_cached
+
+
+def _is_mutable(x: Any) -> bool:
+    """Whether an object could change and still equal itself; recurses into dataclasses and tuples."""
+    if x is None or isinstance(x, type | FunctionType | BuiltinFunctionType):
+        return False
+    children = list(x) if isinstance(x, tuple | frozenset) else []
+    if is_dataclass(x):
+        children = [getattr(x, field.name) for field in fields(x)]
+        if not all(field.compare for field in fields(x)):
+            return True
+    identity_hash: Any = object.__hash__
+    return type(x).__hash__ is identity_hash or any(map(_is_mutable, children))
+
+
+def shape_of(agent: Any, *others: Any) -> tuple[Any, ...]:
+    """The tree structure, shapes and dtypes of the arguments, as a key for `cached_per_env`.
+
+    If a setting of the agent (a user's network) is mutable, the key is unhashable, so that nothing is cached.
+    """
+    leaves, structure = jax.tree.flatten((agent, *others))
+    return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if _is_mutable(agent) else None
+
+
+@cached_per_env
+def jitted_init(env: Env) -> Callable[[PRNGKeyArray], tuple[PyTree, TimeStep]]:
+    """The jitted `env.init`."""
+    return jax.jit(env.init)

@@ -1,0 +1,133 @@
+"""Callbacks for `polyak.train.run`: early stopping, Weights & Biases, MLflow and videos of the greedy policy."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyak.core.checks import check_integer, check_number
+from polyak.core.types import Agent, Callback, Progress, PyTree
+from polyak.storage.callbacks import with_time
+
+__all__ = ["log_to_mlflow", "log_to_wandb", "record_videos", "stop_at_reward", "stop_without_improvement"]
+
+EVALUATED = "eval/mean_reward"
+
+
+def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
+    """Stop when a metric reaches this value.
+
+    Args:
+        reward: the value.
+        tag: the metric; `rollout/ep_rew_mean` needs no `eval_every`.
+    """
+    check_number("stop_at_reward", "reward", reward)
+
+    def stop(progress: Progress, metrics: dict[str, float], state: PyTree) -> bool:
+        return metrics.get(tag, -np.inf) < reward
+
+    return stop
+
+
+def stop_without_improvement(evaluations: int, tag: str = EVALUATED) -> Callback:
+    """Stop when a metric has not exceeded its maximum for this many of its values in a row.
+
+    Args:
+        evaluations: how many.
+        tag: the metric; reports without it are not counted.
+    """
+    check_integer("stop_without_improvement", "evaluations", evaluations)
+    best, since = -np.inf, 0
+
+    def stop(progress: Progress, metrics: dict[str, float], state: PyTree) -> bool:
+        nonlocal best, since
+        if tag in metrics:
+            since = 0 if metrics[tag] > best else since + 1
+            best = max(best, metrics[tag])
+        return since < evaluations
+
+    return stop
+
+
+def log_to_wandb(run: Any) -> Callback:
+    """Log every metric to a run of `wandb.init(...)`, on the axis of env_steps.
+
+    Raises:
+        TypeError: `run` has no `log`: None, for example.
+    """
+    if not callable(getattr(run, "log", None)):
+        raise TypeError(f"log_to_wandb: run must be that of wandb.init(...), got {run!r:.80}")
+
+    def log(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
+        run.log(with_time(progress, metrics), step=progress.env_steps)
+
+    return log
+
+
+def log_to_mlflow() -> Callback:
+    """Log every metric to MLflow's active run, on the axis of env_steps.
+
+    Raises:
+        ImportError: the package `mlflow` is not installed.
+    """
+    try:
+        import mlflow
+    except ModuleNotFoundError:
+        raise ImportError("log_to_mlflow needs the package mlflow: pip install mlflow") from None
+
+    def log(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
+        mlflow.log_metrics(with_time(progress, metrics), step=progress.env_steps)
+
+    return log
+
+
+def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int) -> Callback:
+    """Record one episode of the greedy policy whenever `every` env_steps have passed, as `FOLDER/ENV_STEPS.mp4`.
+
+    Args:
+        agent: the agent that is trained.
+        env: a `gymnasium.Env` of its own with `render_mode="rgb_array"`.
+        folder: where the videos go.
+        every: env_steps between videos.
+
+    Raises:
+        ImportError: the package `moviepy` is not installed.
+        ValueError: the environment renders no images.
+    """
+    check_integer("record_videos", "every", every)
+    mode = getattr(env, "render_mode", None)
+    if mode != "rgb_array":
+        raise ValueError(f"record_videos: env must have render_mode='rgb_array', got {mode!r}")
+    try:
+        import moviepy  # noqa: F401  (RecordVideo needs it at the end of an episode)
+    except ModuleNotFoundError:
+        raise ImportError("record_videos needs the package moviepy: pip install moviepy") from None
+    last = 0
+
+    def record(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
+        nonlocal last
+        if progress.env_steps - last >= every:
+            last = progress.env_steps
+            play_episode(agent.policy(state.agent), env, Path(folder) / f"{progress.env_steps:012d}.mp4")
+
+    return record
+
+
+def play_episode(policy: Any, env: Any, video: Path) -> None:
+    """Play one episode of the policy and write its video."""
+    import gymnasium
+
+    video.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=video.parent) as directory:
+        # A new folder: in one that exists RecordVideo warns of files that it would overwrite.
+        recorder = gymnasium.wrappers.RecordVideo(env, f"{directory}/video", disable_logger=True)
+        obs, _ = recorder.reset(seed=0)
+        carry, ended = None, False
+        while not ended:
+            action, carry = policy.predict(obs, carry)
+            obs, _, terminated, truncated, _ = recorder.step(action)
+            ended = bool(terminated or truncated)
+        recorder.stop_recording()
+        shutil.move(next(Path(directory).glob("video/*.mp4")), video)

@@ -1,0 +1,80 @@
+"""The devices and threads of a training, which JAX reads once, when it starts."""
+
+import contextlib
+import os
+
+import jax
+
+from polyak.core.types import Agent
+from polyak.loops.loop import check_shares
+from polyak.runs import MAX_THREADS
+
+# The number of XLA's threads, read when JAX starts; by default the number of cores.
+THREADS = "PJRT_NPROC"
+# JAX rejects a new value once it has started.
+DEVICES = "jax_num_cpu_devices"
+
+
+def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
+    """Choose the number of devices and configure JAX, before it starts, to see that many on a CPU.
+
+    By default two in the compiled loop with at least 64 environments, where a second core pays, else one.
+
+    Raises:
+        ValueError: the devices cannot share the environments equally.
+    """
+    cores = len(os.sched_getaffinity(0))
+    pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
+    devices = wanted or (2 if pays else 1)
+    check_shares(devices, num_envs)
+    if devices > 1:
+        # Once JAX has started its devices are fixed; the loop raises if there are too few.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update(DEVICES, devices)
+    return devices
+
+
+def dispatch_synchronously() -> None:
+    """For the host loop on one device: another thread costs as much as the step of 50 µs that it would compute."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 1) -> int | None:
+    """The number of threads to start JAX with: that of PJRT_NPROC, else one per device if matrix products are small.
+
+    None is JAX's default, also if JAX has started. The number changes the last bits of large products.
+    """
+    if is_jax_started():
+        return None
+    setting = os.environ.get(THREADS, "")
+    if setting.isdecimal() and 0 < int(setting) <= MAX_THREADS:
+        return int(setting)
+    return devices if seeds_at_once == 1 and agent.has_small_products(num_envs, devices) else None
+
+
+def start_jax(threads: int | None) -> int:
+    """Start JAX with this number of threads, None for its default, unless it has started; returns the number of devices."""
+    before = os.environ.get(THREADS)
+    _set_threads(threads if threads is None else str(threads))
+    try:
+        return jax.local_device_count()
+    finally:
+        _set_threads(before)
+
+
+def is_jax_started() -> bool:
+    """Whether JAX has fixed its devices and threads: it rejects another number of devices then."""
+    devices = getattr(jax.config, DEVICES)
+    try:
+        jax.config.update(DEVICES, 2 if devices == 1 else 1)
+    except RuntimeError:
+        return True
+    jax.config.update(DEVICES, devices)
+    return False
+
+
+def _set_threads(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(THREADS, None)
+    else:
+        os.environ[THREADS] = value

@@ -1,0 +1,115 @@
+"""Shows the progress of training: a progress bar in a terminal, plain lines elsewhere."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
+
+from polyak.core.names import escape_control
+from polyak.core.output import discard_output
+from polyak.core.types import Callback, Progress, PyTree
+
+PLAIN_LINES = 10
+
+
+class Screen(Console):
+    """A console that falls silent when its pipe breaks, as under `| head`; training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by Rich, which would exit the process."""
+        self.quiet = True
+        discard_output(sys.stdout.fileno())
+
+    def print_line(self, line: str) -> None:
+        """Print one line without markup or wrapping."""
+        self.print(escape_control(line), highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) -> Iterator[Callback]:
+    """A callback that shows env_steps, speed, mean return and the remaining time.
+
+    Args:
+        title: algorithm and environment.
+        env_steps: length of the training.
+        done: env_steps of an earlier process that this training resumes.
+    """
+    if not console.is_terminal:
+        yield _lines(console, title, env_steps, done)
+        return
+    console.print_line(title)
+    # The bar takes the rest of the line, so that 80 columns hold both.
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
+    )
+    with Bar(*columns, console=console, expand=True) as bar:
+        task = bar.add_task(title, total=env_steps, completed=done, status="compiling …")
+        is_first = True
+
+        def update(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                console.print_line(f"compiled in {progress.compile_seconds:.1f} s")
+            completed = min(progress.env_steps, env_steps)
+            bar.update(task, completed=completed, status=_status(progress, metrics, env_steps))
+
+        yield update
+
+
+def once_per_iteration(callback: Callback) -> Callback:
+    """For seeds that train together: calls back for the first report of each iteration, as some seeds may have ended."""
+    iteration = 0
+
+    def show(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
+        nonlocal iteration
+        if progress.iteration > iteration:
+            iteration = progress.iteration
+            callback(progress, metrics, state)
+
+    return show
+
+
+def _lines(console: Screen, title: str, env_steps: int, done: int) -> Callback:
+    console.print_line(f"{title}: compiling …")
+    due: int | None = None
+
+    def line(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        nonlocal due
+        if due is None:
+            due = done
+            console.print_line(f"{title}: compiled in {progress.compile_seconds:.1f} s")
+        if progress.env_steps < min(due, env_steps):
+            return
+        due = progress.env_steps + env_steps // PLAIN_LINES
+        console.print_line(f"{title}: {_status(progress, metrics, env_steps)}")
+
+    return line
+
+
+def _status(progress: Progress, metrics: Mapping[str, float], env_steps: int) -> str:
+    mean = metrics.get("rollout/ep_rew_mean")
+    skipped = metrics.get("train/skipped_steps", 0)
+    left = max(env_steps - progress.env_steps, 0) / progress.fps if progress.fps > 0 else 0.0
+    parts = [
+        f"{progress.env_steps:,} of {env_steps:,} env_steps",
+        f"{progress.fps:,.0f}/s",
+        f"mean return {mean:.1f}" if mean is not None else "no episode ended yet",
+        *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
+        f"{_duration(left)} left",
+    ]
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    """`42 s`, `3:07 min`, `2:03 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"

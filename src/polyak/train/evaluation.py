@@ -1,0 +1,138 @@
+"""Evaluation of the greedy policy: of a result or a run, and at intervals while training."""
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import cast
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from polyak import envs
+from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
+from polyak.envs.source import EnvSource, source_of
+from polyak.loops.evaluate import Evaluation, evaluate
+from polyak.runs import RunConfig, run_key
+from polyak.storage.progress import save_progress
+from polyak.storage.run_directory import Run
+
+# The tags of Stable-Baselines3.
+REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/success_rate"
+
+# Without a time limit in the environment a greedy policy may never end its episode.
+MAX_EVALUATION_STEPS = 1_000_000
+
+
+def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) -> Env | HostEnv:
+    """Copies of the run's environment, with its settings."""
+    return envs.make(
+        config.env,
+        num_envs=num_envs,
+        action_scaling=config.action_scaling,
+        env_kwargs=config.env_kwargs,
+        import_modules=import_modules,
+        **config.env_options,
+    )
+
+
+@contextmanager
+def evaluation_env(env: Env | HostEnv, episodes: int, given: Env | HostEnv | None = None) -> Iterator[Env | HostEnv]:
+    """Environments whose use leaves those of the training unchanged: the given ones, or copies, which are closed at the end.
+
+    An environment in JAX has no state of its own, so it is its own copy.
+
+    Raises:
+        ValueError: none are given, and it is not known how those of the training were made.
+    """
+    if given is not None or not isinstance(env, HostEnv):
+        yield env if given is None else given
+        return
+    source = require_source(env)
+    copy = cast(HostEnv, envs.make(source.id, num_envs=min(env.num_envs, episodes), **source.options))
+    try:
+        yield copy
+    finally:
+        copy.close()
+
+
+def require_source(env: HostEnv) -> EnvSource:
+    """How the environments were made.
+
+    Raises:
+        ValueError: it is not known.
+    """
+    source = source_of(env)
+    if source is None:
+        raise ValueError(
+            f"evaluation: eval_env must be passed: {env.spec.id} was given to polyak.envs.make as an object, so no second one "
+            "can be made; pass eval_env=polyak.envs.make(...)"
+        )
+    return source
+
+
+def evaluation_key(seed: int) -> PRNGKeyArray:
+    """The key of an evaluation with this seed, which no training with it uses."""
+    key: PRNGKeyArray = jax.random.fold_in(run_key(seed), 0x65766C)
+    return key
+
+
+def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
+    """Evaluate a policy; the seed decides where the episodes start."""
+    return evaluate(policy, env, episodes=episodes, key=evaluation_key(seed), max_steps=MAX_EVALUATION_STEPS)
+
+
+class PeriodicEvaluation:
+    """A callback that evaluates the greedy policy, adds the result to the metrics, and keeps the best policy.
+
+    Every evaluation plays the same episodes' starts, so that differences are the policy's. It uses neither the training's
+    environments nor its random numbers: training with it and without it gives the same bits.
+
+    Args:
+        agent: its greedy policy is evaluated.
+        env: environments of its own.
+        every: env_steps between evaluations; the last one is at the end of training.
+        episodes: episodes of each evaluation.
+        seed: decides where the episodes start.
+        env_steps_done: env_steps of the training that is resumed.
+        run: receives the best checkpoint in `best/`; None writes nothing.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: Env | HostEnv,
+        *,
+        every: int,
+        episodes: int,
+        seed: int,
+        env_steps_done: int = 0,
+        run: Run | None = None,
+    ) -> None:
+        self._agent, self._env, self._run = agent, env, run
+        self._every, self._episodes, self._seed = every, episodes, seed
+        self._last = env_steps_done
+        self.evaluations: dict[int, Evaluation] = {}
+        self.best_policy: Policy | None = None
+        rows = run.read_metrics() if run else []
+        self._best = max((row[REWARD] for row in rows if row.get(REWARD) is not None), default=None)
+
+    def __call__(self, progress: Progress, metrics: MutableMapping[str, float], state: PyTree) -> None:
+        """Evaluate if it is due."""
+        now = progress.env_steps
+        is_end = now >= progress.target_env_steps
+        if now // self._every == self._last // self._every and not is_end:
+            return
+        self._last = now
+        policy = self._agent.policy(state.agent)
+        evaluation = evaluate_policy(self._env, policy, self._episodes, self._seed)
+        self.evaluations[now] = evaluation
+        metrics.update(evaluation_metrics(evaluation))
+        if self._best is None or evaluation.mean_return > self._best:
+            self._best, self.best_policy = evaluation.mean_return, policy
+            if self._run is not None:
+                save_progress(self._run, progress, state, keep=1, directory=self._run.best)
+
+
+def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """The metrics of an evaluation, by tag."""
+    metrics = {REWARD: evaluation.mean_return, LENGTH: evaluation.mean_length}
+    return metrics if evaluation.success_rate is None else metrics | {SUCCESS: evaluation.success_rate}

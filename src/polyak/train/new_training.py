@@ -1,0 +1,279 @@
+"""`polyak.train.run`: trains an agent, or a preset by its name, with everything that `polyak train` gives."""
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from polyak import envs
+from polyak.agents import AGENTS, agent_class
+from polyak.core.checks import check_choice, check_integer, check_key
+from polyak.core.names import suggest_arguments, unknown_name
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.envs.available import JAX_PREFIXES
+from polyak.envs.constructors import make
+from polyak.envs.source import EnvSource, source_of
+from polyak.loops.loop import LoopState, Target, check_in_jax, check_made, check_match, default_devices, mesh_over
+from polyak.presets import preset
+from polyak.presets.preset import with_length
+from polyak.runs import ENV_OPTIONS, RunConfig, algorithm_name, check_seed, run_key
+from polyak.storage.run_directory import create
+from polyak.train.devices import configure_devices, is_jax_started
+from polyak.train.evaluation import require_source
+from polyak.train.result import Result
+from polyak.train.training import Start, Training, run_training
+
+# In the slowest environments these are minutes of work.
+MAX_ENV_STEPS_BETWEEN_CHECKPOINTS = 100_000
+EVAL_EPISODES = 10
+
+
+@suggest_arguments("train")
+def run(
+    agent: Agent[State] | str,
+    env: Env | HostEnv | str | Callable[[], Any],
+    *,
+    env_steps: int,
+    key: PRNGKeyArray | None = None,
+    seed: int | None = None,
+    num_envs: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    report_every: int | None = None,
+    checkpoint_every: int | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int | None = None,
+    eval_env: Env | HostEnv | None = None,
+    callbacks: Sequence[Callback] = (),
+    loop: Literal["auto", "compiled", "host"] = "auto",
+    devices: int | None = None,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result[State]:
+    """Train until `env_steps` valid transitions are done: what `polyak train` does, with the same numbers for the same seed.
+
+    Ctrl-C and SIGTERM stop after the current iteration (`stopped="interrupt"`); a second Ctrl-C raises `KeyboardInterrupt`.
+
+    Args:
+        agent: the agent, or the name of an algorithm (`"ppo"`), which takes the preset for the environment.
+        env: the environment of `polyak.envs.make`, or its first argument.
+        env_steps: total number of valid transitions, including `env_steps_done`.
+        key: source of all randomness, in place of a seed.
+        seed: the key is `jax.random.key(seed)`; 0 by default.
+        num_envs: copies of an environment that is not yet made; None is the preset's.
+        settings: fields in which an agent that is named differs from the preset.
+        run_dir: a new run directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
+        progress: show a progress bar, or plain lines where there is no terminal.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if the next two are.
+        checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
+        eval_every: env_steps between evaluations of the greedy policy, reported as `eval/mean_reward`; the best is
+            `best_policy` of the result, and a checkpoint in `best/` of the run directory.
+        eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else no evaluation.
+        eval_env: environments for evaluation; None makes copies of `env`.
+        callbacks: called at every report with `(progress, metrics, state)`; see `Callback`.
+        loop: `"compiled"` (one program), `"host"`, or `"auto"`: `"compiled"` for an environment in JAX.
+        devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
+        resume_from: `loop_state` of an earlier result; `polyak.resume` continues a run directory.
+        env_steps_done: env_steps of that result.
+        should_stop: called between iterations; True ends the training.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
+        RunError: the run directory is not new or empty, or cannot be created.
+        TrainingDiverged: see `Agent.diagnose`.
+    """
+    seed = _check_seed(key, seed)
+    Target(env_steps, report_every)
+    made, source = make_envs("train.run", agent, env, num_envs, loop, devices)
+    try:
+        training = prepare(
+            make_agent(agent, made.spec, source, env_steps, settings),
+            made,
+            env_steps=env_steps,
+            key=key,
+            seed=seed,
+            run_dir=run_dir,
+            report_every=report_every,
+            checkpoint_every=checkpoint_every,
+            eval_every=eval_every,
+            eval_episodes=eval_episodes,
+            eval_env=eval_env,
+            loop=loop,
+            devices=devices,
+            source=source,
+            start=Start(resume_from, env_steps_done),
+        )
+        return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
+    finally:
+        if made is not env and isinstance(made, HostEnv):
+            made.close()
+
+
+def _check_seed(key: Any, seed: int | None) -> int | None:
+    """The seed, 0 by default; None if there is a key."""
+    if key is not None and seed is not None:
+        raise ValueError("train.run: key and seed are two names of one thing, got both; pass one of them")
+    if key is not None:
+        check_key("train", key)
+        return None
+    seed = 0 if seed is None else seed
+    check_seed("train.run", "seed", seed)
+    return seed
+
+
+def make_envs(
+    owner: str,
+    agent: Any,
+    env: Any,
+    num_envs: int | None,
+    loop: str = "auto",
+    devices: int | None = None,
+) -> tuple[Env | HostEnv, EnvSource | None]:
+    """The environments and how they were made; where they are named, with the preset's number of copies by default.
+
+    JAX gets two devices where they pay, unless it has started.
+
+    Raises:
+        ValueError: `num_envs` for environments that are made.
+    """
+    is_made = isinstance(env, Env | HostEnv)
+    if is_made and num_envs not in (None, env.num_envs):
+        raise ValueError(f"{owner}: num_envs must be None where env is made, which has {env.num_envs} copies, got {num_envs}")
+    count = env.num_envs if is_made else num_envs or preset(str(agent), str(env)).num_envs
+    if not is_jax_started():
+        is_jax = isinstance(env, Env) if is_made else isinstance(env, str) and env.startswith(JAX_PREFIXES)
+        configure_devices(devices, "compiled" if is_jax and loop != "host" else "host", count)
+    if is_made or not (isinstance(env, str) or callable(env)):
+        check_made("train", env)
+        return env, source_of(env)
+    made = envs.make(env, num_envs=count)
+    return made, source_of(made) or EnvSource(env, {})
+
+
+def make_agent(
+    agent: Agent | str, spec: EnvSpec, source: EnvSource | None, env_steps: int, settings: Mapping[str, Any] | None
+) -> Agent:
+    """The agent; where it is named, the preset's for the environment, with changed settings.
+
+    Raises:
+        ValueError: there is no such algorithm; settings for an agent that is made.
+    """
+    if not isinstance(agent, str):
+        if settings:
+            raise ValueError(f"train.run: settings must be None where agent is made, got {settings!r:.80}; set its fields")
+        return agent
+    if agent not in AGENTS:
+        raise ValueError(f"train.run: {unknown_name(agent, AGENTS, 'algorithm')}")
+    task = source.id if source is not None and isinstance(source.id, str) else spec.id
+    changes = {name: with_length(value, env_steps) for name, value in (settings or {}).items()}
+    made: Agent = agent_class(agent)(spec=spec, **preset(agent, task).settings(env_steps) | changes)
+    return made
+
+
+def prepare(
+    agent: Agent,
+    env: Env | HostEnv,
+    *,
+    env_steps: int,
+    key: PRNGKeyArray | None = None,
+    seed: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    report_every: int | None = None,
+    checkpoint_every: int | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int | None = None,
+    eval_env: Env | HostEnv | None = None,
+    loop: str = "auto",
+    devices: int | None = None,
+    threads: int | None = None,
+    source: EnvSource | None = None,
+    start: Start | None = None,
+) -> Training:
+    """Check everything, and create the run directory; see `run` for the arguments.
+
+    Args:
+        threads: number of XLA threads, for the config; None is XLA's default.
+        source: how the environments were made, if it is known.
+    """
+    if run_dir is not None and start is not None and start.state is not None:
+        raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
+    check_choice("train.run", "loop", loop, ("auto", "compiled", "host"))
+    devices = default_devices(agent, env) if devices is None else devices
+    check_match(agent, env, devices)
+    mesh_over(devices, env.num_envs)
+    if loop == "compiled":
+        check_in_jax("train.run: loop='compiled'", env)
+    report_every, checkpoint_every = intervals(env_steps, report_every, checkpoint_every, eval_every)
+    eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
+    check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
+    if eval_episodes and eval_env is None and isinstance(env, HostEnv):
+        require_source(env)
+    stored = None if source is None else storable(source)
+    config = RunConfig(
+        algorithm=algorithm_name(agent),
+        env=env.spec.id if stored is None else stored.id,
+        num_envs=env.num_envs,
+        seed=seed if key is None else seed_of(key),
+        env_steps=env_steps,
+        loop=("host" if isinstance(env, HostEnv) else "compiled") if loop == "auto" else loop,
+        devices=devices,
+        report_every=report_every,
+        checkpoint_every=checkpoint_every,
+        agent=agent,
+        action_scaling=env.spec.action_scaling,
+        env_kwargs={} if stored is None else stored.options["env_kwargs"],
+        threads=threads,
+        own_env=stored is None,
+        env_options={} if stored is None else {n: v for n, v in stored.options.items() if n in ENV_OPTIONS},
+        eval_every=eval_every,
+        eval_episodes=eval_episodes if eval_every else 0,
+    )
+    run = None if run_dir is None else create(run_dir, config.to_json())
+    return Training(config, env, run_key(seed or 0) if key is None else key, start or Start(), run, eval_env, eval_episodes)
+
+
+def intervals(
+    env_steps: int, report_every: int | None, checkpoint_every: int | None, eval_every: int | None = None
+) -> tuple[int | None, int]:
+    """env_steps between reports, and between checkpoints, which are saved at reports.
+
+    Raises:
+        TypeError, ValueError: an interval is not a positive integer, or shorter than that of the reports.
+    """
+    wanted = {"checkpoint_every": checkpoint_every, "eval_every": eval_every}
+    for name, value in ({"report_every": report_every} | wanted).items():
+        check_integer("train.run", name, value, optional=True)
+        if report_every and value and value < report_every:
+            raise ValueError(f"train.run: {name}={value} must be at least report_every={report_every}: it happens at reports")
+    shortest = min((value for value in wanted.values() if value), default=env_steps)
+    if report_every is None and shortest < env_steps // 100:
+        report_every = shortest
+    return report_every, checkpoint_every or max(1, min(env_steps // 10, MAX_ENV_STEPS_BETWEEN_CHECKPOINTS))
+
+
+def storable(source: EnvSource) -> EnvSource | None:
+    """The part of the arguments that a run stores; None if they are the caller's own: a function, or texts and objects."""
+    kwargs = source.options.get("env_kwargs", {})
+    numbers = [value for value in kwargs.values() if isinstance(value, bool | int | float)]
+    is_plain = len(numbers) == len(kwargs) and all(math.isfinite(value) for value in numbers)
+    if not isinstance(source.id, str) or not is_plain:
+        return None
+    parameters = inspect.signature(make).parameters
+    changed = {name: value for name, value in source.options.items() if value != parameters[name].default}
+    return EnvSource(source.id, {**changed, "env_kwargs": dict(kwargs)})
+
+
+def seed_of(key: PRNGKeyArray) -> int | None:
+    """The seed of a key, or None if it is that of no seed."""
+    data = np.asarray(jax.random.key_data(key))
+    if data.shape != (2,) or jax.random.key_impl(key) != jax.random.key_impl(run_key(0)):
+        return None
+    return None if data[0] else int(data[1])

@@ -1,0 +1,123 @@
+"""The result of a training: its policy, and everything that can be done with it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic
+
+from polyak.core.printing import short_repr
+from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
+from polyak.export.write_policy import SUFFIXES, Format, write_policy
+from polyak.loops.evaluate import Evaluation
+from polyak.loops.loop import LoopState
+from polyak.runs import RunConfig
+from polyak.storage.progress import save_state
+from polyak.storage.run_directory import create
+from polyak.train.evaluation import evaluate_policy, evaluation_env
+from polyak.train.summary import format_return, summary
+
+
+@short_repr("agent", "progress", "metrics", "stopped", "diagnosis", "evaluation", "run_dir")
+@dataclass(frozen=True, repr=False)
+class Result(Generic[State]):
+    """The result of `polyak.train.run` and `polyak.resume`.
+
+    Attributes:
+        agent: the agent that was trained.
+        state: the agent's state.
+        loop_state: the complete state of the loop; pass it to `run` as `resume_from` to continue in this process.
+        progress: env_steps, seconds and steps per second at the end.
+        metrics: the metrics of the last report.
+        stopped: None if training reached `env_steps`, else what stopped it: `"interrupt"` (Ctrl-C or SIGTERM), `"callback"`,
+            `"request"` (`should_stop`), or `"diverged"` for one of several seeds.
+        diagnosis: why this seed diverged; None unless it did.
+        evaluation: the evaluation at the end of training, or None.
+        evaluations: the evaluations while training (`eval_every`), by env_steps.
+        best_policy: the policy with the highest mean return of `evaluations`, or None.
+        run_dir: the run directory, or None.
+        env: the environment.
+        config: what a run directory stores of the training.
+        snapshot: the state of a host environment at the end, or None.
+    """
+
+    agent: Agent[State]
+    state: State
+    loop_state: LoopState
+    progress: Progress
+    metrics: Mapping[str, float]
+    config: RunConfig
+    env: Env | HostEnv
+    stopped: str | None = None
+    diagnosis: str | None = None
+    evaluation: Evaluation | None = None
+    evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
+    best_policy: Policy | None = None
+    run_dir: Path | None = None
+    snapshot: dict[str, Any] | None = None
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The greedy policy, ready to `predict(obs)`."""
+        policy: Any = self.agent.policy(self.state)
+        return policy
+
+    def evaluate(self, episodes: int = 100, *, env: Env | HostEnv | None = None, seed: int = 0) -> Evaluation:
+        """Evaluate the greedy policy in whole episodes, as `polyak evaluate` does.
+
+        Args:
+            episodes: number of episodes.
+            env: the environment; None makes one like that of the training.
+            seed: decides where the episodes start.
+
+        Raises:
+            ValueError: `env` is None, and the training had an environment that was made outside of `polyak.envs.make`.
+        """
+        with evaluation_env(self.env, episodes, env) as copies:
+            return evaluate_policy(copies, self.policy, episodes, seed)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a run directory, for `polyak.load_policy`, `polyak.resume` and the command line; returns its path.
+
+        Raises:
+            RunError: the directory is not new or empty, or cannot be written.
+            CheckpointError: the agent's state contains NaN or infinity.
+        """
+        with create(path, self.config.to_json()) as run:
+            save_state(run, self.progress, self.loop_state, self.snapshot)
+            run.write_summary(summary(self.config, self.progress, self.evaluation, stopped=self.stopped))
+            return run.directory
+
+    def export(self, path: str | os.PathLike[str], format: Format | None = None) -> list[Path]:
+        """Write the greedy policy to a file for deployment; returns the files.
+
+        Args:
+            path: the file, replaced if it exists; `numpy` also writes `numpy_reader.py` next to it.
+            format: `"stablehlo"`, `"onnx"` or `"numpy"`; None follows from the suffix `.stablehlo`, `.onnx` or `.npz`.
+
+        Raises:
+            ValueError: the suffix names no format, or the policy is not one for this format.
+            ExportError: the file cannot be written.
+            ImportError: the extra `onnx` is missing.
+        """
+        output = Path(path)
+        formats = {suffix: name for name, suffix in SUFFIXES.items()}
+        chosen: Any = formats.get(output.suffix) if format is None else format
+        if chosen not in SUFFIXES:
+            raise ValueError(
+                f"Result.export: format must be one of {', '.join(map(repr, SUFFIXES))}, got {chosen!r} for {output}"
+            )
+        about = {"algorithm": self.config.algorithm, "env": self.config.env, "env_steps": self.progress.env_steps}
+        return write_policy(self.policy, self.agent.spec, chosen, output, about)
+
+    def __repr__(self) -> str:
+        progress = self.progress
+        lines = [
+            f"Result({self.config.algorithm} {self.config.env}: {progress.env_steps:,} of {progress.target_env_steps:,} "
+            f"env_steps in {progress.seconds:.1f} s" + (f", stopped by {self.stopped})" if self.stopped else ")")
+        ]
+        mean = self.metrics.get("rollout/ep_rew_mean")
+        lines += [] if mean is None else [f"  mean return of the last episodes: {mean:.1f}"]
+        lines += [] if self.evaluation is None else [f"  greedy return: {format_return(self.evaluation)}"]
+        lines += [] if self.run_dir is None else [f"  run directory: {self.run_dir}"]
+        return "\n".join(lines)

@@ -1,0 +1,165 @@
+"""`polyak.resume`: continues a run from its newest valid checkpoint."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from polyak.core.checks import check_integer
+from polyak.core.names import suggest_arguments
+from polyak.core.types import Agent, Callback, Env, HostEnv
+from polyak.loops.compiled_loop import start as start_compiled
+from polyak.loops.episodes import Episodes
+from polyak.loops.host_loop import as_host_env, reset
+from polyak.loops.loop import LoopState, check_match, initial, mesh_over
+from polyak.runs import RunConfig, read_config, run_key
+from polyak.storage.checkpoint import CheckpointError, restore, steps
+from polyak.storage.directory import find
+from polyak.storage.progress import check_settings, read_progress
+from polyak.storage.run_directory import Run, open_run
+from polyak.train.devices import configure_devices, is_jax_started
+from polyak.train.evaluation import make_env
+from polyak.train.new_training import make_envs
+from polyak.train.result import Result
+from polyak.train.training import Start, Training, run_training
+
+
+@suggest_arguments("polyak.resume")
+def resume(
+    run_dir: str | os.PathLike[str],
+    *,
+    env: Env | HostEnv | str | Callable[[], Any] | None = None,
+    agent: Agent | None = None,
+    env_steps: int | None = None,
+    progress: bool = True,
+    eval_episodes: int | None = None,
+    eval_env: Env | HostEnv | None = None,
+    callbacks: Sequence[Callback] = (),
+    force: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Continue a run from its newest valid checkpoint; the result equals that of an uninterrupted training.
+
+    It is equal to the bit where the environment's state can be saved. Where it cannot, new episodes start, with a warning.
+
+    Args:
+        run_dir: a run directory.
+        env: the environment, as for `polyak.train.run`; required where it is the caller's own, which a run does not store.
+        agent: the agent; required where its class or its network is the caller's own.
+        env_steps: environment steps to train for, including those already done, stored in the run; None is the run's number.
+        progress: show a progress bar in a terminal, and plain lines elsewhere.
+        eval_episodes: episodes of the evaluation at the end; None is the number of the run's evaluations while training.
+        eval_env: environments for evaluation; None makes copies of `env`.
+        callbacks: called at every report.
+        force: accept a `config.json` that was edited, or differs from the settings of the checkpoint.
+        should_stop: called between iterations; True ends the training.
+
+    Raises:
+        RunError: the directory holds no run, or another process writes it.
+        ConfigError: `config.json` cannot be read, or describes an agent of the caller's own, and `agent` is None.
+        CheckpointError: no checkpoint is valid, or it belongs to another agent or environment.
+        ValueError: the environment is the caller's own, and `env` is None; or the run has already done more than `env_steps`.
+    """
+    check_integer("polyak.resume", "env_steps", env_steps, optional=True)
+    check_integer("polyak.resume", "eval_episodes", eval_episodes, at_least=0, optional=True)
+    with open_run(run_dir, write=True) as run:
+        if force:
+            run.accept_config()
+        config = read_config(run, agent)
+        done = max(steps(run.checkpoints), default=0)
+        if env_steps is not None and env_steps < done:
+            raise ValueError(f"polyak.resume: env_steps={env_steps:,}: {run.directory} has already done {done:,}")
+        if not is_jax_started():
+            configure_devices(config.devices, config.loop, config.num_envs)
+        if env is None and config.own_env:
+            raise ValueError(
+                f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a "
+                "run does not store; pass env=..., as in the training"
+            )
+        copies = None if isinstance(env, Env | HostEnv) else config.num_envs
+        made = make_env(config, config.num_envs) if env is None else make_envs("polyak.resume", "", env, copies)[0]
+        try:
+            config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
+            training = prepare_resumption(run, config, made, force=force)
+            episodes = config.eval_episodes if eval_episodes is None else eval_episodes
+            training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
+            return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
+        finally:
+            if made is not env and isinstance(made, HostEnv):
+                made.close()
+
+
+def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Training:
+    """Restore the checkpoint, and drop what was written after it.
+
+    Raises:
+        ValueError: the agent's spec is not the environment's, or it has another number of copies.
+        CheckpointError: no checkpoint is valid, or it belongs to another agent or environment, or to other settings.
+    """
+    if env.num_envs != config.num_envs:
+        raise ValueError(f"polyak.resume: env must have the run's num_envs={config.num_envs}, got {env.num_envs}")
+    # Checked before anything of the run changes.
+    mesh_over(config.devices, config.num_envs)
+    key = run_key(config.seed or 0)
+    made = as_host_env(env, key) if config.loop == "host" else env
+    start = restore_start(run, config, made, force=force)
+    run.change_config(env_steps=config.env_steps)
+    run.rewind(start.env_steps)
+    return Training(config, made, key, start, run, eval_env=None if isinstance(env, HostEnv) else env)
+
+
+def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Start:
+    """The newest valid checkpoint; restores the environment's state too, else new episodes start.
+
+    A run that was stopped before its first checkpoint starts from the beginning.
+
+    Args:
+        run: the run directory.
+        config: its settings.
+        env: its environment.
+        force: resume although the checkpoint was trained with other settings than the run's config.json.
+
+    Raises:
+        ValueError: the agent's spec is not the environment's.
+        CheckpointError: no checkpoint is valid, or it belongs to another agent or environment, or to other settings.
+    """
+    check_match(config.agent, env, config.devices)
+    if not find(run.checkpoints):
+        _check_for_lost_checkpoints(run, config)
+        print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")
+        return Start()
+    restored = restore(run.checkpoints, loop_shape(config, env))
+    saved, state = read_progress(run, restored), restored.tree
+    if not force:
+        check_settings(run, saved)
+    if isinstance(env, HostEnv) and saved.env is not None:
+        env.restore(saved.env)
+    elif isinstance(env, HostEnv):
+        warnings.warn(f"{saved.resume}; new episodes start", stacklevel=2)
+        time_step = jax.tree.map(jnp.asarray, env.reset(((config.seed or 0) + saved.env_steps) % 2**31))
+        state = dataclasses.replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
+    return Start(state, saved.env_steps)
+
+
+def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:
+    """Shapes and dtypes of the loop's state, which a checkpoint holds; nothing is compiled."""
+    key = run_key(config.seed or 0)
+    if isinstance(env, HostEnv):
+        shape = jax.eval_shape(partial(initial, config.agent, env.num_envs), key, (), reset(env, key))
+    else:
+        shape = jax.eval_shape(partial(start_compiled, config.agent, env), key)
+    return cast(LoopState, shape)
+
+
+def _check_for_lost_checkpoints(run: Run, config: RunConfig) -> None:
+    """Two rows of metrics past the first checkpoint prove that there was one: it is saved after its row."""
+    rows = [row["env_steps"] for row in run.read_metrics() if row["env_steps"] >= config.checkpoint_every]
+    if len(rows) > 1:
+        raise CheckpointError(f"{run.checkpoints}: no checkpoint found, but the metrics reach {rows[-1]:,} env_steps")
+    if config.seed is None:
+        raise CheckpointError(f"{run.checkpoints}: no checkpoint found, and the run's key, which was no seed's, is not stored")

@@ -1,0 +1,78 @@
+"""The `summary.json` of a run, and its one line for the terminal."""
+
+import contextlib
+import time
+from typing import Any
+
+from polyak.core.types import Progress
+from polyak.loops.evaluate import Evaluation
+from polyak.runs import RunConfig
+from polyak.storage.checkpoint import CheckpointError, steps
+from polyak.storage.run_directory import Run, RunError
+
+
+def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation | None) -> str:
+    """Speed and return in one line."""
+    training = (
+        f"{config.algorithm} {config.env}: {progress.env_steps:,} of {config.env_steps:,} env_steps in "
+        f"{progress.seconds:.1f} s ({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s)"
+    )
+    return training if evaluation is None else f"{training}; greedy return {format_return(evaluation)}"
+
+
+def format_return(evaluation: Evaluation) -> str:
+    """`500.0 ± 0.0 over 20 episodes`."""
+    return f"{evaluation.mean_return:.1f} ± {evaluation.std_return:.1f} over {len(evaluation.returns)} episodes"
+
+
+def write_summary(
+    run: Run,
+    config: RunConfig,
+    started_at: float,
+    progress: Progress | None,
+    evaluation: Evaluation | None,
+    *,
+    stopped: str | None,
+) -> None:
+    """Write the summary of a training that began at `started_at` of the monotonic clock.
+
+    Where this process did not train, the times are those of the process that trained to the last checkpoint.
+    """
+    fields = summary(config, progress, evaluation, wall_seconds=time.monotonic() - started_at, stopped=stopped)
+    if progress is None or progress.seconds == 0:
+        with contextlib.suppress(RunError, CheckpointError):
+            earlier = run.read_summary()
+            if earlier.get("env_steps") == max(steps(run.checkpoints), default=0):
+                fields |= {name: earlier.get(name) for name in TIMES}
+    run.write_summary(fields)
+
+
+TIMES = ("env_steps", "wall_seconds", "train_seconds", "compile_seconds", "fps")
+
+
+def summary(
+    config: RunConfig,
+    progress: Progress | None,
+    evaluation: Evaluation | None,
+    *,
+    wall_seconds: float | None = None,
+    stopped: str | None,
+) -> dict[str, Any]:
+    """The content of `summary.json`: env_steps asked for and done, times, and the return of the greedy policy."""
+    has_trained = progress is not None and progress.seconds > 0
+    return {
+        "algorithm": config.algorithm,
+        "env": config.env,
+        "seed": config.seed,
+        "target_env_steps": config.env_steps,
+        "env_steps": progress.env_steps if progress else None,
+        "wall_seconds": wall_seconds,
+        "train_seconds": progress.seconds if progress and has_trained else None,
+        "compile_seconds": progress.compile_seconds if progress and has_trained else None,
+        "fps": progress.fps if progress and has_trained else None,
+        "eval_mean_return": evaluation.mean_return if evaluation else None,
+        "eval_std_return": evaluation.std_return if evaluation else None,
+        "eval_mean_length": evaluation.mean_length if evaluation else None,
+        "eval_episodes": len(evaluation.returns) if evaluation else 0,
+        "stopped": stopped,
+    }

@@ -1,0 +1,245 @@
+"""A training from its start to its result: what `run`, `resume` and the command line share."""
+
+import contextlib
+import dataclasses
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from polyak.core.types import Callback, Env, HostEnv, Policy
+from polyak.loops.compiled_loop import compiled
+from polyak.loops.evaluate import Evaluation
+from polyak.loops.host_loop import host
+from polyak.loops.loop import LoopState, TrainResult
+from polyak.runs import RunConfig
+from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_logger
+from polyak.storage.checkpoint import steps
+from polyak.storage.progress import save_state
+from polyak.storage.run_directory import Run, RunError
+from polyak.train.display import Screen, show_progress
+from polyak.train.evaluation import PeriodicEvaluation, evaluate_policy, evaluation_env
+from polyak.train.interrupt import catch_interrupt
+from polyak.train.result import Result
+from polyak.train.summary import summary_line, write_summary
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a resumed training starts: the loop's state, None for the beginning, and its env_steps."""
+
+    state: LoopState | None = None
+    env_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training that is ready to start; a context manager that lets other processes write its run directory.
+
+    Attributes:
+        config: the settings.
+        env: the environment.
+        key: source of all randomness.
+        start: where it starts.
+        run: the run directory, opened for writing, or None.
+        eval_env: the caller's environments for evaluation; None makes copies of `env`.
+        eval_episodes: episodes of the evaluation at the end; 0 for none.
+        started_at: the monotonic clock when it was prepared.
+    """
+
+    config: RunConfig
+    env: Env | HostEnv
+    key: Any
+    start: Start = field(default_factory=Start)
+    run: Run | None = None
+    eval_env: Env | HostEnv | None = None
+    eval_episodes: int = 0
+    started_at: float = field(default_factory=time.monotonic)
+
+    def __enter__(self) -> "Training":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.run is not None:
+            self.run.close()
+
+
+def run_training(
+    training: Training,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train, evaluate and write the summary; the first Ctrl-C stops in order."""
+    console = Screen(quiet=not progress)
+    with training:
+        with catch_interrupt() as interrupt:
+            result = train(training, console, callbacks, lambda: interrupt.received or should_stop())
+        if interrupt.received and result.stopped == "request":
+            result = dataclasses.replace(result, stopped="interrupt")
+        return finish(training, result, console)
+
+
+def train(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
+    """Train, and save the final state in the run directory.
+
+    Callbacks are called in this order: the periodic evaluation, the caller's, the display, and those that write, so that what
+    a callback adds to the metrics is written.
+    """
+    config, run, start = training.config, training.run, training.start
+    loop: Any = host if config.loop == "host" else compiled
+    with record_failure([training]), ExitStack() as stack:
+        evaluation = stack.enter_context(periodic_evaluation(training))
+        title = f"{config.algorithm} {config.env}"
+        display = stack.enter_context(show_progress(console, title, config.env_steps, start.env_steps))
+        trained: TrainResult = loop(
+            config.agent,
+            training.env,
+            env_steps=config.env_steps,
+            key=training.key,
+            callbacks=[
+                *evaluation,
+                *callbacks,
+                display,
+                *(writers(run, config, start) if run else []),
+            ],
+            report_every=config.report_every,
+            devices=config.devices,
+            resume_from=start.state,
+            env_steps_done=start.env_steps,
+            should_stop=should_stop,
+        )
+        snapshot = save_last(training, trained)
+    return with_evaluations(make_result(training, trained, snapshot), evaluation)
+
+
+def finish(training: Training, result: Result, console: Screen) -> Result:
+    """Write the summary, and evaluate the policy unless training was stopped."""
+    config, run, env_steps = training.config, training.run, result.progress.env_steps
+    with record_failure([training]):
+        _write_summary(training, result)
+        if result.stopped is None and training.eval_episodes:
+            evaluation = result.evaluations.get(env_steps) or _evaluate(training, result.policy, console)
+            result = dataclasses.replace(result, evaluation=evaluation)
+            _write_summary(training, result)
+    if result.diagnosis is not None:
+        return result
+    if result.stopped is None:
+        console.print_line(summary_line(config, result.progress, result.evaluation))
+    elif run is None:
+        console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps")
+    else:
+        console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps; continue with: {resume_command(run)}")
+    if run is not None and result.stopped is None:
+        console.print_line(f"run: {run.directory}")
+    return result
+
+
+def make_result(training: Training, trained: TrainResult, snapshot: dict[str, Any] | None) -> Result:
+    """The result of a loop as that of the training."""
+    return Result(
+        agent=training.config.agent,
+        state=trained.state,
+        loop_state=trained.loop_state,
+        progress=trained.progress,
+        metrics=trained.metrics,
+        config=training.config,
+        stopped=trained.stopped,
+        diagnosis=trained.diagnosis,
+        run_dir=training.run.directory if training.run else None,
+        env=training.eval_env or training.env,
+        snapshot=snapshot,
+    )
+
+
+def save_last(training: Training, trained: TrainResult) -> dict[str, Any] | None:
+    """Save the final state, unless the checkpointer has just saved it; returns the host environment's snapshot."""
+    run, progress = training.run, trained.progress
+    snapshot = progress.env.snapshot() if progress.env else None
+    if run is not None and progress.env_steps not in steps(run.checkpoints):
+        save_state(run, progress, trained.loop_state, snapshot)
+    return snapshot
+
+
+def writers(run: Run, config: RunConfig, start: Start) -> Sequence[Callback]:
+    """The callbacks that write into the run directory."""
+    callbacks = [jsonl_logger(run), checkpointer(run, config.checkpoint_every)]
+    try:
+        callbacks.insert(1, tensorboard_logger(run, resumed_at=start.env_steps or None))
+    except ImportError:
+        _note_missing_tensorboard()
+    return callbacks
+
+
+@contextmanager
+def record_failure(trainings: Sequence[Training]) -> Iterator[None]:
+    """Write the error that ends the block to the summaries."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # an environment may raise SystemExit
+        for training in trainings:
+            # A full disk takes no summary either; the first error is the one to report.
+            with contextlib.suppress(RunError):
+                _write_summary(training, None, stopped=f"{type(error).__name__}: {error}")
+        raise
+
+
+def resume_command(run: Run) -> str:
+    """The command that continues the run."""
+    return f"polyak resume {shlex.quote(str(run.directory))}"
+
+
+@contextmanager
+def periodic_evaluation(training: Training) -> Iterator[list[PeriodicEvaluation]]:
+    """The callback that evaluates while training, in a list that is empty without `eval_every`."""
+    config = training.config
+    if config.eval_every is None:
+        yield []
+        return
+    with evaluation_env(training.env, config.eval_episodes, training.eval_env) as env:
+        yield [
+            PeriodicEvaluation(
+                config.agent,
+                env,
+                every=config.eval_every,
+                episodes=config.eval_episodes,
+                seed=config.seed or 0,
+                env_steps_done=training.start.env_steps,
+                run=training.run,
+            )
+        ]
+
+
+def with_evaluations(result: Result, callbacks: Sequence[PeriodicEvaluation]) -> Result:
+    """The result with the evaluations while training, if there were any."""
+    for callback in callbacks:
+        result = dataclasses.replace(result, evaluations=callback.evaluations, best_policy=callback.best_policy)
+    return result
+
+
+def _evaluate(training: Training, policy: Policy, console: Screen) -> Evaluation:
+    """Evaluate in new environments, and show it: without a time limit it may take long."""
+    config, episodes = training.config, training.eval_episodes
+    status = f"{config.algorithm} {config.env}: evaluating {episodes} episodes …"
+    if not console.is_terminal:
+        console.print_line(status)
+    with console.status(status), evaluation_env(training.env, episodes, training.eval_env) as env:
+        return evaluate_policy(env, policy, episodes, config.seed or 0)
+
+
+def _write_summary(training: Training, result: Result | None, stopped: str | None = None) -> None:
+    if training.run is None:
+        return
+    progress, evaluation = (None, None) if result is None else (result.progress, result.evaluation)
+    if result is not None:
+        stopped = result.stopped if result.diagnosis is None else f"TrainingDiverged: {result.diagnosis}"
+    write_summary(training.run, training.config, training.started_at, progress, evaluation, stopped=stopped)
+
+
+@cache
+def _note_missing_tensorboard() -> None:
+    print("note: TensorBoard files are not written, metrics.jsonl has everything; pip install 'polyak[tensorboard]'")

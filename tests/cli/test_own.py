@@ -1,0 +1,146 @@
+"""Agents, environments and wrappers of a person's own, named on the command line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyak.runs import read_config
+from polyak.storage.checkpoint import steps
+from polyak.storage.run_directory import open_run
+from tests.cli.processes import SETTINGS, last_checkpoint
+
+MODULE = """
+import gymnasium
+from flax import nnx
+
+import polyak
+
+
+class Scaled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 2.0 * reward
+
+
+def make_pole(length=20):
+    return gymnasium.make("CartPole-v1", max_episode_steps=length)
+
+
+class Net(nnx.Module):
+    def __init__(self, spec, rngs):
+        self.policy = nnx.Linear(spec.obs.shape[0], spec.action.n, rngs=rngs)
+        self.value = nnx.Linear(spec.obs.shape[0], 1, rngs=rngs)
+
+    def __call__(self, obs):
+        return self.policy(obs), self.value(obs)[..., 0]
+
+
+def make_agent(spec):
+    return polyak.PPO(spec, network=polyak.FlaxNNX(Net), num_steps=8, num_epochs=1, num_minibatches=1)
+
+
+def make_number(spec):
+    return 3
+
+
+NUMBER = 3
+"""
+OWN = "--agent mine_of_me:make_agent --env mine_of_me:make_pole"
+SHORT = "--num-envs 2 --eval-episodes 2"
+
+
+@pytest.fixture(autouse=True)
+def _module(workdir, monkeypatch):
+    """`mine_of_me.py` in the working directory, which is found there."""
+    (workdir / "mine_of_me.py").write_text(MODULE)
+    monkeypatch.delitem(sys.modules, "mine_of_me", raising=False)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+
+
+def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
+    assert command(f"train {OWN} --run-dir whole --env-steps 200", SHORT)[0] == 0
+    code, out, err = command(f"train {OWN} --run-dir parts --env-steps 100", SHORT)
+    assert code == 0, err
+    assert "ppo mine_of_me:make_pole: compiling" in out
+    for words in (
+        "resume parts --env-steps 200 --eval-episodes 2",
+        "evaluate parts --episodes 2",
+        "export parts --format numpy",
+    ):
+        code, _, err = command(words)
+        assert (code, "pass it again as agent= (--agent in a shell)" in err) == (2, True), err
+    code, _, err = command("resume parts --env-steps 200 --agent mine_of_me:make_agent")
+    assert code == 2 and "its environment mine_of_me:make_pole is your own, which a run does not store; give --env" in err
+    code, _, err = command(f"resume parts --env-steps 200 --eval-episodes 2 {OWN}")
+    assert code == 0, err
+    assert last_checkpoint("parts") == last_checkpoint("whole")
+    code, out, err = command(f"evaluate parts --episodes 3 {OWN}")
+    assert code == 0 and "over 3 episodes (mean length" in out, err
+    assert command(f"export parts --format stablehlo {OWN}")[0] == 0
+
+
+def test_a_wrapper_is_named_again_too(command):
+    assert command("train ppo CartPole-v1 --wrapper mine_of_me:Scaled --run-dir run --env-steps 64", SETTINGS)[0] == 0
+    code, _, err = command("evaluate run --episodes 2")
+    assert code == 2 and "its environment CartPole-v1 is your own" in err
+    code, out, err = command("evaluate run --episodes 2 --wrapper mine_of_me:Scaled")
+    assert code == 0, err
+    greedy, length = float(out.split("greedy return ")[1].split()[0]), float(out.split("mean length ")[1].rstrip(")\n"))
+    assert greedy == pytest.approx(2 * length)
+
+
+def test_texts_for_the_environment_are_never_taken_from_a_file(command):
+    words = "train ppo CartPole-v1 --run-dir run --env-steps 64 --env-kwargs render_mode=rgb_array"
+    code, _, err = command(words, SETTINGS)
+    assert code == 0, err
+    assert "rgb_array" not in Path("run/config.json").read_text()
+    code, _, err = command("resume run --env-steps 128 --eval-episodes 2")
+    assert code == 2 and "give --env, --wrapper or --env-kwargs again" in err
+    code, _, err = command("resume run --env-steps 128 --eval-episodes 2 --env-kwargs render_mode=rgb_array")
+    assert code == 0, err
+
+
+def test_own_environments_take_settings(command):
+    code, out, err = command(
+        "train ppo --env mine_of_me:make_pole --env-kwargs length=5 --run-dir run --env-steps 64", SETTINGS
+    )
+    assert code == 0 and "± 0.0 over 2 episodes" in out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --agent mine_of_me:make_agent", "an environment is missing"),
+        ("train --env mine_of_me:make_pole", "an algorithm is missing"),
+        ("train ppo --env mine_of_me:nothing", "--env mine_of_me:nothing: the module mine_of_me has no 'nothing'"),
+        ("train ppo --env mine_of_me:NUMBER", "--env mine_of_me:NUMBER: must be a function or a class, got 3"),
+        ("train ppo --env yours_of_you:make", "is it in this directory or on PYTHONPATH?"),
+        ("train --agent mine_of_me:make_number CartPole-v1", "must be a function of an EnvSpec that returns an agent, got 3"),
+        ("train ppo CartPole-v1 --env mine_of_me:make_pole", "takes the place of ENV; got ppo CartPole-v1 too"),
+        ("train ppo jax/CartPole-v1 --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got jax/CartPole-v1"),
+        ("train --agent mine_of_me:make_agent CartPole-v1 --gamma 0.5", "--gamma"),
+    ],
+)
+def test_usage_errors_name_the_flag(words, message, command):
+    code, _, err = command(words)
+    assert code == 2 and message in err, err
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("lstm", "RecurrentActorCritic"), ("gru", "RecurrentActorCritic"), ("mlp", "ActorCritic")]
+)
+def test_the_network_is_named(kind, name, command):
+    words = "--num-envs 2 --num-steps 8 --num-epochs 1 --num-minibatches 1 --eval-episodes 0 --env-steps 16"
+    code, _, err = command(f"train ppo jax/CartPole-v1 --run-dir run --network {kind}", words)
+    assert code == 0, err
+    assert type(read_config(open_run("run")).agent.network).__name__ == name
+
+
+def test_evaluation_while_training_keeps_the_best(command):
+    code, out, err = command("train ppo jax/CartPole-v1 --run-dir run --env-steps 200 --eval-every 50", SETTINGS)
+    assert code == 0, err
+    rows = {row["env_steps"]: row["eval/mean_reward"] for row in open_run("run").read_metrics() if "eval/mean_reward" in row}
+    (best,) = steps(Path("run/best"))
+    assert len(rows) == 4 and rows[best] == max(rows.values())
+    code, out, _ = command("evaluate run/best --episodes 2")
+    assert code == 0 and f"at {best:,} env_steps" in out

@@ -1,0 +1,153 @@
+"""Both actors take the policy's actions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.agents.ppo import PPO
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import TimeStep
+from polyak.loops.actor import JitActor, NumPyActor, make_actor
+from polyak.loops.host_loop import rollout_actor
+from polyak.loops.loop import initial, iteration_keys
+from polyak.networks.actor_critic import mlp
+from tests.agents.rollouts import with_online
+
+NUM_ENVS, NUM_STEPS = 8, 5
+OBS = Box([-9.0] * 3, [9.0] * 3)
+ACTIONS = {
+    "discrete": Discrete(3),
+    "many": Discrete(40),
+    "box": Box([-1.0] * 2, [1.0] * 2),
+    "wide": Box([-1.0, 0.0], [7.0, 1.0]),
+    "matrix": Box(-np.ones((2, 2)), np.ones((2, 2))),
+}
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def time_step(rng, obs=OBS):
+    flags = rng.random((3, NUM_ENVS)) < 0.3
+    reward = np.where(flags[2], 0, rng.normal(size=NUM_ENVS)).astype(np.float32)
+    return TimeStep(3 * rng.normal(size=(NUM_ENVS, *obs.shape)).astype(np.float32), reward, *flags)
+
+
+seen_by = jax.jit(lambda normalizer, obs: normalizer.update(obs, jnp.ones(50)))
+
+
+def started(agent, rng):
+    """A loop's state with weights and statistics that are not those of the beginning."""
+    state = initial(agent, NUM_ENVS, jax.random.key(3), (), jax.tree.map(jnp.asarray, time_step(rng)))
+    fresh = state.agent
+    larger = jax.tree.map(lambda x: jnp.asarray(3 * np.asarray(x) + np.float32(0.1)), fresh.copies.online.params)
+    grown = dataclasses.replace(fresh.copies.online, params=larger)
+    normalizer = fresh.obs_normalizer
+    if normalizer is not None:
+        normalizer = seen_by(normalizer, jnp.asarray(2 + 5 * rng.normal(size=(50, 3)), jnp.float32))
+    return dataclasses.replace(state, agent=dataclasses.replace(with_online(fresh, grown), obs_normalizer=normalizer))
+
+
+@jax.jit
+def policy_step(agent, state, t, now, carry):
+    """The policy's own step at time t."""
+    key = jax.random.fold_in(iteration_keys(state.key, state.iteration, agent.num_steps).act, t)
+    return agent.collect_policy(state.agent).action(now, carry, key)
+
+
+def agent_for(action, *, action_scaling="clip", network=mlp((16, 8)), **settings):  # noqa: B008
+    spec = EnvSpec(OBS, action, action_scaling=action_scaling)
+    return PPO(spec, num_steps=NUM_STEPS, num_minibatches=1, network=network, **settings)
+
+
+@pytest.mark.parametrize(
+    ("action", "settings", "exact"),
+    [
+        *((action, {}, False) for action in ACTIONS),
+        *((action, {"normalize_obs": True, "normalize_reward": "return"}, False) for action in ("discrete", "box")),
+        ("discrete", {"network": mlp((16,), "relu")}, False),
+        *(("wide", {"network": mlp((16,), squash_mean=True), "action_scaling": s}, False) for s in ("clip", "rescale")),
+        *((action, {"squash": True, "action_scaling": "rescale"}, False) for action in ("wide", "matrix")),
+        ("discrete", {}, True),
+        ("box", {"normalize_obs": True, "normalize_reward": "return"}, True),
+    ],
+)
+def test_both_actors_give_the_policys_actions_and_carry(action, settings, exact):
+    rng = np.random.default_rng(0)
+    agent = agent_for(ACTIONS[action], **settings)
+    state = started(agent, rng)
+    act = rollout_actor(agent, state, None, exact=exact)
+    assert isinstance(act, JitActor if exact else NumPyActor)
+    carry, its_carry = jax.tree.map(np.asarray, state.carry), state.carry
+    for t in range(NUM_STEPS):
+        now = time_step(rng)
+        acted, wanted = act(t, now, carry), policy_step(agent, state, t, now, its_carry)
+        carry, its_carry = acted.carry, wanted.carry
+        assert acted.action.dtype == wanted.action.dtype and acted.action.shape == wanted.action.shape
+        np.testing.assert_allclose(acted.action, wanted.action, rtol=2e-5, atol=2e-6)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), carry, its_carry)
+
+
+def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
+    rng = np.random.default_rng(1)
+    agent = agent_for(ACTIONS["box"])
+    first, now = started(agent, rng), time_step(rng)
+    before = rollout_actor(agent, first, None, exact=False)(0, now, ()).action
+    second = dataclasses.replace(first, iteration=first.iteration + jnp.uint32(1))
+    after = rollout_actor(agent, second, None, exact=False)(0, now, ()).action
+    assert not np.allclose(before, after)
+    np.testing.assert_allclose(after, policy_step(agent, second, 0, now, ()).action, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("agent", "num_envs"),
+    [
+        (agent_for(ACTIONS["box"], network=mlp((16,), "gelu")), 8),
+        (agent_for(ACTIONS["box"], network=mlp((256, 256))), 8),
+        (agent_for(ACTIONS["box"], network=mlp(())), 8),
+        (PPO(EnvSpec(OBS, Discrete(2), has_action_mask=True), num_minibatches=1), 8),
+        (PPO(EnvSpec(Discrete(5), Discrete(2)), num_minibatches=1), 8),
+        (
+            PPO(
+                EnvSpec(Box(np.zeros((40, 40, 3), np.uint8), np.full((40, 40, 3), 255, np.uint8)), Discrete(2)),
+                num_minibatches=1,
+            ),
+            8,
+        ),
+    ],
+    ids=["activation", "large", "linear", "mask", "integers", "image"],
+)
+def test_policy_without_a_faster_numpy_form_is_jitted(agent, num_envs):
+    policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))
+    assert not policy.suits_numpy(num_envs)
+
+
+def test_a_nan_observation_still_gives_an_action_of_the_space():
+    rng = np.random.default_rng(2)
+    agent = agent_for(ACTIONS["discrete"])
+    state, now = started(agent, rng), time_step(rng)
+    now.obs[3] = np.nan
+    action = rollout_actor(agent, state, None, exact=False)(0, now, ()).action
+    assert np.all((action >= 0) & (action < 3))
+
+
+def test_random_numbers_drawn_in_blocks_are_those_of_each_step():
+    rng = np.random.default_rng(3)
+    agent = agent_for(ACTIONS["box"])
+    state, now, key = started(agent, rng), time_step(rng), jax.random.key(5)
+    policy = agent.collect_policy(state.agent)
+    in_blocks, at_once = (make_actor(policy, key, NUM_ENVS, exact=False, block=block) for block in (2, 5))
+    for t in range(5):
+        np.testing.assert_array_equal(in_blocks(t, now, ()).action, at_once(t, now, ()).action)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_jitted_actor_accepts_every_kind_of_key(impl):
+    rng = np.random.default_rng(4)
+    agent = agent_for(ACTIONS["box"])
+    policy, now, key = agent.collect_policy(started(agent, rng).agent), time_step(rng), jax.random.key(5, impl=impl)
+    expected = policy.action(now, (), jax.random.fold_in(key, 3)).action
+    actor = JitActor(policy, key, block=2)
+    actions = [actor(t, now, ()).action for t in range(4)]
+    np.testing.assert_allclose(actions[3], expected, rtol=2e-5, atol=2e-6)

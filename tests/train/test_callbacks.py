@@ -1,0 +1,85 @@
+"""Ready-made callbacks: early stopping, and loggers of other libraries."""
+
+import sys
+import types
+
+import gymnasium
+import pytest
+
+import polyak
+from polyak.core.types import Progress
+from polyak.train import callbacks
+
+PROGRESS = Progress(100, 1000, 10, 2.0, 1.0, 50.0)
+
+
+def answers(callback, values, tag="eval/mean_reward"):
+    return [callback(PROGRESS, {} if value is None else {tag: value}, None) for value in values]
+
+
+def test_training_stops_when_the_reward_is_reached():
+    assert answers(callbacks.stop_at_reward(10), [None, 9.9, 10.0]) == [True, True, False]
+    assert answers(callbacks.stop_at_reward(10, "rollout/ep_rew_mean"), [11.0], "rollout/ep_rew_mean") == [False]
+
+
+def test_training_stops_without_improvement_for_so_many_evaluations():
+    callback = callbacks.stop_without_improvement(2)
+    assert answers(callback, [1.0, 0.5, None, 2.0, 2.0, None, 1.9]) == [True] * 6 + [False]
+
+
+def test_early_stopping_ends_a_training():
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.mlp((4,)))
+    result = polyak.train.run(agent, env, env_steps=400, eval_every=50, callbacks=[callbacks.stop_at_reward(1)])
+    assert result.stopped == "callback" and list(result.evaluations) == [result.progress.env_steps]
+
+
+class Run:
+    """A run of Weights & Biases, as far as it is used."""
+
+    def __init__(self):
+        self.rows = []
+
+    def log(self, metrics, step):
+        self.rows.append((step, metrics))
+
+
+def test_wandb_gets_every_metric_on_the_axis_of_env_steps():
+    run = Run()
+    callbacks.log_to_wandb(run)(PROGRESS, {"train/loss": 0.5}, None)
+    ((step, metrics),) = run.rows
+    assert step == 100 and metrics["train/loss"] == 0.5 and metrics["time/fps"] == 50.0
+    with pytest.raises(TypeError, match=r"log_to_wandb: run must be that of wandb.init\(...\), got None"):
+        callbacks.log_to_wandb(None)
+
+
+def test_mlflow_gets_every_metric(monkeypatch):
+    rows = []
+    module = types.SimpleNamespace(log_metrics=lambda metrics, step: rows.append((step, metrics["train/loss"])))
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    callbacks.log_to_mlflow()(PROGRESS, {"train/loss": 0.5}, None)
+    assert rows == [(100, 0.5)]
+
+
+def test_a_missing_library_names_its_pip_command(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ImportError, match="log_to_mlflow needs the package mlflow: pip install mlflow"):
+        callbacks.log_to_mlflow()
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    env = polyak.envs.make("CartPole-v1")
+    agent = polyak.PPO(spec=env.spec)
+    with pytest.raises(ImportError, match="record_videos needs the package moviepy: pip install moviepy"):
+        callbacks.record_videos(agent, gymnasium.make("CartPole-v1", render_mode="rgb_array"), tmp_path, every=10)
+    with pytest.raises(ValueError, match="env must have render_mode='rgb_array', got None"):
+        callbacks.record_videos(agent, gymnasium.make("CartPole-v1"), tmp_path, every=10)
+
+
+def test_videos_are_recorded(tmp_path):
+    pytest.importorskip("moviepy")
+    pytest.importorskip("pygame")
+    env = polyak.envs.make("CartPole-v1", num_envs=2)
+    agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.mlp((4,)))
+    one = gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=20)
+    record = callbacks.record_videos(agent, one, tmp_path, every=100)
+    polyak.train.run(agent, env, env_steps=200, callbacks=[record])
+    assert len(list(tmp_path.glob("*.mp4"))) in (1, 2)

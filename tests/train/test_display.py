@@ -1,0 +1,110 @@
+import io
+import re
+
+import pytest
+
+from polyak.core.types import Progress
+from polyak.train import display as module
+from polyak.train.display import Screen, once_per_iteration, show_progress
+
+
+def progress(env_steps, target=1000, fps=100.0):
+    return Progress(env_steps, target, env_steps // 10, env_steps / fps, 2.5, fps)
+
+
+def shown(steps, *, terminal, target=1000, done=0, metrics=None, width=120):
+    text = io.StringIO()
+    console = Screen(file=text, force_terminal=terminal, width=width, legacy_windows=False)
+    with show_progress(console, "ppo CartPole-v1", target, done) as callback:
+        for step in steps:
+            callback(progress(step, target), metrics or {}, None)
+    return text.getvalue()
+
+
+def test_a_broken_pipe_silences_the_console_and_raises_nothing(monkeypatch):
+    class Pipe(io.StringIO):
+        def write(self, text):
+            if "[b]" in self.getvalue():
+                raise BrokenPipeError
+            return super().write(text)
+
+    silenced = []
+    monkeypatch.setattr(module, "discard_output", silenced.append)
+    screen = Screen(file=Pipe())
+    for _ in range(3):
+        screen.print_line("a [b] c")
+    assert screen.file.getvalue() == "a [b] c\n" and len(silenced) == 1
+
+
+def test_no_terminal_gets_plain_lines():
+    out = shown([100, 1000], terminal=False, metrics={"rollout/ep_rew_mean": 21.25})
+    assert out.splitlines() == [
+        "ppo CartPole-v1: compiling …",
+        "ppo CartPole-v1: compiled in 2.5 s",
+        "ppo CartPole-v1: 100 of 1,000 env_steps, 100/s, mean return 21.2, 9 s left",
+        "ppo CartPole-v1: 1,000 of 1,000 env_steps, 100/s, mean return 21.2, 0 s left",
+    ]
+
+
+def test_a_hundred_reports_are_ten_plain_lines_or_so():
+    out = shown(range(10, 1001, 10), terminal=False)
+    assert out.count("env_steps, ") == 11
+    assert out.splitlines()[-1].startswith("ppo CartPole-v1: 1,000 of 1,000")
+
+
+def test_plain_lines_are_never_broken_however_narrow_the_console():
+    assert len(shown([500], terminal=False, width=20).splitlines()) == 3
+
+
+def test_a_mean_return_is_shown_once_there_is_one():
+    assert "no episode ended yet" in shown([100], terminal=False)
+
+
+def test_skipped_gradient_steps_are_shown():
+    assert "1,234 gradient steps skipped" in shown([100], terminal=False, metrics={"train/skipped_steps": 1234.0})
+    assert "skipped" not in shown([100], terminal=False, metrics={"train/skipped_steps": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("target", "left"), [(3100, "30 s left"), (18_800, "3:07 min left"), (738_100, "2:03 h left"), (100, "0 s left")]
+)
+def test_the_time_left_follows_from_the_speed(target, left):
+    assert left in shown([100], terminal=False, target=target)
+
+
+def without_colours(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_a_terminal_gets_a_bar_with_compile_time_shown_as_such():
+    plain = without_colours(shown([100, 1000], terminal=True, metrics={"rollout/ep_rew_mean": 21.25}))
+    assert plain.startswith("ppo CartPole-v1\n")
+    assert "compiling …" in plain
+    assert "compiled in 2.5 s\n" in plain
+    assert "━" * 20 + " 1,000 of 1,000 env_steps, 100/s, mean return 21.2, 0 s left" in plain
+
+
+def test_eighty_columns_hold_the_numbers_of_a_long_training():
+    long = {"terminal": True, "target": 10_000_000, "width": 80, "metrics": {"rollout/ep_rew_mean": -1500.0}}
+    plain = without_colours(shown([9_999_000], **long))
+    assert "9,999,000 of 10,000,000 env_steps, 100/s, mean return -1500.0, 10 s left" in plain
+    assert "━" in plain.splitlines()[-1]
+
+
+def test_a_bar_gives_the_cursor_back():
+    out = shown([100], terminal=True)
+    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("done", [0, 500])
+def test_a_resumed_training_starts_its_bar_where_it_was(done):
+    # Where a bar is partly done there is half a dash.
+    assert any(half in shown([], terminal=True, done=done) for half in "╸╺") == (done > 0)
+
+
+def test_of_several_seeds_one_is_shown_in_each_round():
+    seen = []
+    show = once_per_iteration(lambda progress, metrics, state: seen.append((progress.iteration, metrics)))
+    for step, seed in ((10, "a"), (10, "b"), (20, "b"), (30, "b"), (30, "c")):
+        show(progress(step), {seed: 1.0}, None)
+    assert seen == [(1, {"a": 1.0}), (2, {"b": 1.0}), (3, {"b": 1.0})]

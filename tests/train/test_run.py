@@ -1,0 +1,341 @@
+"""`polyak.train.run`, its result and `polyak.resume`: what the command line does, from Python."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import polyak
+from polyak.cli import main
+from polyak.runs import read_config
+from polyak.storage.checkpoint import steps
+from polyak.storage.config import ConfigError
+from polyak.storage.run_directory import RunError, open_run
+from tests.cli.processes import SETTINGS, last_checkpoint
+
+SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.mlp((4,))}
+OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
+
+
+class Pole(gymnasium.Wrapper):
+    """An environment of one's own whose state can be saved."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.steps += 1
+        obs, reward, terminated, _, _ = super().step(action)
+        return obs, reward, terminated, self.steps >= 50, {"is_success": self.steps >= 50}
+
+
+class Net(nnx.Module):
+    """A network of one's own."""
+
+    def __init__(self, spec, rngs):
+        self.policy = nnx.Linear(spec.obs.shape[0], spec.action.n, rngs=rngs)
+        self.value = nnx.Linear(spec.obs.shape[0], 1, rngs=rngs)
+
+    def __call__(self, obs):
+        return self.policy(obs), self.value(obs)[..., 0]
+
+
+def small(env, **changes):
+    return polyak.PPO(spec=env.spec, **SMALL | changes)
+
+
+def jax_env(num_envs=2):
+    return polyak.envs.make("jax/CartPole-v1", num_envs=num_envs)
+
+
+def train(env, env_steps=64, **options):
+    return polyak.train.run(small(env), env, env_steps=env_steps, **options)
+
+
+def same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(*(jax.random.key_data(v) if is_key(v) else v for v in (x, y)))
+
+
+def is_key(x):
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_directory_equals_that_of_the_command_line(directory):
+    words = f"train ppo CartPole-v1 --run-dir shell --env-steps 400 --seed 3 {SETTINGS}"
+    assert main(words.split()) == 0
+    result = polyak.train.run(
+        "ppo", "CartPole-v1", env_steps=400, seed=3, num_envs=2, settings=SMALL, run_dir="python", eval_episodes=2
+    )
+    assert last_checkpoint("python") == last_checkpoint("shell")
+    assert {path.name for path in Path("python").iterdir()} == {path.name for path in Path("shell").iterdir()}
+    # The command line chooses the number of threads, which Python leaves alone; of small products it changes no bit.
+    shell, python = (open_run(name).read_config() | {"threads": None} for name in ("shell", "python"))
+    assert shell == python
+    shell, python = (open_run(name).read_summary() for name in ("shell", "python"))
+    clocks = {"wall_seconds", "train_seconds", "compile_seconds", "fps"}
+    assert {k: v for k, v in shell.items() if k not in clocks} == {k: v for k, v in python.items() if k not in clocks}
+    assert result.evaluation.mean_return == python["eval_mean_return"]
+    assert (python["target_env_steps"], python["env_steps"]) == (400, result.progress.env_steps)
+
+
+def test_nothing_is_written_without_a_run_directory(directory, capsys):
+    env = jax_env()
+    result = train(env)
+    assert list(directory.iterdir()) == []
+    assert capsys.readouterr().out.startswith("ppo jax/CartPole-v1: compiling …\n")
+    assert result.stopped is None and result.run_dir is None and result.evaluation is None
+    assert result.policy.predict(OBS)[0] in (0, 1)
+
+
+def test_progress_can_be_switched_off(capsys):
+    train(jax_env(), progress=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_seed_is_its_key_and_both_are_rejected():
+    env = jax_env()
+    same(train(env, seed=5).state, train(env, key=jax.random.key(5)).state)
+    with pytest.raises(ValueError, match=r"train.run: key and seed are two names of one thing, got both"):
+        train(env, seed=5, key=jax.random.key(5))
+
+
+def test_a_key_that_is_an_int_is_rejected_by_name(unchecked):
+    with pytest.raises(TypeError, match=r"train: key must be a JAX key, got 7; pass key=jax.random.key\(7\)"):
+        train(jax_env(), key=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loop": "both"}, "train.run: loop must be one of 'auto', 'compiled', 'host', got 'both'"),
+        ({"seed": -1}, "train.run: seed must be an integer >= 0, got -1"),
+        ({"env_steps": 0}, "env_steps must be an integer >= 1, got 0"),
+        ({"num_envs": 3}, "num_envs must be None where env is made, which has 2 copies, got 3"),
+        ({"settings": {"gamma": 0.5}}, "settings must be None where agent is made"),
+        ({"eval_every": 10, "report_every": 20}, "eval_every=10 must be at least report_every=20"),
+        ({"checkpoint_every": 10, "report_every": 20}, "checkpoint_every=10 must be at least report_every=20"),
+        ({"eval_every": 10, "eval_episodes": 0}, "eval_episodes must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_rejected_by_name_before_anything_is_written(options, message, directory, unchecked):
+    with pytest.raises(ValueError, match=message):
+        train(jax_env(), **{"env_steps": 64, "run_dir": "run", **options})
+    assert list(directory.iterdir()) == []
+
+
+def test_the_compiled_loop_needs_an_environment_in_jax():
+    env = polyak.envs.make("CartPole-v1", num_envs=2)
+    with pytest.raises(ValueError, match=r"loop='compiled' needs an environment in JAX .* got CartPole-v1"):
+        train(env, loop="compiled")
+
+
+def test_an_unknown_algorithm_suggests_the_nearest():
+    with pytest.raises(ValueError, match=r"train.run: unknown algorithm 'pp'; did you mean 'ppo'"):
+        polyak.train.run("pp", "jax/CartPole-v1", env_steps=10)
+
+
+def test_what_a_callback_adds_to_the_metrics_is_written(directory):
+    def count(progress, metrics, state):
+        metrics["my/iterations"] = float(progress.iteration)
+
+    result = train(jax_env(), run_dir="run", callbacks=[count])
+    rows = open_run("run").read_metrics()
+    assert [row["my/iterations"] for row in rows] == [row["time/iterations"] for row in rows]
+    assert result.metrics["my/iterations"] == result.progress.iteration
+
+
+@pytest.mark.parametrize("name", ["jax/CartPole-v1", "CartPole-v1"])
+def test_evaluation_while_training_changes_no_bit_and_keeps_the_best(name, directory):
+    env = polyak.envs.make(name, num_envs=2)
+    plain = train(env, 400)
+    result = train(env, 400, eval_every=100, eval_episodes=3, run_dir="run")
+    same(result.loop_state, plain.loop_state)
+    assert len(result.evaluations) == 4 and all(len(e.returns) == 3 for e in result.evaluations.values())
+    assert result.evaluation is result.evaluations[result.progress.env_steps]
+    rows = {row["env_steps"]: row["eval/mean_reward"] for row in open_run("run").read_metrics() if "eval/mean_reward" in row}
+    assert rows == {step: e.mean_return for step, e in result.evaluations.items()}
+    (best,) = steps(Path("run/best"))
+    assert rows[best] == max(rows.values())
+    policy = polyak.load_policy("run/best")
+    same(policy, result.best_policy)
+    same(result.evaluate(3).returns, result.evaluations[result.progress.env_steps].returns)
+
+
+def test_evaluation_goes_on_after_resuming_as_if_never_stopped(directory):
+    env = jax_env()
+    options = {"eval_every": 100, "eval_episodes": 3}
+    whole = train(env, 400, run_dir="whole", **options)
+    train(env, 200, run_dir="parts", **options)
+    parts = polyak.resume("parts", env_steps=400)
+    same(parts.loop_state, whole.loop_state)
+    assert steps(Path("parts/best")) == steps(Path("whole/best"))
+    assert parts.evaluations[parts.progress.env_steps].mean_return == whole.evaluation.mean_return
+
+
+def test_an_environment_reports_its_success_rate(directory):
+    env = polyak.envs.make(Pole, num_envs=2)
+    result = train(env, 64, eval_every=64, eval_episodes=2)
+    assert 0 <= result.metrics["eval/success_rate"] <= 1
+
+
+def test_an_environment_object_cannot_be_copied_for_evaluation():
+    env = polyak.envs.make(gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=r"eval_env must be passed: CartPole-v1 was given to polyak.envs.make as an object"):
+        train(env, 64, eval_every=64)
+    evaluation = train(env, 64, eval_every=64, eval_env=polyak.envs.make("CartPole-v1"), eval_episodes=2).evaluation
+    assert len(evaluation.returns) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["jax/CartPole-v1", "CartPole-v1"])
+def test_an_interrupt_returns_the_result_which_resumes_to_the_bit(number, name, directory):
+    env = polyak.envs.make(name, num_envs=2)
+    whole = train(env, 400)
+
+    sent = []
+
+    def interrupt(progress, metrics, state):
+        if progress.env_steps >= 200 and not sent:
+            sent.append(os.kill(os.getpid(), number))
+
+    result = train(env, 400, run_dir="run", callbacks=[interrupt])
+    assert result.stopped == "interrupt" and 200 <= result.progress.env_steps < 300
+    assert open_run("run").read_summary()["stopped"] == "interrupt"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    same(polyak.resume("run").loop_state, whole.loop_state)
+
+
+def test_a_second_interrupt_raises():
+    def twice(progress, metrics, state):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(jax_env(), callbacks=[twice])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_thread_trains_too():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train(jax_env())))
+    thread.start()
+    thread.join()
+    assert results[0].stopped is None
+
+
+def test_a_handler_of_the_program_stays():
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
+    try:
+        result = train(jax_env(), callbacks=[lambda *_: None if received else os.kill(os.getpid(), signal.SIGINT)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (result.stopped, received) == (None, [True])
+
+
+def test_a_result_is_saved_and_resumed_from_there(directory):
+    env = polyak.envs.make("CartPole-v1", num_envs=2)
+    whole, half = train(env, 400), train(env, 200)
+    half.evaluate(2)
+    env.reset(seed=9)  # What is saved is the state at the end of the training.
+    assert half.save("saved") == directory / "saved"
+    same(polyak.load_policy("saved"), half.policy)
+    same(polyak.resume("saved", env_steps=400).loop_state, whole.loop_state)
+    with pytest.raises(RunError, match="holds a run already"):
+        half.save("saved")
+
+
+def test_a_key_without_a_seed_is_kept_in_the_checkpoint(directory):
+    env = jax_env()
+    key = jax.random.split(jax.random.key(0))[1]
+    whole = train(env, 400, key=key)
+    train(env, 200, key=key, run_dir="run")
+    assert open_run("run").read_config()["seed"] is None
+    same(polyak.resume("run", env_steps=400).loop_state, whole.loop_state)
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("stablehlo", ".stablehlo"), ("numpy", ".npz")])
+def test_a_result_is_exported_in_the_format_of_its_suffix(name, suffix, directory):
+    result = train(jax_env())
+    assert result.export(f"policy{suffix}")[0] == result.export("named", name)[0].with_name(f"policy{suffix}")
+    assert polyak.load_policy(f"policy{suffix}").predict(OBS)[0] == result.policy.predict(OBS)[0]
+    with pytest.raises(ValueError, match=r"format must be one of 'stablehlo', 'onnx', 'numpy', got None for policy.pt"):
+        result.export("policy.pt")
+
+
+def test_a_result_prints_in_few_lines():
+    result = train(jax_env(), 400, eval_episodes=2)
+    lines = repr(result).splitlines()
+    assert len(lines) <= 10 and max(map(len, lines)) <= 120
+    assert lines[0].startswith("Result(ppo jax/CartPole-v1: 4") and " of 400 env_steps in " in lines[0]
+    assert "greedy return: " in repr(result)
+
+
+def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
+    env = polyak.envs.make(Pole, num_envs=2)
+    agent = small(env, network=polyak.FlaxNNX(Net))
+    whole = polyak.train.run(agent, env, env_steps=200, seed=0)
+    polyak.train.run(agent, env, env_steps=100, run_dir="run")
+    with pytest.raises(
+        ConfigError, match=r"could not be stored with the run; rebuild it in Python and pass it again as agent="
+    ):
+        polyak.resume("run", env_steps=200)
+    with pytest.raises(ValueError, match=r"polyak.resume: env must be passed: 'Pole' of .* is an environment of your own"):
+        polyak.resume("run", agent=agent, env_steps=200)
+    again = polyak.envs.make(Pole, num_envs=3)
+    with pytest.raises(ValueError, match="env must have the run's num_envs=2, got 3"):
+        polyak.resume("run", agent=agent, env=again, env_steps=200)
+    with pytest.warns(UserWarning, match="new episodes start"):
+        result = polyak.resume("run", agent=agent, env=Pole, env_steps=200)
+    assert result.progress.env_steps >= 200 and whole.progress.env_steps >= 200
+    assert read_config(open_run("run"), agent).own_env
+
+
+def test_a_failure_is_written_to_the_summary(directory):
+    def fail(progress, metrics, state):
+        raise ZeroDivisionError("no more")
+
+    with pytest.raises(ZeroDivisionError):
+        train(jax_env(), run_dir="run", callbacks=[fail])
+    assert open_run("run").read_summary()["stopped"] == "ZeroDivisionError: no more"
+
+
+def test_resume_rejects_fewer_steps_than_were_done(directory):
+    train(jax_env(), 64, run_dir="run")
+    with pytest.raises(ValueError, match=r"polyak.resume: env_steps=10: .* has already done 7"):
+        polyak.resume("run", env_steps=10)
+
+
+def test_a_training_in_python_can_be_continued_by_the_command_line(directory):
+    whole = train(jax_env(), 400)
+    train(jax_env(), 200, run_dir="run")
+    assert main(["resume", "run", "--env-steps", "400", "--eval-episodes", "2"]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["env_steps"] == whole.progress.env_steps
+    same(polyak.load_policy("run"), whole.policy)
+
+
+def test_importing_polyak_takes_no_time():
+    program = "import time; t = time.perf_counter(); import polyak; print(time.perf_counter() - t)"
+    times = [float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout) for _ in range(5)]
+    assert min(times) < 0.1
