@@ -1,23 +1,29 @@
 """polyak: reinforcement learning in JAX in which every copy of a network, and how it follows the others, is explicit."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak import envs, policies, presets, schedules, train
+    from polyak import envs, policies, presets, replay, schedules, train
+    from polyak.agents.dqn import DQN
     from polyak.agents.ppo import PPO
     from polyak.copies.follow import Follow
     from polyak.copies.network_copies import NetworkCopies
     from polyak.core.spaces import EnvSpec
     from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
     from polyak.load import load_policy
+    from polyak.loops.evaluate import evaluate
     from polyak.networks.actor_critic import mlp, nature_cnn
     from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
+    from polyak.networks.q_network import q_mlp, q_nature_cnn
     from polyak.networks.recurrent import gru, lstm
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
     from polyak.policies.python.policy import PythonPolicy
+    from polyak.train.resumption import resume
 
 __all__ = [
+    "DQN",
     "PPO",
     "Agent",
     "Env",
@@ -38,6 +44,7 @@ __all__ = [
     "Variables",
     "apply_updates",
     "envs",
+    "evaluate",
     "gru",
     "incremental_update",
     "load_policy",
@@ -47,87 +54,48 @@ __all__ = [
     "periodic_update",
     "policies",
     "presets",
+    "q_mlp",
+    "q_nature_cnn",
+    "replay",
+    "resume",
     "schedules",
     "soft_update",
     "train",
 ]
 
 
+_PACKAGES = ("envs", "policies", "presets", "replay", "schedules", "train")
+_MODULES = {
+    "agents.dqn": ("DQN",),
+    "agents.ppo": ("PPO",),
+    "copies.follow": ("Follow",),
+    "copies.network_copies": ("NetworkCopies",),
+    "core.spaces": ("EnvSpec",),
+    "core.types": ("Agent", "Env", "HostEnv", "Policy", "PolicyStep", "Progress", "Rollout", "TimeStep", "Variables"),
+    "load": ("load_policy",),
+    "loops.evaluate": ("evaluate",),
+    "networks.actor_critic": ("mlp", "nature_cnn"),
+    "networks.adapters": ("Equinox", "FlaxLinen", "FlaxNNX"),
+    "networks.q_network": ("q_mlp", "q_nature_cnn"),
+    "networks.recurrent": ("gru", "lstm"),
+    "ops.schedules": ("Linear",),
+    "ops.updates": ("apply_updates", "incremental_update", "periodic_update", "soft_update"),
+    "policies.python.policy": ("PythonPolicy",),
+    "train.resumption": ("resume",),
+}
+
+
 def __getattr__(name: str) -> Any:
     # Modules are imported when they are used: `polyak --help` needs no JAX, a loaded policy no training stack.
-    match name:
-        case "__version__":
-            from importlib import metadata
+    if name == "__version__":
+        from importlib import metadata
 
-            return metadata.version("polyak")
-        case "PPO":
-            from polyak.agents import ppo
-
-            return ppo.PPO
-        case "EnvSpec":
-            from polyak.core import spaces
-
-            return spaces.EnvSpec
-        case "Agent" | "Env" | "HostEnv" | "Policy" | "PolicyStep" | "Progress" | "Rollout" | "TimeStep" | "Variables":
-            from polyak.core import types
-
-            return getattr(types, name)
-        case "Follow":
-            from polyak.copies import follow
-
-            return follow.Follow
-        case "apply_updates" | "incremental_update" | "periodic_update" | "soft_update":
-            from polyak.ops import updates
-
-            return getattr(updates, name)
-        case "NetworkCopies":
-            from polyak.copies import network_copies as copies
-
-            return copies.NetworkCopies
-        case "Linear":
-            from polyak.ops import schedules
-
-            return schedules.Linear
-        case "Equinox" | "FlaxLinen" | "FlaxNNX":
-            from polyak.networks import adapters
-
-            return getattr(adapters, name)
-        case "mlp" | "nature_cnn":
-            from polyak.networks import actor_critic as networks
-
-            return getattr(networks, name)
-        case "gru" | "lstm":
-            from polyak.networks import recurrent
-
-            return getattr(recurrent, name)
-        case "PythonPolicy":
-            from polyak.policies.python import policy as python_policy
-
-            return python_policy.PythonPolicy
-        case "load_policy":
-            from polyak import load
-
-            return load.load_policy
-        case "envs":
-            import polyak.envs
-
-            return polyak.envs
-        case "policies":
-            import polyak.policies
-
-            return polyak.policies
-        case "schedules":
-            import polyak.schedules
-
-            return polyak.schedules
-        case "presets":
-            import polyak.presets
-
-            return polyak.presets
-        case "train":
-            import polyak.train
-
-            return polyak.train
+        return metadata.version("polyak")
+    if name in _PACKAGES:
+        return importlib.import_module(f"polyak.{name}")
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"polyak.{module}"), name)
     raise AttributeError(f"module 'polyak' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-AGENTS = {"ppo": "polyak.agents.ppo:PPO"}
+AGENTS = {"dqn": "polyak.agents.dqn:DQN", "ppo": "polyak.agents.ppo:PPO"}
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train
 your own algorithm with `polyak.cli.main`."""
 

@@ -1,11 +1,15 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import ppo
+from polyak.presets import dqn, ppo
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
 
-PRESETS: dict[tuple[str, str], Preset] = {("ppo", env_id): preset for env_id, preset in ppo.PRESETS.items()}
+PRESETS: dict[tuple[str, str], Preset] = {
+    (algorithm, env_id): preset
+    for algorithm, presets in (("dqn", dqn.PRESETS), ("ppo", ppo.PRESETS))
+    for env_id, preset in presets.items()
+}
 
 DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's defaults")
 

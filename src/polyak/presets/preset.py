@@ -2,32 +2,39 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from polyak.core.printing import short_repr
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class LinearOverTraining:
-    """A `Linear` schedule from `start` to `end` over the whole training, however long that is."""
+    """A `Linear` schedule from `start` to `end` over the training, or its first `fraction`, however long that is."""
 
     start: float
     end: float = 0.0
+    fraction: float = 1.0
 
 
-@dataclass(frozen=True)
+@short_repr()
+@dataclass(frozen=True, repr=False)
 class Preset:
     """How to train one algorithm in one environment.
 
     Attributes:
         env_steps: length of the training, in environment steps.
         num_envs: number of copies of the environment.
-        values: the agent's fields; `network` holds arguments of `mlp`.
+        values: the agent's fields; `network` holds arguments of the function that makes the network.
         source: where the numbers come from.
+        make_network: that function.
     """
 
     env_steps: int
     num_envs: int
     values: Mapping[str, Any]
     source: str
+    make_network: Literal["mlp", "q_mlp"] = "mlp"
 
     def settings(self, env_steps: int) -> dict[str, Any]:
         """The agent's fields for a training of `env_steps`.
@@ -38,8 +45,10 @@ class Preset:
         settings = {name: with_length(value, env_steps) for name, value in self.values.items()}
         if "network" in settings:
             from polyak.networks.actor_critic import mlp
+            from polyak.networks.q_network import q_mlp
 
-            settings["network"] = mlp(**self.values["network"])
+            makers: dict[str, Any] = {"mlp": mlp, "q_mlp": q_mlp}
+            settings["network"] = makers[self.make_network](**self.values["network"])
         return settings
 
 
@@ -49,4 +58,4 @@ def with_length(value: Any, env_steps: int) -> Any:
         return value
     from polyak.ops.schedules import Linear
 
-    return Linear(value.start, value.end, env_steps)
+    return Linear(value.start, value.end, env_steps * value.fraction)

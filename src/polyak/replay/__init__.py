@@ -1,0 +1,5 @@
+"""Replay: transitions of earlier rollouts, stored in the agent's state."""
+
+from polyak.replay.uniform import Replay, ReplayState, Transition
+
+__all__ = ["Replay", "ReplayState", "Transition"]

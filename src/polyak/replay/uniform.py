@@ -1,0 +1,278 @@
+"""Uniform replay: a ring of time steps, from which n-step transitions are built when they are drawn."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, Shaped, UInt32
+
+from polyak.core.struct import check_settings, integer, struct
+from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid
+
+# Independent draws of each sample until one is a transition. Where one row in 20 only resets, all four miss once in 160,000.
+DRAWS = 4
+
+
+@struct
+class Rows:
+    """What is stored of each time step: row t is `obs_t`, and the transition that starts from it.
+
+    Attributes:
+        terminated: the transition reached a terminal state.
+        truncated: it was the last one before the episode was cut short.
+        valid: it is a transition, all of which is finite; False where the environment only reset, and in the newest row, whose
+            action is not known yet.
+    """
+
+    obs: PyTree
+    action: PyTree
+    action_mask: PyTree
+    reward: Float[Array, " N"]
+    terminated: Bool[Array, " N"]
+    truncated: Bool[Array, " N"]
+    valid: Bool[Array, " N"]
+
+
+@struct
+class ReplayState:
+    """The stored rows; donate it, and add before sampling: then the rows are updated in place.
+
+    Attributes:
+        rows: leaves `[capacity, ...]`; row `slot · B + b` is of environment b.
+        position: the slot of the newest observation, in [0, slots).
+        size: transitions, and rows that only reset, of each environment.
+        dropped: transitions that were not stored, because of NaN or infinity.
+        layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
+    """
+
+    rows: Rows
+    position: UInt32[Array, ""]
+    size: UInt32[Array, ""]
+    dropped: UInt32[Array, ""]
+    layout: UInt32[Array, "3"]
+
+
+@struct
+class Transition:
+    """A batch of n-step transitions, in which a value is bootstrapped as `reward + discount · V(next_obs)`.
+
+    Attributes:
+        reward: Σ_{k<m} γ^k r_{t+k}, over the m ≤ n steps to the end of the episode or to the newest row.
+        discount: γ^m, or 0 after a terminal state.
+        next_obs: the observation m steps later.
+        next_action_mask: the actions that are allowed there, or None.
+        weight: 1, or 0 for a row that is not to be learned from.
+    """
+
+    obs: PyTree
+    action: PyTree
+    action_mask: PyTree
+    reward: Float[Array, " N"]
+    discount: Float[Array, " N"]
+    next_obs: PyTree
+    next_action_mask: PyTree
+    weight: Float[Array, " N"]
+
+
+@struct
+class Replay:
+    """A ring of the last `capacity` time steps; pure functions over a `ReplayState`.
+
+    An observation is stored once: the next observation of a row is that of the next slot. Each environment has
+    `slots = capacity / B`, rounded down to a multiple of the rollout length; the oldest is overwritten.
+
+    Attributes:
+        capacity: rows, over all environments.
+        num_steps: the length of the rollouts that are added.
+
+    Raises:
+        TypeError, ValueError: a setting is no positive integer.
+    """
+
+    capacity: int = integer(default=100_000)
+    num_steps: int = integer(default=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def check(self, num_envs: int) -> None:
+        """Check that each environment has room for two rollouts.
+
+        Raises:
+            ValueError: it has not; the message contains the smallest capacity.
+        """
+        least = 2 * self.num_steps * num_envs
+        if self.capacity < least:
+            raise ValueError(
+                f"Replay: capacity={self.capacity} must be at least 2 * num_steps * num_envs = 2 * {self.num_steps} * "
+                f"{num_envs} = {least}"
+            )
+
+    def init(self, obs: PyTree, action: PyTree, action_mask: PyTree = None) -> ReplayState:
+        """An empty replay.
+
+        Args:
+            obs: an observation of one environment; arrays, NumPy's or JAX's.
+            action: likewise.
+            action_mask: likewise, or None where the environment has none.
+        """
+
+        def storage(x: Any) -> Array:
+            return jnp.zeros((self.capacity, *jnp.shape(x)), jnp.asarray(x).dtype)
+
+        obs, action, action_mask = jax.tree.map(storage, (obs, action, action_mask))
+        flags = [jnp.zeros(self.capacity, bool) for _ in range(3)]
+        rows = Rows(obs, action, action_mask, jnp.zeros(self.capacity), *flags)
+        position, size, dropped = (jnp.zeros((), jnp.uint32) for _ in range(3))
+        return ReplayState(rows, position, size, dropped, layout=jnp.zeros(3, jnp.uint32))
+
+    def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
+        """The replay with a rollout's transitions and its last observation.
+
+        Transitions with NaN or infinity are stored as zeros that are never drawn, and counted. A rollout goes on where the one
+        before ended, or begins new episodes (a resumed run whose environments are new). With another B, or on another number
+        of devices, the replay starts empty: its rows would stand elsewhere.
+
+        Args:
+            rollout: `[T, B]` with T = `num_steps`.
+
+        Raises:
+            ValueError: the rollout has another length, too many environments, or arrays of other shapes or dtypes.
+        """
+        num_steps, num_envs = rollout.reward.shape
+        if num_steps != self.num_steps:
+            raise ValueError(f"Replay: rollouts must have num_steps={self.num_steps} steps, got {num_steps}")
+        slots = self._slots(state, num_envs)
+        rows, dropped = _rows_of(rollout)
+        _check_rows(rows, state.rows)
+        layout = jnp.array([slots, num_envs, num_steps], jnp.uint32)
+        is_same = jnp.all(state.layout == layout)
+        position, size = (jnp.where(is_same, x, jnp.uint32(0)) for x in (state.position, state.size))
+        state = dataclasses.replace(state, position=position, size=size)
+        start = position.astype(jnp.int32)
+        end = (start + num_steps) % slots
+        # Whole blocks, so that XLA writes them in place: the rollout's rows never wrap around, and the last one stands alone.
+        valid = _write(state.rows.valid, _previous(state, rollout, slots), (start - 1) % slots * num_envs)
+        stored: Rows = dataclasses.replace(state.rows, valid=valid)
+        for first, last, at in ((0, num_steps, start), (num_steps, num_steps + 1, end)):
+            block = jax.tree.map(lambda x, first=first, last=last: flatten_steps(x[first:last]), rows)
+            stored = jax.tree.map(lambda old, new, at=at: _write(old, new, at * num_envs), stored, block)
+        return ReplayState(
+            rows=stored,
+            position=end.astype(jnp.uint32),
+            size=jnp.minimum(state.size + jnp.uint32(num_steps), jnp.uint32(slots - 1)),
+            dropped=state.dropped + dropped,
+            layout=layout,
+        )
+
+    def sample(
+        self, state: ReplayState, key: PRNGKeyArray, batch_size: int, *, num_envs: int, n_step: int = 1, gamma: Scalar
+    ) -> Transition:
+        """Transitions drawn uniformly, with replacement, from those in the replay.
+
+        Args:
+            num_envs: B of the rollouts.
+            n_step: n, the most steps that rewards are summed over.
+            gamma: γ.
+        """
+        slots = self._slots(state, num_envs)
+        slot, env, age = self._draw(state, key, batch_size, num_envs, slots)
+        steps = jnp.arange(n_step, dtype=jnp.int32)[:, None]
+        # [n, N]: the rows from each one on.
+        following = (slot[None] + steps) % slots * num_envs + env[None]
+        reward, terminated, truncated, valid = (
+            x[following] for x in (state.rows.reward, state.rows.terminated, state.rows.truncated, state.rows.valid)
+        )
+        exists = valid & (steps <= age[None])
+        goes_on = jnp.concatenate([exists[:1], exists[1:] & ~(terminated | truncated)[:-1]])
+        summed = jnp.cumprod(goes_on.astype(jnp.int32), axis=0) > 0
+        powers = jnp.asarray(gamma, jnp.float32) ** steps.astype(jnp.float32)
+        num_summed = summed.sum(axis=0, dtype=jnp.int32)
+        index, next_index = following[0], (slot + num_summed) % slots * num_envs + env
+        discount = jnp.asarray(gamma, jnp.float32) ** num_summed.astype(jnp.float32)
+        rows = state.rows
+        obs, action, action_mask = jax.tree.map(lambda x: x[index], (rows.obs, rows.action, rows.action_mask))
+        next_obs, next_action_mask = jax.tree.map(lambda x: x[next_index], (rows.obs, rows.action_mask))
+        return Transition(
+            obs=obs,
+            action=action,
+            action_mask=action_mask,
+            reward=jnp.sum(jnp.where(summed, powers * reward, 0.0), axis=0),
+            discount=jnp.where(jnp.any(summed & terminated, axis=0), 0.0, discount),
+            next_obs=next_obs,
+            next_action_mask=next_action_mask,
+            weight=summed[0].astype(jnp.float32),
+        )
+
+    def _draw(
+        self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int, slots: int
+    ) -> tuple[Int32[Array, " N"], Int32[Array, " N"], Int32[Array, " N"]]:
+        """Slots, environments, and the ages of the rows: 0 is the newest transition."""
+        age_key, env_key = jax.random.split(key)
+        shape = DRAWS, batch_size
+        age = jax.random.randint(age_key, shape, 0, jnp.maximum(state.size, jnp.uint32(1)).astype(jnp.int32))
+        slot = (state.position.astype(jnp.int32) - 1 - age) % slots
+        env = jax.random.randint(env_key, shape, 0, num_envs)
+        first_valid = jnp.argmax(state.rows.valid[slot * num_envs + env], axis=0)[None]
+        slot, env, age = (jnp.take_along_axis(x, first_valid, axis=0)[0] for x in (slot, env, age))
+        return slot, env, age
+
+    def _slots(self, state: ReplayState, num_envs: int) -> int:
+        """Rows of each environment; on a mesh, the state has this device's rows only."""
+        capacity = len(state.rows.reward)
+        dataclasses.replace(self, capacity=capacity).check(num_envs)
+        return capacity // (num_envs * self.num_steps) * self.num_steps
+
+
+def _rows_of(rollout: Rollout) -> tuple[Rows, UInt32[Array, ""]]:
+    """The rows `[T+1, B, ...]` of a rollout, and the number of its transitions that are not finite."""
+    steps = rollout.time_steps
+    # Integers are finite, whatever they are.
+    finite_obs = jnp.broadcast_to(finite_rows(steps.obs, 2), steps.reward.shape)
+    finite = finite_obs[:-1] & finite_obs[1:] & jnp.isfinite(rollout.reward) & finite_rows(rollout.actions, 2)
+    valid = rollout.valid & finite
+
+    def with_newest(x: Array) -> Array:
+        return jnp.concatenate([x, jnp.zeros_like(x[:1])])
+
+    action, reward = mask_invalid((rollout.actions, rollout.reward), finite)
+    rows = Rows(
+        obs=mask_invalid(steps.obs, finite_obs),
+        action=jax.tree.map(with_newest, action),
+        action_mask=steps.action_mask,
+        reward=with_newest(reward),
+        terminated=with_newest(rollout.terminated),
+        truncated=with_newest(rollout.truncated),
+        valid=with_newest(valid),
+    )
+    return rows, jnp.sum(rollout.valid & ~finite, dtype=jnp.uint32)
+
+
+def _previous(state: ReplayState, rollout: Rollout, slots: int) -> Bool[Array, " B"]:
+    """Validity of the transition that leads to the rollout's first observation: False where that begins an episode."""
+    # To compare that observation with the stored one would copy the storage: it would be read before it is written.
+    num_envs = rollout.reward.shape[1]
+    start = (state.position.astype(jnp.int32) - 1) % slots * num_envs
+    return jax.lax.dynamic_slice_in_dim(state.rows.valid, start, num_envs) & ~rollout.time_steps.first[0]
+
+
+def _check_rows(rows: Rows, stored: Rows) -> None:
+    """Check that a rollout has the arrays that the replay was created for.
+
+    Raises:
+        ValueError: the first leaf that differs, with both shapes.
+    """
+    got, wanted = (jax.tree_util.tree_leaves_with_path((tree.obs, tree.action, tree.action_mask)) for tree in (rows, stored))
+    if [path for path, _ in got] != [path for path, _ in wanted]:
+        raise ValueError("Replay: the trees of observations, actions and masks must be those of the replay")
+    for (path, x), (_, y) in zip(got, wanted, strict=True):
+        if (x.shape[2:], x.dtype) != (y.shape[1:], y.dtype):
+            name = ("obs", "action", "action_mask")[path[0].idx] + jax.tree_util.keystr(path[1:])
+            raise ValueError(f"Replay: {name} must be {y.dtype}{list(y.shape[1:])}, got {x.dtype}{list(x.shape[2:])}")
+
+
+def _write(old: Shaped[Array, "capacity ..."], new: Shaped[Array, "N ..."], start: Int32[Array, ""]) -> Array:
+    written: Array = jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=0)
+    return written

@@ -1,0 +1,202 @@
+"""Uniform replay: what is stored, what is drawn, and how n-step transitions end."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak.core.types import Rollout, TimeStep
+from polyak.replay.uniform import Replay
+
+KEY = jax.random.key(0)
+
+
+def stream(rewards, terminated=(), truncated=(), envs=1, start=0):
+    """Time steps whose observation is their number, plus 1000 for each further environment."""
+    total = len(rewards)
+    flags = {name: np.isin(np.arange(total), at) for name, at in (("terminated", terminated), ("truncated", truncated))}
+    last = flags["terminated"] | flags["truncated"]
+    first = np.concatenate([[start == 0], last[:-1]])
+
+    def batched(x, dtype):
+        return jnp.asarray(np.repeat(np.asarray(x)[:, None], envs, axis=1).astype(dtype))
+
+    obs = np.arange(start, start + total)[:, None] + 1000 * np.arange(envs)
+    return TimeStep(
+        obs=jnp.asarray(obs, jnp.float32)[..., None],
+        reward=batched(rewards, np.float32),
+        terminated=batched(flags["terminated"], bool),
+        truncated=batched(flags["truncated"], bool),
+        first=batched(first, bool),
+    )
+
+
+def rollouts_of(steps, num_steps):
+    """Consecutive rollouts; an action is the number of its time step."""
+    total, envs = steps.reward.shape
+    for t in range(0, total - num_steps, num_steps):
+        part = jax.tree.map(lambda x, t=t: x[t : t + num_steps + 1], steps)
+        actions = jnp.broadcast_to(jnp.arange(t, t + num_steps, dtype=jnp.int32)[:, None], (num_steps, envs))
+        yield Rollout(part, actions)
+
+
+def filled(steps, *, num_steps=1, capacity=64):
+    replay = Replay(capacity, num_steps)
+    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32))
+    for rollout in rollouts_of(steps, num_steps):
+        state = add(replay, state, rollout)
+    return replay, state
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
+def sample(replay, state, batch, envs, n_step, gamma):
+    return replay.sample(state, KEY, batch, num_envs=envs, n_step=n_step, gamma=gamma)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def add(replay, state, rollout):
+    return replay.add(state, rollout)
+
+
+def drawn(replay, state, *, envs=1, n_step=1, gamma=0.9, batch=2048):
+    """`(reward, discount, next_obs)` of every observation that was drawn with weight."""
+    batch = sample(replay, state, batch, envs, n_step, gamma)
+    columns = (batch.obs[:, 0], batch.reward, batch.discount, batch.next_obs[:, 0], batch.weight)
+    rows = {tuple(row) for row in np.round(np.stack([np.asarray(x) for x in columns], axis=1).astype(np.float64), 4)}
+    return {row[0]: row[1:4] for row in rows if row[4] > 0}
+
+
+# The stream of docs/dqn.md: step 3 terminates, step 7 is cut short, and 0, 4 and 8 begin episodes.
+REWARDS = (0, 1, 2, 4, 0, 8, 16, 32, 0, 64)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 9])
+def test_three_step_transitions_stop_at_ends_and_at_the_newest_row(num_steps):
+    replay, state = filled(stream(REWARDS, terminated=[3], truncated=[7]), num_steps=num_steps)
+    wanted = {
+        0: (6.04, 0.0, 3),
+        1: (5.6, 0.0, 3),
+        2: (4.0, 0.0, 3),
+        4: (48.32, 0.729, 7),
+        5: (44.8, 0.81, 7),
+        6: (32.0, 0.9, 7),
+        8: (64.0, 0.9, 9),
+    }
+    got = drawn(replay, state, n_step=3)
+    assert got.keys() == wanted.keys()
+    for row, values in wanted.items():
+        np.testing.assert_allclose(got[row], values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize("at", range(1, 8))
+@pytest.mark.parametrize("n_step", [1, 2, 5])
+def test_n_step_returns_are_those_of_a_loop_over_each_episode(end, at, n_step):
+    rewards = np.arange(1.0, 10.0)
+    steps = stream(rewards, **{end: [at]})
+    got = drawn(*filled(steps), n_step=n_step)
+    last = np.asarray(steps.last)[:, 0]
+    for row in range(8):
+        if last[row]:
+            assert row not in got
+            continue
+        total, t = 0.0, row
+        while t < 8 and t - row < n_step and not last[t]:
+            total += 0.9 ** (t - row) * rewards[t + 1]
+            t += 1
+        ended = end == "terminated" and last[t]
+        np.testing.assert_allclose(got[row], (total, 0.0 if ended else 0.9 ** (t - row), t), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("num_steps", "capacity"), [(1, 8), (2, 9), (4, 8)])
+def test_the_oldest_rows_are_overwritten(num_steps, capacity):
+    replay, state = filled(stream(np.ones(33)), num_steps=num_steps, capacity=capacity)
+    assert int(state.size) == 7
+    assert sorted(drawn(replay, state)) == list(range(25, 32))
+    assert max(next_obs for _, _, next_obs in drawn(replay, state, n_step=3).values()) == 32
+
+
+def test_draws_are_uniform_over_transitions_and_environments():
+    replay, state = filled(stream(np.ones(41), terminated=[5, 20], truncated=[30], envs=3), capacity=90)
+    batch = replay.sample(state, KEY, 60_000, num_envs=3, gamma=0.9)
+    rows, counts = np.unique(np.asarray(batch.obs[:, 0])[np.asarray(batch.weight) > 0], return_counts=True)
+    # 29 rows of each environment, without the two after an end.
+    assert len(rows) == 3 * 27
+    expected = counts.sum() / len(rows)
+    chi_square = np.sum((counts - expected) ** 2 / expected)
+    assert chi_square < len(rows) + 4 * np.sqrt(2 * len(rows))
+
+
+def test_transitions_with_nan_are_dropped_and_counted():
+    steps = stream(np.ones(9))
+    steps = TimeStep(
+        steps.obs.at[4].set(jnp.nan), steps.reward.at[7].set(jnp.inf), *[steps.terminated, steps.truncated, steps.first]
+    )
+    replay, state = filled(steps, num_steps=4)
+    # The transitions to and from observation 4, and the one with reward 7.
+    assert int(state.dropped) == 3
+    assert sorted(drawn(replay, state)) == [0, 1, 2, 5, 7]
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.rows) if jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def test_integer_observations():
+    steps = stream(np.ones(5))
+    replay = Replay(16)
+    state = replay.init(jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32))
+    for rollout in rollouts_of(dataclasses.replace(steps, obs=steps.obs.astype(jnp.int32)), 1):
+        state = add(replay, state, rollout)
+    assert state.rows.obs.dtype == jnp.int32 and sorted(drawn(replay, state)) == [0, 1, 2, 3]
+
+
+def test_new_episodes_after_a_gap_leave_no_transition_across_it():
+    replay, state = filled(stream(np.ones(5)))
+    assert 3.0 in drawn(replay, state)
+    for rollout in rollouts_of(stream(np.ones(3)), 1):
+        state = add(replay, state, rollout)
+    assert sorted(drawn(replay, state, n_step=3)) == [0.0, 1.0, 2.0]
+    assert drawn(replay, state, n_step=3)[2.0][2] == 3.0
+
+
+@pytest.mark.parametrize("changed", ["num_envs", "num_steps"])
+def test_another_layout_starts_an_empty_replay(changed):
+    _, state = filled(stream(np.ones(9), envs=2), num_steps=2)
+    envs, steps = (3, 2) if changed == "num_envs" else (2, 3)
+    replay = Replay(64, steps)
+    state = add(replay, state, next(iter(rollouts_of(stream(np.ones(steps + 1), envs=envs), steps))))
+    transitions = {(row, next_obs) for row, (_, _, next_obs) in drawn(replay, state, envs=envs).items()}
+    assert transitions == {(1000 * env + t, 1000 * env + t + 1) for env in range(envs) for t in range(steps)}
+
+
+def test_arrays_must_be_those_of_the_replay():
+    replay, state = filled(stream(np.ones(3)))
+    rollout = next(iter(rollouts_of(stream(np.ones(2)), 1)))
+    wide = dataclasses.replace(rollout.time_steps, obs=jnp.zeros((2, 1, 3)))
+    with pytest.raises(ValueError, match=r"obs must be float32\[1\], got float32\[3\]"):
+        replay.add(state, Rollout(wide, rollout.actions))
+    with pytest.raises(ValueError, match=r"action must be int32\[\], got float32\[\]"):
+        replay.add(state, Rollout(rollout.time_steps, rollout.actions.astype(jnp.float32)))
+
+
+def test_adding_and_sampling_copies_no_storage():
+    replay = Replay(50_000, 4)
+    state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32))
+    steps = TimeStep(jnp.zeros((5, 8, 17)), *[jnp.zeros((5, 8), dtype) for dtype in (jnp.float32, bool, bool, bool)])
+
+    def step(state, rollout):
+        state = replay.add(state, rollout)
+        return state, replay.sample(state, KEY, 32, num_envs=8, n_step=3, gamma=0.9)
+
+    program = jax.jit(step, donate_argnums=0).lower(state, Rollout(steps, jnp.zeros((4, 8), jnp.int32))).compile()
+    copies = [line for line in program.as_text().splitlines() if " copy(" in line and "[50000" in line]
+    assert not copies
+
+
+def test_rollouts_must_have_the_length_of_the_replay():
+    replay, state = filled(stream(np.ones(5)))
+    with pytest.raises(ValueError, match="num_steps=1 steps, got 2"):
+        replay.add(state, next(iter(rollouts_of(stream(np.ones(3)), 2))))
+    with pytest.raises(ValueError, match=r"capacity=8 must be at least .* = 12"):
+        Replay(8, 2).check(3)
