@@ -15,7 +15,19 @@ from polyak.agents import AGENTS
 ROOT = Path(polyak.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 ALGORITHM_PARTS = {"core", "kernels", "ops", "networks", "copies", "replay", "learning", "policies"}
-EVERYTHING = ALGORITHM_PARTS | {"agents", "envs", "train", "storage", "export", "report", "presets", "runs", "cli"}
+EVERYTHING = ALGORITHM_PARTS | {
+    "agents",
+    "dynamics",
+    "envs",
+    "loops",
+    "train",
+    "storage",
+    "export",
+    "report",
+    "presets",
+    "runs",
+    "cli",
+}
 MAY_IMPORT = {
     "core": set(),
     "kernels": {"core"},
@@ -26,14 +38,16 @@ MAY_IMPORT = {
     "learning": {"core", "kernels", "ops", "networks"},
     "policies": {"core", "kernels", "ops", "networks"},
     "agents": ALGORITHM_PARTS,
-    "envs": {"core"},
-    "train": {"core", "copies"},
+    "dynamics": {"core"},
+    "envs": {"core", "dynamics"},
+    "loops": {"core", "copies"},
     "storage": {"core"},
     "export": {"core", "ops", "networks", "policies", "storage"},
     "report": {"core", "storage"},
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops"},
-    "runs": EVERYTHING - {"cli"},
+    "runs": EVERYTHING - {"cli", "train"},
+    "train": EVERYTHING - {"cli"},
     "load": EVERYTHING - {"cli"},
     "cli": EVERYTHING | {"polyak"},
     "__main__": {"cli"},
@@ -86,7 +100,7 @@ def imported(file):
 def test_every_room_is_in_the_table():
     rooms = {room_of(name) for name in MODULES} - {"polyak"}
     assert rooms <= set(MAY_IMPORT), f"rooms without a line in the table: {rooms - set(MAY_IMPORT)}"
-    assert {"core", "ops", "networks", "copies", "learning", "policies", "agents", "envs", "train", "storage"} <= rooms
+    assert {"core", "ops", "networks", "copies", "learning", "policies", "agents", "envs", "loops", "train", "storage"} <= rooms
 
 
 @each_file
@@ -100,9 +114,9 @@ def test_a_room_imports_only_what_the_table_allows(file):
 
 
 def test_ppo_is_read_in_few_files():
-    """The goal is nine files and 1,100 lines; what is beyond them is checks and rules of following copies."""
+    """The goal is nine files and 1,100 lines; what is beyond them is the update of a target, and accumulated gradients."""
     lines = lines_to_read("agents/ppo", "PPO")
-    assert len(lines) <= 14 and sum(lines.values()) <= 1330, lines
+    assert len(lines) <= 12 and sum(lines.values()) <= 1180, lines
 
 
 def test_no_room_is_larger_than_a_seventh_of_the_package():
@@ -164,7 +178,7 @@ def test_a_module_opens_with_a_sentence_that_says_what_it_is_for(file):
 @each_file
 def test_files_and_functions_stay_small(file):
     # PPO has 41 settings, each with its default and its range.
-    most = 421 if name_of(file) == "polyak.agents.ppo" else MOST_LINES_OF_CODE
+    most = 413 if name_of(file) == "polyak.agents.ppo" else MOST_LINES_OF_CODE
     assert len(code_lines(file)) <= most
     for node in nodes_of(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -187,8 +201,8 @@ def test_no_attribute_is_looked_for(file):
 
 @each_file
 def test_no_keyword_arguments_are_passed_through(file):
-    if name_of(file) == "polyak.core.struct":
-        return  # It decorates: it hands on what a constructor was given.
+    if name_of(file) in ("polyak.core.struct", "polyak.core.names"):
+        return  # They decorate: they hand on what a constructor or a function was given.
     for function in nodes_of(file):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or function.args.kwarg is None:
             continue

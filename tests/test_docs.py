@@ -29,7 +29,8 @@ PROSE = {**PAGES, **{name: (ROOT / name).read_text() for name in OTHERS}}
 README = PAGES["README.md"]
 RUNNABLE = [name for name, text in PAGES.items() if re.search(r"^```(python|sh)$", text, re.MULTILINE)]
 
-TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
+TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --eval-episodes 2"
+TINY_OF = {"ppo": "--num-epochs 1 --num-minibatches 1", "dqn": "--learning-starts 32"}
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
 POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}
 NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "mkdocs", "bash", "pre-commit"}
@@ -51,7 +52,7 @@ def shorten(program):
 def run_command(line):
     """Run a `polyak` command in this process; its exit code."""
     words = shlex.split(re.sub(r"--(env-steps|episodes|eval-episodes) [\d_]+", "", line), comments=True)
-    shorter = SHORTER.get(words[1], "")
+    shorter = f"{SHORTER.get(words[1], '')} {TINY_OF.get(words[2], '') if words[1] == 'train' else ''}"
     if words[1] == "resume":
         # A command that trains further than planned follows one that resumes.
         shorter += f" --env-steps {384 if '--env-steps' in line else 256}"
@@ -128,7 +129,7 @@ def test_public_names_stand_in_the_api_reference():
     reference = "\n".join(text for name, text in PAGES.items() if name.startswith("docs/api/"))
     listed = set(re.findall(r"^(?:::: |        - )([\w.]+)$", reference, re.MULTILINE))
     listed = {name.rpartition(".")[2] for name in listed}
-    rooms = {"envs", "policies", "presets", "schedules", "train"}
+    rooms = {"envs", "policies", "presets", "replay", "schedules", "train"}
     wanted = set(polyak.__all__) - rooms
     for room in (getattr(polyak, name) for name in rooms):
         wanted |= {name for name in room.__all__ if inspect.isroutine(value := getattr(room, name)) or inspect.isclass(value)}

@@ -40,7 +40,7 @@ def test_dir_shows_them():
 
 
 def test_an_unknown_name_is_refused_and_the_known_ones_listed():
-    with pytest.raises(AttributeError, match=r"module 'polyak' has no attribute 'SACK'; it has PPO, Agent"):
+    with pytest.raises(AttributeError, match=r"module 'polyak' has no attribute 'SACK'; it has DQN, PPO, Agent"):
         _ = polyak.SACK
 
 
