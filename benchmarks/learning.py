@@ -3,7 +3,7 @@
     python benchmarks/learning.py --suite cartpole [--seeds 0 1 2] [--env-steps N] [--quick] [--json PATH] [--runs DIR]
         [--at-once N] [--results docs/results.md]
 
-Every seed is a process of its own, two at a time: `polyak train ppo ENV --seed S`. The return comes from its `summary.json`,
+Every seed is a process of its own, two at a time: `polyak train ALGO ENV --seed S`. The return comes from its `summary.json`,
 the curve (`rollout/ep_rew_mean` by `env_steps`) from its `metrics.jsonl`. The report has the return of each seed, their
 mean, and their interquartile mean with a 95% bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), next to the
 published result. `--json benchmarks/results/SUITE.json` records the run for `plot_learning.py`, which draws the curves;
@@ -41,6 +41,7 @@ class Suite:
         wanted: the target for the mean greedy return over seeds; None where nothing is published.
         source: who published the target.
         recipe: `"preset"`, the default settings of `polyak train`, or the name of settings in `RECIPES`.
+        algorithm: its name on the command line.
     """
 
     env: str
@@ -49,6 +50,7 @@ class Suite:
     wanted: float | None
     source: str = "RL Zoo"
     recipe: str = "preset"
+    algorithm: str = "ppo"
 
 
 def tf_agents(env_steps: int) -> dict[str, Any]:
@@ -63,6 +65,7 @@ RECIPES = {"published": PUBLISHED, "tf_agents": tf_agents}
 MILLION = 1_000_000
 SUITES = {
     "cartpole": Suite("CartPole-v1", 100_000, 10, 500.0),
+    "dqn-cartpole": Suite("CartPole-v1", 50_000, 10, 500.0, algorithm="dqn"),
     "pendulum": Suite("Pendulum-v1", 300_000, 10, -200.0, "own"),
     "acrobot": Suite("Acrobot-v1", MILLION, 10, -73.5),
     "mountaincar": Suite("MountainCar-v0", MILLION, 10, -110.0),
@@ -103,7 +106,7 @@ def train(name: str, seed: int, env_steps: int, episodes: int, runs: Path) -> di
     if (run / "summary.json").exists():
         return summary_of(run, env_steps)
     flags = {"--env-steps": env_steps, "--seed": seed, "--run-dir": run, "--eval-episodes": episodes}
-    command: list[Any] = [Path(sys.executable).with_name("polyak"), "train", "ppo", suite.env]
+    command: list[Any] = [Path(sys.executable).with_name("polyak"), "train", suite.algorithm, suite.env]
     if suite.recipe != "preset":
         command = [sys.executable, Path(__file__).resolve(), "--recipe", suite.recipe, "--env", suite.env]
     words = [str(word) for word in (*command, *(word for flag in flags.items() for word in flag))]

@@ -55,7 +55,7 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
     if result["wanted"] is not None:
         label = "target" if result["source"] in ("own", "maximum") else result["source"]
         axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=f"{label}: {result['wanted']:g}")
-    axes.set_title(result["env"])
+    axes.set_title(result["env"] + (" (DQN)" if result["suite"].startswith("dqn-") else ""))
     axes.set_xlim(0, result["env_steps"])
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
