@@ -3,7 +3,8 @@
 Run `python benchmarks/code_to_read.py`. Counted are lines of code (no docstrings, comments, blank lines or imports) of the
 functions, methods and constants that an agent's `init`, `policy`, `collect_policy`, `update` and `diagnose` reach by name. Not
 followed is what stands behind an interface that a reader knows: `core` (spaces and types), networks, policies, kernels (each
-equal to a plain function), distributions and schedules; nor what an algorithm works without: checks of inputs, histograms.
+equal to a plain function), distributions and schedules; nor protocols, which have no code; nor what an algorithm works
+without: checks of inputs, histograms.
 """
 
 import argparse
@@ -61,8 +62,9 @@ def definitions(module: str) -> dict[str, tuple[ast.AST, ...]]:
             found[node.name] = (node,)
         elif isinstance(node, ast.ClassDef):
             methods = [child for child in node.body if isinstance(child, FUNCTIONS)]
-            found |= {f"{node.name}.{method.name}": (method,) for method in methods}
             rest = [child for child in node.body if child not in methods]
+            if not any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
+                found |= {f"{node.name}.{method.name}": (method,) for method in methods}
             found[node.name] = (*node.decorator_list, *node.bases, *rest)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

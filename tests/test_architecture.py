@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "networks": {"core", "kernels", "ops"},
     "copies": {"core", "ops"},
     "replay": {"core", "ops"},
-    "learning": {"core", "kernels", "ops", "networks"},
+    "learning": {"core", "kernels", "ops", "networks", "copies", "replay"},
     "policies": {"core", "kernels", "ops", "networks"},
     "agents": ALGORITHM_PARTS,
     "dynamics": {"core"},
@@ -116,7 +116,13 @@ def test_a_room_imports_only_what_the_table_allows(file):
 def test_ppo_is_read_in_few_files():
     """The goal is nine files and 1,100 lines; what is beyond them is the update of a target, and accumulated gradients."""
     lines = lines_to_read("agents/ppo", "PPO")
-    assert len(lines) <= 12 and sum(lines.values()) <= 1180, lines
+    assert len(lines) <= 12 and sum(lines.values()) <= 1185, lines
+
+
+def test_dqn_is_read_in_few_files():
+    """The goal is eight files and 900 lines; what is beyond them is the gradient accumulator, which DQN does not use."""
+    lines = lines_to_read("agents/dqn", "DQN")
+    assert len(lines) <= 10 and sum(lines.values()) <= 900, lines
 
 
 def test_no_room_is_larger_than_a_seventh_of_the_package():

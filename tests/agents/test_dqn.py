@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen
 
@@ -154,6 +155,23 @@ def test_training_that_diverges_is_diagnosed():
     agent = make(learning_starts=0, learning_rate=1e38, max_grad_norm=None, max_bad_steps=2)
     _, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(3)])
     assert "updates in a row were skipped" in agent.diagnose(metrics)
+
+
+def test_an_optimizer_of_ones_own_takes_the_place_of_adam():
+    agent = make(learning_starts=0, optimizer=optax.sgd(0.0))
+    state, metrics = updated(agent, [random_rollout(agent)])
+    jax.tree.map(np.testing.assert_array_equal, state.copies.online.params, agent.init(KEY).copies.online.params)
+    assert int(state.updates) == 4 and "train/learning_rate" not in metrics
+    with pytest.raises(ValueError, match="created with another optimizer"):
+        updated(make(), [random_rollout(agent)], state)
+    with pytest.raises(ValueError, match=r"DQN: learning_rate has no effect with optimizer=\.\.\."):
+        make(optimizer=optax.sgd(0.1), learning_rate=1e-3)
+
+
+def test_skipped_steps_are_counted_for_the_update_and_for_the_network():
+    agent = make(learning_starts=0, learning_rate=1e38, max_grad_norm=None)
+    state, _ = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(3)])
+    assert int(state.guard.skipped) == int(state.copies.guard.skipped) > 0
 
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])

@@ -87,6 +87,7 @@ def transitions(case):
         jnp.asarray(data["next_obs"]),
         None if "next_mask" not in data else jnp.asarray(data["next_mask"]),
         jnp.asarray(counts, jnp.float32),
+        jnp.arange(16, dtype=jnp.int32),
     )
 
 
@@ -113,9 +114,7 @@ def n_step_transitions(case, data, h):
     drawn = replay.sample(state, jax.random.key(0), 4096, num_envs=16, n_step=steps, gamma=h["gamma"])
     found = [int(np.flatnonzero((np.asarray(drawn.obs) == row).all(axis=1))[0]) for row in data["obs"][:, 0]]
     rows = jax.tree.map(lambda x: x[jnp.asarray(found)], drawn)
-    return Transition(
-        *[getattr(rows, name) for name in Transition.__dataclass_fields__][:-1], jnp.asarray(data["right"], jnp.float32)
-    )
+    return dataclasses.replace(rows, weight=jnp.asarray(data["right"], jnp.float32))
 
 
 def batch_of(case, step):
@@ -143,7 +142,7 @@ def test_td_errors(case, step):
     agent, batch = agent_of(case), batch_of(case, step)
     online, target = (Variables(before(case, step, name), {}) for name in ("q", "target_q"))
     q = Net().apply(online, batch.obs)[0][0]
-    got = agent.td_target(online.params, batch, online=online, target=target) - q[jnp.arange(8), batch.action]
+    got = agent.td_target(batch, online=online, target=target) - q[jnp.arange(8), batch.action]
     counts = np.asarray(batch.weight) > 0
     assert counts.sum() >= 4
     np.testing.assert_allclose(np.asarray(got)[counts], FILE[f"{case}/step/{step}/td_error"][counts], **NEAR)

@@ -130,9 +130,12 @@ def test_a_gradient_in_parts_is_the_gradient(parts):
         sizes.append(part.shape[0])
         return quadratic(params, part)
 
-    in_parts = jax.jit(lambda index: accumulate(lambda part: jax.grad(counted, has_aux=True)(params, part), index, parts))
-    got, got_terms = in_parts(index)
+    def gradient_of(part):
+        return jax.grad(counted, has_aux=True)(params, part), 2 * part
+
+    (got, got_terms), doubled = jax.jit(lambda index: accumulate(gradient_of, index, parts))(index)
     assert set(sizes) == {24 // parts}
+    np.testing.assert_array_equal(doubled, 2 * index)
     np.testing.assert_allclose(got, gradient, rtol=1e-6)
     np.testing.assert_allclose(got_terms["loss"], terms["loss"], rtol=1e-6)
     np.testing.assert_allclose(got_terms["sum"], terms["sum"], atol=1e-5)
@@ -141,13 +144,15 @@ def test_a_gradient_in_parts_is_the_gradient(parts):
 def test_parts_of_several_devices_add_up():
     params, index = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32)
     split = jax.shard_map(
-        lambda index: accumulate(lambda part: jax.grad(lambda p: quadratic(p, part)[0])(params), index, 3, ENVS),
+        lambda index: accumulate(lambda part: (jax.grad(lambda p: quadratic(p, part)[0])(params), part), index, 3, ENVS),
         mesh=mesh_over(2, 2),
         in_specs=PartitionSpec(ENVS),
-        out_specs=PartitionSpec(),
+        out_specs=(PartitionSpec(), PartitionSpec(ENVS)),
         check_vma=False,
     )
-    np.testing.assert_allclose(jax.jit(split)(index), slope(params, index)[0], rtol=1e-5)
+    gradient, samples = jax.jit(split)(index)
+    np.testing.assert_allclose(gradient, slope(params, index)[0], rtol=1e-5)
+    np.testing.assert_array_equal(samples, index)
 
 
 @pytest.mark.parametrize(("limit", "parts"), [(24, 1), (12, 2), (7, 4), (5, 6), (1, 24)])

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_created_with, check_needed, check_state, check_unset
+from polyak.core.checks import check_created_with, check_needed, check_state
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
@@ -35,7 +35,16 @@ from polyak.networks.layers import is_narrow
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
 from polyak.ops import losses
 from polyak.ops.distributions import Distribution
-from polyak.ops.gradient_step import StepLog, accumulate, adam, describe_skips, flag_quantities, in_float32
+from polyak.ops.gradient_step import (
+    ADAM_SETTINGS,
+    StepLog,
+    accumulate,
+    check_optimizer,
+    check_optimizer_state,
+    describe_skips,
+    flag_quantities,
+    optimizer_of,
+)
 from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, saturating_add, value_at
@@ -53,8 +62,6 @@ TF_AGENTS_KL: Mapping[str, Any] = {
     "kl_beta": 1.0, "kl_target": 0.01, "kl_tolerance": 0.5, "normalize_obs": False, "clip_reward": None,
 }
 # fmt: on
-
-ADAM_SETTINGS = ("learning_rate", "adam_eps", "max_grad_norm")
 
 # More samples at a time compute faster on several CPU threads.
 MAX_SMALL_BATCH = 256
@@ -215,7 +222,7 @@ class PPO:
                 f"PPO: microbatch_size must be None with kl_cutoff_coef, whose penalty needs the mean KL divergence of a whole "
                 f"minibatch; got {self.microbatch_size}"
             )
-        self._check_optimizer()
+        check_optimizer(self)
         check_squashing("PPO", self._network, self.spec, squash=self.squash)
         check_kernels("PPO", self._network, self.spec, self._l2)
 
@@ -224,10 +231,8 @@ class PPO:
         target = None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
         copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=target)
         check_actor_critic(self._network, copies.online, self.spec)
-        # Real copies: an optimizer may keep the first parameters, and a state is donated.
-        params = jax.tree.map(lambda x: jnp.array(x, copy=True), copies.online.params)
         return PPOState(
-            copies=dataclasses.replace(copies, optimizer_state=self._optimizer().init(in_float32(params))),
+            copies=copies.with_optimizer_state(optimizer_of(self)),
             obs_normalizer=ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None,
             reward_scaler=None if self.normalize_reward is None else RewardScaler.init(self.normalize_reward),
             kl_beta=None if self.kl_beta is None else jnp.array(self.kl_beta, jnp.float32, copy=True),
@@ -304,7 +309,7 @@ class PPO:
         loss_fn = partial(self.loss, variables=online, env_steps=state.env_steps, kl_beta=state.kl_beta, axis_name=axis_name)
         params, optimizer_state, log = train_epochs(
             loss_fn,
-            self._optimizer(state.env_steps),
+            optimizer_of(self, state.env_steps),
             online.params,
             state.copies.optimizer_state,
             partial(self._epoch_batch, state, rollout, batch),
@@ -474,10 +479,10 @@ class PPO:
     def _mean_kl(self, variables: Variables, batch: Batch, axis_name: str | None) -> Float[Array, ""]:
         """E[KL(π_old ‖ π)] over the whole batch."""
 
-        def kl_of(part: Batch) -> Float[Array, ""]:
-            return self._kl(self._model.forward(variables, part)[0], part)
+        def kl_of(part: Batch) -> tuple[Float[Array, ""], tuple[()]]:
+            return self._kl(self._model.forward(variables, part)[0], part), ()
 
-        mean_kl: Float[Array, ""] = accumulate(kl_of, batch, self._num_microbatches(batch, 1, axis_name), axis_name)
+        mean_kl: Float[Array, ""] = accumulate(kl_of, batch, self._num_microbatches(batch, 1, axis_name), axis_name)[0]
         return mean_kl
 
     def _num_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
@@ -565,22 +570,7 @@ class PPO:
             },
             present={"kl_beta": state.kl_beta, "ema_tau": copies.target},
         )
-        expected: Any = jax.tree.structure(jax.eval_shape(self._optimizer().init, in_float32(copies.online.params)))
-        if str(expected) != str(jax.tree.structure(copies.optimizer_state)):
-            raise ValueError("update: this state was created with another optimizer; create it with agent.init(key)")
-
-    def _check_optimizer(self) -> None:
-        if self.optimizer is None:
-            return
-        if not isinstance(self.optimizer, optax.GradientTransformation):
-            raise TypeError(f"PPO: optimizer must be an optax.GradientTransformation or None, got {self.optimizer!r}")
-        check_unset(self, ADAM_SETTINGS, "has no effect with optimizer=...; leave it out and set it in the optimizer")
-
-    def _optimizer(self, env_steps: Array | int = 0) -> optax.GradientTransformation:
-        if self.optimizer is not None:
-            return self.optimizer
-        learning_rate = value_at(self.learning_rate, env_steps)
-        return adam(learning_rate, eps=self.adam_eps, max_grad_norm=self.max_grad_norm)
+        check_optimizer_state(optimizer_of(self), copies.online.params, copies.optimizer_state)
 
     @property
     def _model(self) -> ActorCriticModel:

@@ -131,6 +131,11 @@ class NetworkCopies:
         one_optimizer = shared and shared_optimizer
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, one_optimizer, name)
 
+    def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
+        """The copies with a new state of an optimizer that the caller applies itself."""
+        # A real copy: an optimizer may keep the first parameters, and the copies are donated.
+        return dataclasses.replace(self, optimizer_state=optimizer.init(in_float32(copy_variables(self.online).params)))
+
     def restart(self, variables: Variables) -> "NetworkCopies":
         """Set all copies to these weights and reset the optimiser and the counters.
 

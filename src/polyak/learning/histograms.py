@@ -31,7 +31,11 @@ def update_histograms(
     for path, action in jax.tree_util.tree_leaves_with_path(batch.action):
         arrays["/".join(["actions", *jax.tree_util.keystr(path, simple=True, separator="/").split()])] = action
     histograms = {name: histogram(array, batch.weight > 0, axis_name) for name, array in arrays.items()}
-    gradient = accumulate(lambda part: jax.grad(lambda p: loss_fn(p, part)[0])(before), batch, num_microbatches, axis_name)
+
+    def gradient_of(part: Batch) -> tuple[PyTree, tuple[()]]:
+        return jax.grad(lambda p: loss_fn(p, part)[0])(before), ()
+
+    gradient, _ = accumulate(gradient_of, batch, num_microbatches, axis_name)
     # Parameters are replicated over devices, so there is no sum over devices.
     histograms |= {name: histogram(ravel_pytree(tree)[0]) for name, tree in (("weights", after), ("gradients", gradient))}
     return {f"histogram/{name}": value for name, value in histograms.items()}

@@ -1,6 +1,7 @@
 """Networks of action values Q(s, a), built from the spec of the environment."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,9 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice
-from polyak.core.spaces import Discrete, EnvSpec, leaf_spaces, zeros
-from polyak.core.types import Network, PyTree, Variables
-from polyak.networks.actor_critic import ActorCritic
+from polyak.core.spaces import Discrete, EnvSpec, check_env_spec, leaf_spaces, zeros
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.networks.actor_critic import ActorCritic, network_or_default
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.layers import ACTIVATIONS, Activation, Layer, Torso, is_image, widths
 
@@ -82,6 +83,24 @@ def q_nature_cnn(hidden: tuple[int, ...] = (512,), *, dueling: bool = False) -> 
 def q_network_for(spec: EnvSpec) -> QNetwork:
     """The default network: `q_nature_cnn` if the observation contains an image, else `q_mlp`."""
     return q_nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else q_mlp()
+
+
+def q_network_or_default(owner: str, network: Any, spec: EnvSpec) -> Network:
+    """This network, or `q_network_for(spec)` for None.
+
+    Raises:
+        TypeError: it is no network.
+        ValueError: it is recurrent, or actions are not Discrete.
+    """
+    check_env_spec(owner, spec)
+    if not isinstance(spec.action, Discrete):
+        raise ValueError(f"{owner}: actions must be Discrete, got {spec.action}; PPO takes every space")
+    if network is None:
+        return q_network_for(spec)
+    network = network_or_default(owner, network, spec)
+    if isinstance(network, RecurrentNetwork):
+        raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; PPO trains recurrent networks")
+    return network
 
 
 def check_q_network(network: Network, variables: Variables, spec: EnvSpec) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,21 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, UInt32
 
+from polyak.core.checks import check_unset
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Scalar, Terms
 from polyak.ops.losses import sum_over_devices
+from polyak.ops.schedules import Schedule, value_at
 
 LossFn: TypeAlias = Callable[[PyTree, PyTree], tuple[Float[Array, ""], Terms]]
-"""`(params, batch)` to the loss and the terms that it is made of."""
+"""`(params, batch)` to the loss and its terms: numbers, which add up over parts of a batch, or one value per sample, `[N]`."""
 
 QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statistics", "step")
 """What can be NaN or infinite, in the order in which one causes the next: the data, the loss and its gradient, a network's
 statistics, and the parameters or optimizer state after the step."""
+
+ADAM_SETTINGS = ("learning_rate", "adam_eps", "max_grad_norm")
+"""Settings of Adam, which have no effect where the agent has another optimizer."""
 
 # XLA's CPU back end vectorises elementwise code on two threads only where they divide the length: with an odd length, Adam on
 # 142,605 parameters takes 5 times as long.
@@ -74,7 +79,8 @@ class StepLog:
     """What gradient steps did; a scan stacks them.
 
     Attributes:
-        terms: those of the loss, and `grad_norm`, the norm of the gradient before clipping.
+        terms: those of the loss, and `grad_norm`, the norm of the gradient before clipping. Terms with one value per sample
+            are this device's.
         bad: which of `QUANTITIES` were not finite.
         applied: the step was applied.
         skipped: it was due and not applied, because something was not finite.
@@ -112,16 +118,17 @@ def gradient_step(
         axis_name: the mesh axis that the batch is split over.
     """
 
-    def gradient_of(part: PyTree) -> tuple[PyTree, Terms]:
+    def gradient_of(part: PyTree) -> tuple[tuple[PyTree, Terms], Terms]:
         def loss(params: PyTree) -> tuple[Float[Array, ""], Terms]:
             value, terms = loss_fn(params, part)
             return value, terms | {"loss": value}
 
         gradient, terms = jax.grad(loss, has_aux=True)(params)
-        return in_float32(gradient), terms
+        samples = {name: term for name, term in terms.items() if term.ndim > 0}
+        return (in_float32(gradient), {name: terms[name] for name in terms.keys() - samples.keys()}), samples
 
-    gradient, terms = accumulate(gradient_of, batch, num_microbatches, axis_name)
-    terms = terms | {"grad_norm": global_norm(gradient)}
+    (gradient, terms), samples = accumulate(gradient_of, batch, num_microbatches, axis_name)
+    terms |= samples | {"grad_norm": global_norm(gradient)}
     due = jnp.asarray(due) if early_stop is None else due & ~early_stop(terms)
     loss_is_finite = jnp.isfinite(terms["loss"])
     params, optimizer_state, finite = apply_gradient(
@@ -159,27 +166,94 @@ def apply_gradient(
 
 
 def accumulate(
-    function: Callable[[PyTree], PyTree], batch: PyTree, num_microbatches: int = 1, axis_name: str | None = None
-) -> PyTree:
-    """Σ function(part) over equal parts of a batch and over devices.
+    function: Callable[[PyTree], tuple[PyTree, PyTree]], batch: PyTree, num_microbatches: int = 1, axis_name: str | None = None
+) -> tuple[PyTree, PyTree]:
+    """Σ of the first result of `function(part)`, over equal parts of a batch and over devices; and the second of all parts.
 
     A mean over the whole batch is such a sum where the weights of its samples sum to 1.
 
     Args:
+        function: the second result has leaves `[M, ...]`, for the M samples of a part; those of this device are concatenated.
         batch: leaves `[N, ...]`, N a multiple of `num_microbatches`.
     """
     if num_microbatches == 1:
-        total = function(batch)
+        total, samples = function(batch)
     else:
         parts = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
-        shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+        shapes, _ = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        total, _ = jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, function(part)), None), zeros, parts)
+
+        def add(sums: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
+            terms, samples = function(part)
+            return jax.tree.map(jnp.add, sums, terms), samples
+
+        total, samples = jax.lax.scan(add, zeros, parts)
+        samples = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
     if axis_name is None:
-        return total
+        return total, samples
     # One raveled vector: leaf by leaf a reduction costs ten times as much.
     vector, unravel = ravel_pytree(total)
-    return unravel(sum_over_devices(vector, axis_name))
+    return unravel(sum_over_devices(vector, axis_name)), samples
+
+
+@runtime_checkable
+class OptimizerSettings(Protocol):
+    """The settings of an agent with one optimizer."""
+
+    @property
+    def learning_rate(self) -> Schedule:
+        """Adam's."""
+        ...
+
+    @property
+    def adam_eps(self) -> Scalar:
+        """Adam's ε."""
+        ...
+
+    @property
+    def max_grad_norm(self) -> Scalar | None:
+        """Gradients are clipped to this global norm."""
+        ...
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation | None:
+        """In place of Adam."""
+        ...
+
+
+def optimizer_of(settings: OptimizerSettings, env_steps: Array | int = 0) -> optax.GradientTransformation:
+    """The agent's `optimizer`, or Adam with the learning rate of this step."""
+    if settings.optimizer is not None:
+        return settings.optimizer
+    learning_rate = value_at(settings.learning_rate, env_steps)
+    return adam(learning_rate, eps=settings.adam_eps, max_grad_norm=settings.max_grad_norm)
+
+
+def check_optimizer(settings: OptimizerSettings) -> None:
+    """Check the setting `optimizer`, with which those of Adam have no effect.
+
+    Raises:
+        TypeError: it is no `optax.GradientTransformation`.
+        ValueError: a setting of Adam is set too.
+    """
+    optimizer: Any = settings.optimizer
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, optax.GradientTransformation):
+        owner = type(settings).__name__
+        raise TypeError(f"{owner}: optimizer must be an optax.GradientTransformation or None, got {optimizer!r}")
+    check_unset(settings, ADAM_SETTINGS, "has no effect with optimizer=...; leave it out and set it in the optimizer")
+
+
+def check_optimizer_state(optimizer: optax.GradientTransformation, params: PyTree, state: PyTree) -> None:
+    """Check that a state is this optimizer's.
+
+    Raises:
+        ValueError: it is that of another one.
+    """
+    expected: Any = jax.tree.structure(jax.eval_shape(optimizer.init, in_float32(params)))
+    if str(expected) != str(jax.tree.structure(state)):
+        raise ValueError("update: this state was created with another optimizer; create it with agent.init(key)")
 
 
 def adam(learning_rate: Scalar, *, eps: Scalar, max_grad_norm: Scalar | None) -> optax.GradientTransformation:

@@ -1,11 +1,11 @@
-"""Per-step losses without reduction, `masked_mean`, which reduces them to a scalar, and masks of steps."""
+"""Per-step losses without reduction, `masked_mean`, which reduces them to a scalar, action values, and masks of steps."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from polyak.core.types import PyTree, Scalar
 
@@ -168,6 +168,26 @@ def huber(error: Float[Array, "*shape"], delta: Scalar | None) -> Float[Array, "
         return squared
     size = jnp.abs(error)
     return jnp.where(size <= delta, squared, delta * (size - 0.5 * delta))
+
+
+def best_action(q: Float[Array, "rows n"], mask: Bool[Array, "rows n"] | None) -> Int32[Array, " rows"]:
+    """argmax_a q_a over the allowed actions; the first of equal ones.
+
+    >>> best_action(jnp.array([[1.0, 3.0, 2.0]]), jnp.array([[True, False, True]]))
+    Array([2], dtype=int32)
+    """
+    allowed = q if mask is None else jnp.where(mask, q, -jnp.inf)
+    return jnp.argmax(allowed, axis=1).astype(jnp.int32)
+
+
+def of_action(values: Float[Array, "rows n *each"], action: Int32[Array, " rows"]) -> Float[Array, "..."]:
+    """The values of one action in each row.
+
+    >>> of_action(jnp.array([[1.0, 3.0], [5.0, 4.0]]), jnp.array([1, 0]))
+    Array([3., 5.], dtype=float32)
+    """
+    index = action.reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.take_along_axis(values, index, axis=1)[:, 0]
 
 
 def approx_kl(log_prob: Float[Array, "*shape"], old_log_prob: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

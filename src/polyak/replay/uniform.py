@@ -63,7 +63,8 @@ class Transition:
         discount: γ^m, or 0 after a terminal state.
         next_obs: the observation m steps later.
         next_action_mask: the actions that are allowed there, or None.
-        weight: 1, or 0 for a row that is not to be learned from.
+        weight: how much it counts in the loss; 0 for a row that is not to be learned from.
+        index: the row of the storage that it starts from.
     """
 
     obs: PyTree
@@ -74,6 +75,7 @@ class Transition:
     next_obs: PyTree
     next_action_mask: PyTree
     weight: Float[Array, " N"]
+    index: Int32[Array, " N"]
 
 
 @struct
@@ -204,6 +206,7 @@ class Replay:
             next_obs=next_obs,
             next_action_mask=next_action_mask,
             weight=summed[0].astype(jnp.float32),
+            index=index,
         )
 
     def _draw(

@@ -1,0 +1,286 @@
+"""What agents that learn from a replay share: their state, and an update that adds a rollout and takes gradient steps."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.checks import check_state
+from polyak.core.spaces import Discrete, EnvSpec, zeros
+from polyak.core.struct import struct
+from polyak.core.types import Metrics, PyTree, Rollout, Scalar
+from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
+from polyak.ops.losses import sum_over_devices
+from polyak.ops.schedules import saturating_add
+from polyak.replay.uniform import Replay, ReplayState, Transition
+
+TrainStep: TypeAlias = Callable[[PyTree, Transition, PRNGKeyArray, Bool[Array, ""]], tuple[PyTree, StepLog]]
+"""`(copies, batch, key, due)` to the copies after one gradient step (an actor-critic: one of each network) and the targets'
+update, and its log. The batch's weights sum to 1 over all devices. Where `due` is False, nothing may change."""
+
+
+@runtime_checkable
+class OffPolicySettings(Protocol):
+    """The settings of an agent that learns from a replay."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's spaces."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of each environment between updates."""
+        ...
+
+    @property
+    def updates_per_step(self) -> float:
+        """Gradient steps per transition."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions of a gradient step, over all devices."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Transitions in the replay, over all devices."""
+        ...
+
+    @property
+    def learning_starts(self) -> int:
+        """Transitions collected with random actions before the first gradient step."""
+        ...
+
+    @property
+    def gamma(self) -> Scalar:
+        """Discount per step."""
+        ...
+
+    @property
+    def n_step(self) -> int:
+        """Steps that rewards are summed over."""
+        ...
+
+    @property
+    def max_bad_steps(self) -> int:
+        """Training stops after this number of consecutive updates without a finite gradient step."""
+        ...
+
+
+@struct
+class OffPolicyState:
+    """Everything that training changes.
+
+    Attributes:
+        copies: the networks: online and target, with their optimizers' states. One `NetworkCopies`, or the agent's own tree of
+            several.
+        replay: the transitions to learn from; split by environment over devices.
+        guard: counts of skipped gradient steps.
+        env_steps: valid transitions seen; schedules are functions of it.
+        updates: gradient steps.
+    """
+
+    copies: PyTree
+    replay: ReplayState
+    guard: Guard
+    env_steps: UInt32[Array, ""]
+    updates: UInt32[Array, ""]
+
+
+def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
+    """A new state with these copies and an empty replay."""
+    spec = settings.spec
+    mask = jnp.zeros(spec.action.n, bool) if spec.has_action_mask and isinstance(spec.action, Discrete) else None
+    replay = replay_of(settings).init(zeros(spec.obs), zeros(spec.action), mask)
+    env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
+    return OffPolicyState(copies, replay, Guard.init(), env_steps, updates)
+
+
+def replay_of(settings: OffPolicySettings) -> Replay:
+    """The agent's replay."""
+    return Replay(settings.capacity, settings.num_steps)
+
+
+def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 1) -> None:
+    """Check that updates have whole gradient steps, and that devices can share the replay and the batches equally.
+
+    Raises:
+        ValueError: they cannot, or the replay has no room for two rollouts and `n_step` steps of each environment.
+    """
+    count_gradient_steps(settings, num_envs * devices)
+    owner = type(settings).__name__
+    for name in ("capacity", "batch_size"):
+        if getattr(settings, name) % devices:
+            raise ValueError(f"{owner}: {name}={getattr(settings, name)} must be divisible by devices={devices}")
+    least = max(2 * settings.num_steps, settings.num_steps + settings.n_step) * num_envs * devices
+    if settings.capacity < least:
+        raise ValueError(
+            f"{owner}: capacity={settings.capacity} must be at least {least} for num_envs={num_envs * devices}, "
+            f"num_steps={settings.num_steps} and n_step={settings.n_step}"
+        )
+
+
+def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
+    """Gradient steps of an update, with this number of environments on all devices.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    ratio, num_steps = settings.updates_per_step, settings.num_steps
+    count = ratio * num_steps * num_envs
+    if count < 1 or abs(count - round(count)) > 1e-6:
+        raise ValueError(
+            f"{type(settings).__name__}: updates_per_step * num_steps * num_envs = {ratio} * {num_steps} * {num_envs} must "
+            f"be a whole number of gradient steps, got {count:g}"
+        )
+    return round(count)
+
+
+def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
+    """The rows of the replay are split by environment; all else is replicated."""
+    whole: Any = PartitionSpec()
+    rows: Any = PartitionSpec(axis_name)
+    return OffPolicyState(whole, ReplayState(rows, whole, whole, whole, whole), whole, whole, whole)
+
+
+def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
+    """Whether enough transitions were collected; until then actions are random."""
+    return env_steps >= jnp.uint32(settings.learning_starts)
+
+
+def add_and_learn(
+    settings: OffPolicySettings,
+    state: OffPolicyState,
+    rollout: Rollout,
+    key: PRNGKeyArray,
+    train_step: TrainStep,
+    *,
+    axis_name: str | None = None,
+) -> tuple[OffPolicyState, Metrics]:
+    """Add a rollout to the replay; then, once learning has started, take gradient steps on transitions drawn from it.
+
+    Args:
+        rollout: `[T, B]` transitions.
+        key: decides the transitions, and the keys of `train_step`.
+        axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+    Raises:
+        TypeError, ValueError: the state is another agent's, or the rollout does not fit the spec (while tracing).
+    """
+    check_state(f"{type(settings).__name__}.update", state, OffPolicyState)
+    _, num_envs = check_rollout(rollout, settings.spec)
+    rollout, ring = as_arrays(rollout), replay_of(settings)
+    # Added first: a program that samples before it adds would copy the replay.
+    replay = ring.add(state.replay, rollout)
+    valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
+    env_steps = saturating_add(state.env_steps, valid)
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    num_gradient_steps = count_gradient_steps(settings, num_envs * devices)
+    keys = jax.random.split(key, (num_gradient_steps, 2))
+    if axis_name is not None:
+        keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
+
+    def step(copies: PyTree, keys: Array) -> tuple[PyTree, StepLog]:
+        sample_key, train_key = keys
+        batch = ring.sample(
+            replay,
+            sample_key,
+            settings.batch_size // devices,
+            num_envs=num_envs,
+            n_step=settings.n_step,
+            gamma=settings.gamma,
+        )
+        total = sum_over_devices(batch.weight.sum(), axis_name)
+        batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
+        return train_step(copies, batch, train_key, total > 0)
+
+    def learn(copies: PyTree) -> tuple[PyTree, StepLog]:
+        return jax.lax.scan(step, copies, keys)
+
+    def wait(copies: PyTree) -> tuple[PyTree, StepLog]:
+        _, log = jax.eval_shape(learn, copies)
+        return copies, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), log)
+
+    # The branches read the replay and do not return it, which would copy it.
+    is_learning = has_started(settings, env_steps) & (replay.size > 0)
+    copies, log = jax.lax.cond(is_learning, learn, wait, state.copies)
+    dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
+    # A rollout of which nothing could be stored counts as a skipped step: its environment is broken.
+    is_lost = (dropped == valid) & (valid > 0)
+    new_state = OffPolicyState(
+        copies=copies,
+        replay=dataclasses.replace(replay, dropped=state.replay.dropped + dropped),
+        guard=_count_skips(state.guard, log, is_lost, _bad_data(rollout, axis_name)),
+        env_steps=env_steps,
+        updates=saturating_add(state.updates, log.applied.sum(dtype=jnp.uint32)),
+    )
+    return new_state, _metrics(new_state, log, num_envs * devices)
+
+
+def train_copies(
+    copies: NetworkCopies,
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    batch: PyTree,
+    *,
+    due: Bool[Array, ""] | bool = True,
+    axis_name: str | None = None,
+) -> tuple[NetworkCopies, StepLog]:
+    """The copies after one `gradient_step` of the online copy, counted in their guard; the target stays."""
+    params, optimizer_state, log = gradient_step(
+        loss_fn, optimizer, copies.online.params, copies.optimizer_state, batch, due=due, axis_name=axis_name
+    )
+    online = dataclasses.replace(copies.online, params=params)
+    guard = copies.guard.after_update(log.skipped.astype(jnp.uint32), jnp.uint32(1), log.bad)
+    return dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard), log
+
+
+def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any]) -> str | None:
+    """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None."""
+    in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
+    skips = describe_skips(in_a_row, first_bad, settings.max_bad_steps, "updates")
+    return None if skips is None else f"{type(settings).__name__}: {skips}"
+
+
+def _count_skips(guard: Guard, log: StepLog, is_lost: Bool[Array, ""], bad_data: Bool[Array, " quantities"]) -> Guard:
+    """The guard after the gradient steps of an update; a rollout that is lost is one more, skipped."""
+    skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
+    skipped += is_lost.astype(jnp.uint32)
+    steps = skipped + jnp.where(is_lost, jnp.uint32(0), applied)
+    return guard.after_update(skipped, steps, log.bad.any(0) | (bad_data & is_lost))
+
+
+def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
+    """Terms averaged over the applied gradient steps, and counts."""
+    applied = jnp.maximum(log.applied.sum(), 1).astype(jnp.float32)
+
+    def mean(term: Float[Array, " K"]) -> Float[Array, ""]:
+        return jnp.sum(jnp.where(log.applied, term, 0.0)) / applied
+
+    # Terms with one value per sample are no metrics.
+    metrics: Metrics = {f"train/{name}": mean(term) for name, term in log.terms.items() if term.ndim == 1}
+    return metrics | {
+        "train/n_updates": state.updates,
+        "train/skipped_steps": state.guard.skipped,
+        "train/skipped_in_a_row": state.guard.in_a_row,
+        "train/first_bad": state.guard.first_bad,
+        "replay/size": state.replay.size * jnp.uint32(num_envs),
+        "replay/dropped": state.replay.dropped,
+    }
+
+
+def _bad_data(rollout: Rollout, axis_name: str | None) -> Bool[Array, " quantities"]:
+    """Which quantities of the rollout have NaN or infinity."""
+    steps = rollout.time_steps
+    flags = jnp.stack([~all_finite(steps.obs), ~jnp.isfinite(steps.reward).all()])
+    obs, reward = sum_over_devices(flags.astype(jnp.int32), axis_name) > 0
+    return flag_quantities({"obs": obs, "reward": reward})

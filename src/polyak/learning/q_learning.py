@@ -1,0 +1,109 @@
+"""What agents that learn action values from a replay share: one network with a target, and the gradient steps on it."""
+
+import dataclasses
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.off_policy import (
+    OffPolicySettings,
+    OffPolicyState,
+    add_and_learn,
+    create_state,
+    has_started,
+    train_copies,
+)
+from polyak.networks.layers import is_narrow
+from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
+from polyak.ops.schedules import Linear, Schedule, value_at
+from polyak.replay.uniform import Transition
+
+EPSILON = Linear(1.0, 0.05, 10_000)
+
+
+@runtime_checkable
+class QSettings(OffPolicySettings, OptimizerSettings, Protocol):
+    """The settings of an agent of action values, and its loss."""
+
+    @property
+    def network(self) -> Network | None:
+        """The network of action values."""
+        ...
+
+    @property
+    def tau(self) -> Scalar:
+        """Fraction by which the target moves."""
+        ...
+
+    @property
+    def period(self) -> int:
+        """Gradient steps between target updates."""
+        ...
+
+    @property
+    def epsilon(self) -> Schedule | None:
+        """Probability of a random action; None is `EPSILON`."""
+        ...
+
+    def loss(
+        self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Terms]:
+        """The loss of a batch whose weights sum to 1, and its terms; `priority` `[N]` is how much each sample surprised."""
+        ...
+
+
+def create_q_state(settings: QSettings, network: Network, key: PRNGKeyArray) -> OffPolicyState:
+    """A new state: the network, its target, an optimizer and an empty replay."""
+    copies = NetworkCopies.create(network, key, settings.spec, optimizer=None, target=_follow(settings))
+    return create_state(settings, copies.with_optimizer_state(optimizer_of(settings)))
+
+
+def update_q(
+    settings: QSettings, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+) -> tuple[OffPolicyState, Metrics]:
+    """Add a rollout to the replay, then take gradient steps of `settings.loss`; after each the target follows."""
+    optimizer = optimizer_of(settings, state.env_steps)
+
+    def train_step(
+        copies: NetworkCopies, batch: Transition, key: PRNGKeyArray, due: Bool[Array, ""]
+    ) -> tuple[NetworkCopies, StepLog]:
+        loss = partial(settings.loss, online=copies.online, target=copies.variables("target"), key=key)
+        copies, log = train_copies(copies, loss, optimizer, batch, due=due, axis_name=axis_name)
+        return copies.follow(updates=log.applied.astype(jnp.uint32)), log
+
+    check_optimizer_state(optimizer, state.copies.online.params, state.copies.optimizer_state)
+    # The agent's settings decide how the target follows, also where they were changed after `init`.
+    copies = dataclasses.replace(state.copies, target_follow=_follow(settings))
+    started = dataclasses.replace(state, copies=copies)
+    new_state, metrics = add_and_learn(settings, started, rollout, key, train_step, axis_name=axis_name)
+    metrics["rollout/exploration_rate"] = exploration_rate(settings, state.env_steps)
+    if settings.optimizer is None:
+        metrics["train/learning_rate"] = value_at(settings.learning_rate, state.env_steps)
+    return new_state, metrics
+
+
+def exploration_rate(settings: QSettings, env_steps: UInt32[Array, ""]) -> Float[Array, ""]:
+    """The probability of a random action: 1 until learning starts, then `epsilon`."""
+    epsilon = EPSILON if settings.epsilon is None else settings.epsilon
+    return jnp.where(has_started(settings, env_steps), value_at(epsilon, env_steps), 1.0)
+
+
+def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:
+    """The key of one of several applications of a network; None without a key: the network is applied without noise."""
+    return None if key is None else jax.random.fold_in(key, number)
+
+
+def has_small_products(settings: QSettings, num_envs: int, devices: int) -> bool:
+    """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
+    assert settings.network is not None, "agents set the default"
+    return is_narrow(settings.network, settings.spec) and settings.batch_size <= 256
+
+
+def _follow(settings: QSettings) -> Follow:
+    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period)
