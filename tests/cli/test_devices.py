@@ -51,6 +51,12 @@ def test_products_are_small_where_microbatches_are(network, microbatch_size, sma
     assert agent.has_small_products(8, 1) is small
 
 
+def test_products_of_networks_of_action_values_are_small_too():
+    spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
+    assert polyak.DQN(spec).has_small_products(8, 1)
+    assert not polyak.DQN(spec, network=polyak.q_mlp((257,))).has_small_products(8, 1)
+
+
 @pytest.fixture
 def jax_not_started(monkeypatch):
     """As in a process in which JAX has not started; nobody has said how many threads."""

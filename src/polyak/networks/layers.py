@@ -34,6 +34,16 @@ TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
 
 @runtime_checkable
+class HasLayerWidths(Protocol):
+    """The settings of a built-in network, of values or of an actor and a critic."""
+
+    @property
+    def layer_widths(self) -> tuple[int, ...]:
+        """Widths of all dense and recurrent layers."""
+        ...
+
+
+@runtime_checkable
 class Layers(Protocol):
     """The settings that all built-in actor-critic networks have."""
 
@@ -127,7 +137,7 @@ def is_narrow(network: Network, spec: EnvSpec) -> bool:
     and 10.0 on two with layers of (64, 64), 62 and 113 with (256, 256).
     """
     leaves = [leaf for _, leaf in leaf_spaces(spec.obs)]
-    if not isinstance(network, Layers) or any(is_image(leaf) for leaf in leaves):
+    if not isinstance(network, HasLayerWidths) or any(is_image(leaf) for leaf in leaves):
         return False
     return max(sum(math.prod(leaf.shape) for leaf in leaves), *network.layer_widths, 1) <= MAX_NARROW_WIDTH
 
