@@ -1,5 +1,6 @@
 """A run directory as an agent again: what its config may say, and a policy that acts without the training stack."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -12,10 +13,11 @@ import pytest
 from flax import nnx
 
 import polyak
+from polyak.agents import AGENTS, agent_class
 from polyak.runs import RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
-from polyak.storage.progress import save_progress
+from polyak.storage.progress import replay_path, save_progress
 from polyak.storage.run_directory import RunError, create, open_run
 
 OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
@@ -243,3 +245,13 @@ def test_control_characters_in_names_of_a_config_are_rejected_and_printed_escape
     with create(tmp_path / "other", config) as run, pytest.raises(ConfigError) as error:
         read_config(run)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_agent_with_a_replay_names_it_for_checkpoints(name):
+    agent = None
+    for env in ("jax/CartPole-v1", "jax/Pendulum-v1"):
+        with contextlib.suppress(ValueError):
+            agent = agent or agent_class(name)(spec=polyak.envs.make(env, num_envs=2).spec)
+    fields = [field.name for field in dataclasses.fields(jax.eval_shape(agent.init, jax.random.key(0)))]
+    assert replay_path(agent) == (".agent.replay" if "replay" in fields else None)

@@ -22,6 +22,7 @@ from polyak.networks.recurrent import RecurrentActorCritic
 from polyak.ops import schedules
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
+from polyak.storage.progress import replay_path
 from polyak.storage.run_directory import BEST, CONFIG, Run, open_run
 
 FORMAT = 1
@@ -70,6 +71,7 @@ class RunConfig:
         env_options: further arguments of `polyak.envs.make`.
         eval_every: env_steps between evaluations of the greedy policy while training; None for none.
         eval_episodes: episodes of each of them.
+        checkpoint_replay: checkpoints contain the agent's replay, if it has one.
     """
 
     algorithm: str
@@ -89,6 +91,7 @@ class RunConfig:
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     eval_every: int | None = None
     eval_episodes: int = 0
+    checkpoint_replay: bool = True
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -111,6 +114,7 @@ class RunConfig:
         check_choice("run", "loop", self.loop, ("compiled", "host"))
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
         check_choice("run", "own_env", self.own_env, (False, True))
+        check_choice("run", "checkpoint_replay", self.checkpoint_replay, (False, True))
         _check_env_kwargs(self.env_kwargs)
         _check_env_options(self.env_options)
 
@@ -199,13 +203,13 @@ def open_checkpoints(path: Path) -> tuple[Run, Path]:
 
 
 def restore_policy(checkpoints: Path, agent: Agent) -> tuple[Policy, int]:
-    """Restore the policy of the newest valid checkpoint; also returns the checkpoint's env_steps.
+    """Restore the policy of the newest valid checkpoint, without a replay; also returns the checkpoint's env_steps.
 
     Raises:
         CheckpointError: there is no valid checkpoint, or its shapes differ from the agent's.
     """
     template = jax.eval_shape(agent.init, jax.random.key(0))
-    restored = restore(checkpoints, template, prefix=".agent")
+    restored = restore(checkpoints, template, prefix=".agent", skip=replay_path(agent))
     return agent.policy(restored.tree), restored.step
 
 

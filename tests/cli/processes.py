@@ -72,9 +72,11 @@ def rows(run):
 
 
 def last_checkpoint(run):
-    """The name of a run's newest checkpoint, and its arrays to the bit."""
+    """The name of a run's newest checkpoint, and its arrays to the bit: segments are named by their content."""
     newest = max(path for path in (Path(run) / "checkpoints").iterdir() if path.name.isdigit())
-    return newest.name, (newest / "arrays.safetensors").read_bytes()
+    leaves = json.loads((newest / "manifest.json").read_text())["leaves"]
+    segments = {leaf["path"]: leaf["segments"] for leaf in leaves if "segments" in leaf}
+    return newest.name, (newest / "arrays.safetensors").read_bytes(), segments
 
 
 def check_that_its_config_runs_again_to_the_same_bits(run):

@@ -8,6 +8,8 @@ import pytest
 import polyak
 from polyak.agents.dqn import DQN
 from polyak.cli import main
+from polyak.storage.checkpoint import CheckpointError, read_manifest
+from polyak.storage.run_directory import open_run
 from tests.cli.processes import last_checkpoint
 from tests.test_second_algorithm import config_of
 
@@ -48,6 +50,56 @@ def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch,
     actions = np.asarray(polyak.load_policy("whole").predict(obs)[0])
     assert polyak_command("export whole --format stablehlo") == 0
     np.testing.assert_array_equal(np.asarray(polyak.load_policy("whole/policy.stablehlo").predict(obs)[0]), actions)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "jax/CartPole-v1"])
+def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_resume(env, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = f"{SETTINGS} --eval-episodes 0 --checkpoint-replay no".replace("--capacity 128", "--capacity 100000")
+    words = words.replace("--learning-starts 32", "--learning-starts 64")
+    assert polyak_command(f"train dqn {env} --run-dir run --env-steps 256 {words}") == 0
+    checkpoints = Path("run/checkpoints")
+    assert sum(path.stat().st_size for path in checkpoints.rglob("*") if path.is_file()) < 300_000
+    assert not (checkpoints / "segments").exists()
+    reason = "resume is not bit-exact because the checkpoint has no replay"
+    manifest = read_manifest(checkpoints)
+    assert manifest.meta["resume"] == reason
+    assert not [leaf.path for leaf in manifest.leaves if leaf.path.startswith(".agent.replay")]
+    polyak.load_policy("run").predict(np.zeros(4, np.float32))
+
+    with pytest.warns(UserWarning, match=f"^{reason}; learning waits until the replay has filled$"):
+        assert polyak_command("resume run --env-steps 512 --eval-episodes 0") == 0
+    before, after = manifest.meta["progress"]["iteration"], 0
+    rows = {row["time/iterations"]: row["train/n_updates"] for row in open_run("run").read_metrics()}
+    for iterations in (iterations for iterations in rows if iterations > before):
+        # Rollouts of 8 rows: the eighth makes 64, and 4 gradient steps follow each from then on.
+        assert rows[iterations] - rows[before] == 4 * max(0, iterations - before - 7)
+        after += 1
+    assert after >= 3 and rows[before] > 0
+
+
+def test_a_damaged_replay_is_noticed_where_it_is_needed_and_only_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = f"{SETTINGS} --eval-episodes 0".replace("--capacity 128", "--capacity 2000")
+    assert polyak_command(f"train dqn jax/CartPole-v1 --run-dir run --env-steps 256 {words}") == 0
+    for path in Path("run/checkpoints/segments").iterdir():
+        path.write_bytes(b"x" * path.stat().st_size)
+    assert polyak.load_policy("run").predict(np.zeros(4, np.float32)) is not None
+    assert polyak_command("evaluate run --episodes 1") == 0
+    assert polyak_command("export run --format stablehlo") == 0
+    with pytest.raises(CheckpointError, match=r"no valid checkpoint.*has another SHA-256 than its name"):
+        polyak.resume("run", env_steps=512)
+
+
+def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path):
+    result = polyak.train.run(
+        "dqn", "jax/CartPole-v1", num_envs=2, env_steps=128, eval_every=64, eval_episodes=2, run_dir=tmp_path / "run",
+        progress=False, settings={"capacity": 2000, "learning_starts": 32},
+    )  # fmt: skip
+    assert not (tmp_path / "run/best/segments").exists() and (tmp_path / "run/checkpoints/segments").is_dir()
+    obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    best = polyak.load_policy(tmp_path / "run/best")
+    np.testing.assert_array_equal(best.predict(obs)[0], result.best_policy.predict(obs)[0])
 
 
 def test_settings_are_checked_before_anything_is_created(tmp_path, monkeypatch, capsys):

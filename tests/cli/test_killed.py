@@ -14,6 +14,10 @@ from tests.cli.processes import SETTINGS, environment, finish, last_checkpoint, 
 # These take seconds: much of them goes into a report and a checkpoint every hundred env steps.
 ENV_STEPS = {"jax/CartPole-v1": 20_000, "CartPole-v1": 5_000}
 TRAIN = f"--report-every 100 --checkpoint-every 100 {SETTINGS}"
+# The replay wraps around, and each array of it has segments of its own.
+TRAIN_DQN = (
+    "--report-every 100 --checkpoint-every 100 --hidden 4 --num-envs 2 --learning-starts 64 --capacity 4096 --eval-episodes 2"
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +33,11 @@ def uninterrupted(tmp_path_factory, jax_cache):
     """A run of each environment that nobody disturbed, in a process of another hash seed than the forks'."""
     directory = tmp_path_factory.mktemp("uninterrupted")
 
-    def run(env):
-        name = env.replace("/", "-")
+    def run(env, algorithm="ppo", settings=TRAIN):
+        name = f"{algorithm}-{env.replace('/', '-')}"
         if not (directory / name).exists():
-            words = f"--run-dir {name} --env-steps {ENV_STEPS[env]} {TRAIN}"
-            code, out = finish(start(f"train ppo {env} {words}", directory, jax_cache))
+            words = f"--run-dir {name} --env-steps {ENV_STEPS[env]} {settings}"
+            code, out = finish(start(f"train {algorithm} {env} {words}", directory, jax_cache))
             assert code == 0, out
         return directory / name
 
@@ -41,11 +45,21 @@ def uninterrupted(tmp_path_factory, jax_cache):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env", "kills"), [("jax/CartPole-v1", 10), ("CartPole-v1", 2)])
-def test_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(env, kills, tmp_path, forks, uninterrupted):
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "env", "kills"),
+    [
+        ("ppo", TRAIN, "jax/CartPole-v1", 10),
+        ("ppo", TRAIN, "CartPole-v1", 2),
+        ("dqn", TRAIN_DQN, "jax/CartPole-v1", 6),
+        ("dqn", TRAIN_DQN, "CartPole-v1", 2),
+    ],
+)
+def test_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(
+    algorithm, settings, env, kills, tmp_path, forks, uninterrupted
+):
     moments = random.Random(kills)
     run = tmp_path / "run"
-    process = forks.start(f"train ppo {env} --run-dir run --env-steps {ENV_STEPS[env]} {TRAIN}", tmp_path)
+    process = forks.start(f"train {algorithm} {env} --run-dir run --env-steps {ENV_STEPS[env]} {settings}", tmp_path)
     seen = []
     for kill in range(kills):
         if kill == 1:
@@ -62,8 +76,9 @@ def test_killed_at_random_moments_and_resumed_is_the_same_as_uninterrupted(env, 
     code, out = finish(process)
     assert code == 0, out
     assert len(set(seen)) >= kills // 2, "the kills fell on the same spot"
-    assert [read_config(open_run(r)).threads for r in (run, uninterrupted(env))] == [1, 1]
-    assert last_checkpoint(run) == last_checkpoint(uninterrupted(env))
+    undisturbed = uninterrupted(env, algorithm, settings)
+    assert [read_config(open_run(r)).threads for r in (run, undisturbed)] == [1, 1]
+    assert last_checkpoint(run) == last_checkpoint(undisturbed)
     env_steps = [row["env_steps"] for row in open_run(run).read_metrics()]
     assert env_steps == sorted(set(env_steps))
 

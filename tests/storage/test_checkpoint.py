@@ -309,7 +309,7 @@ def test_swapped_checkpoints_are_reported_as_damaged(saved):
 
 def test_a_newer_format_is_rejected_by_name_even_if_an_older_one_is_there(saved):
     forge(saved, lambda document: document | {"format": 7, "library": "9.1"}, step=3)
-    with pytest.raises(CheckpointError, match=r"written by polyak 9\.1 \(format 7\), this is .* \(format 1\); upgrade"):
+    with pytest.raises(CheckpointError, match=r"written by polyak 9\.1 \(format 7\), this is .* \(format 2\); upgrade"):
         restore(saved, state(0))
 
 

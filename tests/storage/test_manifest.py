@@ -63,7 +63,7 @@ def test_arrays_file_is_valid_safetensors(tmp_path):
 def test_a_newer_format_is_rejected_by_name():
     document = json.loads(TEXT) | {"format": 7, "library": "9.1"}
     with pytest.raises(
-        CheckpointError, match=r"here: written by polyak 9\.1 \(format 7\), this is 0\.1\.0 \(format 1\); upgrade"
+        CheckpointError, match=r"here: written by polyak 9\.1 \(format 7\), this is 0\.1\.0 \(format 2\); upgrade"
     ):
         read(document)
 

@@ -71,6 +71,8 @@ class TrainFlags:
     """env_steps between evaluations of the greedy policy while training; the best checkpoint is kept in best/"""
     checkpoint_every: Annotated[int | None, default_hint("a tenth of all, at most 100,000", "INT")] = None
     """env_steps between checkpoints, which are saved at reports"""
+    checkpoint_replay: Literal["yes", "no"] = "yes"
+    """no: leave the agent's replay out of checkpoints; a resumed run is not exact then, and fills it before it learns on"""
     action_scaling: Literal["clip", "rescale"] = "clip"
     """clip Box actions to the bounds, or rescale them to the bounds from [-1, 1]"""
     compilation_cache: bool = True

@@ -114,6 +114,7 @@ def _prepare(
         run_dir=directory,
         report_every=flags.report_every,
         checkpoint_every=flags.checkpoint_every,
+        checkpoint_replay=flags.checkpoint_replay == "yes",
         eval_every=flags.eval_every,
         eval_episodes=flags.eval_episodes,
         loop=loop,

@@ -335,6 +335,19 @@ class Agent(Protocol[State]):
 
 
 @runtime_checkable
+class HasReplay(Protocol):
+    """An agent whose state holds transitions of earlier rollouts, in large arrays that change little between checkpoints.
+
+    `policy` and `collect_policy` read none of it, and an agent whose replay is empty again collects before it learns.
+    """
+
+    @property
+    def replay_field(self) -> str:
+        """The field of the state that holds the replay; its arrays are made by `init`, and shared with nothing."""
+        ...
+
+
+@runtime_checkable
 class Env(Protocol):
     """An environment in JAX, batched over `num_envs`: pure functions over a state that is a pytree."""
 

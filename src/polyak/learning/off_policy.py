@@ -21,6 +21,9 @@ from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import saturating_add
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
+REPLAY_FIELD = "replay"
+"""The field of `OffPolicyState` that holds the replay, for `polyak.core.types.HasReplay`."""
+
 TrainStep: TypeAlias = Callable[[PyTree, Transition, PRNGKeyArray, Bool[Array, ""]], tuple[PyTree, StepLog]]
 """`(copies, batch, key, due)` to the copies after one gradient step (an actor-critic: one of each network) and the targets'
 update, and its log. The batch's weights sum to 1 over all devices. Where `due` is False, nothing may change."""
@@ -210,8 +213,11 @@ def add_and_learn(
         _, log = jax.eval_shape(learn, copies)
         return copies, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), log)
 
+    # A resumed run may start with an empty replay.
+    num_stored = replay.size * jnp.uint32(num_envs * devices)
+    is_filled = (replay.size > 0) & (num_stored >= jnp.uint32(_filled_size(settings, num_envs * devices)))
     # The branches read the replay and do not return it, which would copy it.
-    is_learning = has_started(settings, env_steps) & (replay.size > 0)
+    is_learning = has_started(settings, env_steps) & is_filled
     copies, log = jax.lax.cond(is_learning, learn, wait, state.copies)
     dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
     # A rollout of which nothing could be stored counts as a skipped step: its environment is broken.
@@ -224,6 +230,12 @@ def add_and_learn(
         updates=saturating_add(state.updates, log.applied.sum(dtype=jnp.uint32)),
     )
     return new_state, _metrics(new_state, log, num_envs * devices)
+
+
+def _filled_size(settings: OffPolicySettings, num_envs: int) -> int:
+    """Transitions in the replay from which learning starts: `learning_starts`, but no more than there can be."""
+    slots = settings.capacity // (num_envs * settings.num_steps) * settings.num_steps
+    return min(settings.learning_starts, (slots - 1) * num_envs)
 
 
 def train_copies(

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial, wraps
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -24,6 +24,7 @@ from polyak.core.types import (
     Agent,
     Callback,
     Env,
+    HasReplay,
     Histogram,
     HostEnv,
     Metrics,
@@ -152,6 +153,16 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
         )
     )
     return loop_state
+
+
+def new_replay(agent: Agent, agent_state: PyTree) -> PyTree:
+    """The agent's state with an empty replay, as in a new training."""
+    if not isinstance(agent, HasReplay):
+        return agent_state
+    field = agent.replay_field
+    # Compiled, so that nothing else of a new state is computed.
+    empty = jax.jit(lambda: getattr(agent.init(jax.random.key(0)), field))()
+    return replace(agent_state, **{field: empty})
 
 
 def learn(

@@ -97,7 +97,15 @@ def _warn_once(write: Callable[[Progress, Mapping[str, float], PyTree], None], p
     return callback
 
 
-def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool = False) -> Callback:
+def checkpointer(
+    run: Run,
+    every: int,
+    *,
+    keep: int = 3,
+    allow_nonfinite: bool = False,
+    replay: str | None = None,
+    save_replay: bool = True,
+) -> Callback:
     """A callback that saves the loop's whole state whenever `every` env steps have passed since the last save.
 
     It counts from the last save, so counters that jump never miss one; the last report of a training is saved too. An error
@@ -108,6 +116,9 @@ def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool =
         every: environment steps between checkpoints.
         keep: how many checkpoints to keep.
         allow_nonfinite: save an agent's state that holds NaN or infinities.
+        replay: the path of the replay in the state, of `polyak.storage.progress.replay_path`; rows that have not changed since
+            the last checkpoint are not written again.
+        save_replay: False leaves the replay out.
 
     Raises:
         RunError: the run was opened for reading.
@@ -125,7 +136,9 @@ def checkpointer(run: Run, every: int, *, keep: int = 3, allow_nonfinite: bool =
         if last is None:
             last = max((step for step in steps(run.checkpoints) if step <= now), default=0)
         if now - last >= every or (now >= progress.target_env_steps and now > last):
-            save_progress(run, progress, state, keep=keep, allow_nonfinite=allow_nonfinite)
+            save_progress(
+                run, progress, state, keep=keep, allow_nonfinite=allow_nonfinite, replay=replay, save_replay=save_replay
+            )
             last = now
 
     return callback

@@ -3,6 +3,7 @@
 Own code instead of Orbax: every file is hashed and nothing that is read can name code; a save survives a kill at any moment.
 """
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -27,6 +28,7 @@ from polyak.storage.leaves import CheckpointError, Leaf
 from polyak.storage.manifest import (
     FORMAT,
     MAX_BYTES,
+    WHOLE,
     Damage,
     Manifest,
     arrays_header,
@@ -35,6 +37,15 @@ from polyak.storage.manifest import (
     write_manifest,
 )
 from polyak.storage.run_directory import library_version, machine_shape
+from polyak.storage.segments import (
+    MIN_BYTES,
+    SEGMENT_BYTES,
+    check_segments,
+    read_segments,
+    remove_unlisted,
+    sync_segments,
+    write_segments,
+)
 
 __all__ = ["CheckpointError", "Manifest", "Restored", "read_manifest", "restore", "save", "steps"]
 
@@ -48,14 +59,16 @@ class Restored:
     """A checkpoint that was read.
 
     Attributes:
-        tree: the saved leaves, in the structure of `like`.
+        tree: the saved leaves, in the structure of `like`; those that were not read are the ones of `like`.
         meta: the plain data passed to `save`.
         step: the step it was saved under.
+        is_complete: False if it has no leaves under `optional`.
     """
 
     tree: Any
     meta: dict[str, Any]
     step: int
+    is_complete: bool = True
 
 
 def save(
@@ -68,11 +81,17 @@ def save(
     overwrite: bool = False,
     allow_nonfinite: bool = False,
     finite: str | None = None,
+    segmented: str | None = None,
+    omitted: str | None = None,
 ) -> Path:
     """Write `<directory>/<step>/` with every leaf of the tree; it is complete on the disk when this returns.
 
     Files are written to a temporary directory, synced and renamed, so a kill, a full disk or a power cut at any moment leaves
     older checkpoints unchanged; the next save removes what it left. Files are for the owner only (0600 in 0700).
+
+    Large arrays of which most stays the same, such as a replay, are `segmented`: their parts are files in
+    `<directory>/segments/`, which checkpoints share, and only parts that have changed are written. A part is removed with the
+    last checkpoint that lists it.
 
     Args:
         directory: holds the checkpoints of one run; created if missing.
@@ -85,6 +104,8 @@ def save(
             checkpoint never replaces the last good one.
         finite: the path of the subtree that must be finite, e.g. `".agent"` or `"['a'].b"`; the whole tree if it is None or
             has no leaves.
+        segmented: the path of the subtree whose large arrays are written in segments.
+        omitted: the path of a subtree that is not saved.
 
     Raises:
         CheckpointError: nothing was saved, and why; existing checkpoints are unchanged.
@@ -95,13 +116,17 @@ def save(
     check_integer("save", "keep", keep)
     root = Path(directory)
     leaves, _ = codec.flatten(tree, concrete=True)
+    leaves = [(leaf, value) for leaf, value in leaves if omitted is None or not _under(leaf.path, _path(omitted))]
     encode_meta(meta)
+    must_be_finite = set() if allow_nonfinite else _subtree(leaves, finite)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with layout.lock_directory(root):
+        with layout.lock_directory(root), _collect_garbage(root):
             _check_conflicts(root, step, overwrite)
+            if segmented is not None:
+                leaves = _write_segments(root, leaves, _path(segmented), step, must_be_finite)
             with layout.staged_directory(root, step) as path:
-                _write(path, leaves, step, meta, set() if allow_nonfinite else _subtree(leaves, finite))
+                _write(path, leaves, step, meta, must_be_finite)
             final = root / layout.directory_name(step)
             _read_manifest(final)
             layout.prune(root, step, keep, lambda path: _damage(path, hashes=False) is None)
@@ -128,7 +153,15 @@ def read_manifest(directory: str | os.PathLike[str], *, step: int | None = None)
     return _newest(Path(directory), step, _read_manifest)
 
 
-def restore(directory: str | os.PathLike[str], like: Any, *, step: int | None = None, prefix: str | None = None) -> Restored:
+def restore(
+    directory: str | os.PathLike[str],
+    like: Any,
+    *,
+    step: int | None = None,
+    prefix: str | None = None,
+    skip: str | None = None,
+    optional: str | None = None,
+) -> Restored:
     """Read a checkpoint into the structure of `like`, every byte verified.
 
     Without `step` it is the newest valid one; a warning names each damaged one that was skipped. No valid one is an error.
@@ -141,18 +174,26 @@ def restore(directory: str | os.PathLike[str], like: Any, *, step: int | None = 
         step: read exactly this one; damage is an error.
         prefix: restore only the subtree under this path, e.g. `".agent"` or `"['a'].b"` (a bare name is an
             attribute's); `like` is that subtree.
+        skip: the path of a subtree that is not read, whatever it holds: `like` keeps its leaves there.
+        optional: the path of a subtree that the checkpoint may be without: then `like` keeps its leaves there.
 
     Raises:
         CheckpointError: no valid checkpoint; a newer format; or `like` differs, with every difference in one message.
     """
     prefix = None if prefix is None else _path(prefix)
-    wanted, structure = codec.flatten(like, prefix or "")
+    requested, structure = codec.flatten(like, prefix or "")
 
     def load(path: Path) -> Restored:
         manifest = _read_manifest(path)
-        _check_leaves(path, manifest.leaves, wanted, prefix)
-        values = _read_arrays(path, manifest, wanted)
-        return Restored(jax.tree_util.tree_unflatten(structure, values), manifest.meta, manifest.step)
+        without = [] if skip is None else [_path(skip)]
+        is_complete = optional is None or any(_under(leaf.path, _path(optional)) for leaf in manifest.leaves)
+        without += [] if optional is None or is_complete else [_path(optional)]
+        saved = [leaf for leaf in manifest.leaves if not _is_in(leaf.path, without)]
+        wanted = [(leaf, value) for leaf, value in requested if not _is_in(leaf.path, without)]
+        _check_leaves(path, saved, wanted, prefix)
+        found = dict(zip([leaf.path for leaf, _ in wanted], _read_arrays(path, manifest, wanted), strict=True))
+        values = [found.get(leaf.path, value) for leaf, value in requested]
+        return Restored(jax.tree_util.tree_unflatten(structure, values), manifest.meta, manifest.step, is_complete)
 
     return _newest(Path(directory), step, load)
 
@@ -193,6 +234,49 @@ def _subtree(leaves: Sequence[tuple[Leaf, Any]], prefix: str | None) -> set[str]
     return paths if prefix is None else {path for path in paths if _under(path, _path(prefix))} or paths
 
 
+def _write_segments(
+    root: Path, leaves: Sequence[tuple[Leaf, Any]], prefix: str, step: int, finite: set[str]
+) -> list[tuple[Leaf, Any]]:
+    """Write the large arrays under the prefix; returns all leaves, those with the names of their segments."""
+    written = []
+    for leaf, value in leaves:
+        if leaf.is_array and leaf.data_nbytes >= MIN_BYTES and _under(leaf.path, prefix):
+            data = codec.to_host(value)
+            _check_finite(step, [leaf.path] if leaf.path in finite and not codec.is_finite(data) else [])
+            leaf = dataclasses.replace(leaf, segments=write_segments(root, data))
+        written.append((leaf, value))
+    sync_segments(root)
+    return written
+
+
+@contextmanager
+def _collect_garbage(root: Path) -> Iterator[None]:
+    """After the block, also one that fails, remove segments that no checkpoint lists."""
+    try:
+        yield
+    finally:
+        _remove_unlisted(root)
+
+
+def _remove_unlisted(root: Path) -> None:
+    # What is no checkpoint lists nothing.
+    paths = [path for path in layout.find(root).values() if layout.is_complete(path)]
+    try:
+        manifests = [_read_manifest(path) for path in paths]
+    except CheckpointError:
+        return  # It may be of a newer version, which can read it; a damaged one is pruned later.
+    try:
+        remove_unlisted(root, {name for manifest in manifests for leaf in manifest.leaves for name in leaf.segments})
+    except OSError as error:
+        warnings.warn(f"{root}: old segments could not be removed: {error}", stacklevel=2)
+
+
+def _check_finite(step: int, bad: Sequence[str]) -> None:
+    if bad:
+        names = ", ".join(codec.leaf_name(path) for path in bad)
+        raise CheckpointError(f"step {step}: NaN or infinity in {names}; nothing was saved (allow_nonfinite=True would)")
+
+
 def _write(directory: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:
     """Write the three files of a checkpoint into an empty directory; the leaves of these paths must be finite."""
     described = tuple(leaf for leaf, _ in leaves)
@@ -206,11 +290,13 @@ def _write(directory: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta:
                 data = codec.to_host(value)
                 bad += [leaf.path] if leaf.path in finite and not codec.is_finite(data) else []
                 _write_hashed(file, digest, data)
-    if bad:
-        names = ", ".join(codec.leaf_name(path) for path in bad)
-        raise CheckpointError(f"step {step}: NaN or infinity in {names}; nothing was saved (allow_nonfinite=True would)")
+    _check_finite(step, bad)
     size = len(header) + sum(leaf.nbytes for leaf in described)
-    text = write_manifest(Manifest(FORMAT, library_version(), step, described, size, digest.hexdigest(), machine_shape(), meta))
+    version, segment_bytes = (FORMAT, SEGMENT_BYTES) if any(leaf.segments for leaf in described) else (WHOLE, 0)
+    sha256, machine = digest.hexdigest(), machine_shape()
+    text = write_manifest(
+        Manifest(version, library_version(), step, described, size, sha256, machine, meta, segment_bytes=segment_bytes)
+    )
     with new_file(directory / MANIFEST) as file:
         file.write(text)
     with new_file(directory / COMMIT) as file:
@@ -263,7 +349,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, Any]]) -> list[Any]:
-    """The wanted leaves; the whole file is hashed, with one leaf in memory at a time."""
+    """The wanted leaves; the whole file of arrays is hashed, with one leaf in memory at a time, and the wanted segments."""
     like = {leaf.path: value for leaf, value in wanted}
     values = {leaf.path: leaf.value for leaf in manifest.leaves}
     with _open_directory(path) as directory, open_regular(ARRAYS, dir_fd=directory) as file:
@@ -278,6 +364,10 @@ def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, An
                 values[leaf.path] = codec.from_host(leaf, array, like[leaf.path])
         if file.read(1) or digest.hexdigest() != manifest.sha256:
             raise Damage(f"{path}: {ARRAYS} has another SHA-256 than {MANIFEST} says")
+        for leaf in manifest.leaves:
+            if leaf.segments and leaf.path in like:
+                data = read_segments(path.parent, leaf, manifest.segment_bytes).view(leaf.data_dtype)
+                values[leaf.path] = codec.from_host(leaf, data.reshape(leaf.data_shape), like[leaf.path])
     return [values[leaf.path] for leaf, _ in wanted]
 
 
@@ -297,9 +387,12 @@ def _damage(path: Path, *, hashes: bool = True) -> str | None:
     """Why the checkpoint cannot be used, or None."""
     try:
         manifest = _read_manifest(path)
+        check_segments(path.parent, manifest.leaves, manifest.segment_bytes)
         if hashes:
             _read_arrays(path, manifest, [])
-    except CheckpointError as error:
+            for leaf in filter(lambda leaf: leaf.segments, manifest.leaves):
+                read_segments(path.parent, leaf, manifest.segment_bytes)
+    except (CheckpointError, ValueError) as error:
         return str(error)
     return None
 
@@ -317,6 +410,10 @@ def _check_leaves(path: Path, saved: Sequence[Leaf], wanted: Sequence[tuple[Leaf
 def _path(prefix: str) -> str:
     """The prefix as a path; a bare name is an attribute's."""
     return prefix if not prefix or prefix[0] in ".[" else f".{prefix}"
+
+
+def _is_in(path: str, prefixes: Sequence[str]) -> bool:
+    return any(_under(path, prefix) for prefix in prefixes)
 
 
 def _under(path: str, prefix: str) -> bool:

@@ -39,6 +39,7 @@ class Leaf:
         shape: of an array, or of an array of keys.
         impl: of keys, the name of their implementation.
         value: of a Python scalar.
+        segments: names of the files that hold its data, if they are not in the file of arrays.
     """
 
     path: str
@@ -47,11 +48,17 @@ class Leaf:
     shape: tuple[int, ...] = ()
     impl: str = ""
     value: Any = None
+    segments: tuple[str, ...] = ()
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it has data; a Python scalar is in the manifest."""
+        return self.kind in ("array", "key")
 
     @property
     def in_file(self) -> bool:
-        """Whether its data are in the file of arrays; a Python scalar is in the manifest."""
-        return self.kind in ("array", "key")
+        """Whether its data are in the file of arrays."""
+        return self.is_array and not self.segments
 
     @property
     def data_shape(self) -> tuple[int, ...]:
@@ -64,12 +71,17 @@ class Leaf:
         return DTYPES["uint32" if self.kind == "key" else self.dtype]
 
     @property
+    def data_nbytes(self) -> int:
+        """Bytes of the data."""
+        return prod(self.data_shape) * self.data_dtype.itemsize if self.is_array else 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the file of arrays."""
-        return prod(self.data_shape) * self.data_dtype.itemsize if self.in_file else 0
+        return self.data_nbytes if self.in_file else 0
 
     def __str__(self) -> str:
-        if not self.in_file:
+        if not self.is_array:
             return f"Python {self.kind}"
         name = self.dtype if self.kind == "array" else f"key<{self.impl}>"
         return f"{name}[{','.join(map(str, self.shape))}]"

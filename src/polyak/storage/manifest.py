@@ -1,5 +1,6 @@
 """The manifest of a checkpoint: its leaves, hash and size of its files, library version and machine."""
 
+import dataclasses
 import json
 import re
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from polyak.storage.files import dump_json, parse_json
 from polyak.storage.json import DTYPES, decode, encode, parse_shape
 from polyak.storage.leaves import KEY_WORDS, KINDS, CheckpointError, Leaf
 
-FORMAT = 1
-"""The version of the layout; newer ones are rejected."""
+FORMAT = 2
+"""The newest version of the layout, in which leaves may be in segments; newer ones are rejected."""
+
+WHOLE = 1
+"""The version of a checkpoint without segments, which older versions of polyak read too."""
 
 MAX_BYTES = 32 * 2**20
 """The largest manifest that is written or read; large data belongs in the tree."""
@@ -44,6 +48,7 @@ class Manifest:
         sha256: its hash.
         machine: platform and number of devices; results are reproducible bit for bit only on the same.
         meta: plain data of the caller.
+        segment_bytes: bytes of a segment; 0 if no leaf has segments.
     """
 
     format: int
@@ -54,6 +59,7 @@ class Manifest:
     sha256: str
     machine: dict[str, Any]
     meta: dict[str, Any]
+    segment_bytes: int = 0
 
 
 def arrays_header(leaves: tuple[Leaf, ...]) -> bytes:
@@ -92,6 +98,8 @@ def write_manifest(manifest: Manifest) -> bytes:
         "leaves": [_leaf_to_json(leaf) for leaf in manifest.leaves],
         "meta": encode_meta(manifest.meta),
     }
+    if manifest.format > WHOLE:
+        document["segment_bytes"] = manifest.segment_bytes
     try:
         data = dump_json(document, MANIFEST, indent=1)
     except ValueError as error:
@@ -136,12 +144,15 @@ def read_manifest_json(data: bytes, where: str, this_version: str) -> Manifest:
 def _validate(document: dict[str, Any], library: str) -> Manifest:
     file = _member(_member(document, "files", dict), ARRAYS, dict)
     sha256, size, step = _member(file, "sha256", str), _member(file, "size", int), _member(document, "step", int)
-    if not _SHA256.match(sha256) or step < 0 or document["format"] != FORMAT:
-        raise ValueError(f"{MANIFEST}: malformed format, step or sha256")
+    version, segment_bytes = document["format"], 0
+    if version > WHOLE:
+        segment_bytes = _member(document, "segment_bytes", int)
+    if not _SHA256.match(sha256) or step < 0 or not WHOLE <= version <= FORMAT or (version > WHOLE and segment_bytes < 1):
+        raise ValueError(f"{MANIFEST}: malformed format, step, sha256 or segment_bytes")
     items = _member(document, "leaves", list)
     if len(items) > MAX_LEAVES:
         raise ValueError(f"{MANIFEST}: {len(items)} leaves; at most {MAX_LEAVES} are read")
-    leaves = tuple(_leaf_from_json(item) for item in items)
+    leaves = tuple(_leaf_from_json(item, segment_bytes) for item in items)
     if len({leaf.path for leaf in leaves}) < len(leaves):
         raise ValueError(f"{MANIFEST}: two leaves have the same path")
     declared = sum(leaf.nbytes for leaf in leaves)
@@ -150,7 +161,7 @@ def _validate(document: dict[str, Any], library: str) -> Manifest:
     meta = decode(_member(document, "meta", dict), "meta")
     if not isinstance(meta, dict):
         raise ValueError(f"{MANIFEST}: meta is not a dict")
-    return Manifest(FORMAT, library, step, leaves, size, sha256, _member(document, "machine", dict), meta)
+    return Manifest(version, library, step, leaves, size, sha256, _member(document, "machine", dict), meta, segment_bytes)
 
 
 def _member(document: Any, name: str, kind: type) -> Any:
@@ -167,6 +178,8 @@ def _printable(text: str, what: str) -> str:
 
 def _leaf_to_json(leaf: Leaf) -> dict[str, Any]:
     document: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
+    if leaf.segments:
+        document["segments"] = list(leaf.segments)
     if leaf.kind == "array":
         return document | {"dtype": leaf.dtype, "shape": list(leaf.shape)}
     if leaf.kind == "key":
@@ -174,21 +187,33 @@ def _leaf_to_json(leaf: Leaf) -> dict[str, Any]:
     return document | {"value": encode(leaf.value, leaf.path)}
 
 
-def _leaf_from_json(document: Any) -> Leaf:
+def _leaf_from_json(document: Any, segment_bytes: int) -> Leaf:
     path = _printable(_member(document, "path", str), "a leaf's path")
     kind = _member(document, "kind", str)
     if kind not in KINDS:
         raise ValueError(f"{MANIFEST}: leaf {path}: unknown kind {kind[:40]!r}")
-    if kind == "array":
-        dtype = _check_known(_member(document, "dtype", str), DTYPES, path)
-        return Leaf(path, kind, dtype=dtype, shape=parse_shape(document.get("shape"), path))
-    if kind == "key":
-        impl = _check_known(_member(document, "impl", str), KEY_WORDS, path)
-        return Leaf(path, kind, shape=parse_shape(document.get("shape"), path), impl=impl)
+    if kind in ("array", "key"):
+        shape = parse_shape(document.get("shape"), path)
+        if kind == "array":
+            leaf = Leaf(path, kind, dtype=_check_known(_member(document, "dtype", str), DTYPES, path), shape=shape)
+        else:
+            leaf = Leaf(path, kind, shape=shape, impl=_check_known(_member(document, "impl", str), KEY_WORDS, path))
+        return dataclasses.replace(leaf, segments=_segments_from_json(document, leaf, segment_bytes))
     value = decode(document.get("value"), path)
     if type(value).__name__ != kind:
         raise ValueError(f"{MANIFEST}: leaf {path}: {kind} expected, got {str(value)[:40]!r}")
     return Leaf(path, kind, value=value)
+
+
+def _segments_from_json(document: dict[str, Any], leaf: Leaf, segment_bytes: int) -> tuple[str, ...]:
+    """The names of the leaf's segments, as many as its bytes need."""
+    if "segments" not in document:
+        return ()
+    names = _member(document, "segments", list)
+    is_complete = segment_bytes > 0 and len(names) == -(-leaf.data_nbytes // segment_bytes)
+    if not is_complete or not all(isinstance(name, str) and _SHA256.match(name) for name in names):
+        raise ValueError(f"{MANIFEST}: leaf {leaf.path}: malformed segments")
+    return tuple(names)
 
 
 def _check_known(name: str, known: dict[str, Any], path: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyak.core.types import Progress, PyTree
+from polyak.core.types import HasReplay, Progress, PyTree
 from polyak.storage.checkpoint import CheckpointError, Restored, save
 from polyak.storage.json import EXACT_INT
 from polyak.storage.run_directory import CONFIG, Run
@@ -33,6 +33,11 @@ class SavedProgress:
     changed_settings: tuple[str, ...]
 
 
+def replay_path(agent: Any) -> str | None:
+    """The path of the agent's replay in the loop's state, or None."""
+    return f".agent.{agent.replay_field}" if isinstance(agent, HasReplay) else None
+
+
 def save_progress(
     run: Run,
     progress: Progress,
@@ -41,10 +46,21 @@ def save_progress(
     keep: int = 3,
     allow_nonfinite: bool = False,
     directory: Path | None = None,
+    replay: str | None = None,
+    save_replay: bool = True,
 ) -> Path:
     """Save the loop's state as it is now, with a snapshot of the host environment; see `save_state`."""
-    snapshot = None if progress.env is None else progress.env.snapshot()
-    return save_state(run, progress, state, snapshot, keep=keep, allow_nonfinite=allow_nonfinite, directory=directory)
+    return save_state(
+        run,
+        progress,
+        state,
+        None if progress.env is None else progress.env.snapshot(),
+        keep=keep,
+        allow_nonfinite=allow_nonfinite,
+        directory=directory,
+        replay=replay,
+        save_replay=save_replay,
+    )
 
 
 def save_state(
@@ -56,6 +72,8 @@ def save_state(
     keep: int = 3,
     allow_nonfinite: bool = False,
     directory: Path | None = None,
+    replay: str | None = None,
+    save_replay: bool = True,
 ) -> Path:
     """Save the loop's state at `progress.env_steps`, with what is needed to resume: counters, environment and settings.
 
@@ -71,6 +89,8 @@ def save_state(
         keep: how many checkpoints to keep.
         allow_nonfinite: save an agent's state that holds NaN or infinities.
         directory: where the checkpoints are; None is the run's.
+        replay: the path of the replay in the state; rows that have not changed since the last checkpoint are not written again.
+        save_replay: False leaves it out, and a resumed run fills it anew.
 
     Raises:
         CheckpointError: it cannot be saved.
@@ -86,7 +106,7 @@ def save_state(
             "compile_seconds": progress.compile_seconds,
         },
         "env": snapshot,
-        "resume": _describe_resume(progress, snapshot),
+        "resume": _describe_resume(progress, snapshot, is_complete=replay is None or save_replay),
         "config": _settings(run.read_config(verify=False)),
     }
     return save(
@@ -98,6 +118,8 @@ def save_state(
         overwrite=True,
         allow_nonfinite=allow_nonfinite,
         finite=".agent",
+        segmented=replay if save_replay else None,
+        omitted=None if save_replay else replay,
     )
 
 
@@ -138,8 +160,8 @@ def check_settings(run: Run, saved: SavedProgress) -> None:
         )
 
 
-def _describe_resume(progress: Progress, snapshot: Mapping[str, Any] | None) -> str:
-    reasons = list(progress.nondeterminism)
+def _describe_resume(progress: Progress, snapshot: Mapping[str, Any] | None, *, is_complete: bool) -> str:
+    reasons = [*progress.nondeterminism, *([] if is_complete else ["the checkpoint has no replay"])]
     if progress.env is not None and snapshot is None:
         reasons.insert(0, f"env {progress.env.spec.id or type(progress.env).__name__} has no state")
     return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"

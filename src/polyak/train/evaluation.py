@@ -12,7 +12,7 @@ from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.evaluate import Evaluation, evaluate
 from polyak.runs import RunConfig, run_key
-from polyak.storage.progress import save_progress
+from polyak.storage.progress import replay_path, save_progress
 from polyak.storage.run_directory import Run
 
 # The tags of Stable-Baselines3.
@@ -129,7 +129,9 @@ class PeriodicEvaluation:
         if self._best is None or evaluation.mean_return > self._best:
             self._best, self.best_policy = evaluation.mean_return, policy
             if self._run is not None:
-                save_progress(self._run, progress, state, keep=1, directory=self._run.best)
+                # For its policy alone: nothing resumes from it.
+                replay = replay_path(self._agent)
+                save_progress(self._run, progress, state, keep=1, directory=self._run.best, replay=replay, save_replay=False)
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:

@@ -48,6 +48,7 @@ def run(
     progress: bool = True,
     report_every: int | None = None,
     checkpoint_every: int | None = None,
+    checkpoint_replay: bool = True,
     eval_every: int | None = None,
     eval_episodes: int | None = None,
     eval_env: Env | HostEnv | None = None,
@@ -74,15 +75,14 @@ def run(
         progress: show a progress bar, or plain lines where there is no terminal.
         report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if the next two are.
         checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
-        eval_every: env_steps between evaluations of the greedy policy, reported as `eval/mean_reward`; the best is
-            `best_policy` of the result, and a checkpoint in `best/` of the run directory.
+        checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
+        eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
         eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else no evaluation.
         eval_env: environments for evaluation; None makes copies of `env`.
         callbacks: called at every report with `(progress, metrics, state)`; see `Callback`.
         loop: `"compiled"` (one program), `"host"`, or `"auto"`: `"compiled"` for an environment in JAX.
         devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
-        resume_from: `loop_state` of an earlier result; `polyak.resume` continues a run directory.
-        env_steps_done: env_steps of that result.
+        resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.
         should_stop: called between iterations; True ends the training.
 
     Raises:
@@ -90,8 +90,8 @@ def run(
         RunError: the run directory is not new or empty, or cannot be created.
         TrainingDiverged: see `Agent.diagnose`.
     """
-    seed = _check_seed(key, seed)
     Target(env_steps, report_every)
+    seed = _check_seed(key, seed)
     made, source = make_envs("train.run", agent, env, num_envs, loop, devices)
     try:
         training = prepare(
@@ -103,6 +103,7 @@ def run(
             run_dir=run_dir,
             report_every=report_every,
             checkpoint_every=checkpoint_every,
+            checkpoint_replay=checkpoint_replay,
             eval_every=eval_every,
             eval_episodes=eval_episodes,
             eval_env=eval_env,
@@ -113,8 +114,7 @@ def run(
         )
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
     finally:
-        if made is not env and isinstance(made, HostEnv):
-            made.close()
+        close_if_made(made, env)
 
 
 def _check_seed(key: Any, seed: int | None) -> int | None:
@@ -158,6 +158,12 @@ def make_envs(
     return made, source_of(made) or EnvSource(env, {})
 
 
+def close_if_made(made: Env | HostEnv, env: Any) -> None:
+    """Close environments of `make_envs`, unless the caller made them."""
+    if made is not env and isinstance(made, HostEnv):
+        made.close()
+
+
 def make_agent(
     agent: Agent | str, spec: EnvSpec, source: EnvSource | None, env_steps: int, settings: Mapping[str, Any] | None
 ) -> Agent:
@@ -188,6 +194,7 @@ def prepare(
     run_dir: str | os.PathLike[str] | None = None,
     report_every: int | None = None,
     checkpoint_every: int | None = None,
+    checkpoint_replay: bool = True,
     eval_every: int | None = None,
     eval_episodes: int | None = None,
     eval_env: Env | HostEnv | None = None,
@@ -235,6 +242,7 @@ def prepare(
         env_options={} if stored is None else {n: v for n, v in stored.options.items() if n in ENV_OPTIONS},
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
+        checkpoint_replay=checkpoint_replay,
     )
     run = None if run_dir is None else create(run_dir, config.to_json())
     return Training(config, env, run_key(seed or 0) if key is None else key, start or Start(), run, eval_env, eval_episodes)

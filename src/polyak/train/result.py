@@ -12,7 +12,7 @@ from polyak.export.write_policy import SUFFIXES, Format, write_policy
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import LoopState
 from polyak.runs import RunConfig
-from polyak.storage.progress import save_state
+from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import create
 from polyak.train.evaluation import evaluate_policy, evaluation_env
 from polyak.train.summary import format_return, summary
@@ -84,7 +84,8 @@ class Result(Generic[State]):
             CheckpointError: the agent's state contains NaN or infinity.
         """
         with create(path, self.config.to_json()) as run:
-            save_state(run, self.progress, self.loop_state, self.snapshot)
+            replay, save_replay = replay_path(self.agent), self.config.checkpoint_replay
+            save_state(run, self.progress, self.loop_state, self.snapshot, replay=replay, save_replay=save_replay)
             run.write_summary(summary(self.config, self.progress, self.evaluation, stopped=self.stopped))
             return run.directory
 

@@ -16,15 +16,15 @@ from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import as_host_env, reset
-from polyak.loops.loop import LoopState, check_match, initial, mesh_over
+from polyak.loops.loop import LoopState, check_match, initial, mesh_over, new_replay
 from polyak.runs import RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
 from polyak.storage.directory import find
-from polyak.storage.progress import check_settings, read_progress
+from polyak.storage.progress import check_settings, read_progress, replay_path
 from polyak.storage.run_directory import Run, open_run
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.evaluation import make_env
-from polyak.train.new_training import make_envs
+from polyak.train.new_training import close_if_made, make_envs
 from polyak.train.result import Result
 from polyak.train.training import Start, Training, run_training
 
@@ -45,7 +45,8 @@ def resume(
 ) -> Result:
     """Continue a run from its newest valid checkpoint; the result equals that of an uninterrupted training.
 
-    It is equal to the bit where the environment's state can be saved. Where it cannot, new episodes start, with a warning.
+    It is equal to the bit where the environment's state can be saved. Where it cannot, new episodes start, with a warning;
+    without the replay in the checkpoints (`checkpoint_replay=False`), it is filled anew before learning goes on.
 
     Args:
         run_dir: a run directory.
@@ -90,8 +91,7 @@ def resume(
             training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
-            if made is not env and isinstance(made, HostEnv):
-                made.close()
+            close_if_made(made, env)
 
 
 def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Training:
@@ -133,16 +133,22 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         _check_for_lost_checkpoints(run, config)
         print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")
         return Start()
-    restored = restore(run.checkpoints, loop_shape(config, env))
+    restored = restore(run.checkpoints, loop_shape(config, env), optional=replay_path(config.agent))
     saved, state = read_progress(run, restored), restored.tree
     if not force:
         check_settings(run, saved)
+    consequences = []
+    if not restored.is_complete:
+        consequences.append("learning waits until the replay has filled")
+        state = dataclasses.replace(state, agent=new_replay(config.agent, state.agent))
     if isinstance(env, HostEnv) and saved.env is not None:
         env.restore(saved.env)
     elif isinstance(env, HostEnv):
-        warnings.warn(f"{saved.resume}; new episodes start", stacklevel=2)
+        consequences.append("new episodes start")
         time_step = jax.tree.map(jnp.asarray, env.reset(((config.seed or 0) + saved.env_steps) % 2**31))
         state = dataclasses.replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
+    if consequences:
+        warnings.warn(f"{saved.resume}; {' and '.join(consequences)}", stacklevel=2)
     return Start(state, saved.env_steps)
 
 

@@ -18,7 +18,7 @@ from polyak.loops.loop import LoopState, TrainResult
 from polyak.runs import RunConfig
 from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_logger
 from polyak.storage.checkpoint import steps
-from polyak.storage.progress import save_state
+from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import Run, RunError
 from polyak.train.display import Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, evaluate_policy, evaluation_env
@@ -161,13 +161,16 @@ def save_last(training: Training, trained: TrainResult) -> dict[str, Any] | None
     run, progress = training.run, trained.progress
     snapshot = progress.env.snapshot() if progress.env else None
     if run is not None and progress.env_steps not in steps(run.checkpoints):
-        save_state(run, progress, trained.loop_state, snapshot)
+        replay, save_replay = replay_path(training.config.agent), training.config.checkpoint_replay
+        save_state(run, progress, trained.loop_state, snapshot, replay=replay, save_replay=save_replay)
     return snapshot
 
 
 def writers(run: Run, config: RunConfig, start: Start) -> Sequence[Callback]:
     """The callbacks that write into the run directory."""
-    callbacks = [jsonl_logger(run), checkpointer(run, config.checkpoint_every)]
+    replay = replay_path(config.agent)
+    save = checkpointer(run, config.checkpoint_every, replay=replay, save_replay=config.checkpoint_replay)
+    callbacks = [jsonl_logger(run), save]
     try:
         callbacks.insert(1, tensorboard_logger(run, resumed_at=start.env_steps or None))
     except ImportError:
