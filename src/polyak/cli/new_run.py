@@ -12,7 +12,7 @@ from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
 from polyak.cli.own import env_maker, make_own_agent
 from polyak.cli.own_flags import OwnFlags
-from polyak.cli.training_run import make_parent, print_statistics, run_at_once, run_one_after_another, run_to_exit_code
+from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, Env, HostEnv
@@ -24,6 +24,7 @@ from polyak.runs import algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, start_jax
 from polyak.train.new_training import make_agent, prepare
+from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
 
 
@@ -85,10 +86,9 @@ def _train(
     directory = flags.run_dir or _run_directory(algorithm_name(agent), env_id, flags.seed)
     if flags.seeds == 1:
         return run_to_exit_code(prepare_seed(flags.seed, directory))
-    make_parent(directory)
-    directories = {seed: directory / f"seed-{seed}" for seed in range(flags.seed, flags.seed + flags.seeds)}
+    directories = seed_directories(directory, range(flags.seed, flags.seed + flags.seeds))
     if at_once and not isinstance(env, HostEnv):
-        code = run_at_once([prepare_seed(seed, place) for seed, place in directories.items()], env)
+        code = run_at_once([prepare_seed(seed, place) for seed, place in directories.items()])
     else:
         code = run_one_after_another(prepare_seed, directories)
     print_statistics(directories.values())

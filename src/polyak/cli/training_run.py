@@ -10,10 +10,9 @@ from pathlib import Path
 
 from polyak.cli.flags import fail
 from polyak.cli.signals import NAMES, Signals, handle_signals
-from polyak.core.types import Env
 from polyak.loops.loop import TrainingDiverged
 from polyak.storage.directory import find
-from polyak.storage.run_directory import SUMMARY, RunError, open_run
+from polyak.storage.run_directory import SUMMARY, open_run
 from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.seeds import train_at_once
@@ -34,10 +33,10 @@ def run_to_exit_code(training: Training) -> int:
     return _run([training], start, console)
 
 
-def run_at_once(trainings: Sequence[Training], env: Env) -> int:
+def run_at_once(trainings: Sequence[Training]) -> int:
     """Train and evaluate several seeds as one program; returns the largest exit code."""
     console = Screen()
-    return _run(trainings, lambda should_stop: train_at_once(trainings, env, console, should_stop), console)
+    return _run(trainings, lambda should_stop: train_at_once(trainings, console, should_stop), console)
 
 
 def run_one_after_another(prepare_seed: Callable[[int, Path], Training], directories: dict[int, Path]) -> int:
@@ -65,20 +64,6 @@ def print_statistics(directories: Iterable[Path]) -> None:
     returns = [mean for summary in summaries if (mean := summary["eval_mean_return"]) is not None]
     if len(returns) > 1:
         Screen().print_line(str(seed_statistics(returns)))
-
-
-def make_parent(directory: Path) -> None:
-    """Create the directory for the runs of several seeds.
-
-    Raises:
-        RunError: it exists and is not an empty directory, or cannot be created.
-    """
-    if os.path.lexists(directory) and (directory.is_symlink() or not directory.is_dir() or any(directory.iterdir())):
-        raise RunError(f"{directory}: the runs of several seeds need a directory that is new or empty")
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be created: {error.strerror}") from error
 
 
 def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], list[Result]], console: Screen) -> int:

@@ -10,11 +10,14 @@ from polyak.train import callbacks
 from polyak.train.new_training import run
 from polyak.train.result import Result
 from polyak.train.resumption import resume
+from polyak.train.seeds import run_seeds
+from polyak.train.statistics import SeedStatistics, seed_statistics
 
 __all__ = [
     "Evaluation",
     "LoopState",
     "Result",
+    "SeedStatistics",
     "TrainResult",
     "TrainingDiverged",
     "callbacks",
@@ -26,4 +29,6 @@ __all__ = [
     "initial",
     "resume",
     "run",
+    "run_seeds",
+    "seed_statistics",
 ]

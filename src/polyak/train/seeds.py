@@ -1,30 +1,199 @@
-"""Trains several seeds at once, as one program, each with a run directory of its own."""
+"""`polyak.train.run_seeds`: trains several seeds, in one program where the environment is in JAX, each with a run directory."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
 
-from polyak.core.types import Env
+from polyak.core.checks import check_choice, check_integer
+from polyak.core.names import suggest_arguments
+from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.loops.compiled_seeds import compiled_seeds
+from polyak.loops.loop import Target
+from polyak.runs import check_seed
+from polyak.storage.run_directory import RunError
 from polyak.train.display import Screen, once_per_iteration, show_progress
+from polyak.train.interrupt import catch_interrupt
+from polyak.train.new_training import make_agent, make_envs, prepare
 from polyak.train.result import Result
+from polyak.train.statistics import seed_statistics
 from polyak.train.training import (
     Training,
+    finish,
     make_result,
+    name_interrupt,
     periodic_evaluation,
     record_failure,
+    run_training,
     save_last,
     with_evaluations,
     writers,
 )
 
 
-def train_at_once(trainings: Sequence[Training], env: Env, console: Screen, should_stop: Callable[[], bool]) -> list[Result]:
+def _no_callbacks(seed: int) -> Sequence[Callback]:
+    return ()
+
+
+@suggest_arguments("train.run_seeds")
+def run_seeds(
+    agent: Agent[State] | str,
+    env: Env | HostEnv | str | Callable[[], Any],
+    *,
+    env_steps: int,
+    seeds: int | Sequence[int],
+    num_envs: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    report_every: int | None = None,
+    checkpoint_every: int | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int = 100,
+    eval_env: Env | HostEnv | None = None,
+    callbacks: Callable[[int], Sequence[Callback]] = _no_callbacks,
+    loop: Literal["auto", "compiled", "host"] = "auto",
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Result[State]]:
+    """Train several seeds, as `polyak train --seeds` does; prints mean, IQM and interval of their returns.
+
+    In the compiled loop the seeds train at once, as one program on one device; in the host loop one after another. Arguments
+    that are not listed here are those of `train.run`.
+
+    Args:
+        seeds: the seeds, or their number: 3 is `[0, 1, 2]`.
+        run_dir: a new directory, which gets the run directories `seed-0`, `seed-1`, ...; None writes nothing.
+        eval_episodes: episodes of each evaluation, also at the end; 0 for none.
+        callbacks: returns the callbacks of a seed; they are not shared, as those that count keep a state. In the compiled
+            loop one that returns False stops all seeds.
+
+    Returns:
+        The results in the order of the seeds; after Ctrl-C without those of the seeds that were not started. In the compiled
+        loop a seed that diverges has a `diagnosis`, and the others continue.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
+        RunError: the directory is not new or empty, or cannot be created.
+        TrainingDiverged: a seed diverged in the host loop; those before it are saved.
+    """
+    numbers = _check_seeds(seeds)
+    Target(env_steps, report_every)
+    check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
+    made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, 1)
+    try:
+        options: dict[str, Any] = {
+            "env_steps": env_steps,
+            "report_every": report_every,
+            "checkpoint_every": checkpoint_every,
+            "eval_every": eval_every,
+            "eval_episodes": eval_episodes,
+            "eval_env": eval_env,
+            "loop": loop,
+            "devices": 1,
+            "source": source,
+        }
+        prepare_seed = partial(prepare, make_agent(agent, made.spec, source, env_steps, settings), made, **options)
+        # Checks everything before a directory is created.
+        prepare_seed(seed=numbers[0])
+        directories: Any = dict.fromkeys(numbers) if run_dir is None else seed_directories(Path(run_dir), numbers)
+        train_seeds = _train_at_once if isinstance(made, Env) and loop != "host" else _train_in_turn
+        console = Screen(quiet=not progress)
+        results = train_seeds(
+            (prepare_seed(seed=seed, run_dir=directory) for seed, directory in directories.items()),
+            [callbacks(seed) for seed in numbers],
+            console,
+            should_stop,
+        )
+        returns = [result.evaluation.mean_return for result in results if result.evaluation is not None]
+        if len(returns) > 1:
+            console.print_line(str(seed_statistics(returns)))
+        return results
+    finally:
+        if made is not env and isinstance(made, HostEnv):
+            made.close()
+
+
+def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
+    """The run directory of each seed, in a directory that is created.
+
+    Raises:
+        RunError: the directory exists and is not an empty one, or cannot be created.
+    """
+    if os.path.lexists(parent) and (parent.is_symlink() or not parent.is_dir() or any(parent.iterdir())):
+        raise RunError(f"{parent}: the runs of several seeds need a directory that is new or empty")
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{parent}: cannot be created: {error.strerror}") from error
+    return {seed: parent / f"seed-{seed}" for seed in seeds}
+
+
+def _check_seeds(seeds: Any) -> list[int]:
+    """The seeds; a number counts them from 0."""
+    if isinstance(seeds, int):
+        check_integer("train.run_seeds", "seeds", seeds)
+        return list(range(seeds))
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not seeds:
+        raise TypeError(f"train.run_seeds: seeds must be their number or a sequence of integers, got {seeds!r:.80}")
+    for seed in seeds:
+        check_seed("train.run_seeds", "each of seeds", seed)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"train.run_seeds: seeds must differ, got {list(seeds)!r:.80}")
+    return list(seeds)
+
+
+def _train_in_turn(
+    trainings: Iterable[Training],
+    callbacks: Sequence[Sequence[Callback]],
+    console: Screen,
+    should_stop: Callable[[], bool],
+) -> list[Result]:
+    """Train one seed after another, until one is stopped from outside."""
+    results: list[Result] = []
+    for training, of_seed in zip(trainings, callbacks, strict=True):
+        results.append(run_training(training, callbacks=of_seed, progress=not console.quiet, should_stop=should_stop))
+        if results[-1].stopped in ("interrupt", "request"):
+            break
+    return results
+
+
+def _train_at_once(
+    trainings: Iterable[Training],
+    callbacks: Sequence[Sequence[Callback]],
+    console: Screen,
+    should_stop: Callable[[], bool],
+) -> list[Result]:
+    """Train all seeds as one program, and evaluate each."""
+    with ExitStack() as stack:
+        prepared = [stack.enter_context(training) for training in trainings]
+        with catch_interrupt() as interrupt:
+            results = train_at_once(prepared, console, lambda: interrupt.received or should_stop(), callbacks)
+        for result in results:
+            if result.diagnosis is not None:
+                console.print_line(f"seed {result.config.seed} diverged: {result.diagnosis}")
+        return [
+            finish(training, name_interrupt(result, interrupt), console)
+            for training, result in zip(prepared, results, strict=True)
+        ]
+
+
+def train_at_once(
+    trainings: Sequence[Training],
+    console: Screen,
+    should_stop: Callable[[], bool],
+    callbacks: Sequence[Sequence[Callback]] | None = None,
+) -> list[Result]:
     """Train in an environment in JAX with settings that differ in the seed alone; saves the final states.
 
     A seed that diverges is not saved, and its result has a `diagnosis`.
+
+    Args:
+        callbacks: of each seed, beside those that show and write.
     """
     first = trainings[0].config
     keys = jax.vmap(jax.random.key)(np.array([training.config.seed for training in trainings], np.uint32))
@@ -34,12 +203,19 @@ def train_at_once(trainings: Sequence[Training], env: Env, console: Screen, shou
         display = once_per_iteration(stack.enter_context(show_progress(console, title, first.env_steps)))
         results = compiled_seeds(
             first.agent,
-            env,
+            cast(Env, trainings[0].env),
             env_steps=first.env_steps,
             keys=keys,
             callbacks=[
-                [*evaluation, display, *(writers(training.run, training.config, training.start) if training.run else [])]
-                for training, evaluation in zip(trainings, evaluations, strict=True)
+                [
+                    *evaluation,
+                    *of_seed,
+                    display,
+                    *(writers(training.run, training.config, training.start) if training.run else []),
+                ]
+                for training, evaluation, of_seed in zip(
+                    trainings, evaluations, callbacks or [()] * len(trainings), strict=True
+                )
             ],
             report_every=first.report_every,
             should_stop=should_stop,

@@ -22,7 +22,7 @@ from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import Run, RunError
 from polyak.train.display import Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, evaluate_policy, evaluation_env
-from polyak.train.interrupt import catch_interrupt
+from polyak.train.interrupt import Interrupt, catch_interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
 
@@ -79,9 +79,13 @@ def run_training(
     with training:
         with catch_interrupt() as interrupt:
             result = train(training, console, callbacks, lambda: interrupt.received or should_stop())
-        if interrupt.received and result.stopped == "request":
-            result = dataclasses.replace(result, stopped="interrupt")
-        return finish(training, result, console)
+        return finish(training, name_interrupt(result, interrupt), console)
+
+
+def name_interrupt(result: Result, interrupt: Interrupt) -> Result:
+    """The result, in which a signal that stopped the training is named."""
+    is_interrupted = interrupt.received and result.stopped == "request"
+    return dataclasses.replace(result, stopped="interrupt") if is_interrupted else result
 
 
 def train(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
