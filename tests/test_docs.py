@@ -1,14 +1,12 @@
 """The documentation: code blocks and commands run page by page, links and names exist, lines are short.
 
-A page's `python` blocks share one namespace and run in order; the `polyak` commands of its `sh` blocks run between them, in the
-same temporary directory. Trainings are shortened; everything else runs as it is printed.
+`run_page.py` runs the blocks of a page, each page in an empty directory.
 """
 
 import hashlib
 import importlib
 import inspect
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.cli import main
+from tests.run_page import POLYAK_COMMANDS, blocks, run_command, run_page, shorten
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -29,34 +27,7 @@ PROSE = {**PAGES, **{name: (ROOT / name).read_text() for name in OTHERS}}
 README = PAGES["README.md"]
 RUNNABLE = [name for name, text in PAGES.items() if re.search(r"^```(python|sh)$", text, re.MULTILINE)]
 
-TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --eval-episodes 2"
-TINY_OF = {"ppo": "--num-epochs 1 --num-minibatches 1", "dqn": "--learning-starts 32"}
-SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
-POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}
-NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "mkdocs", "bash", "pre-commit"}
 LONGEST_LINE = 120
-
-
-def blocks(text, languages="python|sh"):
-    """The fenced blocks of a page: (language, line number, text)."""
-    for found in re.finditer(rf"^```({languages})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield found[1], text[: found.start(2)].count("\n"), found[2]
-
-
-def shorten(program):
-    """The program with shorter trainings and evaluations."""
-    program = re.sub(r"\benv_steps=[\d_]+", "env_steps=1_024", program)
-    return re.sub(r"\bepisodes=\d+", "episodes=3", program)
-
-
-def run_command(line):
-    """Run a `polyak` command in this process; its exit code."""
-    words = shlex.split(re.sub(r"--(env-steps|episodes|eval-episodes) [\d_]+", "", line), comments=True)
-    shorter = f"{SHORTER.get(words[1], '')} {TINY_OF.get(words[2], '') if words[1] == 'train' else ''}"
-    if words[1] == "resume":
-        # A command that trains further than planned follows one that resumes.
-        shorter += f" --env-steps {384 if '--env-steps' in line else 256}"
-    return main(words[1:] + shorter.split())
 
 
 @pytest.fixture
@@ -72,19 +43,9 @@ def working_directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_code_blocks_of_a_page_run_in_order(name, working_directory, unchecked):
-    namespace = {"__name__": "__main__"}
     # As users have it: the tests' stricter promotion rules are for the package.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for language, line, text in blocks(PAGES[name]):
-            if language == "python":
-                # Padded, so that a traceback shows the line of the page.
-                exec(compile("\n" * line + shorten(text), name, "exec"), namespace)
-                continue
-            for command in text.replace("\\\n", " ").splitlines():
-                if command.startswith("polyak "):
-                    assert run_command(command) == 0, command
-                else:
-                    assert not command or command.split()[0] in NOT_RUN, f"{name}: {command} is not run by this test"
+        run_page(name, PAGES[name])
 
 
 def test_every_command_of_polyak_is_documented_by_one_that_runs():

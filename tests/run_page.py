@@ -1,0 +1,64 @@
+"""Runs a page of the documentation: `python tests/run_page.py README.md`, in an empty directory, with the installed polyak.
+
+A page's `python` blocks share one namespace and run in order; the `polyak` commands of its `sh` blocks run between them, in the
+same directory. Trainings are shortened; everything else runs as it is printed. .ci/run does the README in the core install, and
+`test_docs.py` every page with all extras, so this file needs nothing but polyak.
+"""
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from polyak.cli import main
+
+TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --eval-episodes 2"
+TINY_OF = {"ppo": "--num-epochs 1 --num-minibatches 1", "dqn": "--learning-starts 32"}
+SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
+POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}
+NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "mkdocs", "bash", "pre-commit"}
+
+
+def blocks(text, languages="python|sh"):
+    """The fenced blocks of a page: (language, line number, text)."""
+    for found in re.finditer(rf"^```({languages})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield found[1], text[: found.start(2)].count("\n"), found[2]
+
+
+def shorten(program):
+    """The program with shorter trainings and evaluations."""
+    program = re.sub(r"\benv_steps=[\d_]+", "env_steps=1_024", program)
+    return re.sub(r"\bepisodes=\d+", "episodes=3", program)
+
+
+def run_command(line):
+    """Run a `polyak` command in this process; its exit code."""
+    words = shlex.split(re.sub(r"--(env-steps|episodes|eval-episodes) [\d_]+", "", line), comments=True)
+    shorter = f"{SHORTER.get(words[1], '')} {TINY_OF.get(words[2], '') if words[1] == 'train' else ''}"
+    if words[1] == "resume":
+        # A command that trains further than planned follows one that resumes.
+        shorter += f" --env-steps {384 if '--env-steps' in line else 256}"
+    return main(words[1:] + shorter.split())
+
+
+def run_page(name, text):
+    """Run the blocks of a page in order."""
+    namespace = {"__name__": "__main__"}
+    for language, line, block in blocks(text):
+        if language == "python":
+            # Padded, so that a traceback shows the line of the page.
+            exec(compile("\n" * line + shorten(block), name, "exec"), namespace)
+            continue
+        for command in block.replace("\\\n", " ").splitlines():
+            if command.startswith("polyak "):
+                assert run_command(command) == 0, command
+            else:
+                assert not command or command.split()[0] in NOT_RUN, f"{name}: {command} is not run by this test"
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    path = Path(sys.argv[1])
+    run_page(path.name, path.read_text())
+    print(f"{path.name} ran in {time.monotonic() - started:.0f} s")
