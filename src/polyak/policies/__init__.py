@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyak.policies.python.policy import PythonPolicy
     from polyak.policies.scripted import Scripted, Uniform
     from polyak.policies.stable_baselines import StableBaselinesPolicy
+    from polyak.policies.tf_agents import from_tf_agents
 
 __all__ = [
     "ActionSmoothing",
@@ -30,6 +31,7 @@ __all__ = [
     "Uniform",
     "WithInfo",
     "from_stable_baselines3",
+    "from_tf_agents",
     "with_info",
 ]
 
@@ -42,6 +44,7 @@ _MODULES = {
     "python.policy": ("PythonPolicy",),
     "scripted": ("Scripted", "Uniform"),
     "stable_baselines": ("StableBaselinesPolicy",),
+    "tf_agents": ("from_tf_agents",),
     "info": ("WithInfo", "with_info"),
 }
 

@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.spaces import Box, Discrete, EnvSpec, check_env_spec
-from polyak.core.types import Variables
+from polyak.core.spaces import EnvSpec
 from polyak.networks.actor_critic import ActorCritic, mlp
-from polyak.networks.layers import is_image
+from polyak.policies.imported_weights import check_spaces, make_policy
 from polyak.policies.network_policy import NetworkPolicy
 
 MAX_BYTES = 2**30
@@ -59,8 +57,7 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
         ValueError: the file is no such model or damaged, or its network does not fit the spec; by name.
         TypeError: `spec` is not an `EnvSpec`.
     """
-    check_env_spec("from_stable_baselines3", spec)
-    _check_spaces(spec)
+    check_spaces("from_stable_baselines3", spec)
     try:
         settings, tensors = _read_model(Path(path))
     except DAMAGED as error:
@@ -68,18 +65,7 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
     if settings.get("use_sde"):
         raise ValueError(f"from_stable_baselines3: {path} was trained with use_sde=True, whose noise polyak does not have")
     network, params = _network_and_params(str(path), settings, tensors)
-    example = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
-    _check_shapes(str(path), params, example.params)
-    return NetworkPolicy(Variables(params, example.stats, example.graph), None, network, spec)
-
-
-def _check_spaces(spec: EnvSpec) -> None:
-    if not isinstance(spec.obs, Box) or is_image(spec.obs):
-        raise ValueError(f"from_stable_baselines3: obs must be a Box of numbers, got {spec.obs}")
-    if not isinstance(spec.action, Discrete | Box):
-        raise ValueError(f"from_stable_baselines3: action must be Discrete or a Box, got {spec.action}")
-    if spec.action_scaling != "clip":
-        raise ValueError("from_stable_baselines3: action_scaling must be 'clip', as in Stable-Baselines3, got 'rescale'")
+    return make_policy("from_stable_baselines3", str(path), spec, network, params)
 
 
 def _network_and_params(
@@ -123,18 +109,6 @@ def _activation(path: str, settings: Mapping[str, Any]) -> Literal["tanh", "relu
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"from_stable_baselines3: activation_fn of {path} must be one of {known}, got {name[:80]!r}")
     return ACTIVATIONS[name]
-
-
-def _check_shapes(path: str, params: Any, example: Any) -> None:
-    """Check that the arrays are those of a network for the spec, by their names and shapes."""
-    got, wanted = (
-        {jax.tree_util.keystr(keys, simple=True, separator="/"): np.shape(leaf) for keys, leaf in leaves}
-        for leaves in map(jax.tree_util.tree_leaves_with_path, (params, example))
-    )
-    for name in sorted(got.keys() | wanted.keys()):
-        if got.get(name) != wanted.get(name):
-            shapes = f"has shape {got.get(name)}, the spec needs {wanted.get(name)}"
-            raise ValueError(f"from_stable_baselines3: {name} of {path} {shapes}")
 
 
 def _read_model(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

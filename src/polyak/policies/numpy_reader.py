@@ -43,8 +43,8 @@ def array_of(npy: bytes) -> Any:
     """The array in a `.npy` file, where it lies: a size that is not that of the file is an error, and so are objects."""
     file = io.BytesIO(npy)
     read_magic(file)
-    shape, _, dtype = read_array_header_1_0(file)
-    return np.frombuffer(npy, dtype, offset=file.tell()).reshape(shape)
+    shape, is_fortran, dtype = read_array_header_1_0(file)
+    return np.frombuffer(npy, dtype, offset=file.tell()).reshape(shape, order="F" if is_fortran else "C")
 
 
 def make_network(arrays: Any, layers: int, activation: str) -> Any:

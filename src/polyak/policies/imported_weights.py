@@ -1,0 +1,49 @@
+"""A policy of weights that another library saved: the spaces that such a policy may have, and the check of its arrays."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from polyak.core.spaces import Box, Discrete, EnvSpec, check_env_spec
+from polyak.core.types import Variables
+from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.layers import is_image
+from polyak.ops.normalize import ObsNormalizer
+from polyak.policies.network_policy import NetworkPolicy
+
+
+def check_spaces(owner: str, spec: EnvSpec) -> None:
+    """Check that observations are vectors and actions Discrete or a Box whose samples are clipped.
+
+    Raises:
+        TypeError: `spec` is not an `EnvSpec`.
+        ValueError: it has another space.
+    """
+    check_env_spec(owner, spec)
+    if not isinstance(spec.obs, Box) or is_image(spec.obs):
+        raise ValueError(f"{owner}: obs must be a Box of numbers, got {spec.obs}")
+    if not isinstance(spec.action, Discrete | Box):
+        raise ValueError(f"{owner}: action must be Discrete or a Box, got {spec.action}")
+    if spec.action_scaling != "clip":
+        raise ValueError(f"{owner}: action_scaling must be 'clip', as in the library that saved the policy, got 'rescale'")
+
+
+def make_policy(
+    owner: str, path: str, spec: EnvSpec, network: ActorCritic, params: Any, normalizer: ObsNormalizer | None = None
+) -> NetworkPolicy:
+    """The policy of a network with these parameters.
+
+    Raises:
+        ValueError: the names and shapes of the parameters are not those of the network for the spec.
+    """
+    example = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    got, wanted = (
+        {jax.tree_util.keystr(keys, simple=True, separator="/"): np.shape(leaf) for keys, leaf in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (params, example.params))
+    )
+    for name in sorted(got.keys() | wanted.keys()):
+        if got.get(name) != wanted.get(name):
+            shapes = f"has shape {got.get(name)}, the spec needs {wanted.get(name)}"
+            raise ValueError(f"{owner}: {name} of {path} {shapes}")
+    return NetworkPolicy(Variables(params, example.stats, example.graph), normalizer, network, spec)
