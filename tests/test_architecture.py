@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "ops": {"core", "kernels"},
     "networks": {"core", "kernels", "ops"},
     "copies": {"core", "ops"},
-    "replay": {"core", "ops"},
+    "replay": {"core", "kernels", "ops"},
     "learning": {"core", "kernels", "ops", "networks", "copies", "replay"},
     "policies": {"core", "kernels", "ops", "networks"},
     "agents": ALGORITHM_PARTS,

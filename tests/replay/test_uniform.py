@@ -10,55 +10,19 @@ import pytest
 
 from polyak.core.types import Rollout, TimeStep
 from polyak.replay.uniform import Replay
+from tests.replay.streams import add, filled_with, rollouts_of, stream
 
 KEY = jax.random.key(0)
 
 
-def stream(rewards, terminated=(), truncated=(), envs=1, start=0):
-    """Time steps whose observation is their number, plus 1000 for each further environment."""
-    total = len(rewards)
-    flags = {name: np.isin(np.arange(total), at) for name, at in (("terminated", terminated), ("truncated", truncated))}
-    last = flags["terminated"] | flags["truncated"]
-    first = np.concatenate([[start == 0], last[:-1]])
-
-    def batched(x, dtype):
-        return jnp.asarray(np.repeat(np.asarray(x)[:, None], envs, axis=1).astype(dtype))
-
-    obs = np.arange(start, start + total)[:, None] + 1000 * np.arange(envs)
-    return TimeStep(
-        obs=jnp.asarray(obs, jnp.float32)[..., None],
-        reward=batched(rewards, np.float32),
-        terminated=batched(flags["terminated"], bool),
-        truncated=batched(flags["truncated"], bool),
-        first=batched(first, bool),
-    )
-
-
-def rollouts_of(steps, num_steps):
-    """Consecutive rollouts; an action is the number of its time step."""
-    total, envs = steps.reward.shape
-    for t in range(0, total - num_steps, num_steps):
-        part = jax.tree.map(lambda x, t=t: x[t : t + num_steps + 1], steps)
-        actions = jnp.broadcast_to(jnp.arange(t, t + num_steps, dtype=jnp.int32)[:, None], (num_steps, envs))
-        yield Rollout(part, actions)
-
-
 def filled(steps, *, num_steps=1, capacity=64):
     replay = Replay(capacity, num_steps)
-    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32))
-    for rollout in rollouts_of(steps, num_steps):
-        state = add(replay, state, rollout)
-    return replay, state
+    return replay, filled_with(replay, steps)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
 def sample(replay, state, batch, envs, n_step, gamma):
     return replay.sample(state, KEY, batch, num_envs=envs, n_step=n_step, gamma=gamma)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def add(replay, state, rollout):
-    return replay.add(state, rollout)
 
 
 def drawn(replay, state, *, envs=1, n_step=1, gamma=0.9, batch=2048):

@@ -1,5 +1,6 @@
 """Replay: transitions of earlier rollouts, stored in the agent's state."""
 
+from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
-__all__ = ["Replay", "ReplayState", "Transition"]
+__all__ = ["PrioritizedReplay", "Replay", "ReplayState", "Transition"]

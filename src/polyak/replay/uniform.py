@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, Shaped, UInt32
 
 from polyak.core.struct import check_settings, integer, struct
@@ -45,6 +46,7 @@ class ReplayState:
         size: transitions, and rows that only reset, of each environment.
         dropped: transitions that were not stored, because of NaN or infinity.
         layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
+        priorities: the `Priorities` of a `PrioritizedReplay`, or None.
     """
 
     rows: Rows
@@ -52,6 +54,7 @@ class ReplayState:
     size: UInt32[Array, ""]
     dropped: UInt32[Array, ""]
     layout: UInt32[Array, "3"]
+    priorities: PyTree = None
 
 
 @struct
@@ -63,8 +66,8 @@ class Transition:
         discount: γ^m, or 0 after a terminal state.
         next_obs: the observation m steps later.
         next_action_mask: the actions that are allowed there, or None.
-        weight: how much it counts in the loss; 0 for a row that is not to be learned from.
-        index: the row of the storage that it starts from.
+        weight: how much it counts in the loss: 1, or its importance weight; 0 for a row that is not to be learned from.
+        index: the row of the storage that it starts from, for `PrioritizedReplay.set_priorities`.
     """
 
     obs: PyTree
@@ -130,6 +133,12 @@ class Replay:
         position, size, dropped = (jnp.zeros((), jnp.uint32) for _ in range(3))
         return ReplayState(rows, position, size, dropped, layout=jnp.zeros(3, jnp.uint32))
 
+    def partition(self, axis_name: str) -> PyTree:
+        """How the state is split over devices: rows by environment, and nothing else; see `Agent.partition`."""
+        whole: Any = PartitionSpec()
+        rows: Any = PartitionSpec(axis_name)
+        return ReplayState(rows, whole, whole, whole, whole)
+
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout's transitions and its last observation.
 
@@ -161,7 +170,8 @@ class Replay:
         for first, last, at in ((0, num_steps, start), (num_steps, num_steps + 1, end)):
             block = jax.tree.map(lambda x, first=first, last=last: flatten_steps(x[first:last]), rows)
             stored = jax.tree.map(lambda old, new, at=at: _write(old, new, at * num_envs), stored, block)
-        return ReplayState(
+        return dataclasses.replace(
+            state,
             rows=stored,
             position=end.astype(jnp.uint32),
             size=jnp.minimum(state.size + jnp.uint32(num_steps), jnp.uint32(slots - 1)),
@@ -179,20 +189,36 @@ class Replay:
             n_step: n, the most steps that rewards are summed over.
             gamma: γ.
         """
+        index = self._draw(state, key, batch_size, num_envs)
+        return self.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
+
+    def transitions(
+        self, state: ReplayState, index: Int32[Array, " N"], *, num_envs: int, n_step: int = 1, gamma: Scalar
+    ) -> Transition:
+        """The transitions that start from the given rows.
+
+        Args:
+            index: rows in the storage; those that are no transitions get weight 0.
+            num_envs: B of the rollouts.
+            n_step: n, the most steps that rewards are summed over.
+            gamma: γ.
+        """
         slots = self._slots(state, num_envs)
-        slot, env, age = self._draw(state, key, batch_size, num_envs, slots)
+        slot, env = index // num_envs, index % num_envs
+        # 0 is the newest transition.
+        age = (state.position.astype(jnp.int32) - 1 - slot) % slots
         steps = jnp.arange(n_step, dtype=jnp.int32)[:, None]
         # [n, N]: the rows from each one on.
         following = (slot[None] + steps) % slots * num_envs + env[None]
         reward, terminated, truncated, valid = (
             x[following] for x in (state.rows.reward, state.rows.terminated, state.rows.truncated, state.rows.valid)
         )
-        exists = valid & (steps <= age[None])
+        exists = valid & (steps <= age[None]) & (age < state.size.astype(jnp.int32))[None]
         goes_on = jnp.concatenate([exists[:1], exists[1:] & ~(terminated | truncated)[:-1]])
         summed = jnp.cumprod(goes_on.astype(jnp.int32), axis=0) > 0
         powers = jnp.asarray(gamma, jnp.float32) ** steps.astype(jnp.float32)
         num_summed = summed.sum(axis=0, dtype=jnp.int32)
-        index, next_index = following[0], (slot + num_summed) % slots * num_envs + env
+        next_index = (slot + num_summed) % slots * num_envs + env
         discount = jnp.asarray(gamma, jnp.float32) ** num_summed.astype(jnp.float32)
         rows = state.rows
         obs, action, action_mask = jax.tree.map(lambda x: x[index], (rows.obs, rows.action, rows.action_mask))
@@ -209,18 +235,14 @@ class Replay:
             index=index,
         )
 
-    def _draw(
-        self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int, slots: int
-    ) -> tuple[Int32[Array, " N"], Int32[Array, " N"], Int32[Array, " N"]]:
-        """Slots, environments, and the ages of the rows: 0 is the newest transition."""
-        age_key, env_key = jax.random.split(key)
-        shape = DRAWS, batch_size
-        age = jax.random.randint(age_key, shape, 0, jnp.maximum(state.size, jnp.uint32(1)).astype(jnp.int32))
-        slot = (state.position.astype(jnp.int32) - 1 - age) % slots
-        env = jax.random.randint(env_key, shape, 0, num_envs)
-        first_valid = jnp.argmax(state.rows.valid[slot * num_envs + env], axis=0)[None]
-        slot, env, age = (jnp.take_along_axis(x, first_valid, axis=0)[0] for x in (slot, env, age))
-        return slot, env, age
+    def _draw(self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int) -> Int32[Array, " N"]:
+        """Rows that are transitions, but for the rare one whose every draw was none."""
+        slots = self._slots(state, num_envs)
+        number = _random_below(key, (DRAWS, batch_size), jnp.maximum(state.size, jnp.uint32(1)) * jnp.uint32(num_envs))
+        age, env = number // num_envs, number % num_envs
+        index = (state.position.astype(jnp.int32) - 1 - age) % slots * num_envs + env
+        first_valid = jnp.argmax(state.rows.valid[index], axis=0)[None]
+        return jnp.take_along_axis(index, first_valid, axis=0)[0]
 
     def _slots(self, state: ReplayState, num_envs: int) -> int:
         """Rows of each environment; on a mesh, the state has this device's rows only."""
@@ -274,6 +296,17 @@ def _check_rows(rows: Rows, stored: Rows) -> None:
         if (x.shape[2:], x.dtype) != (y.shape[1:], y.dtype):
             name = ("obs", "action", "action_mask")[path[0].idx] + jax.tree_util.keystr(path[1:])
             raise ValueError(f"Replay: {name} must be {y.dtype}{list(y.shape[1:])}, got {x.dtype}{list(x.shape[2:])}")
+
+
+def _random_below(key: PRNGKeyArray, shape: tuple[int, ...], n: UInt32[Array, ""]) -> Int32[Array, "..."]:
+    """Integers in [0, n), floor(n · x / 2³²) of 32 random bits x: a probability differs from 1/n by less than 2⁻³²."""
+    # `jax.random.randint` draws twice the bits, which takes longer than all else in a sample.
+    x = jax.random.bits(key, shape)
+    low_bits = jnp.uint32(0xFFFF)
+    x_high, x_low, n_high, n_low = x >> 16, x & low_bits, n >> 16, n & low_bits
+    middle = x_high * n_low + (x_low * n_low >> 16)
+    other = x_low * n_high + (middle & low_bits)
+    return (x_high * n_high + (middle >> 16) + (other >> 16)).astype(jnp.int32)
 
 
 def _write(old: Shaped[Array, "capacity ..."], new: Shaped[Array, "N ..."], start: Int32[Array, ""]) -> Array:

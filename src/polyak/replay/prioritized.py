@@ -1,0 +1,177 @@
+"""Prioritized replay: transitions are drawn in proportion to their last TD error, and weighted for it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int32, PRNGKeyArray, UInt32
+
+from polyak.core.struct import check_settings, integer, number, struct
+from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.kernels.sum_tree import SumTree
+from polyak.ops.losses import sum_over_devices
+from polyak.replay.uniform import Replay, ReplayState, Transition
+
+# The sum of 10^9 of them is finite in float32.
+LARGEST_PRIORITY = 1e28
+
+
+@struct
+class Priorities:
+    """What a prioritized replay stores beside its rows.
+
+    Attributes:
+        tree: (|δ| + ε)^α of each row that can be drawn, 0 for the others.
+        largest: the largest so far, that of new rows; 1 at first.
+        rejected: priorities that were NaN, infinite or negative, and therefore not set.
+    """
+
+    tree: SumTree
+    largest: Float[Array, ""]
+    rejected: UInt32[Array, ""]
+
+    @classmethod
+    def init(cls, capacity: int) -> "Priorities":
+        """No row can be drawn."""
+        return cls(SumTree.init(capacity), jnp.ones(()), jnp.zeros((), jnp.uint32))
+
+
+@struct
+class PrioritizedReplay:
+    """A `Replay` whose transitions are drawn in proportion to their priority, pᵢ = (|δᵢ| + ε)^α.
+
+        P(i) = pᵢ / Σ p,    wᵢ = (N P(i))^-β / max_j (N P(j))^-β,    the maximum over the batch
+
+    New transitions have the largest priority so far. Rows that are no transitions, or that are not finite, have priority 0 and
+    are never drawn. Updates and draws take O(log capacity).
+
+    Attributes:
+        capacity: rows, over all environments.
+        num_steps: the length of the rollouts that are added.
+        alpha: α; 0 draws uniformly.
+        eps: ε, in the units of the TD error; with 0, transitions without an error are not drawn again.
+
+    Raises:
+        TypeError, ValueError: a setting is out of its range.
+
+    Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 (proportional) and 3.4 (weights).
+    """
+
+    capacity: int = integer(default=100_000)
+    num_steps: int = integer(default=1)
+    alpha: Scalar = number(default=0.6, at_least=0)
+    eps: Scalar = number(default=1e-6, at_least=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def check(self, num_envs: int) -> None:
+        """Check that each environment has room for two rollouts.
+
+        Raises:
+            ValueError: it has not; the message contains the smallest capacity.
+        """
+        self._rows.check(num_envs)
+
+    def init(self, obs: PyTree, action: PyTree, action_mask: PyTree = None) -> ReplayState:
+        """An empty replay; see `Replay.init`."""
+        state = self._rows.init(obs, action, action_mask)
+        return dataclasses.replace(state, priorities=Priorities.init(self.capacity))
+
+    def partition(self, axis_name: str) -> PyTree:
+        """How the state is split over devices: rows and priorities by environment; see `Agent.partition`."""
+        whole: Any = PartitionSpec()
+        tree: Any = PartitionSpec(axis_name)
+        return dataclasses.replace(self._rows.partition(axis_name), priorities=Priorities(tree, whole, whole))
+
+    def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
+        """The replay with a rollout's transitions, which get the largest priority so far; see `Replay.add`."""
+        state = self._rows.add(state, rollout)
+        num_steps, num_envs = rollout.reward.shape
+        slots = state.layout[0].astype(jnp.int32)
+        # The rollout's rows, the newest one after them, and the one before, which an episode that begins has made invalid.
+        slot = (state.position.astype(jnp.int32) + jnp.arange(-num_steps - 1, 1, dtype=jnp.int32)) % slots
+        index = (slot[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]).reshape(-1)
+        priorities = _priorities(state)
+        valid, is_new = state.rows.valid[index], jnp.arange(len(index)) >= num_envs
+        value = jnp.where(valid, priorities.largest, 0.0)
+        tree = priorities.tree.set(index, value, is_new | ~valid, _num_rows(state))
+        return dataclasses.replace(state, priorities=dataclasses.replace(priorities, tree=tree))
+
+    def sample(
+        self,
+        state: ReplayState,
+        key: PRNGKeyArray,
+        batch_size: int,
+        *,
+        num_envs: int,
+        n_step: int = 1,
+        gamma: Scalar,
+        beta: Scalar = 1.0,
+        axis_name: str | None = None,
+    ) -> Transition:
+        """Transitions drawn in proportion to their priorities, with importance weights.
+
+        Args:
+            num_envs: B of the rollouts.
+            n_step: n, the most steps that rewards are summed over.
+            gamma: γ.
+            beta: β; 1 corrects completely for the draws, 0 not at all.
+            axis_name: the mesh axis over which the replay is split: each device draws from its rows, and the largest weight is
+                that of all batches.
+        """
+        index, probability = _priorities(state).tree.draw(key, batch_size, _num_rows(state))
+        batch = self._rows.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
+        is_drawn = probability > 0
+        # N cancels out; the ratio of two probabilities neither overflows nor underflows to a weight of 0.
+        smallest = jnp.min(jnp.where(is_drawn, probability, jnp.inf))
+        smallest = smallest if axis_name is None else jax.lax.pmin(smallest, axis_name)
+        weight = jnp.where(is_drawn, smallest / jnp.where(is_drawn, probability, 1.0), 0.0)
+        weight = jnp.where(is_drawn, weight ** jnp.asarray(beta, jnp.float32), 0.0)
+        return dataclasses.replace(batch, weight=weight * batch.weight)
+
+    def set_priorities(
+        self,
+        state: ReplayState,
+        index: Int32[Array, " N"],
+        td_error: Float[Array, " N"],
+        *,
+        axis_name: str | None = None,
+    ) -> ReplayState:
+        """The replay with the priorities (|δ| + ε)^α of rows that were drawn.
+
+        Rows that are no transitions keep priority 0. A row that was drawn twice gets the larger priority.
+
+        Args:
+            index: `Transition.index`.
+            td_error: |δ|. One that is NaN, infinite or negative is rejected and counted: its row keeps its priority.
+            axis_name: the mesh axis over which the replay is split.
+        """
+        priorities = _priorities(state)
+        is_accepted = jnp.isfinite(td_error) & (td_error >= 0)
+        size = jnp.where(is_accepted, td_error, 0.0) + jnp.asarray(self.eps, jnp.float32)
+        value = jnp.minimum(size ** jnp.asarray(self.alpha, jnp.float32), LARGEST_PRIORITY)
+        is_set = is_accepted & state.rows.valid[index]
+        largest = jnp.max(jnp.where(is_set, value, 0.0), initial=0.0)
+        largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
+        tree = priorities.tree.set(index, value, is_set, _num_rows(state))
+        rejected = sum_over_devices(jnp.sum(~is_accepted, dtype=jnp.uint32), axis_name)
+        priorities = Priorities(tree, jnp.maximum(priorities.largest, largest), priorities.rejected + rejected)
+        return dataclasses.replace(state, priorities=priorities)
+
+    @property
+    def _rows(self) -> Replay:
+        return Replay(self.capacity, self.num_steps)
+
+
+def _num_rows(state: ReplayState) -> Int32[Array, ""]:
+    """The rows that were written since the replay was last empty: those of slots 0 to `size`, of every environment."""
+    return ((state.size + jnp.uint32(1)) * state.layout[1]).astype(jnp.int32)
+
+
+def _priorities(state: ReplayState) -> Priorities:
+    if not isinstance(state.priorities, Priorities):
+        raise ValueError("PrioritizedReplay: the state has no priorities; create it with PrioritizedReplay.init")
+    return state.priorities
