@@ -41,6 +41,12 @@ class DQN:
             `num_steps * num_envs` it must be a whole number.
         batch_size: transitions of a gradient step.
         capacity: transitions in the replay, over all environments and devices.
+        prioritized: draw transitions in proportion to (|δ| + ε)^α of their last TD error δ, weighted for it (Schaul et al.
+            2016, arXiv:1511.05952), instead of uniformly.
+        priority_alpha: α, used with `prioritized`; 0 draws uniformly.
+        priority_beta: β of the weights (N P(i))^-β, a number or a schedule; None increases it from 0.4 to 1 over the first
+            1,000,000 transitions.
+        priority_eps: ε.
         learning_starts: transitions that are collected with random actions before the first gradient step.
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
@@ -70,6 +76,12 @@ class DQN:
     updates_per_step: float = number(default=0.25, above=0, static=True)
     batch_size: int = integer(default=64)
     capacity: int = integer(default=100_000)
+    prioritized: bool = choice(default=False, choices=(True, False))
+    priority_alpha: Scalar = number(default=0.6, at_least=0)
+    priority_beta: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    priority_eps: Scalar = number(default=1e-6, at_least=0)
     learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)

@@ -18,8 +18,12 @@ from polyak.core.types import Metrics, PyTree, Rollout, Scalar
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
 from polyak.ops.losses import sum_over_devices
-from polyak.ops.schedules import saturating_add
+from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
+from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.uniform import Replay, ReplayState, Transition
+
+PRIORITY_BETA = Linear(0.4, 1.0, 1_000_000)
+"""β while training, of Schaul et al. 2016, table 3."""
 
 REPLAY_FIELD = "replay"
 """The field of `OffPolicyState` that holds the replay, for `polyak.core.types.HasReplay`."""
@@ -79,6 +83,31 @@ class OffPolicySettings(Protocol):
         ...
 
 
+@runtime_checkable
+class PrioritizedSettings(Protocol):
+    """The settings of an agent whose replay may be prioritized; its train step logs the term `priority`, |δ| `[N]`."""
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether it is."""
+        ...
+
+    @property
+    def priority_alpha(self) -> Scalar:
+        """α of `PrioritizedReplay`."""
+        ...
+
+    @property
+    def priority_beta(self) -> Schedule | None:
+        """β of the importance weights; None is `PRIORITY_BETA`."""
+        ...
+
+    @property
+    def priority_eps(self) -> Scalar:
+        """ε of `PrioritizedReplay`."""
+        ...
+
+
 @struct
 class OffPolicyState:
     """Everything that training changes.
@@ -108,8 +137,11 @@ def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
     return OffPolicyState(copies, replay, Guard.init(), env_steps, updates)
 
 
-def replay_of(settings: OffPolicySettings) -> Replay:
+def replay_of(settings: OffPolicySettings) -> Replay | PrioritizedReplay:
     """The agent's replay."""
+    if isinstance(settings, PrioritizedSettings) and settings.prioritized:
+        alpha, eps = settings.priority_alpha, settings.priority_eps
+        return PrioritizedReplay(settings.capacity, settings.num_steps, alpha, eps)
     return Replay(settings.capacity, settings.num_steps)
 
 
@@ -151,8 +183,7 @@ def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
 def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
     """The rows of the replay are split by environment; all else is replicated."""
     whole: Any = PartitionSpec()
-    rows: Any = PartitionSpec(axis_name)
-    return OffPolicyState(whole, ReplayState(rows, whole, whole, whole, whole), whole, whole, whole)
+    return OffPolicyState(whole, replay_of(settings).partition(axis_name), whole, whole, whole)
 
 
 def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
@@ -191,45 +222,55 @@ def add_and_learn(
     keys = jax.random.split(key, (num_gradient_steps, 2))
     if axis_name is not None:
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
-
-    def step(copies: PyTree, keys: Array) -> tuple[PyTree, StepLog]:
-        sample_key, train_key = keys
-        batch = ring.sample(
-            replay,
-            sample_key,
-            settings.batch_size // devices,
-            num_envs=num_envs,
-            n_step=settings.n_step,
-            gamma=settings.gamma,
-        )
-        total = sum_over_devices(batch.weight.sum(), axis_name)
-        batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
-        return train_step(copies, batch, train_key, total > 0)
-
-    def learn(copies: PyTree) -> tuple[PyTree, StepLog]:
-        return jax.lax.scan(step, copies, keys)
-
-    def wait(copies: PyTree) -> tuple[PyTree, StepLog]:
-        _, log = jax.eval_shape(learn, copies)
-        return copies, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), log)
-
     # A resumed run may start with an empty replay.
     num_stored = replay.size * jnp.uint32(num_envs * devices)
     is_filled = (replay.size > 0) & (num_stored >= jnp.uint32(_filled_size(settings, num_envs * devices)))
-    # The branches read the replay and do not return it, which would copy it.
     is_learning = has_started(settings, env_steps) & is_filled
-    copies, log = jax.lax.cond(is_learning, learn, wait, state.copies)
+    options: Any = {"num_envs": num_envs, "n_step": settings.n_step, "gamma": settings.gamma}
+    if isinstance(settings, PrioritizedSettings) and settings.prioritized:
+        beta = PRIORITY_BETA if settings.priority_beta is None else settings.priority_beta
+        options |= {"beta": value_at(beta, env_steps), "axis_name": axis_name}
+
+    def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
+        sample_key, train_key = keys
+        stored, batch_size = dataclasses.replace(replay, priorities=priorities), settings.batch_size // devices
+        batch = ring.sample(stored, sample_key, batch_size, **options)
+        total = sum_over_devices(batch.weight.sum(), axis_name)
+        batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
+        copies, log = train_step(copies, batch, train_key, total > 0)
+        if isinstance(ring, PrioritizedReplay):
+            log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / settings.batch_size})
+        return copies, log, batch.index
+
+    def wait(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
+        _, *rest = jax.eval_shape(learn, copies, priorities, keys)
+        return copies, *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rest)
+
+    def step(carry: tuple[PyTree, PyTree], keys: Array) -> tuple[tuple[PyTree, PyTree], StepLog]:
+        copies, priorities = carry
+        # The branches read the replay and do not return it, which would copy it.
+        copies, log, index = jax.lax.cond(is_learning, learn, wait, copies, priorities, keys)
+        if isinstance(ring, PrioritizedReplay):
+            current = dataclasses.replace(replay, priorities=priorities)
+            new = ring.set_priorities(current, index, log.terms["priority"], due=is_learning, axis_name=axis_name)
+            priorities = new.priorities
+        return (copies, priorities), log
+
+    (copies, priorities), log = jax.lax.scan(step, (state.copies, replay.priorities), keys)
     dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
     # A rollout of which nothing could be stored counts as a skipped step: its environment is broken.
     is_lost = (dropped == valid) & (valid > 0)
     new_state = OffPolicyState(
         copies=copies,
-        replay=dataclasses.replace(replay, dropped=state.replay.dropped + dropped),
+        replay=dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities),
         guard=_count_skips(state.guard, log, is_lost, _bad_data(rollout, axis_name)),
         env_steps=env_steps,
         updates=saturating_add(state.updates, log.applied.sum(dtype=jnp.uint32)),
     )
-    return new_state, _metrics(new_state, log, num_envs * devices)
+    metrics = _metrics(new_state, log, num_envs * devices)
+    if isinstance(ring, PrioritizedReplay):
+        metrics |= ring.metrics(new_state.replay, axis_name=axis_name)
+    return new_state, metrics
 
 
 def _filled_size(settings: OffPolicySettings, num_envs: int) -> int:

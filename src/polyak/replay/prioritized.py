@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int32, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
@@ -138,6 +138,7 @@ class PrioritizedReplay:
         index: Int32[Array, " N"],
         td_error: Float[Array, " N"],
         *,
+        due: Bool[Array, ""] | bool = True,
         axis_name: str | None = None,
     ) -> ReplayState:
         """The replay with the priorities (|δ| + ε)^α of rows that were drawn.
@@ -147,19 +148,31 @@ class PrioritizedReplay:
         Args:
             index: `Transition.index`.
             td_error: |δ|. One that is NaN, infinite or negative is rejected and counted: its row keeps its priority.
+            due: False sets and counts nothing.
             axis_name: the mesh axis over which the replay is split.
         """
         priorities = _priorities(state)
         is_accepted = jnp.isfinite(td_error) & (td_error >= 0)
         size = jnp.where(is_accepted, td_error, 0.0) + jnp.asarray(self.eps, jnp.float32)
         value = jnp.minimum(size ** jnp.asarray(self.alpha, jnp.float32), LARGEST_PRIORITY)
-        is_set = is_accepted & state.rows.valid[index]
+        is_set = is_accepted & state.rows.valid[index] & due
         largest = jnp.max(jnp.where(is_set, value, 0.0), initial=0.0)
         largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
         tree = priorities.tree.set(index, value, is_set, _num_rows(state))
-        rejected = sum_over_devices(jnp.sum(~is_accepted, dtype=jnp.uint32), axis_name)
+        rejected = sum_over_devices(jnp.sum(~is_accepted & due, dtype=jnp.uint32), axis_name)
         priorities = Priorities(tree, jnp.maximum(priorities.largest, largest), priorities.rejected + rejected)
         return dataclasses.replace(state, priorities=priorities)
+
+    def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
+        """The mean and the largest priority (|δ| + ε)^α so far, and how many were rejected, by tag."""
+        priorities = _priorities(state)
+        total, rows = priorities.tree.total(_num_rows(state)), (state.size * state.layout[1]).astype(jnp.float32)
+        total, rows = sum_over_devices(jnp.stack([total, rows]), axis_name)
+        return {
+            "replay/mean_priority": total / jnp.maximum(rows, 1.0),
+            "replay/max_priority": priorities.largest,
+            "replay/rejected_priorities": priorities.rejected,
+        }
 
     @property
     def _rows(self) -> Replay:
