@@ -115,8 +115,10 @@ def test_settings_of_dqn_in_stable_baselines3(name, instead):
 
 
 def test_environments_that_are_none_or_step_on_the_host():
-    with pytest.raises(TypeError, match=r"env must be created with polyak\.envs\.make\(\.\.\.\), got int"):
+    with pytest.raises(TypeError, match=r"id must be a name, a function .* or a gymnasium\.vector\.VectorEnv, got int"):
         train.run(AGENT, 3, env_steps=100, seed=0)
+    with pytest.raises(TypeError, match=r"env must be created with polyak\.envs\.make\(\.\.\.\), got int"):
+        train.compiled(AGENT, 3, env_steps=100, key=KEY)
     host_env = polyak.envs.make("CartPole-v1")
     agent = polyak.PPO(host_env.spec)
     with pytest.raises(ValueError, match=r"train\.compiled needs an environment in JAX .*, got CartPole-v1"):
@@ -124,3 +126,101 @@ def test_environments_that_are_none_or_step_on_the_host():
     with pytest.raises(ValueError, match=r"train\.compiled_seeds needs an environment in JAX"):
         train.compiled_seeds(agent, host_env, env_steps=100, keys=jax.random.split(KEY, 2))
     host_env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("learn", r"polyak\.train\.run"),
+        ("predict", r"result\.policy\.predict"),
+        ("save", r"result\.save"),
+        ("initialize", r"agent\.init"),
+    ],
+)
+def test_methods_of_models_of_other_libraries(name, instead):
+    with pytest.raises(AttributeError, match=rf"'PPO' object has no attribute '{name}'; use .*{instead}"):
+        getattr(AGENT, name)
+    assert not hasattr(AGENT, name)
+
+
+def test_attributes_of_environments_and_results(result):
+    host_env = polyak.envs.make("CartPole-v1")
+    for env in (ENV, host_env):
+        with pytest.raises(AttributeError, match=r"has no attribute 'action_space'; use env\.spec\.action"):
+            env.action_space  # noqa: B018
+    host_env.close()
+    trained = train.run(AGENT, ENV, env_steps=40, progress=False)
+    with pytest.raises(AttributeError, match=r"'Result' object has no attribute 'predict'; use result\.policy\.predict"):
+        trained.predict([0.0])
+    with pytest.raises(AttributeError, match=r"'Result' object has no attribute 'plot'$"):
+        trained.plot()
+    with pytest.raises(TypeError, match=r"Result\.evaluate: unknown argument 'n_eval_episodes' of Stable-Baselines3"):
+        trained.evaluate(n_eval_episodes=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("make_vec_env", r"polyak\.envs\.make"), ("evaluate_policy", "evaluate"), ("run", "train.run")]
+)
+def test_functions_of_other_modules(name, instead):
+    with pytest.raises(AttributeError, match=f"module 'polyak' has no attribute '{name}'; use .*{instead}"):
+        getattr(polyak, name)
+
+
+@pytest.mark.parametrize("agent", [polyak.PPO, polyak.DQN])
+def test_init_with_an_integer(agent):
+    with pytest.raises(TypeError, match=r"init: key must be a JAX key, got 0; pass key=jax\.random\.key\(0\)"):
+        agent(ENV.spec).init(0)
+
+
+def test_the_class_of_an_agent_and_other_things_in_its_place():
+    for loop in (train.run, train.compiled):
+        with pytest.raises(TypeError, match=r"agent must be an agent, got the class PPO; pass PPO\(env\.spec\)"):
+            loop(polyak.PPO, ENV, env_steps=100, key=KEY)
+    with pytest.raises(TypeError, match="agent must be an agent or the name of an algorithm, such as 'ppo', got None"):
+        train.run(None, ENV, env_steps=100)
+    assert train.run("PPO", "jax/CartPole-v1", env_steps=20, num_envs=2, progress=False).stopped is None
+
+
+def test_arguments_that_are_missing_or_have_no_name():
+    with pytest.raises(TypeError, match="train: env_steps is missing; pass env_steps="):
+        train.run(AGENT, ENV)
+    with pytest.raises(TypeError, match="train: only agent and env can be passed without a name, got 10000 too"):
+        train.run(AGENT, ENV, 10_000)
+    with pytest.raises(TypeError, match=r"evaluate: key is missing; pass key=jax\.random\.key\(0\)"):
+        train.evaluate(AGENT.policy(AGENT.init(KEY)), ENV, episodes=1)
+
+
+@pytest.mark.parametrize("loop", [train.run, train.compiled, polyak.resume])
+def test_callbacks_that_are_none_are_rejected_before_anything_runs(loop, tmp_path):
+    arguments = (tmp_path / "none",) if loop is polyak.resume else (AGENT, ENV)
+    options = {} if loop is polyak.resume else {"env_steps": 100, "key": KEY}
+    with pytest.raises(TypeError, match=r"callbacks must be a list of functions, got <function .*; pass callbacks=\[\.\.\.\]"):
+        loop(*arguments, callbacks=lambda *_: True, **options)
+    with pytest.raises(TypeError, match=r"callback <lambda> must be a function of \(progress, metrics, state\)"):
+        loop(*arguments, callbacks=[lambda local, scope: True], **options)
+    with pytest.raises(TypeError, match="callback str must be a function"):
+        loop(*arguments, callbacks=["log"], **options)
+
+
+def test_evaluating_in_an_environment_that_is_not_made(result):
+    with pytest.raises(TypeError, match=r"evaluate: env must be created with polyak\.envs\.make\(\.\.\.\), got str"):
+        train.evaluate(AGENT.policy(result.state), "jax/CartPole-v1", episodes=1, key=KEY)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_run_takes_an_environment_of_gymnasium_and_leaves_it_open(vector):
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2) if vector else gymnasium.make("CartPole-v1")
+    result = train.run("ppo", env, env_steps=16, settings={"num_steps": 8, "num_minibatches": 1}, progress=False)
+    assert result.env.num_envs == 1 + vector
+    env.reset(seed=0)
+    env.close()
+
+
+def test_an_environment_without_spaces_or_of_another_package():
+    class Bare(gymnasium.Env):
+        pass
+
+    with pytest.raises(TypeError, match=r"Bare: env 0 has no observation_space; set it to a gymnasium\.spaces\.Space"):
+        envs.make(Bare)
+    with pytest.raises(ValueError, match="if it is of another package, name that too: 'package:Empty-5x5-v7'"):
+        envs.make("Empty-5x5-v7")

@@ -96,7 +96,9 @@ def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"polyak.{module}"), name)
-    raise AttributeError(f"module 'polyak' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from polyak.core.names import missing_from_module
+
+    raise AttributeError(missing_from_module("polyak", name, __all__))
 
 
 def __dir__() -> list[str]:

@@ -105,3 +105,27 @@ def test_a_broken_pipe_of_something_else_is_an_error(monkeypatch):
     with open(os.devnull, "w") as output, pytest.raises(BrokenPipeError, match="the simulator's socket"):
         monkeypatch.setattr("sys.stdout", output)
         main(["list"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("CartPole-v1", "it comes before the environment: polyak train ppo CartPole-v1"),
+        ("ppo CartPole-v1 --total-timesteps 1000", "--total-timesteps is --env-steps in polyak"),
+        ("ppo CartPole-v1 --batch_size=64", "--batch-size is --num-minibatches (num_steps * num_envs / batch size) in polyak"),
+    ],
+)
+def test_command_lines_of_other_libraries_get_the_right_words(words, message, capsys):
+    assert main(["train", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_flag_that_an_algorithm_has_is_no_other_library_s(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "dqn", "CartPole-v1", "--batch-size", "x"])
+    assert "in polyak" not in capsys.readouterr().err
+
+
+def test_the_name_of_an_algorithm_may_be_in_capitals(tmp_path, capsys):
+    words = f"train PPO jax/CartPole-v1 --env-steps 20 --num-envs 2 --run-dir {tmp_path / 'run'} --eval-episodes 0"
+    assert main(words.split()) == 0

@@ -30,9 +30,35 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
         raise UsageError(f"{', '.join(repeated)} is set more than once")
+    own = {_normalize(f"--{name}") for name in _field_names(kind)}
+    for flag in flags:
+        if flag in OTHER_NAMES and flag not in own:
+            raise UsageError(f"{flag} is {OTHER_NAMES[flag]} in polyak")
     # Every flag has a docstring; searching whole files for comments takes a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
+
+
+OTHER_NAMES = {
+    **dict.fromkeys(("--total-timesteps", "--n-timesteps", "--timesteps", "--steps"), "--env-steps"),
+    "--batch-size": "--num-minibatches (num_steps * num_envs / batch size)",
+    "--n-envs": "--num-envs",
+    "--n-steps": "--num-steps",
+    "--n-epochs": "--num-epochs",
+    "--lr": "--learning-rate",
+    "--eval-freq": "--eval-every",
+    "--save-freq": "--checkpoint-every",
+    "--n-eval-episodes": "--eval-episodes",
+    **dict.fromkeys(("--tensorboard-log", "--log-dir", "--log-folder", "--output"), "--run-dir"),
+    "--device": "the environment variable JAX_PLATFORMS",
+}
+"""Flags of other libraries' scripts, by what they are here."""
+
+
+def _field_names(kind: Any) -> list[str]:
+    """The names of all fields of a dataclass and of those in it."""
+    nested = ((field.name, field.type) for field in dataclasses.fields(kind))
+    return [name for own, type_ in nested for name in (_field_names(type_) if dataclasses.is_dataclass(type_) else [own])]
 
 
 def _normalize(argument: str) -> str:

@@ -28,8 +28,10 @@ def train(arguments: list[str]) -> int:
     algorithm = None if own_agent else words.pop(0) if words else None
     if algorithm is None and own_agent is None:
         return fail("an algorithm is missing, e.g.: polyak train ppo CartPole-v1, or --agent MODULE:NAME for one of your own")
+    algorithm = algorithm and algorithm.lower()
     if algorithm is not None and algorithm not in AGENTS:
-        return fail(unknown_name(algorithm, AGENTS, "algorithm"))
+        hint = "" if words else f"; it comes before the environment: polyak train ppo {arguments[0]}"
+        return fail(unknown_name(algorithm, AGENTS, "algorithm") + hint)
     env_id = own_env if own_env else words.pop(0) if words else None
     if env_id is None:
         if {"-h", "--help"} & set(arguments):

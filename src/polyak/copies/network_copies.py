@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 from polyak.copies.accumulated import Accumulated
 from polyak.copies.follow import Follow, FollowState
 from polyak.copies.loss_gradients import Loss, TrainStepResult, loss_gradients, predict_all
-from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.checks import check_choice, check_integer, check_key, check_number
 from polyak.core.names import unknown_name
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
@@ -124,12 +124,13 @@ class NetworkCopies:
             name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
+            TypeError: `key` is not a JAX key.
             ValueError: `online` is set without `shared=True`.
         """
+        check_key("init", key)
         if online is not None and not shared:
             raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
-        one_optimizer = shared and shared_optimizer
-        return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, one_optimizer, name)
+        return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, shared and shared_optimizer, name)
 
     def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
         """The copies with a new state of an optimizer that the caller applies itself."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 STABLE_BASELINES = {
     "policy": "network=polyak.mlp(...) of the agent",
@@ -40,6 +41,41 @@ STABLE_BASELINES = {
 }
 """Where polyak has what an argument of Stable-Baselines3 sets."""
 
+ATTRIBUTES = {
+    "learn": "polyak.train.run(agent, env, env_steps=...)",
+    "train": "polyak.train.run(agent, env, env_steps=...), or agent.update(state, rollout, key) for one update",
+    "predict": "result.policy.predict(obs), or agent.policy(state).predict(obs)",
+    "save": "run_dir= of polyak.train.run, or result.save(path)",
+    "load": "polyak.load_policy(path)",
+    "get_env": "the environment that train.run got",
+    "set_env": "another environment in polyak.train.run(agent, env, ...)",
+    "initialize": "state = agent.init(key)",
+    "collect_data_spec": "agent.spec",
+    "observation_space": "env.spec.obs",
+    "action_space": "env.spec.action",
+    "single_observation_space": "env.spec.obs",
+    "single_action_space": "env.spec.action",
+    "num_timesteps": "result.progress.env_steps",
+}
+"""Where polyak has what an attribute of the agents, models and environments of other libraries is."""
+
+MODULE = {
+    "make": "polyak.envs.make",
+    "make_vec_env": "polyak.envs.make(id, num_envs=...)",
+    "DummyVecEnv": "polyak.envs.make(make_env, num_envs=...)",
+    "SubprocVecEnv": "polyak.envs.make(make_env, num_envs=..., vectorization='async')",
+    "VecNormalize": "normalize_obs=True and normalize_reward='return' of the agent",
+    "Monitor": "polyak.envs.make alone: the loops measure episodes",
+    "MlpPolicy": "network=polyak.mlp() of the agent",
+    "CnnPolicy": "network=polyak.nature_cnn() of the agent",
+    "evaluate_policy": "polyak.evaluate, or result.evaluate(episodes)",
+    "run": "polyak.train.run",
+    "learn": "polyak.train.run",
+    "load": "polyak.load_policy",
+    "callbacks": "polyak.train.callbacks",
+}
+"""Where polyak has what other libraries, or one's memory, have in their first module."""
+
 
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     """The sentence for a name that does not exist: the name, what to use instead, and the names that do exist.
@@ -52,27 +88,60 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     known = tuple(known)
     if name in STABLE_BASELINES and what in ("field", "argument"):
         return f"unknown {what} {name!r} of Stable-Baselines3; use {STABLE_BASELINES[name]}"
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1)
+    hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
     return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
 
 
 def suggest_arguments(owner: str) -> Callable[[F], F]:
-    """Wrap a function so that the error for an unknown keyword argument suggests the right one."""
+    """Wrap a function so that the error for an unknown, missing or positional argument says how to call it."""
 
     def decorate(function: F) -> F:
-        names = tuple(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        names = tuple(parameters)
+        by_position = [name for name, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in names:
                     raise TypeError(f"{owner}: {unknown_name(name, names, 'argument')}")
+            if len(args) > len(by_position):
+                first = " and ".join(name for name in by_position if name != "self")
+                raise TypeError(f"{owner}: only {first} can be passed without a name, got {args[len(by_position)]!r:.80} too")
+            for name in required[len(args) :]:
+                if name not in kwargs:
+                    example = "jax.random.key(0)" if name == "key" else "..."
+                    raise TypeError(f"{owner}: {name} is missing; pass {name}={example}")
             return function(*args, **kwargs)
 
         return checked  # type: ignore[return-value]
 
     return decorate
+
+
+def suggest_attributes(cls: type[T]) -> type[T]:
+    """Give a class errors that say where polyak has what other libraries have in attributes of these names."""
+
+    def missing(self: Any, name: str) -> Any:
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(f"{message}; use {ATTRIBUTES[name]}" if name in ATTRIBUTES else message, name=name, obj=self)
+
+    if "__getattr__" not in vars(cls):
+        cls.__getattr__ = missing  # type: ignore[attr-defined]
+    return cls
+
+
+def missing_from_module(module: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name that a module does not have.
+
+    >>> missing_from_module("polyak", "make_vec_env", ("PPO",))
+    "module 'polyak' has no attribute 'make_vec_env'; use polyak.envs.make(id, num_envs=...)"
+    """
+    if name in MODULE:
+        return f"module {module!r} has no attribute {name!r}; use {MODULE[name]}"
+    return f"module {module!r} has no attribute {name!r}; it has {', '.join(known)}"
 
 
 def escape_control(text: str) -> str:

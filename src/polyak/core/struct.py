@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.names import unknown_name
+from polyak.core.names import suggest_attributes, unknown_name
 from polyak.core.printing import short_repr
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def struct(cls: type[T]) -> type[T]:
     >>> jax.tree.map(lambda x: 2 * x, Point(1.5))
     Point(x=3.0)
     """
-    data = short_repr()(dataclasses.dataclass(frozen=True, repr=False)(cls))
+    data = suggest_attributes(short_repr()(dataclasses.dataclass(frozen=True, repr=False)(cls)))
     fields = dataclasses.fields(data)  # type: ignore[arg-type]
     leaf_names = tuple(f.name for f in fields if not f.metadata.get("static", False))
     static_names = tuple(f.name for f in fields if f.metadata.get("static", False))

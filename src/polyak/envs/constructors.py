@@ -357,8 +357,8 @@ def _find_spec(id: str, import_modules: bool) -> Any:
     if name not in gymnasium.registry:
         known = [n for group in names().values() for n in group]
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"make: unknown environment {id!r}{hint} (`polyak list` or polyak.envs.names() shows all)")
+        hint = f"did you mean {near[0]!r}?" if near else f"if it is of another package, name that too: 'package:{name}'"
+        raise ValueError(f"make: unknown environment {id!r}; {hint} (`polyak list` or polyak.envs.names() shows all)")
     return gymnasium.spec(name)
 
 

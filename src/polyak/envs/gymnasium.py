@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.names import suggest_attributes
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space, unflatten
 from polyak.core.types import EpisodeRecord, PyTree, TimeStep
@@ -19,6 +20,7 @@ from polyak.envs.source import EnvSource
 from polyak.envs.value_checks import ActionReader, ObsCheck, check_reward
 
 
+@suggest_attributes
 @short_repr("spec", "num_envs")
 class GymnasiumEnv:
     """A batch of Gymnasium environments, in NumPy.

@@ -81,7 +81,7 @@ def compiled(
     """
     target = Target(env_steps, report_every)
     check_in_jax("train.compiled", env)
-    check_match(agent, env, devices, key)
+    check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
     state = start(agent, env, key) if resume_from is None else copy_buffers(resume_from)
     state = _place(agent, state, mesh, env.num_envs)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from polyak.core.checks import check_integer
+from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import check_carry, has_error_flags
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
@@ -129,6 +129,8 @@ def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: 
         raise ValueError(
             f"train: len(callbacks)={len(callbacks)} must equal len(keys)={len(keys)}; pass one sequence of callbacks per key"
         )
+    for of_seed in callbacks:
+        check_callbacks("train", of_seed)
     for path, leaf in jax.tree_util.tree_leaves_with_path(agent):
         if np.ndim(leaf) and np.shape(leaf)[0] != len(keys):
             name, got = jax.tree_util.keystr(path, simple=True, separator="."), np.shape(leaf)[0]

@@ -20,7 +20,7 @@ from polyak.core.printing import short_repr
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo
 from polyak.loops.actor import make_actor
-from polyak.loops.loop import HasSpec, cached_per_env, check_spec, env_reset_key, env_step_key, jitted_init
+from polyak.loops.loop import HasSpec, cached_per_env, check_made, check_spec, env_reset_key, env_step_key, jitted_init
 
 # Steps between checks whether all episodes have ended.
 CHUNK = 256
@@ -104,6 +104,7 @@ def evaluate(
             f"{wanted}; wrap a function f with PythonPolicy(f, env.spec), an exported policy with "
             "PythonPolicy(policy.as_python(), env.spec)"
         )
+    check_made("evaluate", env)
     check_key("evaluate", key)
     check_integer("evaluate", "episodes", episodes)
     if max_steps is not None:

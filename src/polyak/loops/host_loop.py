@@ -88,7 +88,7 @@ def host(
         TrainingDiverged: see `Agent.diagnose`.
     """
     target = Target(env_steps, report_every)
-    check_match(agent, env, devices, key)
+    check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
     if resume_from is not None and not isinstance(env, HostEnv):
         raise ValueError(

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
-from polyak.core.checks import check_integer, check_key
+from polyak.core.checks import check_callbacks, check_integer, check_key
 from polyak.core.printing import short_repr
 from polyak.core.space_check import check_step_arrays
 from polyak.core.spaces import EnvSpec, difference
@@ -239,19 +239,33 @@ def check_shares(devices: int, num_envs: int) -> None:
         raise ValueError(f"train: num_envs={num_envs} cannot be split over devices={devices}")
 
 
-def check_match(agent: Agent, env: Env | HostEnv, devices: int, key: Any = None) -> None:
+def check_match(agent: Agent, env: Env | HostEnv, devices: int, key: Any = None, callbacks: Sequence[Callback] = ()) -> None:
     """Check, before anything runs, that the agent was built for the environment.
 
     Raises:
-        TypeError: `env` is not an environment, or `key` not a key.
+        TypeError: one of them is something else.
         ValueError: the spaces differ, or the agent does not support this number of environments per device.
     """
+    check_agent("train", agent)
     check_made("train", env)
     if key is not None:
         check_key("train", key)
+    check_callbacks("train", callbacks)
     check_integer("train", "devices", devices)
     check_spec("train", agent.spec, env.spec)
     agent.check(env.num_envs // devices, devices)
+
+
+def check_agent(owner: str, agent: Any) -> None:
+    """Check that an object is an agent.
+
+    Raises:
+        TypeError: it is its class, for example.
+    """
+    if isinstance(agent, type):
+        raise TypeError(f"{owner}: agent must be an agent, got the class {agent.__name__}; pass {agent.__name__}(env.spec)")
+    if not isinstance(agent, Agent):
+        raise TypeError(f"{owner}: agent must be an agent or the name of an algorithm, such as 'ppo', got {agent!r:.80}")
 
 
 def check_in_jax(owner: str, env: Any) -> None:

@@ -12,14 +12,15 @@ from jaxtyping import PRNGKeyArray
 
 from polyak import envs
 from polyak.agents import AGENTS, agent_class
-from polyak.core.checks import check_choice, check_integer, check_key
+from polyak.core.checks import check_callbacks, check_choice, check_integer, check_key
 from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
-from polyak.envs.available import JAX_PREFIXES
+from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
 from polyak.envs.constructors import make
+from polyak.envs.libraries import is_from
 from polyak.envs.source import EnvSource, source_of
-from polyak.loops.loop import LoopState, Target, check_in_jax, check_made, check_match, default_devices, mesh_over
+from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, default_devices, mesh_over
 from polyak.presets import preset
 from polyak.presets.preset import with_length
 from polyak.runs import ENV_OPTIONS, RunConfig, algorithm_name, check_seed, run_key
@@ -65,7 +66,7 @@ def run(
 
     Args:
         agent: the agent, or the name of an algorithm (`"ppo"`), which takes the preset for the environment.
-        env: the environment of `polyak.envs.make`, or its first argument.
+        env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
         env_steps: total number of valid transitions, including `env_steps_done`.
         key: source of all randomness, in place of a seed.
         seed: the key is `jax.random.key(seed)`; 0 by default.
@@ -91,7 +92,7 @@ def run(
         TrainingDiverged: see `Agent.diagnose`.
     """
     Target(env_steps, report_every)
-    seed = _check_seed(key, seed)
+    seed = _check_arguments(key, seed, callbacks)
     made, source = make_envs("train.run", agent, env, num_envs, loop, devices)
     try:
         training = prepare(
@@ -117,14 +118,15 @@ def run(
         close_if_made(made, env)
 
 
-def _check_seed(key: Any, seed: int | None) -> int | None:
-    """The seed, 0 by default; None if there is a key."""
+def _check_arguments(key: Any, seed: int | None, callbacks: Sequence[Callback]) -> int | None:
+    """Check the key or seed, and the callbacks; returns the seed, 0 by default, None if there is a key."""
+    check_callbacks("train", callbacks)
     if key is not None and seed is not None:
         raise ValueError("train.run: key and seed are two names of one thing, got both; pass one of them")
     if key is not None:
         check_key("train", key)
         return None
-    seed = 0 if seed is None else seed
+    seed = int(seed) if isinstance(seed, np.integer) else 0 if seed is None else seed
     check_seed("train.run", "seed", seed)
     return seed
 
@@ -149,19 +151,26 @@ def make_envs(
         raise ValueError(f"{owner}: num_envs must be None where env is made, which has {env.num_envs} copies, got {num_envs}")
     count = env.num_envs if is_made else num_envs or preset(str(agent), str(env)).num_envs
     if not is_jax_started():
-        is_jax = isinstance(env, Env) if is_made else isinstance(env, str) and env.startswith(JAX_PREFIXES)
-        configure_devices(devices, "compiled" if is_jax and loop != "host" else "host", count)
-    if is_made or not (isinstance(env, str) or callable(env)):
-        check_made("train", env)
+        configure_devices(devices, "compiled" if _is_in_jax(env) and loop != "host" else "host", count)
+    if is_made:
         return env, source_of(env)
-    made = envs.make(env, num_envs=count)
+    # An environment of Gymnasium that exists has its own number of copies.
+    has_number = not (isinstance(env, str) or callable(env) or _is_in_jax(env))
+    made = envs.make(env) if has_number and num_envs is None else envs.make(env, num_envs=count)
     return made, source_of(made) or EnvSource(env, {})
 
 
 def close_if_made(made: Env | HostEnv, env: Any) -> None:
     """Close environments of `make_envs`, unless the caller made them."""
-    if made is not env and isinstance(made, HostEnv):
+    if made is not env and isinstance(made, HostEnv) and (env is None or isinstance(env, str) or callable(env)):
         made.close()
+
+
+def _is_in_jax(env: Any) -> bool:
+    """Whether an environment, or what `polyak.envs.make` takes, is written in JAX."""
+    if isinstance(env, str):
+        return env.startswith(JAX_PREFIXES)
+    return isinstance(env, Env) or any(is_from(library, env) for library in JAX_LIBRARIES)
 
 
 def make_agent(
@@ -173,9 +182,11 @@ def make_agent(
         ValueError: there is no such algorithm; settings for an agent that is made.
     """
     if not isinstance(agent, str):
+        check_agent("train.run", agent)
         if settings:
             raise ValueError(f"train.run: settings must be None where agent is made, got {settings!r:.80}; set its fields")
         return agent
+    agent = agent.lower()
     if agent not in AGENTS:
         raise ValueError(f"train.run: {unknown_name(agent, AGENTS, 'algorithm')}")
     task = source.id if source is not None and isinstance(source.id, str) else spec.id

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
+from polyak.core.names import suggest_arguments, suggest_attributes
 from polyak.core.printing import short_repr
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
@@ -18,6 +19,7 @@ from polyak.train.evaluation import evaluate_policy, evaluation_env
 from polyak.train.summary import format_return, summary
 
 
+@suggest_attributes
 @short_repr("agent", "progress", "metrics", "stopped", "diagnosis", "evaluation", "run_dir")
 @dataclass(frozen=True, repr=False)
 class Result(Generic[State]):
@@ -62,6 +64,7 @@ class Result(Generic[State]):
         policy: Any = self.agent.policy(self.state)
         return policy
 
+    @suggest_arguments("Result.evaluate")
     def evaluate(self, episodes: int = 100, *, env: Env | HostEnv | None = None, seed: int = 0) -> Evaluation:
         """Evaluate the greedy policy in whole episodes, as `polyak evaluate` does.
 
@@ -105,9 +108,8 @@ class Result(Generic[State]):
         formats = {suffix: name for name, suffix in SUFFIXES.items()}
         chosen: Any = formats.get(output.suffix) if format is None else format
         if chosen not in SUFFIXES:
-            raise ValueError(
-                f"Result.export: format must be one of {', '.join(map(repr, SUFFIXES))}, got {chosen!r} for {output}"
-            )
+            wanted = f"end with {', '.join(formats)}" if format is None else f"have a format of {', '.join(SUFFIXES)}"
+            raise ValueError(f"Result.export: path must {wanted}, got {output if format is None else repr(format)}")
         about = {"algorithm": self.config.algorithm, "env": self.config.env, "env_steps": self.progress.env_steps}
         return write_policy(self.policy, self.agent.spec, chosen, output, about)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from polyak.core.checks import check_integer
+from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.loops.compiled_loop import start as start_compiled
@@ -66,6 +66,7 @@ def resume(
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment.
         ValueError: the environment is the caller's own, and `env` is None; or the run has already done more than `env_steps`.
     """
+    check_callbacks("polyak.resume", callbacks)
     check_integer("polyak.resume", "env_steps", env_steps, optional=True)
     check_integer("polyak.resume", "eval_episodes", eval_episodes, at_least=0, optional=True)
     with open_run(run_dir, write=True) as run:

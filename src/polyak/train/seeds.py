@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.names import suggest_arguments
@@ -19,7 +20,7 @@ from polyak.runs import check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.display import Screen, once_per_iteration, show_progress
 from polyak.train.interrupt import catch_interrupt
-from polyak.train.new_training import make_agent, make_envs, prepare
+from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
 from polyak.train.result import Result
 from polyak.train.statistics import seed_statistics
 from polyak.train.training import (
@@ -46,13 +47,14 @@ def run_seeds(
     env: Env | HostEnv | str | Callable[[], Any],
     *,
     env_steps: int,
-    seeds: int | Sequence[int],
+    seeds: int | Sequence[int] | npt.NDArray[np.integer],
     num_envs: int | None = None,
     settings: Mapping[str, Any] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     report_every: int | None = None,
     checkpoint_every: int | None = None,
+    checkpoint_replay: bool = True,
     eval_every: int | None = None,
     eval_episodes: int = 100,
     eval_env: Env | HostEnv | None = None,
@@ -82,6 +84,8 @@ def run_seeds(
         TrainingDiverged: a seed diverged in the host loop; those before it are saved.
     """
     numbers = _check_seeds(seeds)
+    if not callable(callbacks):
+        raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
     Target(env_steps, report_every)
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
     made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, 1)
@@ -90,6 +94,7 @@ def run_seeds(
             "env_steps": env_steps,
             "report_every": report_every,
             "checkpoint_every": checkpoint_every,
+            "checkpoint_replay": checkpoint_replay,
             "eval_every": eval_every,
             "eval_episodes": eval_episodes,
             "eval_env": eval_env,
@@ -114,8 +119,7 @@ def run_seeds(
             console.print_line(str(seed_statistics(returns)))
         return results
     finally:
-        if made is not env and isinstance(made, HostEnv):
-            made.close()
+        close_if_made(made, env)
 
 
 def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
@@ -138,6 +142,7 @@ def _check_seeds(seeds: Any) -> list[int]:
     if isinstance(seeds, int):
         check_integer("train.run_seeds", "seeds", seeds)
         return list(range(seeds))
+    seeds = seeds.tolist() if isinstance(seeds, np.ndarray) else seeds
     if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not seeds:
         raise TypeError(f"train.run_seeds: seeds must be their number or a sequence of integers, got {seeds!r:.80}")
     for seed in seeds:
