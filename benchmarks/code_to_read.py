@@ -4,7 +4,7 @@ Run `python benchmarks/code_to_read.py`. Counted are lines of code (no docstring
 functions, methods and constants that an agent's `init`, `policy`, `collect_policy`, `update` and `diagnose` reach by name. Not
 followed is what stands behind an interface that a reader knows: `core` (spaces and types), networks, policies, kernels (each
 equal to a plain function), distributions and schedules; nor protocols, which have no code; nor what an algorithm works
-without: checks of inputs, histograms, prioritized replay.
+without: checks of inputs, histograms, options of the replay.
 """
 
 import argparse
@@ -18,7 +18,13 @@ from typing import TypeAlias
 
 ROOT = Path(__file__).parents[1] / "src" / "polyak"
 INTERFACES = ("core", "networks", "policies", "kernels", "ops/distributions", "ops/schedules")
-NOT_THE_ALGORITHM = ("learning/check_rollout", "learning/histograms", "replay/prioritized")
+NOT_THE_ALGORITHM = (
+    "learning/check_rollout",
+    "learning/histograms",
+    "replay/prioritized",
+    "replay/frames",
+    "replay/check_rows",
+)
 ENTRIES = ("init", "policy", "collect_policy", "update", "diagnose")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -20,6 +20,7 @@ from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.replay.frames import Padding
 from polyak.replay.uniform import Transition
 
 
@@ -41,6 +42,9 @@ class DQN:
             `num_steps * num_envs` it must be a whole number.
         batch_size: transitions of a gradient step.
         capacity: transitions in the replay, over all environments and devices.
+        frame_stack: frames of an observation, stacked along its first axis with the oldest first: the replay stores each frame
+            once and stacks them when transitions are drawn; 1 stores observations as they are.
+        frame_padding: what a stack has before the first frame of a game: `"zero"` (Atari), or that `"first"` frame.
         prioritized: draw transitions in proportion to (|δ| + ε)^α of their last TD error δ, weighted for it (Schaul et al.
             2016, arXiv:1511.05952), instead of uniformly.
         priority_alpha: α, used with `prioritized`; 0 draws uniformly.
@@ -76,6 +80,8 @@ class DQN:
     updates_per_step: float = number(default=0.25, above=0, static=True)
     batch_size: int = integer(default=64)
     capacity: int = integer(default=100_000)
+    frame_stack: int = integer(default=1, at_most=64)
+    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
     prioritized: bool = choice(default=False, choices=(True, False))
     priority_alpha: Scalar = number(default=0.6, at_least=0)
     priority_beta: Schedule | None = setting(

@@ -19,6 +19,7 @@ from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
+from polyak.replay.frames import Padding
 from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
@@ -108,6 +109,21 @@ class PrioritizedSettings(Protocol):
         ...
 
 
+@runtime_checkable
+class FrameSettings(Protocol):
+    """The settings of an agent whose replay may store frame stacks as single frames."""
+
+    @property
+    def frame_stack(self) -> int:
+        """As of `Replay`."""
+        ...
+
+    @property
+    def frame_padding(self) -> Padding:
+        """Likewise."""
+        ...
+
+
 @struct
 class OffPolicyState:
     """Everything that training changes.
@@ -139,10 +155,10 @@ def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
 
 def replay_of(settings: OffPolicySettings) -> Replay | PrioritizedReplay:
     """The agent's replay."""
+    frames: Any = (settings.frame_stack, settings.frame_padding) if isinstance(settings, FrameSettings) else ()
     if isinstance(settings, PrioritizedSettings) and settings.prioritized:
-        alpha, eps = settings.priority_alpha, settings.priority_eps
-        return PrioritizedReplay(settings.capacity, settings.num_steps, alpha, eps)
-    return Replay(settings.capacity, settings.num_steps)
+        return PrioritizedReplay(settings.capacity, settings.num_steps, settings.priority_alpha, settings.priority_eps, *frames)
+    return Replay(settings.capacity, settings.num_steps, *frames)
 
 
 def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 1) -> None:

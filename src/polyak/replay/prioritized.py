@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
-from polyak.core.struct import check_settings, integer, number, struct
+from polyak.core.struct import check_settings, choice, integer, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.sum_tree import SumTree
 from polyak.ops.losses import sum_over_devices
+from polyak.replay.frames import Padding
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
 # The sum of 10^9 of them is finite in float32.
@@ -52,6 +53,8 @@ class PrioritizedReplay:
         num_steps: the length of the rollouts that are added.
         alpha: α; 0 draws uniformly.
         eps: ε, in the units of the TD error; with 0, transitions without an error are not drawn again.
+        frame_stack: see `Replay`.
+        frame_padding: likewise.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
@@ -63,6 +66,8 @@ class PrioritizedReplay:
     num_steps: int = integer(default=1)
     alpha: Scalar = number(default=0.6, at_least=0)
     eps: Scalar = number(default=1e-6, at_least=0)
+    frame_stack: int = integer(default=1, at_most=64)
+    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -176,7 +181,7 @@ class PrioritizedReplay:
 
     @property
     def _rows(self) -> Replay:
-        return Replay(self.capacity, self.num_steps)
+        return Replay(self.capacity, self.num_steps, self.frame_stack, self.frame_padding)
 
 
 def _num_rows(state: ReplayState) -> Int32[Array, ""]:

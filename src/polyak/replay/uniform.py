@@ -5,12 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, Shaped, UInt32
 
-from polyak.core.struct import check_settings, integer, struct
+from polyak.core.struct import check_settings, choice, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid
+from polyak.replay.check_rows import check_rows, check_stacks
+from polyak.replay.frames import Padding, newest_frames, observations
 
 # Independent draws of each sample until one is a transition. Where one row in 20 only resets, all four miss once in 160,000.
 DRAWS = 4
@@ -25,6 +28,8 @@ class Rows:
         truncated: it was the last one before the episode was cut short.
         valid: it is a transition, all of which is finite; False where the environment only reset, and in the newest row, whose
             action is not known yet.
+        game_first: with frame stacks, it has the first frame of a game (which may have several lives, each an episode); else
+            None.
     """
 
     obs: PyTree
@@ -34,6 +39,7 @@ class Rows:
     terminated: Bool[Array, " N"]
     truncated: Bool[Array, " N"]
     valid: Bool[Array, " N"]
+    game_first: Bool[Array, " N"] | None = None
 
 
 @struct
@@ -55,6 +61,23 @@ class ReplayState:
     dropped: UInt32[Array, ""]
     layout: UInt32[Array, "3"]
     priorities: PyTree = None
+
+    @property
+    def capacity(self) -> int:
+        """Rows, over all environments and devices."""
+        return len(self.rows.reward)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self))
+
+    def __repr__(self) -> str:
+        """Rows and memory, which is known before anything is allocated: `jax.eval_shape(replay.init, ...)`."""
+        if not all(isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray) for x in jax.tree.leaves(self)):
+            return "ReplayState(...)"  # a tree of something else, such as shardings
+        obs = ", ".join(f"{x.dtype}{list(x.shape[1:])}" for x in jax.tree.leaves(self.rows.obs))
+        return f"ReplayState(capacity={self.capacity}, obs={obs}, memory={self.nbytes / 1e6:.1f} MB)"
 
 
 @struct
@@ -91,13 +114,18 @@ class Replay:
     Attributes:
         capacity: rows, over all environments.
         num_steps: the length of the rollouts that are added.
+        frame_stack: observations are stacks of this many frames along their first axis, oldest first, of which each frame is
+            stored once; 1 stores observations as they are.
+        frame_padding: what a stack has before the first frame of a game, `"zero"` or that `"first"` frame.
 
     Raises:
-        TypeError, ValueError: a setting is no positive integer.
+        TypeError, ValueError: a setting is out of its range.
     """
 
     capacity: int = integer(default=100_000)
     num_steps: int = integer(default=1)
+    frame_stack: int = integer(default=1, at_most=64)
+    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -122,13 +150,19 @@ class Replay:
             obs: an observation of one environment; arrays, NumPy's or JAX's.
             action: likewise.
             action_mask: likewise, or None where the environment has none.
+
+        Raises:
+            ValueError: observations are no stacks of `frame_stack` frames.
         """
+        if self.frame_stack > 1:
+            check_stacks(obs, self.frame_stack)
+            obs = jax.tree.map(lambda x: x[-1], obs)
 
         def storage(x: Any) -> Array:
             return jnp.zeros((self.capacity, *jnp.shape(x)), jnp.asarray(x).dtype)
 
         obs, action, action_mask = jax.tree.map(storage, (obs, action, action_mask))
-        flags = [jnp.zeros(self.capacity, bool) for _ in range(3)]
+        flags = [jnp.zeros(self.capacity, bool) for _ in range(3 if self.frame_stack == 1 else 4)]
         rows = Rows(obs, action, action_mask, jnp.zeros(self.capacity), *flags)
         position, size, dropped = (jnp.zeros((), jnp.uint32) for _ in range(3))
         return ReplayState(rows, position, size, dropped, layout=jnp.zeros(3, jnp.uint32))
@@ -157,7 +191,10 @@ class Replay:
             raise ValueError(f"Replay: rollouts must have num_steps={self.num_steps} steps, got {num_steps}")
         slots = self._slots(state, num_envs)
         rows, dropped = _rows_of(rollout)
-        _check_rows(rows, state.rows)
+        if self.frame_stack > 1:
+            is_first = rollout.time_steps.episode_record.first
+            rows = dataclasses.replace(rows, obs=newest_frames(rows.obs), game_first=is_first)
+        check_rows(rows, state.rows)
         layout = jnp.array([slots, num_envs, num_steps], jnp.uint32)
         is_same = jnp.all(state.layout == layout)
         position, size = (jnp.where(is_same, x, jnp.uint32(0)) for x in (state.position, state.size))
@@ -221,8 +258,14 @@ class Replay:
         next_index = (slot + num_summed) % slots * num_envs + env
         discount = jnp.asarray(gamma, jnp.float32) ** num_summed.astype(jnp.float32)
         rows = state.rows
-        obs, action, action_mask = jax.tree.map(lambda x: x[index], (rows.obs, rows.action, rows.action_mask))
-        next_obs, next_action_mask = jax.tree.map(lambda x: x[next_index], (rows.obs, rows.action_mask))
+        action, action_mask, next_action_mask = (
+            jax.tree.map(lambda x, at=at: x[at], tree)
+            for tree, at in ((rows.action, index), (rows.action_mask, index), (rows.action_mask, next_index))
+        )
+        frames = (rows.obs, rows.game_first, self.frame_stack, self.frame_padding)
+        obs, num_frames = observations(*frames, slot, env, slots, num_envs)
+        next_obs, _ = observations(*frames, slot + num_summed, env, slots, num_envs)
+        is_stored = age + num_frames <= state.size.astype(jnp.int32)
         return Transition(
             obs=obs,
             action=action,
@@ -231,7 +274,7 @@ class Replay:
             discount=jnp.where(jnp.any(summed & terminated, axis=0), 0.0, discount),
             next_obs=next_obs,
             next_action_mask=next_action_mask,
-            weight=summed[0].astype(jnp.float32),
+            weight=(summed[0] & is_stored).astype(jnp.float32),
             index=index,
         )
 
@@ -281,21 +324,6 @@ def _previous(state: ReplayState, rollout: Rollout, slots: int) -> Bool[Array, "
     num_envs = rollout.reward.shape[1]
     start = (state.position.astype(jnp.int32) - 1) % slots * num_envs
     return jax.lax.dynamic_slice_in_dim(state.rows.valid, start, num_envs) & ~rollout.time_steps.first[0]
-
-
-def _check_rows(rows: Rows, stored: Rows) -> None:
-    """Check that a rollout has the arrays that the replay was created for.
-
-    Raises:
-        ValueError: the first leaf that differs, with both shapes.
-    """
-    got, wanted = (jax.tree_util.tree_leaves_with_path((tree.obs, tree.action, tree.action_mask)) for tree in (rows, stored))
-    if [path for path, _ in got] != [path for path, _ in wanted]:
-        raise ValueError("Replay: the trees of observations, actions and masks must be those of the replay")
-    for (path, x), (_, y) in zip(got, wanted, strict=True):
-        if (x.shape[2:], x.dtype) != (y.shape[1:], y.dtype):
-            name = ("obs", "action", "action_mask")[path[0].idx] + jax.tree_util.keystr(path[1:])
-            raise ValueError(f"Replay: {name} must be {y.dtype}{list(y.shape[1:])}, got {x.dtype}{list(x.shape[2:])}")
 
 
 def _random_below(key: PRNGKeyArray, shape: tuple[int, ...], n: UInt32[Array, ""]) -> Int32[Array, "..."]:

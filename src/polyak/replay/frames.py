@@ -1,0 +1,54 @@
+"""Frame stacks: the replay stores each frame once, and stacks frames when observations are drawn."""
+
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
+
+from polyak.core.types import PyTree
+from polyak.ops.losses import mask_invalid
+
+Padding: TypeAlias = Literal["zero", "first"]
+"""What stands in a stack before the first frame of a game: zeros (the ALE's vector environment), or the first frame again
+(Gymnasium's `FrameStackObservation` with its default padding)."""
+
+
+def newest_frames(obs: PyTree) -> PyTree:
+    """The newest frame `[T, B, ...]` of each stack `[T, B, frame_stack, ...]`, oldest first."""
+    return jax.tree.map(lambda x: x[:, :, -1], obs)
+
+
+def observations(
+    stored: PyTree,
+    game_first: Bool[Array, " capacity"] | None,
+    frame_stack: int,
+    padding: Padding,
+    slot: Int32[Array, " N"],
+    env: Int32[Array, " N"],
+    slots: int,
+    num_envs: int,
+) -> tuple[PyTree, Int32[Array, " N"]]:
+    """The observations of rows `slot * num_envs + env`, and how many rows, up to this one, each was read from.
+
+    A frame of another game is never in a stack; one of an earlier life of the same game is, as in the environment.
+
+    Args:
+        stored: leaves `[capacity, ...]`: observations, or frames.
+        game_first: rows with the first frame of a game; None where observations are stored as they are.
+        frame_stack: frames of an observation, the row's own the last.
+        padding: what stands before a game's first frame.
+    """
+    slot = slot % slots
+    if game_first is None:
+        return jax.tree.map(lambda x: x[slot * num_envs + env], stored), jnp.ones(slot.shape, jnp.int32)
+    back = jnp.arange(frame_stack - 1, -1, -1, dtype=jnp.int32)[None]
+
+    def rows(back: Int32[Array, "M k"]) -> Int32[Array, "N k"]:
+        return (slot[:, None] - back) % slots * num_envs + env[:, None]
+
+    num_before = jnp.min(jnp.where(game_first[rows(back)], back, frame_stack - 1), axis=1)
+    stacks = jax.tree.map(lambda x: x[rows(jnp.minimum(back, num_before[:, None]))], stored)
+    if padding == "zero":
+        stacks = mask_invalid(stacks, back <= num_before[:, None])
+    return stacks, num_before + 1
