@@ -18,6 +18,7 @@ from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
+from polyak.loops.replay_memory import check_memory
 from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.recurrent import gru, lstm
 from polyak.runs import algorithm_name, check_seed
@@ -65,6 +66,7 @@ def train_new_run(
             threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)
+                check_memory(agent, seeds=flags.seeds if at_once else 1)
                 devices = devices if flags.devices else min(devices, available)
                 prepare_seed = partial(_prepare, flags, agent, env, source, loop, devices, threads)
                 return _train(prepare_seed, agent, env, env_id, flags, at_once)

@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 from polyak.core.checks import check_same_types
 from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import ExceptionRelay
-from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, State, TimeStep, copy_buffers
+from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, State, TimeStep
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import (
     ENVS,
@@ -26,11 +26,13 @@ from polyak.loops.loop import (
     check_in_jax,
     check_match,
     env_reset_key,
+    first_state,
     initial,
     iteration_keys,
     jitted_init,
     learn,
     mesh_over,
+    put_on_devices,
     run_env_key,
     shape_of,
     state_sharding,
@@ -54,6 +56,7 @@ def compiled(
     report_every: int | None = None,
     devices: int = 1,
     resume_from: LoopState | None = None,
+    donate: bool = False,
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult[State]:
@@ -70,7 +73,7 @@ def compiled(
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: number of host devices or accelerators over which the environments are split.
-        resume_from: the state of a stopped run; copied.
+        resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
         should_stop: called between chunks, about twice a second; True ends training after a last report.
 
@@ -83,7 +86,7 @@ def compiled(
     check_in_jax("train.compiled", env)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
-    state = start(agent, env, key) if resume_from is None else copy_buffers(resume_from)
+    state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, env, key))
     state = _place(agent, state, mesh, env.num_envs)
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.nondeterminism)
@@ -206,7 +209,7 @@ def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> 
         return jax.tree.map(lambda x, is_batched: jax.device_put(x, by_env if is_batched else replicated), tree, batched)
 
     return LoopState(
-        agent=jax.device_put(state.agent, state_sharding(agent, mesh)),
+        agent=put_on_devices(state.agent, state_sharding(agent, mesh)),
         env=split(state.env),
         time_step=split(state.time_step),
         carry=split(state.carry),

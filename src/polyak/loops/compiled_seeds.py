@@ -32,6 +32,7 @@ from polyak.loops.loop import (
     shape_of,
     update_on,
 )
+from polyak.loops.replay_memory import check_memory
 
 # The mesh axis over which seeds are split.
 SEEDS = "seeds"
@@ -77,6 +78,7 @@ def compiled_seeds(
     check_in_jax("train.compiled_seeds", env)
     _check_arguments(agent, env, keys, callbacks)
     count = len(keys)
+    check_memory(_select_agent(0, agent), seeds=count)
     mesh = _mesh_over_seeds(count, devices)
     state = jax.vmap(lambda agent, key: start(agent, env, key), in_axes=(_batch_axes(agent), 0))(agent, keys)
     state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec(SEEDS)))

@@ -26,7 +26,6 @@ from polyak.core.types import (
     Rollout,
     State,
     TimeStep,
-    copy_buffers,
 )
 from polyak.loops.actor import Actor, make_actor
 from polyak.loops.episodes import EpisodeTotals, InfoSums
@@ -38,10 +37,12 @@ from polyak.loops.loop import (
     TrainResult,
     cached_per_env,
     check_match,
+    first_state,
     initial,
     iteration_keys,
     learn,
     mesh_over,
+    put_on_devices,
     run_env_key,
     shape_of,
     state_sharding,
@@ -63,6 +64,7 @@ def host(
     report_every: int | None = None,
     devices: int = 1,
     resume_from: LoopState | None = None,
+    donate: bool = False,
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult[State]:
@@ -78,7 +80,7 @@ def host(
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: number of host devices or accelerators over which the update is split.
-        resume_from: the state of a stopped run; copied.
+        resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
         should_stop: called at every step; True ends training after a last report. A rollout that takes more than a second is
             discarded, and the environment is restored to its start if it supports snapshots.
@@ -90,14 +92,10 @@ def host(
     target = Target(env_steps, report_every)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
-    if resume_from is not None and not isinstance(env, HostEnv):
-        raise ValueError(
-            "train: resume_from holds no environment state in the host loop; wrap the JAX environment with JaxEnvOnHost, call "
-            "its restore(snapshot) and pass it as env"
-        )
+    _check_resumable(env, resume_from)
     hosted = as_host_env(env, key)
-    state = start(agent, hosted, key) if resume_from is None else copy_buffers(resume_from)
-    state = state if mesh is None else jax.device_put(state, _sharding(agent, mesh))
+    state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, hosted, key))
+    state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.nondeterminism)
     new_actor = partial(rollout_actor, agent, mesh=mesh, exact=isinstance(hosted, JaxEnvOnHost))
@@ -133,6 +131,14 @@ def host(
         if stopped:
             break
     return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+
+
+def _check_resumable(env: HostEnv | Env, resume_from: LoopState | None) -> None:
+    if resume_from is not None and not isinstance(env, HostEnv):
+        raise ValueError(
+            "train: resume_from holds no environment state in the host loop; wrap the JAX environment with JaxEnvOnHost, call "
+            "its restore(snapshot) and pass it as env"
+        )
 
 
 class _Deadline:

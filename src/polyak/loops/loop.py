@@ -24,7 +24,6 @@ from polyak.core.types import (
     Agent,
     Callback,
     Env,
-    HasReplay,
     Histogram,
     HostEnv,
     Metrics,
@@ -36,6 +35,7 @@ from polyak.core.types import (
     copy_buffers,
 )
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
+from polyak.loops.replay_memory import check_memory, copy_except_replay, with_new_replay
 
 T = TypeVar("T")
 
@@ -138,31 +138,51 @@ def run_env_key(key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
-    """The loop's state before the first iteration, copied to new buffers so that it can be donated."""
+    """The loop's state before the first iteration, in buffers of its own, so that it can be donated."""
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
-    loop_state: LoopState = copy_buffers(
-        LoopState(
-            agent=state,
-            env=env_state,
-            time_step=time_step,
-            carry=agent.collect_policy(state).initial_state(num_envs),
-            episodes=Episodes.fresh(num_envs),
-            key=key,
-            iteration=jnp.zeros((), jnp.uint32),
-        )
+    loop_state = LoopState(
+        agent=state,
+        env=env_state,
+        time_step=time_step,
+        carry=agent.collect_policy(state).initial_state(num_envs),
+        episodes=Episodes.fresh(num_envs),
+        key=key,
+        iteration=jnp.zeros((), jnp.uint32),
     )
-    return loop_state
+    copied: LoopState = copy_except_replay(agent, loop_state)
+    return copied
 
 
-def new_replay(agent: Agent, agent_state: PyTree) -> PyTree:
-    """The agent's state with an empty replay, as in a new training."""
-    if not isinstance(agent, HasReplay):
-        return agent_state
-    field = agent.replay_field
-    # Compiled, so that nothing else of a new state is computed.
-    empty = jax.jit(lambda: getattr(agent.init(jax.random.key(0)), field))()
-    return replace(agent_state, **{field: empty})
+def first_state(
+    agent: Agent, mesh: Mesh | None, resume_from: LoopState | None, donate: bool, start: Callable[[], LoopState]
+) -> LoopState:
+    """The state that a loop begins with, in buffers of its own: that of `start`, or of the run to resume.
+
+    Raises:
+        ValueError: the replay does not fit into memory; raised before anything runs.
+    """
+    if resume_from is not None and donate:
+        state: LoopState = copy_except_replay(agent, resume_from)
+        return state
+    check_memory(agent, 1 if mesh is None else mesh.size)
+    if resume_from is not None:
+        copied: LoopState = copy_buffers(resume_from)
+        return copied
+    state = start()
+    if mesh is None:
+        return state
+    # Made anew on the devices: to split it would need it twice.
+    return replace(state, agent=with_new_replay(agent, state.agent, state_sharding(agent, mesh)))
+
+
+def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
+    """Put arrays on devices, leaf by leaf, so that no more than one is there twice; those of `tree` are deleted.
+
+    Args:
+        shardings: a tree that is a prefix of `tree`.
+    """
+    return jax.tree.map(partial(jax.device_put, donate=True), tree, jax.tree.broadcast(shardings, tree))
 
 
 def learn(

@@ -21,6 +21,7 @@ from polyak.envs.constructors import make
 from polyak.envs.libraries import is_from
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, default_devices, mesh_over
+from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.presets.preset import with_length
 from polyak.runs import ENV_OPTIONS, RunConfig, algorithm_name, check_seed, run_key
@@ -227,6 +228,7 @@ def prepare(
     devices = default_devices(agent, env) if devices is None else devices
     check_match(agent, env, devices)
     mesh_over(devices, env.num_envs)
+    check_memory(agent, devices)
     if loop == "compiled":
         check_in_jax("train.run: loop='compiled'", env)
     report_every, checkpoint_every = intervals(env_steps, report_every, checkpoint_every, eval_every)

@@ -16,7 +16,8 @@ from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import as_host_env, reset
-from polyak.loops.loop import LoopState, check_match, initial, mesh_over, new_replay
+from polyak.loops.loop import LoopState, check_match, initial, mesh_over
+from polyak.loops.replay_memory import check_memory, with_new_replay
 from polyak.runs import RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
 from polyak.storage.directory import find
@@ -130,6 +131,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment, or to other settings.
     """
     check_match(config.agent, env, config.devices)
+    check_memory(config.agent, config.devices)
     if not find(run.checkpoints):
         _check_for_lost_checkpoints(run, config)
         print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")
@@ -141,7 +143,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
     consequences = []
     if not restored.is_complete:
         consequences.append("learning waits until the replay has filled")
-        state = dataclasses.replace(state, agent=new_replay(config.agent, state.agent))
+        state = dataclasses.replace(state, agent=with_new_replay(config.agent, state.agent))
     if isinstance(env, HostEnv) and saved.env is not None:
         env.restore(saved.env)
     elif isinstance(env, HostEnv):
@@ -150,7 +152,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         state = dataclasses.replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
     if consequences:
         warnings.warn(f"{saved.resume}; {' and '.join(consequences)}", stacklevel=2)
-    return Start(state, saved.env_steps)
+    return Start(state, saved.env_steps, is_own=True)
 
 
 def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:

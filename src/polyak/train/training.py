@@ -29,10 +29,17 @@ from polyak.train.summary import summary_line, write_summary
 
 @dataclass(frozen=True)
 class Start:
-    """Where a resumed training starts: the loop's state, None for the beginning, and its env_steps."""
+    """Where a resumed training starts.
+
+    Attributes:
+        state: the loop's state, or None for the beginning.
+        env_steps: its env_steps.
+        is_own: nothing else uses the state, so that the loop need not copy it.
+    """
 
     state: LoopState | None = None
     env_steps: int = 0
+    is_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ def train(training: Training, console: Screen, callbacks: Sequence[Callback], sh
             report_every=config.report_every,
             devices=config.devices,
             resume_from=start.state,
+            donate=start.is_own,
             env_steps_done=start.env_steps,
             should_stop=should_stop,
         )

@@ -1,0 +1,116 @@
+"""The memory of a replay: whether it fits, checked before anything runs, and a loop's state with one copy of it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from polyak.core.types import Agent, HasReplay, PyTree, copy_buffers
+
+
+def check_memory(agent: Agent, devices: int = 1, seeds: int = 1) -> None:
+    """Check that the agent's replay fits into the memory that is available now: the devices', or on a CPU the host's.
+
+    Raises:
+        ValueError: it does not; the message has the bytes needed and available.
+    """
+    if not isinstance(agent, HasReplay):
+        return
+    field = agent.replay_field
+    shapes = jax.eval_shape(lambda key: getattr(agent.init(key), field), jax.random.key(0))
+    needed = seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        where, available = f"{devices} device(s)", devices * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    else:
+        where, available = "this machine", available_memory()
+    if available is not None and needed > available:
+        raise ValueError(
+            f"train: the replay of {type(agent).__name__} needs {needed:,} bytes, {where} has {available:,} available; "
+            "use a smaller capacity"
+        )
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process can still allocate: the free ones of the machine, or less where cgroups limit it (a container).
+
+    None where the operating system is not Linux.
+
+    Args:
+        root: where `proc` and `sys` are mounted.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return max(0, min([free, *_cgroup_limits(root)]))
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """The bytes left in each cgroup that the process is in, of version 1 or 2, up to the root of the hierarchy."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mount = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, limit, usage, cache = mount, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, limit, usage, cache = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        # In a container the path may be the host's, of which only the top is mounted.
+        inside = top / path.lstrip("/")
+        for group in (inside, *[parent for parent in inside.parents if parent.is_relative_to(top)]):
+            left = _bytes_left(group / limit, group / usage, group / "memory.stat", cache)
+            if left is not None:
+                yield left
+
+
+def _bytes_left(limit: Path, usage: Path, stat: Path, cache: str) -> int | None:
+    """The limit less what is used, without files in the page cache, which the kernel can drop; None without a limit."""
+    try:
+        most, used = limit.read_text().strip(), int(usage.read_text())
+        cached = [int(line.split()[1]) for line in stat.read_text().splitlines() if line.split()[:1] == [cache]]
+        return None if most == "max" else int(most) - used + sum(cached)
+    except (OSError, ValueError):
+        return None
+
+
+def copy_except_replay(agent: Agent, state: Any) -> Any:
+    """The loop's state with every array copied but those of the replay, so that all of it can be donated.
+
+    The replay is large, and nothing else may reference it: `state` cannot be used once the result is donated.
+    """
+    if not isinstance(agent, HasReplay):
+        return copy_buffers(state)
+    replay_state = getattr(state.agent, agent.replay_field)
+    rest = copy_buffers(replace(state, agent=_with_replay(agent, state.agent, ())))
+    return replace(rest, agent=_with_replay(agent, rest.agent, replay_state))
+
+
+def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None) -> PyTree:
+    """The agent's state with an empty replay, as in a new training; the arrays of the old one are deleted.
+
+    Args:
+        shardings: of the agent's state, a tree that is a prefix of it; None is the default device.
+    """
+    if not isinstance(agent, HasReplay):
+        return agent_state
+    field = agent.replay_field
+    places = None if shardings is None else getattr(jax.tree.broadcast(shardings, agent_state), field)
+    for leaf in jax.tree.leaves(getattr(agent_state, field)):
+        if isinstance(leaf, jax.Array):
+            leaf.delete()
+    # Compiled, so that nothing else of a new state is computed.
+    make = jax.jit(lambda: getattr(agent.init(jax.random.key(0)), field), out_shardings=places)
+    return _with_replay(agent, agent_state, make())
+
+
+def _with_replay(agent: HasReplay, agent_state: Any, replay_state: PyTree) -> Any:
+    return replace(agent_state, **{agent.replay_field: replay_state})

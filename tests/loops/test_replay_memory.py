@@ -1,0 +1,146 @@
+"""A replay is in memory once, and one that does not fit is rejected before anything runs."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import polyak
+from polyak.agents.dqn import DQN
+from polyak.cli import main
+from polyak.loops import replay_memory
+from polyak.loops.replay_memory import available_memory, check_memory
+
+LOOPS = {"compiled": polyak.train.compiled, "host": polyak.train.host}
+
+
+def make(capacity=4096):
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    return polyak.DQN(env.spec, network=polyak.q_mlp((4,)), capacity=capacity, learning_starts=16, batch_size=8), env
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loop_uses_the_arrays_that_init_made(loop, monkeypatch):
+    agent, env = make()
+    made, real = [], DQN.init
+
+    def init(self, key):
+        state = real(self, key)
+        if not isinstance(state.replay.rows.obs, jax.core.Tracer):
+            made.append(state.replay.rows.obs.unsafe_buffer_pointer())
+        return state
+
+    monkeypatch.setattr(DQN, "init", init)
+    result = LOOPS[loop](agent, env, env_steps=64, key=jax.random.key(0))
+    assert made == [result.state.replay.rows.obs.unsafe_buffer_pointer()], "copied, or not updated in place"
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_donated_state_is_not_copied_and_gives_the_same_bits(loop, devices):
+    agent, env = make()
+    key = jax.random.key(0)
+    if loop == "host":
+        env = polyak.envs.make("CartPole-v1", num_envs=2)
+    half = LOOPS[loop](agent, env, env_steps=64, key=key, devices=devices)
+    snapshot = env.snapshot() if loop == "host" else None
+
+    def resume(**options):
+        if snapshot is not None:
+            env.restore(snapshot)
+        done = half.progress.env_steps
+        return LOOPS[loop](
+            agent, env, env_steps=128, key=key, devices=devices, resume_from=half.loop_state, env_steps_done=done, **options
+        )
+
+    copied = resume()
+    donated = resume(donate=True)
+    for ours, theirs in zip(jax.tree.leaves(donated.state), jax.tree.leaves(copied.state), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert half.state.replay.rows.obs.is_deleted() and not jax.tree.leaves(half.state.copies)[0].is_deleted()
+
+
+def test_a_replay_that_does_not_fit_is_rejected_with_the_bytes_before_anything_runs(tmp_path, capsys):
+    agent, env = make(capacity=10**12)
+    hosted = polyak.envs.make("CartPole-v1", num_envs=2)
+    message = r"train: the replay of DQN needs ([\d,]+) bytes, this machine has ([\d,]+) available; use a smaller capacity"
+    starts = (
+        lambda: polyak.train.run(agent, env, env_steps=64, run_dir=tmp_path / "run", progress=False),
+        lambda: polyak.train.compiled(agent, env, env_steps=64, key=jax.random.key(0)),
+        lambda: polyak.train.host(agent, hosted, env_steps=64, key=jax.random.key(0)),
+        lambda: polyak.train.compiled_seeds(agent, env, env_steps=64, keys=jax.random.split(jax.random.key(0), 2)),
+    )
+    for i, start in enumerate(starts):
+        with pytest.raises(ValueError, match=message) as error:
+            start()
+        needed, available = (int(text.replace(",", "")) for text in re.search(message, str(error.value)).groups())
+        # 4 floats, an action, a reward and three flags a row, for each of the seeds.
+        assert needed // 10**12 == 27 * (2 if i == 3 else 1) and 0 < available < 10**13
+    flags = "--capacity 1000000000000 --env-steps 64"
+    for seeds in ("", " --seeds 2"):
+        assert main(f"train dqn jax/CartPole-v1 --run-dir {tmp_path / 'run'} {flags}{seeds}".split()) == 2
+        assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_replay_no_longer_fits_is_rejected_and_unchanged(tmp_path, monkeypatch):
+    agent, env = make()
+    polyak.train.run(agent, env, env_steps=64, run_dir=tmp_path / "run", progress=False)
+    files = {path: path.read_bytes() for path in (tmp_path / "run/checkpoints").rglob("*") if path.is_file()}
+    monkeypatch.setattr(replay_memory, "available_memory", lambda: 1000)
+    with pytest.raises(ValueError, match="this machine has 1,000 available"):
+        polyak.resume(tmp_path / "run", env_steps=128)
+    assert files == {path: path.read_bytes() for path in (tmp_path / "run/checkpoints").rglob("*") if path.is_file()}
+
+
+def test_an_agent_without_a_replay_is_not_measured(monkeypatch):
+    monkeypatch.setattr(replay_memory, "available_memory", lambda: 0)
+    check_memory(polyak.PPO(polyak.envs.make("jax/CartPole-v1", num_envs=2).spec))
+
+
+def system(root, files):
+    for name, text in {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8000 kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+VERSION_2 = {
+    "proc/self/cgroup": "0::/user/job\n",
+    "sys/fs/cgroup/user/memory.max": "5000000\n",
+    "sys/fs/cgroup/user/memory.current": "2000000\n",
+    "sys/fs/cgroup/user/memory.stat": "anon 1\ninactive_file 500000\n",
+    "sys/fs/cgroup/user/job/memory.max": "max\n",
+    "sys/fs/cgroup/user/job/memory.current": "1000000\n",
+    "sys/fs/cgroup/user/job/memory.stat": "anon 1\n",
+}
+VERSION_1 = {
+    "proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/docker/abc\n0::/\n",
+    # As seen in a container: its own group is the top.
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1000000\n",
+    "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 250000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        ({}, 8_192_000),
+        (VERSION_2, 3_500_000),
+        (VERSION_1, 2_250_000),
+        ({**VERSION_1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 8_192_000),
+        ({**VERSION_2, "sys/fs/cgroup/user/memory.current": "6000000\n"}, 0),
+    ],
+)
+def test_available_memory_is_the_machines_or_what_its_group_leaves(files, available, tmp_path):
+    assert available_memory(system(tmp_path, files)) == available
+
+
+def test_available_memory_is_unknown_where_there_is_no_proc(tmp_path):
+    assert available_memory(tmp_path) is None
+    if Path("/proc/meminfo").exists():
+        assert 10**6 < available_memory() < 10**14
