@@ -21,6 +21,7 @@ INTERFACES = ("core", "networks", "policies", "kernels", "ops/distributions", "o
 NOT_THE_ALGORITHM = (
     "learning/check_rollout",
     "learning/histograms",
+    "learning/prefill",
     "replay/prioritized",
     "replay/frames",
     "replay/check_rows",

@@ -12,7 +12,14 @@ from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
+from polyak.learning.off_policy import (
+    REPLAY_FIELD,
+    OffPolicyState,
+    check_off_policy,
+    diagnose_off_policy,
+    partition_by_env,
+)
+from polyak.learning.prefill import add_rollout
 from polyak.learning.q_learning import create_q_state, exploration_rate, fold, has_small_products, update_q
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import check_optimizer
@@ -109,6 +116,7 @@ class DQN:
         check_settings(self)
         check_optimizer(self)
 
+    add = add_rollout
     check = check_off_policy
     has_small_products = has_small_products
     partition = partition_by_env

@@ -1,6 +1,7 @@
 """Replay: transitions of earlier rollouts, stored in the agent's state."""
 
+from polyak.replay.datasets import from_minari
 from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
-__all__ = ["PrioritizedReplay", "Replay", "ReplayState", "Transition"]
+__all__ = ["PrioritizedReplay", "Replay", "ReplayState", "Transition", "from_minari"]

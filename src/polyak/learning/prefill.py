@@ -1,0 +1,54 @@
+"""Fills the replay of an agent with rollouts of other policies, without learning from them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from polyak.core.checks import check_state
+from polyak.core.types import Rollout
+from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, check_off_policy, replay_of
+from polyak.replay.prioritized import PrioritizedReplay
+from polyak.replay.uniform import Replay, ReplayState
+
+
+def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
+    """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
+
+    Nothing is learned, and `env_steps` stays: learning still waits for `learning_starts` transitions of the run's own.
+
+    Args:
+        rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run: with another B, or on several devices,
+            the replay starts empty, as its rows would stand elsewhere.
+
+    Raises:
+        TypeError, ValueError: the state is another agent's, or the rollout does not fit the agent.
+    """
+    owner = type(settings).__name__
+    check_state(f"{owner}.add", state, OffPolicyState)
+    num_steps, (total, num_envs) = settings.num_steps, check_rollout(rollout, settings.spec)
+    if total % num_steps:
+        raise ValueError(f"{owner}.add: a rollout must have a multiple of num_steps={num_steps} steps, got {total}")
+    check_off_policy(settings, num_envs)
+    # What the policy returned beside its actions may be no arrays.
+    rollout = Rollout(rollout.time_steps, rollout.actions)
+    return dataclasses.replace(state, replay=_add_parts(replay_of(settings), state.replay, rollout))
+
+
+@jax.jit
+def _add_parts(ring: Replay | PrioritizedReplay, replay: ReplayState, rollout: Rollout) -> ReplayState:
+    """A replay with a rollout, `num_steps` at a time."""
+    rollout = as_arrays(rollout)
+
+    def add(replay: ReplayState, start: Array) -> tuple[ReplayState, None]:
+        def part(x: Array, length: int) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, start, length)
+
+        time_steps = jax.tree.map(lambda x: part(x, ring.num_steps + 1), rollout.time_steps)
+        actions = jax.tree.map(lambda x: part(x, ring.num_steps), rollout.actions)
+        return ring.add(replay, Rollout(time_steps, actions)), None
+
+    starts = jnp.arange(0, len(rollout.reward), ring.num_steps, dtype=jnp.int32)
+    return jax.lax.scan(add, replay, starts)[0]
