@@ -58,7 +58,7 @@ UNSTABLE_JAX_USERS = {
     "policies/python/callee.py",
     "export/onnx.py",
 }
-MOST_PUBLIC_NAMES, MOST_LINES_OF_CODE, MOST_LINES_OF_A_FUNCTION = 40, 300, 80
+MOST_PUBLIC_NAMES, MOST_LINES_OF_CODE, MOST_LINES_OF_A_FUNCTION = 50, 300, 80
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 
 
@@ -122,7 +122,7 @@ def test_ppo_is_read_in_few_files():
 def test_dqn_is_read_in_few_files():
     """The goal is eight files and 900 lines; what is beyond them is the gradient accumulator, which DQN does not use."""
     lines = lines_to_read("agents/dqn", "DQN")
-    assert len(lines) <= 10 and sum(lines.values()) <= 930, lines
+    assert len(lines) <= 10 and sum(lines.values()) <= 945, lines
 
 
 def test_no_room_is_larger_than_a_seventh_of_the_package():

@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyak import envs, policies, presets, replay, schedules, train
+    from polyak.agents.c51 import C51
     from polyak.agents.dqn import DQN
+    from polyak.agents.iqn import IQN
     from polyak.agents.ppo import PPO
+    from polyak.agents.qr_dqn import QRDQN
     from polyak.copies.follow import Follow
     from polyak.copies.network_copies import NetworkCopies
     from polyak.core.spaces import EnvSpec
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from polyak.networks.actor_critic import mlp, nature_cnn
     from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
     from polyak.networks.q_network import q_mlp, q_nature_cnn
+    from polyak.networks.quantile_network import iqn_mlp, iqn_nature_cnn
     from polyak.networks.recurrent import gru, lstm
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
@@ -23,8 +27,11 @@ if TYPE_CHECKING:
     from polyak.train.resumption import resume
 
 __all__ = [
+    "C51",
     "DQN",
+    "IQN",
     "PPO",
+    "QRDQN",
     "Agent",
     "Env",
     "EnvSpec",
@@ -47,6 +54,8 @@ __all__ = [
     "evaluate",
     "gru",
     "incremental_update",
+    "iqn_mlp",
+    "iqn_nature_cnn",
     "load_policy",
     "lstm",
     "mlp",
@@ -66,8 +75,11 @@ __all__ = [
 
 _PACKAGES = ("envs", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
+    "agents.c51": ("C51",),
     "agents.dqn": ("DQN",),
+    "agents.iqn": ("IQN",),
     "agents.ppo": ("PPO",),
+    "agents.qr_dqn": ("QRDQN",),
     "copies.follow": ("Follow",),
     "copies.network_copies": ("NetworkCopies",),
     "core.spaces": ("EnvSpec",),
@@ -77,6 +89,7 @@ _MODULES = {
     "networks.actor_critic": ("mlp", "nature_cnn"),
     "networks.adapters": ("Equinox", "FlaxLinen", "FlaxNNX"),
     "networks.q_network": ("q_mlp", "q_nature_cnn"),
+    "networks.quantile_network": ("iqn_mlp", "iqn_nature_cnn"),
     "networks.recurrent": ("gru", "lstm"),
     "ops.schedules": ("Linear",),
     "ops.updates": ("apply_updates", "incremental_update", "periodic_update", "soft_update"),

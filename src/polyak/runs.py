@@ -18,6 +18,7 @@ from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.q_network import QNetwork
+from polyak.networks.quantile_network import IQNetwork
 from polyak.networks.recurrent import RecurrentActorCritic
 from polyak.ops import schedules
 from polyak.storage.checkpoint import restore
@@ -126,7 +127,7 @@ class RunConfig:
 
 def config_classes() -> dict[str, type]:
     """The classes that a `config.json` may name, including every agent in `AGENTS`."""
-    networks = (ActorCritic, QNetwork, RecurrentActorCritic)
+    networks = (ActorCritic, IQNetwork, QNetwork, RecurrentActorCritic)
     return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.SCHEDULES, *SPEC_CLASSES)}
 
 

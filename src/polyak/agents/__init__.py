@@ -3,7 +3,13 @@
 import importlib
 from typing import Any
 
-AGENTS = {"dqn": "polyak.agents.dqn:DQN", "ppo": "polyak.agents.ppo:PPO"}
+AGENTS = {
+    "c51": "polyak.agents.c51:C51",
+    "dqn": "polyak.agents.dqn:DQN",
+    "iqn": "polyak.agents.iqn:IQN",
+    "ppo": "polyak.agents.ppo:PPO",
+    "qrdqn": "polyak.agents.qr_dqn:QRDQN",
+}
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train
 your own algorithm with `polyak.cli.main`."""
 

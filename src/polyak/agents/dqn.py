@@ -20,13 +20,21 @@ from polyak.learning.off_policy import (
     partition_by_env,
 )
 from polyak.learning.prefill import add_rollout
-from polyak.learning.q_learning import create_q_state, exploration_rate, fold, has_small_products, update_q
+from polyak.learning.q_learning import (
+    create_q_state,
+    exploration_rate,
+    exploration_temperature,
+    fold,
+    has_small_products,
+    update_q,
+)
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import check_optimizer
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
-from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.q_policy import FreshNoise, explore
 from polyak.replay.frames import Padding
 from polyak.replay.uniform import Transition
 
@@ -63,11 +71,13 @@ class DQN:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         double: double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461).
-        huber_delta: κ, the error above which the loss is linear; None takes the squared error ½ δ².
+        huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
         period: gradient steps between target updates.
         epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
             0.05 over the first 10,000 transitions.
+        temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
+            disables it.
         max_grad_norm: clip gradients to this global norm; None disables clipping.
         adam_eps: Adam's ε.
         optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
@@ -76,7 +86,7 @@ class DQN:
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
 
-    >>> from polyak.core.spaces import Box
+    >>> from polyak.core.spaces import Box, Discrete
     >>> agent = DQN(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
     >>> state = agent.init(jax.random.key(0))
     """
@@ -106,6 +116,7 @@ class DQN:
     epsilon: Schedule | None = setting(
         default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
     )
+    temperature: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
     max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
@@ -134,9 +145,11 @@ class DQN:
         check_state("DQN.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy:
-        """The action of the largest value or, with probability ε, a random one; until `learning_starts` always a random one."""
-        return EpsilonGreedy(self._network_policy(state), exploration_rate(self, state.env_steps))
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+        """The exploring policy; until `learning_starts` all actions are random."""
+        check_state("DQN.collect_policy", state, OffPolicyState)
+        policy, env_steps = self._network_policy(state), state.env_steps
+        return explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.follow import Follow
@@ -25,6 +26,7 @@ from polyak.ops.schedules import Linear, Schedule, value_at
 from polyak.replay.uniform import Transition
 
 EPSILON = Linear(1.0, 0.05, 10_000)
+RANDOM_TEMPERATURE = 1e30
 
 
 @runtime_checkable
@@ -51,6 +53,11 @@ class QSettings(OffPolicySettings, OptimizerSettings, Protocol):
         """Probability of a random action; None is `EPSILON`."""
         ...
 
+    @property
+    def temperature(self) -> Schedule | None:
+        """Of Boltzmann exploration; None is epsilon-greedy."""
+        ...
+
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Terms]:
@@ -69,15 +76,8 @@ def update_q(
 ) -> tuple[OffPolicyState, Metrics]:
     """Add a rollout to the replay, then take gradient steps of `settings.loss`; after each the target follows."""
     optimizer = optimizer_of(settings, state.env_steps)
-
-    def train_step(
-        copies: NetworkCopies, batch: Transition, key: PRNGKeyArray, due: Bool[Array, ""]
-    ) -> tuple[NetworkCopies, StepLog]:
-        loss = partial(settings.loss, online=copies.online, target=copies.variables("target"), key=key)
-        copies, log = train_copies(copies, loss, optimizer, batch, due=due, axis_name=axis_name)
-        return copies.follow(updates=log.applied.astype(jnp.uint32)), log
-
     check_optimizer_state(optimizer, state.copies.online.params, state.copies.optimizer_state)
+    train_step = partial(train_q, settings, optimizer, axis_name=axis_name)
     # The agent's settings decide how the target follows, also where they were changed after `init`.
     copies = dataclasses.replace(state.copies, target_follow=_follow(settings))
     started = dataclasses.replace(state, copies=copies)
@@ -88,10 +88,34 @@ def update_q(
     return new_state, metrics
 
 
+def train_q(
+    settings: QSettings,
+    optimizer: optax.GradientTransformation,
+    copies: NetworkCopies,
+    batch: Transition,
+    key: PRNGKeyArray,
+    due: Bool[Array, ""],
+    *,
+    axis_name: str | None = None,
+) -> tuple[NetworkCopies, StepLog]:
+    """One gradient step of `settings.loss`, after which the target follows."""
+    loss = partial(settings.loss, online=copies.online, target=copies.variables("target"), key=key)
+    copies, log = train_copies(copies, loss, optimizer, batch, due=due, axis_name=axis_name)
+    return copies.follow(updates=log.applied.astype(jnp.uint32)), log
+
+
 def exploration_rate(settings: QSettings, env_steps: UInt32[Array, ""]) -> Float[Array, ""]:
-    """The probability of a random action: 1 until learning starts, then `epsilon`."""
+    """The probability of a random action: 1 until learning starts, then `epsilon`, or 0 with a temperature."""
     epsilon = EPSILON if settings.epsilon is None else settings.epsilon
-    return jnp.where(has_started(settings, env_steps), value_at(epsilon, env_steps), 1.0)
+    after = value_at(epsilon if settings.temperature is None else 0.0, env_steps)
+    return jnp.where(has_started(settings, env_steps), after, 1.0)
+
+
+def exploration_temperature(settings: QSettings, env_steps: UInt32[Array, ""]) -> Float[Array, ""] | None:
+    """The temperature of Boltzmann exploration, so high that actions are random until learning starts; None is no such."""
+    if settings.temperature is None:
+        return None
+    return jnp.where(has_started(settings, env_steps), value_at(settings.temperature, env_steps), RANDOM_TEMPERATURE)
 
 
 def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:

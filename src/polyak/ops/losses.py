@@ -152,7 +152,7 @@ def clipped_value_loss(
 
 
 def huber(error: Float[Array, "*shape"], delta: Scalar | None) -> Float[Array, "*shape"]:
-    """½ δ² for errors up to κ, and κ (|δ| - ½ κ) beyond; ½ δ² everywhere if κ is None.
+    """½ δ² for errors up to κ, and κ (|δ| - ½ κ) beyond; the squared error δ² if κ is None.
 
     Args:
         error: δ.
@@ -163,11 +163,10 @@ def huber(error: Float[Array, "*shape"], delta: Scalar | None) -> Float[Array, "
     >>> huber(jnp.array([0.5, -3.0]), 1.0)
     Array([0.125, 2.5  ], dtype=float32)
     """
-    squared = 0.5 * jnp.square(error)
     if delta is None:
-        return squared
+        return jnp.square(error)
     size = jnp.abs(error)
-    return jnp.where(size <= delta, squared, delta * (size - 0.5 * delta))
+    return jnp.where(size <= delta, 0.5 * jnp.square(error), delta * (size - 0.5 * delta))
 
 
 def best_action(q: Float[Array, "rows n"], mask: Bool[Array, "rows n"] | None) -> Int32[Array, " rows"]:

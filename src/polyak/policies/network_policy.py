@@ -31,6 +31,7 @@ class NetworkPolicy:
         return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that uses the
             network's outputs of the time of acting.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
+        noise_key: the key of the network's noise; None applies it without noise.
     """
 
     variables: Variables
@@ -39,6 +40,7 @@ class NetworkPolicy:
     spec: EnvSpec = static()
     return_info: bool = static(default=False)
     squash: bool = static(default=False)
+    noise_key: PRNGKeyArray | None = None
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The network's initial carry; `()` where it is not recurrent."""
@@ -63,7 +65,7 @@ class NetworkPolicy:
     def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
         obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
         carry = reset_carry(self.network, carry, time_step.first)
-        (params, value), carry, _ = self.network.apply(self.variables, obs, carry)
+        (params, value), carry, _ = self.network.apply(self.variables, obs, carry, key=self.noise_key)
         distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
         return (
             distribution,

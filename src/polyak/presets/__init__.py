@@ -1,13 +1,19 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import dqn, ppo
+from polyak.presets import c51, dqn, iqn, ppo, qr_dqn
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
 
 PRESETS: dict[tuple[str, str], Preset] = {
     (algorithm, env_id): preset
-    for algorithm, presets in (("dqn", dqn.PRESETS), ("ppo", ppo.PRESETS))
+    for algorithm, presets in (
+        ("c51", c51.PRESETS),
+        ("dqn", dqn.PRESETS),
+        ("iqn", iqn.PRESETS),
+        ("ppo", ppo.PRESETS),
+        ("qrdqn", qr_dqn.PRESETS),
+    )
     for env_id, preset in presets.items()
 }
 

@@ -34,7 +34,7 @@ class Preset:
     num_envs: int
     values: Mapping[str, Any]
     source: str
-    make_network: Literal["mlp", "q_mlp"] = "mlp"
+    make_network: Literal["mlp", "q_mlp", "iqn_mlp"] = "mlp"
 
     def settings(self, env_steps: int) -> dict[str, Any]:
         """The agent's fields for a training of `env_steps`.
@@ -46,8 +46,9 @@ class Preset:
         if "network" in settings:
             from polyak.networks.actor_critic import mlp
             from polyak.networks.q_network import q_mlp
+            from polyak.networks.quantile_network import iqn_mlp
 
-            makers: dict[str, Any] = {"mlp": mlp, "q_mlp": q_mlp}
+            makers: dict[str, Any] = {"mlp": mlp, "q_mlp": q_mlp, "iqn_mlp": iqn_mlp}
             settings["network"] = makers[self.make_network](**self.values["network"])
         return settings
 

@@ -1,0 +1,224 @@
+"""C51: deep Q-learning of distributions (Bellemare et al. 2017, arXiv:1707.06887), with what Rainbow adds to it."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_state
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
+from polyak.learning.prefill import add_rollout
+from polyak.learning.q_learning import (
+    create_q_state,
+    exploration_rate,
+    exploration_temperature,
+    fold,
+    has_small_products,
+    update_q,
+)
+from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
+from polyak.ops.gradient_step import check_optimizer
+from polyak.ops.losses import best_action, of_action, weighted_sum
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.value_distributions import entropy, project_categorical
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.q_policy import FreshNoise, explore
+from polyak.replay.frames import Padding
+from polyak.replay.uniform import Transition
+
+
+@struct
+class C51:
+    """C51 for Discrete actions: the distribution of returns on fixed atoms z_1 ... z_K.
+
+        L(θ) = E[ -Σ_i m_i log p_i(s, a; θ) ],    m = Φ(r + γ^m z, p(s', a'; target)),    a' = argmax_a Σ_i z_i p_i(s', a)
+
+    with Φ the projection onto the atoms. With `double` the online network chooses a', else the target network. With a dueling
+    and noisy network, three steps and a prioritized replay it is Rainbow (Hessel et al. 2018, arXiv:1710.02298).
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`).
+        network: a network that returns the logits `[B, n, num_atoms]`; None takes `q_network_for(spec)`. A built-in one gets
+            that number of outputs. It is applied in evaluation mode: dropout is off, and statistics stay as they were
+            initialised.
+        num_steps: steps of each environment between updates.
+        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
+            `num_steps * num_envs` it must be a whole number.
+        batch_size: transitions of a gradient step.
+        capacity: transitions in the replay, over all environments and devices.
+        frame_stack: frames of an observation, stacked along its first axis with the oldest first: the replay stores each frame
+            once and stacks them when transitions are drawn; 1 stores observations as they are.
+        frame_padding: what a stack has before the first frame of a game: `"zero"` (Atari), or that `"first"` frame.
+        prioritized: draw transitions in proportion to (x + ε)^α, with x the KL divergence of the last loss, and weighted for it
+            (Schaul et al. 2016, arXiv:1511.05952), instead of uniformly.
+        priority_alpha: α, used with `prioritized`; 0 draws uniformly.
+        priority_beta: β of the weights (N P(i))^-β, a number or a schedule; None increases it from 0.4 to 1 over the first
+            1,000,000 transitions.
+        priority_eps: ε.
+        learning_starts: transitions that are collected with random actions before the first gradient step.
+        learning_rate: Adam's, a number or a schedule such as `Linear`.
+        gamma: discount per step.
+        n_step: steps that rewards are summed over before bootstrapping.
+        double: the online network chooses a' (van Hasselt et al. 2016, arXiv:1509.06461).
+        num_atoms: K.
+        v_min: z_1, the smallest return that is told apart.
+        v_max: z_K, the largest one.
+        tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
+        period: gradient steps between target updates.
+        epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
+            0.05 over the first 10,000 transitions.
+        temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
+            disables it.
+        max_grad_norm: clip gradients to this global norm; None disables clipping.
+        adam_eps: Adam's ε.
+        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box, Discrete
+    >>> agent = C51(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    spec: EnvSpec = static()
+    network: Network | None = static(default=None)
+    num_steps: int = integer(default=4)
+    updates_per_step: float = number(default=0.25, above=0, static=True)
+    batch_size: int = integer(default=64)
+    capacity: int = integer(default=100_000)
+    frame_stack: int = integer(default=1, at_most=64)
+    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
+    prioritized: bool = choice(default=False, choices=(True, False))
+    priority_alpha: Scalar = number(default=0.6, at_least=0)
+    priority_beta: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    priority_eps: Scalar = number(default=1e-6, at_least=0)
+    learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
+    learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    n_step: int = integer(default=1, at_most=1_000)
+    double: bool = choice(default=True, choices=(True, False))
+    num_atoms: int = integer(default=51, at_least=2)
+    v_min: float = number(default=-10.0, static=True)
+    v_max: float = number(default=10.0, static=True)
+    tau: Scalar = number(default=1.0, above=0, at_most=1)
+    period: int = integer(default=250)
+    epsilon: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    temperature: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)
+    adam_eps: Scalar = number(default=1e-8, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    max_bad_steps: int = integer(default=10)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        object.__setattr__(self, "network", q_network_or_default("C51", self.network, self.spec, self.num_atoms))
+        check_optimizer(self)
+        if self.v_min >= self.v_max:
+            raise ValueError(f"C51: v_min={self.v_min} must be below v_max={self.v_max}")
+
+    add = add_rollout
+    check = check_off_policy
+    has_small_products = has_small_products
+    partition = partition_by_env
+    diagnose = diagnose_off_policy
+    replay_field = REPLAY_FIELD
+
+    def init(self, key: PRNGKeyArray) -> OffPolicyState:
+        """A new state."""
+        state = create_q_state(self, self._network, key)
+        check_q_network(self._network, state.copies.online, self.spec, self.num_atoms)
+        return state
+
+    def policy(self, state: OffPolicyState) -> Greedy:
+        """The action of the largest value."""
+        check_state("C51.policy", state, OffPolicyState)
+        return Greedy(self._network_policy(state))
+
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+        """The exploring policy; until `learning_starts` all actions are random."""
+        check_state("C51.collect_policy", state, OffPolicyState)
+        policy, env_steps = self._network_policy(state), state.env_steps
+        return explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+
+    def update(
+        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+    ) -> tuple[OffPolicyState, Metrics]:
+        """Add a rollout to the replay, then take gradient steps on transitions drawn from it.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: `[T, B]` transitions.
+            key: decides the transitions.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: the rollout does not fit the spec (while tracing).
+        """
+        return update_q(self, state, rollout, key, axis_name=axis_name)
+
+    def loss(
+        self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, ""], Terms]:
+        """The loss of a batch whose weights sum to 1, and its terms; `priority` is KL(m ‖ p) of each sample.
+
+        Args:
+            params: θ.
+            online: the online network's variables; of their parameters nothing is used.
+            target: the target network's.
+            key: for networks with noise; None applies them without.
+        """
+        online = dataclasses.replace(online, params=params)
+        logits = of_action(self._logits(online, batch.obs, fold(key, 0)), batch.action)
+        target_probs = self.td_target(batch, online=online, target=target, key=key)
+        cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), axis=1)
+        q, target_q = (probs @ self._atoms for probs in (jax.nn.softmax(jax.lax.stop_gradient(logits)), target_probs))
+        terms = {
+            "td_error": weighted_sum(jnp.abs(target_q - q), batch.weight),
+            "q": weighted_sum(q, batch.weight),
+            "priority": jnp.maximum(jax.lax.stop_gradient(cross_entropy) - entropy(target_probs), 0.0),
+        }
+        return weighted_sum(cross_entropy, batch.weight), terms
+
+    def td_target(
+        self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "N K"]:
+        """The target distribution Φ(r + γ^m z, p(s', a')), without a gradient; arguments as for `loss`."""
+        target_logits = self._logits(target, batch.next_obs, fold(key, 1))
+        logits = self._logits(online, batch.next_obs, fold(key, 2)) if self.double else target_logits
+        next_action = best_action(self._expected.q(logits), batch.next_action_mask)
+        next_probs = jax.nn.softmax(of_action(target_logits, next_action))
+        values = batch.reward[:, None] + batch.discount[:, None] * self._atoms[None]
+        return jax.lax.stop_gradient(project_categorical(next_probs, values, self._atoms))
+
+    def _logits(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n K"]:
+        logits, _, _ = self._network.apply(variables, obs, key=key)
+        return logits
+
+    @property
+    def _atoms(self) -> Float[Array, " K"]:
+        return jnp.linspace(self.v_min, self.v_max, self.num_atoms)
+
+    @property
+    def _expected(self) -> ExpectedValues:
+        return ExpectedValues(self._network, (self.v_min, self.v_max))
+
+    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
+        return NetworkPolicy(state.copies.online, None, self._expected, self.spec)
+
+    @property
+    def _network(self) -> Network:
+        assert self.network is not None, "__post_init__ sets the default"
+        return self.network

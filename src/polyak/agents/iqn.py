@@ -1,0 +1,218 @@
+"""IQN: implicit quantile networks (Dabney et al. 2018, arXiv:1806.06923)."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_state
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
+from polyak.core.types import Metrics, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
+from polyak.learning.prefill import add_rollout
+from polyak.learning.q_learning import (
+    create_q_state,
+    exploration_rate,
+    exploration_temperature,
+    has_small_products,
+    update_q,
+)
+from polyak.networks.q_network import check_q_network
+from polyak.networks.quantile_network import QuantileNetwork, iqn_network_or_default
+from polyak.ops.gradient_step import check_optimizer
+from polyak.ops.losses import best_action, of_action, weighted_sum
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.value_distributions import quantile_huber_loss
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.q_policy import FreshNoise, explore
+from polyak.replay.frames import Padding
+from polyak.replay.uniform import Transition
+
+
+@struct
+class IQN:
+    """IQN for Discrete actions: the quantile function of the returns as a network of (s, τ).
+
+        L(θ) = E[ Σ_i 1/N' Σ_j |τ_i - 1{u_ij < 0}| L_κ(u_ij) / κ ],    u_ij = r + γ^m Z(s', a', τ'_j; target) - Z(s, a, τ_i)
+
+    with τ_1 ... τ_N and τ'_1 ... τ'_N' uniform in (0, 1), L_κ the Huber loss and a' the best action by the mean over other
+    K such fractions. Policies take the mean over the midpoints of K equal parts. With `double` the online network chooses a'.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`).
+        network: a network with `quantiles(variables, obs, tau, key)`, such as `polyak.iqn_mlp()`; None takes
+            `iqn_network_for(spec)`. It is applied in evaluation mode.
+        num_steps: steps of each environment between updates.
+        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
+            `num_steps * num_envs` it must be a whole number.
+        batch_size: transitions of a gradient step.
+        capacity: transitions in the replay, over all environments and devices.
+        frame_stack: frames of an observation, stacked along its first axis with the oldest first: the replay stores each frame
+            once and stacks them when transitions are drawn; 1 stores observations as they are.
+        frame_padding: what a stack has before the first frame of a game: `"zero"` (Atari), or that `"first"` frame.
+        prioritized: draw transitions in proportion to (x + ε)^α, with x the last loss, and weighted for it
+            (Schaul et al. 2016, arXiv:1511.05952), instead of uniformly.
+        priority_alpha: α, used with `prioritized`; 0 draws uniformly.
+        priority_beta: β of the weights (N P(i))^-β, a number or a schedule; None increases it from 0.4 to 1 over the first
+            1,000,000 transitions.
+        priority_eps: ε.
+        learning_starts: transitions that are collected with random actions before the first gradient step.
+        learning_rate: Adam's, a number or a schedule such as `Linear`.
+        gamma: discount per step.
+        n_step: steps that rewards are summed over before bootstrapping.
+        double: the online network chooses a' (van Hasselt et al. 2016, arXiv:1509.06461).
+        num_tau: N, fractions at which the loss compares.
+        num_target_tau: N', fractions of the target.
+        num_policy_tau: K, fractions by whose mean actions are chosen in the target; policies use the network's own number.
+        huber_delta: κ; 0 is the quantile loss without Huber's rounding.
+        tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
+        period: gradient steps between target updates.
+        epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
+            0.05 over the first 10,000 transitions.
+        temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
+            disables it.
+        max_grad_norm: clip gradients to this global norm; None disables clipping.
+        adam_eps: Adam's ε.
+        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box, Discrete
+    >>> agent = IQN(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    spec: EnvSpec = static()
+    network: QuantileNetwork | None = static(default=None)
+    num_steps: int = integer(default=4)
+    updates_per_step: float = number(default=0.25, above=0, static=True)
+    batch_size: int = integer(default=64)
+    capacity: int = integer(default=100_000)
+    frame_stack: int = integer(default=1, at_most=64)
+    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
+    prioritized: bool = choice(default=False, choices=(True, False))
+    priority_alpha: Scalar = number(default=0.6, at_least=0)
+    priority_beta: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    priority_eps: Scalar = number(default=1e-6, at_least=0)
+    learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
+    learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    n_step: int = integer(default=1, at_most=1_000)
+    double: bool = choice(default=True, choices=(True, False))
+    num_tau: int = integer(default=32)
+    num_target_tau: int = integer(default=32)
+    num_policy_tau: int = integer(default=32)
+    huber_delta: Scalar = number(default=1.0, at_least=0)
+    tau: Scalar = number(default=1.0, above=0, at_most=1)
+    period: int = integer(default=250)
+    epsilon: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    temperature: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)
+    adam_eps: Scalar = number(default=1e-8, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    max_bad_steps: int = integer(default=10)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", iqn_network_or_default("IQN", self.network, self.spec))
+        check_settings(self)
+        check_optimizer(self)
+
+    add = add_rollout
+    check = check_off_policy
+    has_small_products = has_small_products
+    partition = partition_by_env
+    diagnose = diagnose_off_policy
+    replay_field = REPLAY_FIELD
+
+    def init(self, key: PRNGKeyArray) -> OffPolicyState:
+        """A new state."""
+        state = create_q_state(self, self._network, key)
+        check_q_network(self._network, state.copies.online, self.spec)
+        return state
+
+    def policy(self, state: OffPolicyState) -> Greedy:
+        """The action of the largest value."""
+        check_state("IQN.policy", state, OffPolicyState)
+        return Greedy(self._network_policy(state))
+
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+        """The exploring policy; until `learning_starts` all actions are random."""
+        check_state("IQN.collect_policy", state, OffPolicyState)
+        policy, env_steps = self._network_policy(state), state.env_steps
+        return explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+
+    def update(
+        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+    ) -> tuple[OffPolicyState, Metrics]:
+        """Add a rollout to the replay, then take gradient steps on transitions drawn from it.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: `[T, B]` transitions.
+            key: decides the transitions.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: the rollout does not fit the spec (while tracing).
+        """
+        return update_q(self, state, rollout, key, axis_name=axis_name)
+
+    def loss(
+        self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Terms]:
+        """The loss of a batch whose weights sum to 1, and its terms; `priority` is the loss of each sample.
+
+        Args:
+            params: θ.
+            online: the online network's variables; of their parameters nothing is used.
+            target: the target network's.
+            key: of the fractions, and of the noise of networks that have some.
+        """
+        online = dataclasses.replace(online, params=params)
+        tau, quantiles = self._quantiles(online, batch.obs, self.num_tau, jax.random.fold_in(key, 0))
+        quantiles = of_action(quantiles, batch.action)
+        targets = self.td_target(batch, online=online, target=target, key=key)
+        losses = quantile_huber_loss(quantiles, tau, targets, self.huber_delta)
+        q = jax.lax.stop_gradient(quantiles).mean(axis=1)
+        terms = {
+            "td_error": weighted_sum(jnp.abs(targets.mean(axis=1) - q), batch.weight),
+            "q": weighted_sum(q, batch.weight),
+            "priority": jax.lax.stop_gradient(losses),
+        }
+        return weighted_sum(losses, batch.weight), terms
+
+    def td_target(self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray) -> Float[Array, "N M"]:
+        """The targets r + γ^m Z(s', a', τ'_j), without a gradient; arguments as for `loss`."""
+        keys = [jax.random.fold_in(key, number) for number in (1, 2)]
+        _, values = self._quantiles(online if self.double else target, batch.next_obs, self.num_policy_tau, keys[0])
+        next_action = best_action(values.mean(axis=2), batch.next_action_mask)
+        _, quantiles = self._quantiles(target, batch.next_obs, self.num_target_tau, keys[1])
+        next_quantiles = of_action(quantiles, next_action)
+        return jax.lax.stop_gradient(batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
+
+    def _quantiles(
+        self, variables: Variables, obs: PyTree, count: int, key: PRNGKeyArray
+    ) -> tuple[Float[Array, "N K"], Float[Array, "N n K"]]:
+        """Fractions that are drawn uniformly, and the quantiles at them."""
+        tau_key, noise_key = jax.random.split(key)
+        tau = jax.random.uniform(tau_key, (len(jax.tree.leaves(obs)[0]), count))
+        return tau, self._network.quantiles(variables, obs, tau, noise_key)
+
+    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
+        return NetworkPolicy(state.copies.online, None, self._network, self.spec)
+
+    @property
+    def _network(self) -> QuantileNetwork:
+        assert self.network is not None, "__post_init__ sets the default"
+        return self.network

@@ -1,0 +1,55 @@
+"""How agents of action values explore: epsilon-greedy, Boltzmann, and noise of the network that is new at every step."""
+
+import dataclasses
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.struct import struct
+from polyak.core.types import PolicyStep, PyTree, Scalar, TimeStep
+from polyak.networks.q_network import is_noisy
+from polyak.ops.distributions import Distribution
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+from polyak.policies.network_policy import NetworkPolicy
+from polyak.policies.predict import as_python
+from polyak.policies.wrapper import inner_initial_state, inner_predict, inner_spec
+
+
+@struct
+class FreshNoise:
+    """The inner policy, with new noise of its network at every step and in every row (Fortunato et al. 2018).
+
+    Attributes:
+        policy: directly around a `NetworkPolicy`, whose network draws noise with the key of `apply`.
+    """
+
+    policy: EpsilonGreedy | Boltzmann
+
+    spec = inner_spec
+    initial_state = inner_initial_state
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
+        """The inner distribution without noise."""
+        return self.policy.distribution(time_step, carry)
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The inner action with noise."""
+        noise_key, key = jax.random.split(key)
+        network_policy = dataclasses.replace(self.policy.policy, noise_key=noise_key)  # type: ignore[type-var]
+        return dataclasses.replace(self.policy, policy=network_policy).action(time_step, carry, key)
+
+    predict = inner_predict
+    as_python = as_python
+
+
+def explore(
+    policy: NetworkPolicy, epsilon: Scalar, temperature: Scalar | None = None
+) -> EpsilonGreedy | Boltzmann | FreshNoise:
+    """Explore around the policy of a network of action values.
+
+    Args:
+        epsilon: probability of a random action; has no effect with a temperature.
+        temperature: of Boltzmann exploration; None is epsilon-greedy.
+    """
+    explorer = EpsilonGreedy(policy, epsilon) if temperature is None else Boltzmann(policy, temperature)
+    return FreshNoise(explorer) if is_noisy(policy.network) else explorer

@@ -1,0 +1,21 @@
+"""Presets of IQN, by environment."""
+
+from polyak.presets.preset import LinearOverTraining, Preset
+
+CARTPOLE = {
+    "network": {"hidden": (128, 128)},
+    "num_steps": 4,
+    "updates_per_step": 0.5,
+    "batch_size": 64,
+    "learning_rate": LinearOverTraining(2.3e-3),
+    "n_step": 3,
+    "period": 100,
+    "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
+    "num_tau": 8,
+    "num_target_tau": 8,
+    "num_policy_tau": 16,
+}
+
+PRESETS: dict[str, Preset] = {
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "own", "iqn_mlp"),
+}
