@@ -24,6 +24,9 @@ T = TypeVar("T")
 GRACE_SECONDS = 1.0
 """How long Ctrl-C waits for the call that is under way."""
 
+SIGNAL_SECONDS = 0.2
+"""How long Ctrl-C may go unnoticed."""
+
 BUSY_SECONDS = 60.0
 """How long a new relay waits for an interrupted program to reach its next call, which ends it."""
 
@@ -299,7 +302,9 @@ class ExceptionRelay:
         thread = threading.Thread(target=body, name="polyak-program", daemon=True)
         try:
             thread.start()
-            done.wait()
+            # A signal that arrives just before a wait begins does not end it, so no wait is long.
+            while not done.wait(SIGNAL_SECONDS):
+                pass
         except BaseException:
             for _, log in self._logs:
                 log.stopped = True
