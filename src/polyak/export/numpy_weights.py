@@ -6,6 +6,7 @@ import numpy.typing as npt
 
 from polyak.core.spaces import EnvSpec
 from polyak.export.numpy_format import describe_spaces
+from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import is_image
 from polyak.policies.network_policy import Greedy, NetworkPolicy
@@ -31,11 +32,11 @@ def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
     return about, arrays | bounds
 
 
-def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic:
+def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic | Actor:
     reason = None
     if type(policy) is not NetworkPolicy:
         reason = f"the policy is a {type(policy).__name__}"
-    elif not isinstance(policy.network, ActorCritic):
+    elif not isinstance(policy.network, ActorCritic | Actor):
         reason = f"the network is {policy.network!r}"
     elif policy.squash and policy.network.squash_mean:
         reason = "squash and squash_mean are both on"
@@ -43,5 +44,5 @@ def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic:
         reason = f"the observation is {spec.obs}"
     if reason is not None:
         raise ValueError(reason[:300])
-    network: ActorCritic = policy.network
+    network: ActorCritic | Actor = policy.network
     return network

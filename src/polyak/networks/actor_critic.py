@@ -49,7 +49,7 @@ class ActorCritic:
         orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the value's, and
             biases 0; else weights and biases uniform within ±1/√inputs, as PyTorch has them.
         std: `"free"`: that logarithm is a parameter, the same in every state; `"state"`: an output of the policy's last layer,
-            which starts at `log_std`.
+            which starts at `log_std`; `"fixed"`: it is `log_std`.
         squash_mean: the mean of Box actions is middle + half_range · tanh(x), inside the bounds of the action.
         value_hidden: widths of the critic's dense layers; None: those of the actor.
         value_activation: between the critic's layers; None: as between the actor's.

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": nnx.gelu,
     "silu": nnx.silu,
 }
-Std: TypeAlias = Literal["free", "state"]
+Std: TypeAlias = Literal["free", "state", "fixed"]
 MAX_NARROW_WIDTH = 256
 # Of methods and attributes; an entry of that name would be hidden by it, or hide it.
 TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
@@ -79,7 +79,7 @@ class Layers(Protocol):
 
     @property
     def std(self) -> Std:
-        """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head."""
+        """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head; `"fixed"`: a constant."""
         ...
 
     @property
@@ -93,7 +93,7 @@ def check_layers(settings: Layers) -> None:
     object.__setattr__(settings, "hidden", widths("hidden", settings.hidden))
     check_choice("network", "activation", settings.activation, tuple(ACTIVATIONS))
     check_number("network", "log_std", settings.log_std)
-    check_choice("network", "std", settings.std, ("free", "state"))
+    check_choice("network", "std", settings.std, ("free", "state", "fixed"))
     for name in ("shared_torso", "orthogonal", "squash_mean"):
         check_choice("network", name, getattr(settings, name), (True, False))
 
@@ -256,6 +256,7 @@ class PolicyHead(nnx.Module):
         outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
         self.linear = Layer(features, outputs, settings, 0.01, rngs)
         free = boxes if settings.std == "free" else []
+        self.fixed_log_std = settings.log_std
         self.log_std = nnx.Dict(
             {_name(path): nnx.Param(jax.device_put(np.full(leaf.shape, settings.log_std, np.float32))) for path, leaf in free}
         )
@@ -296,7 +297,7 @@ class PolicyHead(nnx.Module):
         name = _name(path)
         if name in self.scales:
             return self.scales[name](hidden).reshape(shape)
-        return jnp.broadcast_to(self.log_std[name][...], shape)
+        return jnp.broadcast_to(self.log_std[name][...], shape) if name in self.log_std else jnp.full(shape, self.fixed_log_std)
 
     def _mean(self, loc: Array, space: Box) -> Array:
         """Squashed, mid + half_range · tanh(loc) with the bounds of the agent's actions."""

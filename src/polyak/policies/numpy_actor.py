@@ -14,6 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Network, PyTree, Variables
+from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import range_of_means
 from polyak.ops.normalize import ObsNormalizer
@@ -33,6 +34,8 @@ MAX_PREDICT_PRODUCTS = 2**19
 
 def suits_numpy(network: Network, spec: EnvSpec, num_envs: int) -> bool:
     """Whether the network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
+    if isinstance(network, ActorCritic | Actor) and network.std != "free":
+        return False
     return not spec.has_action_mask and num_envs <= max_batch_size(network, spec, MAX_ACT_PRODUCTS)
 
 
@@ -42,9 +45,9 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
     Args:
         products: multiplications in one layer.
     """
-    if not isinstance(network, ActorCritic) or network.activation not in FAST_ACTIVATIONS:
+    if not isinstance(network, ActorCritic | Actor) or network.activation not in FAST_ACTIVATIONS:
         return 0
-    if network.std != "free" or not network.hidden:
+    if not network.hidden:
         return 0
     if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
         return 0
@@ -94,7 +97,7 @@ def numpy_mode(
     return lambda obs: np.tanh(output(obs).reshape(shape)) if squash else output(obs).reshape(shape)
 
 
-def network_arrays(network: ActorCritic, params: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
+def network_arrays(network: ActorCritic | Actor, params: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
     """The arrays of `numpy_reader.make_network` for the actor of an `mlp`."""
     arrays: dict[str, Numbers] = {}
     for i in range(len(network.hidden)):
@@ -114,7 +117,7 @@ def _output(
     variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
 ) -> Callable[[Numbers], Numbers]:
     """The output of the policy's last layer for observations: logits, or the mean of a Box action."""
-    assert isinstance(network, ActorCritic), "as suits_numpy says"
+    assert isinstance(network, ActorCritic | Actor), "as suits_numpy says"
     forward = make_network(network_arrays(network, variables.params, normalizer), len(network.hidden), network.activation)
     if not (network.squash_mean and isinstance(spec.action, Box)):
         return lambda obs: forward(obs.reshape(obs.shape[0], -1))

@@ -1,0 +1,89 @@
+"""Networks of actors without a critic: the parameters of the action's distribution alone."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.printing import short_repr
+from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
+from polyak.core.types import PyTree, Variables
+from polyak.networks.adapters import FlaxNNX
+from polyak.networks.layers import Activation, PolicyHead, Std, Torso, check_layers
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Between these the logarithm of a standard deviation is clipped, so that the density of an action stays finite."""
+
+
+@short_repr()
+@dataclass(frozen=True, repr=False)
+class Actor:
+    """Settings of the built-in network of an actor; its output is `(action_params, None)`, since it has no value.
+
+    Images pass through the three convolutions of `nature_cnn`; everything else is flattened.
+
+    Attributes:
+        hidden: widths of the dense layers.
+        activation: after each of them.
+        std: the standard deviation of Box actions: `"state"`, an output of the last layer, clipped to [e⁻²⁰, e²]; `"free"`, a
+            parameter; `"fixed"`, e^log_std, for a deterministic actor to which noise is added.
+        log_std: the logarithm of that deviation, where it is learned the initial one.
+        squash_mean: the mean of Box actions is middle + half_range · tanh(x), inside the bounds of the action.
+        orthogonal: orthogonal weights with gain √2, 0.01 in the last layer, and biases 0; else as PyTorch's.
+
+    Raises:
+        TypeError, ValueError: a setting is out of its range.
+        ValueError: when an agent is built, for means to be squashed without a Box or into bounds that are not finite.
+    """
+
+    hidden: tuple[int, ...] = (256, 256)
+    activation: Activation = "relu"
+    std: Std = "state"
+    log_std: float = 0.0
+    squash_mean: bool = False
+    orthogonal: bool = False
+
+    def __post_init__(self) -> None:
+        check_layers(self)
+
+    @property
+    def shared_torso(self) -> bool:
+        """There is no critic to share with."""
+        return False
+
+    @property
+    def layer_widths(self) -> tuple[int, ...]:
+        """Widths of all dense layers."""
+        return self.hidden
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Create variables for the spec's spaces."""
+        return FlaxNNX(self._module).init(key, spec)
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`((action_params, None), carry, stats)` for obs leaves `[B, ...]`."""
+        return FlaxNNX(self._module).apply(variables, obs, carry, train=train, key=key)
+
+    def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return _ActorModule(self, spec, rngs)
+
+
+class _ActorModule(nnx.Module):
+    """Encoder, dense layers, and the head of the action's distribution."""
+
+    def __init__(self, settings: Actor, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.action = spec.action
+        self.actor = Torso(settings, spec, rngs)
+        self.policy = PolicyHead(self.actor.features, settings, spec, rngs)
+
+    def __call__(self, obs: PyTree) -> tuple[PyTree, None]:
+        return map_space(_in_range, self.action, self.policy(self.actor(obs))), None
+
+
+def _in_range(space: Leaf, params: PyTree) -> PyTree:
+    if not isinstance(space, Box):
+        return params
+    return {"loc": params["loc"], "log_scale": jnp.clip(params["log_scale"], *LOG_STD_RANGE)}

@@ -1,0 +1,143 @@
+"""Networks of N critics Q_i(s, a) of continuous actions, computed together."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.printing import short_repr
+from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
+from polyak.core.types import PyTree, Variables
+from polyak.networks.adapters import FlaxNNX
+from polyak.networks.initializers import constant, uniform
+from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, widths
+
+
+@short_repr()
+@dataclass(frozen=True, repr=False)
+class Critics:
+    """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
+
+    `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`, or `[B, N, M]` with `num_quantiles` = M. The critics
+    share the convolutions of images; everything else each has for itself.
+
+    Attributes:
+        hidden: widths of the dense layers.
+        activation: after each of them.
+        num_critics: N.
+        num_quantiles: M, for a distribution of returns (TQC); None: its mean alone.
+        layer_norm: normalise before each activation.
+        dropout: probability with which a unit is dropped while training, before the normalisation.
+
+    Raises:
+        TypeError, ValueError: a setting is out of its range.
+        ValueError: when an agent is built, for actions that are not of Boxes.
+
+    Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and normalisation).
+    """
+
+    hidden: tuple[int, ...] = (256, 256)
+    activation: Activation = "relu"
+    num_critics: int = 2
+    num_quantiles: int | None = None
+    layer_norm: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", widths("hidden", self.hidden))
+        check_choice("network", "activation", self.activation, tuple(ACTIVATIONS))
+        check_choice("network", "layer_norm", self.layer_norm, (True, False))
+        check_integer("network", "num_critics", self.num_critics)
+        if self.num_quantiles is not None:
+            check_integer("network", "num_quantiles", self.num_quantiles)
+        check_number("network", "dropout", self.dropout, at_least=0, at_most=0.99)
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Create variables for the spec's spaces."""
+        return FlaxNNX(self._module).init(key, spec)
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`((q, None), carry, stats)`; `obs` is `(obs, action)`, leaves `[B, ...]`, actions between -1 and 1."""
+        return FlaxNNX(self._module).apply(variables, obs, carry, train=train, key=key)
+
+    def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return _CriticsModule(self, spec, rngs)
+
+
+class _CriticsModule(nnx.Module):
+    """One encoder of observations, then the dense layers of all critics as products with a leading axis N."""
+
+    def __init__(self, settings: Critics, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        for path, leaf in leaf_spaces(spec.action):
+            if not isinstance(leaf, Box):
+                raise ValueError(f"network: critics need actions of Boxes, got {leaf} at action {path!r}")
+        self.encoder = Encoder(spec.obs, rngs)
+        example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
+        features = nnx.eval_shape(self.encoder, example).shape[-1]
+        inputs = features + sum(math.prod(leaf.shape) for _, leaf in leaf_spaces(spec.action))
+        self.layers = nnx.List([_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))])
+        outputs = 1 if settings.num_quantiles is None else settings.num_quantiles
+        self.head = _Products(settings.num_critics, (inputs, *settings.hidden)[-1], outputs, rngs)
+        self.num_critics = settings.num_critics
+        self.has_quantiles = settings.num_quantiles is not None
+
+    def __call__(self, obs_and_action: tuple[PyTree, PyTree]) -> tuple[Float[Array, "B N *M"], None]:
+        obs, action = obs_and_action
+        parts = [self.encoder(obs), *(x.reshape(x.shape[0], -1) for x in jax.tree.leaves(action))]
+        row = jnp.concatenate(parts, axis=-1)
+        x = jnp.broadcast_to(row, (self.num_critics, *row.shape))
+        for layer in self.layers:
+            x = layer(x)
+        q = jnp.moveaxis(self.head(x), 0, 1)
+        return q if self.has_quantiles else q[..., 0], None
+
+
+class _Products(nnx.Module):
+    """A linear layer of each critic, which starts as PyTorch's."""
+
+    def __init__(self, num_critics: int, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+        init = uniform(inputs**-0.5)
+        self.kernel = nnx.Param(init(rngs.params(), (num_critics, inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(init(rngs.params(), (num_critics, 1, outputs), jnp.float32))
+
+    def __call__(self, x: Float[Array, "N B inputs"]) -> Float[Array, "N B outputs"]:
+        """The product of each critic's rows, plus its bias."""
+        return x @ self.kernel[...] + self.bias[...]
+
+
+class _Layers(nnx.Module):
+    """A linear layer of each critic with what follows it: dropout, normalisation, activation."""
+
+    def __init__(self, inputs: int, outputs: int, settings: Critics, rngs: nnx.Rngs) -> None:
+        self.linear = _Products(settings.num_critics, inputs, outputs, rngs)
+        self.dropout = nnx.Dropout(settings.dropout, rngs=rngs) if settings.dropout > 0 else None
+        self.norm = _LayerNorm(settings.num_critics, outputs, rngs) if settings.layer_norm else None
+        self.activation = ACTIVATIONS[settings.activation]
+
+    def __call__(self, x: Float[Array, "N B inputs"]) -> Float[Array, "N B outputs"]:
+        """The activations."""
+        x = self.linear(x)
+        if self.dropout is not None:
+            x = self.dropout(x)
+        return self.activation(x if self.norm is None else self.norm(x))
+
+
+class _LayerNorm(nnx.Module):
+    """Layer normalisation with a scale and a bias of each critic."""
+
+    def __init__(self, num_critics: int, features: int, rngs: nnx.Rngs) -> None:
+        shape = num_critics, 1, features
+        self.scale = nnx.Param(constant(1.0)(rngs.params(), shape, jnp.float32))
+        self.bias = nnx.Param(constant(0.0)(rngs.params(), shape, jnp.float32))
+
+    def __call__(self, x: Float[Array, "N B features"]) -> Float[Array, "N B features"]:
+        """The rows with mean 0 and variance 1, scaled and shifted."""
+        normal = jax.nn.standardize(x, axis=-1, epsilon=1e-6)
+        return normal * self.scale[...] + self.bias[...]
