@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+    from polyak.policies.exploration import Boltzmann, EpsilonGreedy, WarmUp
     from polyak.policies.from_stable_baselines import from_stable_baselines3
     from polyak.policies.info import WithInfo, with_info
     from polyak.policies.mixture import Mixture
@@ -29,6 +29,7 @@ __all__ = [
     "Scripted",
     "StableBaselinesPolicy",
     "Uniform",
+    "WarmUp",
     "WithInfo",
     "from_stable_baselines3",
     "from_tf_agents",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "exploration": ("Boltzmann", "EpsilonGreedy"),
+    "exploration": ("Boltzmann", "EpsilonGreedy", "WarmUp"),
     "from_stable_baselines": ("from_stable_baselines3",),
     "mixture": ("Mixture",),
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),

@@ -1,4 +1,4 @@
-"""Exploration with discrete actions: epsilon-greedy and Boltzmann.
+"""Exploration: epsilon-greedy and Boltzmann for discrete actions, and random actions before learning starts.
 
 Rates may be schedules of the field `env_steps`, which the agent sets from its state when it makes the policy:
 `EpsilonGreedy(policy, Linear(1.0, 0.05), state.env_steps)`.
@@ -18,8 +18,10 @@ from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCateg
 from polyak.ops.distributions.exploration import EpsilonMixture, Select, uniform_over
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.scripted import Uniform
 from polyak.policies.wrapper import (
     check_env_steps,
+    check_policy,
     check_wrapped,
     draw_for_new_episodes,
     inner_initial_state,
@@ -114,6 +116,54 @@ class Boltzmann:
         return _soften(inner, jnp.maximum(value_at(self.temperature, self.env_steps), SMALLEST_TEMPERATURE)), carry
 
     action = sample_action
+    predict = predict
+    as_python = as_python
+
+
+@struct
+class WarmUp:
+    """Uniformly random actions until `steps` environment steps were made, then those of the inner policy.
+
+    Attributes:
+        policy: whose actions, carry and info follow.
+        steps: transitions with random actions.
+        env_steps: transitions so far.
+
+    Raises:
+        TypeError, ValueError: `policy` is not a policy, or has a Box action without finite bounds.
+    """
+
+    policy: PolicyWithSpec
+    steps: Any
+    env_steps: Any = 0
+
+    def __post_init__(self) -> None:
+        check_policy("WarmUp", self.policy)
+        Uniform(self.policy.spec)
+        check_env_steps(self)
+
+    spec = inner_spec
+    initial_state = inner_initial_state
+
+    def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Select, PyTree]:
+        """The uniform distribution or the inner one, and the inner carry."""
+        inner, carry = self.policy.distribution(time_step, carry)
+        batch_size = time_step.first.shape[0]
+        choice = jnp.full(batch_size, self._is_over, jnp.int32)
+        return Select((uniform_over(self.spec, batch_size, time_step.action_mask), inner), choice), carry
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The inner policy's step, its action replaced until the end of the warm-up."""
+        random_key, key = jax.random.split(key)
+        step = self.policy.action(time_step, carry, key)
+        random = uniform_over(self.spec, time_step.first.shape[0], time_step.action_mask).sample(seed=random_key)
+        action = jax.tree.map(lambda x, y: jnp.where(self._is_over, x, y), step.action, random)
+        return PolicyStep(action, step.carry, step.info)
+
+    @property
+    def _is_over(self) -> Any:
+        return jnp.asarray(self.env_steps) >= jnp.asarray(self.steps)
+
     predict = predict
     as_python = as_python
 
