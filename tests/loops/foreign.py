@@ -23,10 +23,6 @@ class Follower:
     def init(self, key):
         return {"updates": jnp.zeros((), jnp.int32), "actions": jnp.zeros((), jnp.int32), "info": jnp.zeros(())}
 
-    @property
-    def network(self):
-        return None
-
     def check(self, num_envs, devices=1):
         pass
 

@@ -99,7 +99,9 @@ class TrainFlags:
     """env_steps between checkpoints, which are saved at reports"""
     checkpoint_replay: Literal["yes", "no"] = "yes"
     """no: leave the agent's replay out of checkpoints; a resumed run is not exact then, and fills it before it learns on"""
-    action_scaling: Literal["clip", "rescale"] = "clip"
+    action_scaling: Annotated[
+        Literal["clip", "rescale"] | None, default_hint("what the algorithm needs, else clip", "{clip,rescale}")
+    ] = None
     """clip Box actions to the bounds, or rescale them to the bounds from [-1, 1]"""
     compilation_cache: bool = True
     """keep compiled programs in the user's cache directory, which shortens later starts"""

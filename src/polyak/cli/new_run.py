@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyak import envs
+from polyak.agents import action_scaling_of
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
 from polyak.cli.own import env_maker, make_own_agent
@@ -27,6 +28,9 @@ from polyak.train.devices import choose_threads, configure_devices, dispatch_syn
 from polyak.train.new_training import make_agent, prepare
 from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
+
+NETWORK_FIELDS = ("network", "actor", "critics")
+"""Settings of agents that are networks."""
 
 
 def train_new_run(
@@ -52,8 +56,9 @@ def train_new_run(
         if loop == "host" and flags.devices in (None, 1):
             dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)
-        source = EnvSource(target, {"action_scaling": flags.action_scaling, "env_kwargs": env_kwargs})
-        env = envs.make(target, num_envs=flags.num_envs, action_scaling=flags.action_scaling, env_kwargs=env_kwargs)
+        scaling = flags.action_scaling or (action_scaling_of(algorithm) if own.agent is None else "clip")
+        source = EnvSource(target, {"action_scaling": scaling, "env_kwargs": env_kwargs})
+        env = envs.make(target, num_envs=flags.num_envs, action_scaling=scaling, env_kwargs=env_kwargs)
         try:
             if own.agent is not None:
                 agent = make_own_agent(own.agent, env.spec)
@@ -156,15 +161,24 @@ def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
         return agent
     kind = changes.pop("network", None)
     makers: dict[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
-    network: Any = agent.network if kind is None else makers[kind]()
+    changed: Any = agent
+    fields = {field.name: getattr(changed, field.name) for field in dataclasses.fields(changed)}
+    networks: dict[str, Any] = {name: value for name, value in fields.items() if name in NETWORK_FIELDS and value is not None}
+    if kind is not None and "network" not in fields:
+        raise UsageError(f"--network {kind}: {algorithm_name(agent)} has an actor and critics, whose layers --hidden sets")
+    if kind is not None:
+        networks["network"] = makers[kind]()
     if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
-    known = {field.name for field in dataclasses.fields(network)} if network is not None else set()
-    unknown = [f"--{name.replace('_', '-')}" for name in changes if name not in known]
+    known = {name: {field.name for field in dataclasses.fields(network)} for name, network in networks.items()}
+    unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: {algorithm_name(agent)} has no such network setting")
-    changed: Any = agent
-    return dataclasses.replace(changed, network=dataclasses.replace(network, **changes))
+    for name, network in networks.items():
+        own = {setting: value for setting, value in changes.items() if setting in known[name]}
+        changed = dataclasses.replace(changed, **{name: dataclasses.replace(network, **own)})
+    made: Agent = changed
+    return made
 
 
 def _accepts(agent: Agent, num_envs: int, devices: int) -> bool:

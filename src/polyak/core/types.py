@@ -281,11 +281,6 @@ class Agent(Protocol[State]):
         """Rollout length of one update, in steps of each environment."""
         ...
 
-    @property
-    def network(self) -> "Network | None":
-        """The network whose settings the command line's network flags change; None for an agent without one."""
-        ...
-
     def init(self, key: PRNGKeyArray) -> State:
         """Create a new state."""
         ...

@@ -74,10 +74,6 @@ class _FixedAgent:
     def init(self, key: PRNGKeyArray) -> Any:
         return self.fixed_policy
 
-    @property
-    def network(self) -> None:
-        return None
-
     def check(self, num_envs: int, devices: int = 1) -> None:
         pass
 
