@@ -58,7 +58,7 @@ UNSTABLE_JAX_USERS = {
     "policies/python/callee.py",
     "export/onnx.py",
 }
-MOST_PUBLIC_NAMES, MOST_LINES_OF_CODE, MOST_LINES_OF_A_FUNCTION = 50, 300, 80
+MOST_PUBLIC_NAMES, MOST_LINES_OF_CODE, MOST_LINES_OF_A_FUNCTION = 60, 300, 80
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 
 

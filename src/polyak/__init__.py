@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyak import envs, policies, presets, replay, schedules, train
     from polyak.agents.c51 import C51
+    from polyak.agents.ddpg import DDPG
     from polyak.agents.dqn import DQN
     from polyak.agents.iqn import IQN
     from polyak.agents.ppo import PPO
     from polyak.agents.qr_dqn import QRDQN
+    from polyak.agents.sac import SAC
+    from polyak.agents.td3 import TD3
     from polyak.copies.follow import Follow
     from polyak.copies.network_copies import NetworkCopies
     from polyak.core.spaces import EnvSpec
     from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
     from polyak.load import load_policy
     from polyak.loops.evaluate import evaluate
+    from polyak.networks.actor import Actor
     from polyak.networks.actor_critic import mlp, nature_cnn
     from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
+    from polyak.networks.critics import Critics
     from polyak.networks.q_network import q_mlp, q_nature_cnn
     from polyak.networks.quantile_network import iqn_mlp, iqn_nature_cnn
     from polyak.networks.recurrent import gru, lstm
@@ -28,11 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "C51",
+    "DDPG",
     "DQN",
     "IQN",
     "PPO",
     "QRDQN",
+    "SAC",
+    "TD3",
+    "Actor",
     "Agent",
+    "Critics",
     "Env",
     "EnvSpec",
     "Equinox",
@@ -76,18 +86,23 @@ __all__ = [
 _PACKAGES = ("envs", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
     "agents.c51": ("C51",),
+    "agents.ddpg": ("DDPG",),
     "agents.dqn": ("DQN",),
     "agents.iqn": ("IQN",),
     "agents.ppo": ("PPO",),
     "agents.qr_dqn": ("QRDQN",),
+    "agents.sac": ("SAC",),
+    "agents.td3": ("TD3",),
     "copies.follow": ("Follow",),
     "copies.network_copies": ("NetworkCopies",),
     "core.spaces": ("EnvSpec",),
     "core.types": ("Agent", "Env", "HostEnv", "Policy", "PolicyStep", "Progress", "Rollout", "TimeStep", "Variables"),
     "load": ("load_policy",),
     "loops.evaluate": ("evaluate",),
+    "networks.actor": ("Actor",),
     "networks.actor_critic": ("mlp", "nature_cnn"),
     "networks.adapters": ("Equinox", "FlaxLinen", "FlaxNNX"),
+    "networks.critics": ("Critics",),
     "networks.q_network": ("q_mlp", "q_nature_cnn"),
     "networks.quantile_network": ("iqn_mlp", "iqn_nature_cnn"),
     "networks.recurrent": ("gru", "lstm"),

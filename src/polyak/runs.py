@@ -16,7 +16,9 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.names import unknown_name
 from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
+from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.critics import Critics
 from polyak.networks.q_network import QNetwork
 from polyak.networks.quantile_network import IQNetwork
 from polyak.networks.recurrent import RecurrentActorCritic
@@ -127,7 +129,7 @@ class RunConfig:
 
 def config_classes() -> dict[str, type]:
     """The classes that a `config.json` may name, including every agent in `AGENTS`."""
-    networks = (ActorCritic, IQNetwork, QNetwork, RecurrentActorCritic)
+    networks = (Actor, ActorCritic, Critics, IQNetwork, QNetwork, RecurrentActorCritic)
     return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.SCHEDULES, *SPEC_CLASSES)}
 
 

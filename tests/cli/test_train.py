@@ -13,6 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import polyak
+from polyak.agents import AGENTS
 from polyak.cli import main
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import read_manifest, restore, steps
@@ -161,7 +162,7 @@ def test_several_seeds_have_a_run_each(loop, train, workdir):
 
 def test_a_misspelt_algorithm_suggests_the_nearest(command):
     code, _, err = command("train pp CartPole-v1")
-    assert (code, err) == (2, "error: unknown algorithm 'pp'; did you mean 'ppo'? (algorithms: dqn, ppo)\n")
+    assert (code, err) == (2, f"error: unknown algorithm 'pp'; did you mean 'ppo'? (algorithms: {', '.join(AGENTS)})\n")
 
 
 @pytest.mark.parametrize(

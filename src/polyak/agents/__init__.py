@@ -1,17 +1,26 @@
 """The algorithms, by their command-line names."""
 
 import importlib
-from typing import Any
+from typing import Any, Literal
 
 AGENTS = {
     "c51": "polyak.agents.c51:C51",
+    "ddpg": "polyak.agents.ddpg:DDPG",
     "dqn": "polyak.agents.dqn:DQN",
     "iqn": "polyak.agents.iqn:IQN",
     "ppo": "polyak.agents.ppo:PPO",
     "qrdqn": "polyak.agents.qr_dqn:QRDQN",
+    "sac": "polyak.agents.sac:SAC",
+    "td3": "polyak.agents.td3:TD3",
 }
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train
 your own algorithm with `polyak.cli.main`."""
+
+
+def action_scaling_of(name: str) -> Literal["clip", "rescale"]:
+    """How environments scale Box actions for an algorithm: `"rescale"` where its actions lie in [-1, 1], else `"clip"`."""
+    scaling: Literal["clip", "rescale"] = getattr(agent_class(name), "action_scaling", "clip")
+    return scaling
 
 
 def agent_class(name: str) -> Any:

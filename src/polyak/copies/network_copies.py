@@ -132,6 +132,10 @@ class NetworkCopies:
             raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, shared and shared_optimizer, name)
 
+    def with_target_follow(self, follow: Follow) -> "NetworkCopies":
+        """The copies with another rule for the target, its counts unchanged."""
+        return dataclasses.replace(self, target_follow=follow)
+
     def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
         """The copies with a new state of an optimizer that the caller applies itself."""
         # A real copy: an optimizer may keep the first parameters, and the copies are donated.
@@ -157,6 +161,11 @@ class NetworkCopies:
     def skipped(self) -> UInt32[Array, ""]:
         """Gradient steps skipped so far."""
         return self.guard.skipped
+
+    @property
+    def target_total(self) -> UInt32[Array, ""]:
+        """What `target_follow` has counted so far: updates or environment steps; 0 without a target."""
+        return jnp.zeros((), jnp.uint32) if self.target_count is None else self.target_count.total
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -330,10 +330,11 @@ def _count_skips(guard: Guard, log: StepLog, is_lost: Bool[Array, ""], bad_data:
 
 def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
     """Terms averaged over the applied gradient steps, and counts."""
-    applied = jnp.maximum(log.applied.sum(), 1).astype(jnp.float32)
 
     def mean(term: Float[Array, " K"]) -> Float[Array, ""]:
-        return jnp.sum(jnp.where(log.applied, term, 0.0)) / applied
+        # NaN in a term: a network that this step did not train.
+        counts = log.applied & ~jnp.isnan(term)
+        return jnp.sum(jnp.where(counts, term, 0.0)) / jnp.maximum(counts.sum(), 1).astype(jnp.float32)
 
     # Terms with one value per sample are no metrics.
     metrics: Metrics = {f"train/{name}": mean(term) for name, term in log.terms.items() if term.ndim == 1}

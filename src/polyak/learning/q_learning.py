@@ -79,7 +79,7 @@ def update_q(
     check_optimizer_state(optimizer, state.copies.online.params, state.copies.optimizer_state)
     train_step = partial(train_q, settings, optimizer, axis_name=axis_name)
     # The agent's settings decide how the target follows, also where they were changed after `init`.
-    copies = dataclasses.replace(state.copies, target_follow=_follow(settings))
+    copies = state.copies.with_target_follow(_follow(settings))
     started = dataclasses.replace(state, copies=copies)
     new_state, metrics = add_and_learn(settings, started, rollout, key, train_step, axis_name=axis_name)
     metrics["rollout/exploration_rate"] = exploration_rate(settings, state.env_steps)

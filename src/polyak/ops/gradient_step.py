@@ -221,11 +221,17 @@ class OptimizerSettings(Protocol):
         ...
 
 
-def optimizer_of(settings: OptimizerSettings, env_steps: Array | int = 0) -> optax.GradientTransformation:
-    """The agent's `optimizer`, or Adam with the learning rate of this step."""
+def optimizer_of(
+    settings: OptimizerSettings, env_steps: Array | int = 0, learning_rate: Schedule | None = None
+) -> optax.GradientTransformation:
+    """The agent's `optimizer`, or Adam with the learning rate of this step.
+
+    Args:
+        learning_rate: that of one of the agent's networks; None takes the agent's.
+    """
     if settings.optimizer is not None:
         return settings.optimizer
-    learning_rate = value_at(settings.learning_rate, env_steps)
+    learning_rate = value_at(settings.learning_rate if learning_rate is None else learning_rate, env_steps)
     return adam(learning_rate, eps=settings.adam_eps, max_grad_norm=settings.max_grad_norm)
 
 

@@ -1,6 +1,6 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import c51, dqn, iqn, ppo, qr_dqn
+from polyak.presets import c51, ddpg, dqn, iqn, ppo, qr_dqn, sac, td3
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -9,10 +9,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
     (algorithm, env_id): preset
     for algorithm, presets in (
         ("c51", c51.PRESETS),
+        ("ddpg", ddpg.PRESETS),
         ("dqn", dqn.PRESETS),
         ("iqn", iqn.PRESETS),
         ("ppo", ppo.PRESETS),
         ("qrdqn", qr_dqn.PRESETS),
+        ("sac", sac.PRESETS),
+        ("td3", td3.PRESETS),
     )
     for env_id, preset in presets.items()
 }

@@ -25,9 +25,9 @@ class Preset:
     Attributes:
         env_steps: length of the training, in environment steps.
         num_envs: number of copies of the environment.
-        values: the agent's fields; `network` holds arguments of the function that makes the network.
+        values: the agent's fields; `network`, `actor` and `critics` hold arguments of what makes that network.
         source: where the numbers come from.
-        make_network: that function.
+        make_network: the function that makes `network`.
     """
 
     env_steps: int
@@ -43,13 +43,19 @@ class Preset:
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
         """
         settings = {name: with_length(value, env_steps) for name, value in self.values.items()}
-        if "network" in settings:
+        if settings.keys() & {"network", "actor", "critics"}:
+            from polyak.networks.actor import Actor
             from polyak.networks.actor_critic import mlp
+            from polyak.networks.critics import Critics
             from polyak.networks.q_network import q_mlp
             from polyak.networks.quantile_network import iqn_mlp
 
-            makers: dict[str, Any] = {"mlp": mlp, "q_mlp": q_mlp, "iqn_mlp": iqn_mlp}
-            settings["network"] = makers[self.make_network](**self.values["network"])
+            makers: dict[str, Any] = {
+                "network": {"mlp": mlp, "q_mlp": q_mlp, "iqn_mlp": iqn_mlp}[self.make_network],
+                "actor": Actor,
+                "critics": Critics,
+            }
+            settings |= {name: make(**settings[name]) for name, make in makers.items() if name in settings}
         return settings
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from polyak import envs
-from polyak.agents import AGENTS, agent_class
+from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.core.checks import check_callbacks, check_choice, check_integer, check_key
 from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.spaces import EnvSpec
@@ -157,7 +157,9 @@ def make_envs(
         return env, source_of(env)
     # An environment of Gymnasium that exists has its own number of copies.
     has_number = not (isinstance(env, str) or callable(env) or _is_in_jax(env))
-    made = envs.make(env) if has_number and num_envs is None else envs.make(env, num_envs=count)
+    scaling = action_scaling_of(agent) if isinstance(agent, str) and agent in AGENTS else "clip"
+    options: dict[str, Any] = {"action_scaling": scaling} | ({} if has_number and num_envs is None else {"num_envs": count})
+    made = envs.make(env, **options)
     return made, source_of(made) or EnvSource(env, {})
 
 

@@ -1,0 +1,283 @@
+"""Twin delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477)."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.copies.follow import Follow
+from polyak.core.checks import check_state
+from polyak.core.spaces import Box, EnvSpec, Leaf, check_env_spec, leaf_spaces, map_space
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.actor_critic import (
+    ActorCriticCopies,
+    check_unit_actions,
+    create_actor_critic,
+    critic_terms,
+    deterministic_action,
+    feedforward_or_default,
+    has_small_products,
+    join_logs,
+    q_values,
+    train_if,
+)
+from polyak.learning.off_policy import (
+    REPLAY_FIELD,
+    OffPolicyState,
+    add_and_learn,
+    check_off_policy,
+    create_state,
+    diagnose_off_policy,
+    partition_by_env,
+    train_copies,
+)
+from polyak.learning.prefill import add_rollout
+from polyak.networks.actor import Actor
+from polyak.networks.critics import Critics
+from polyak.ops.gradient_step import StepLog, check_optimizer, optimizer_of
+from polyak.ops.losses import huber, weighted_sum
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.policies.exploration import WarmUp
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.noise import GaussianNoise
+from polyak.replay.uniform import Transition
+
+
+@struct
+class TD3:
+    """TD3 for Box actions in [-1, 1] (`envs.make(..., action_scaling="rescale")`).
+
+        L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
+                                                    a' = clip(π_target(s') + clip(ε, ±c), ±1),  ε ~ N(0, σ²)
+        J(φ) = E[ Q_θ1(s, π_φ(s)) ]
+
+    over n-step transitions drawn from a replay. Every `policy_delay`-th gradient step of the critics also takes one of the
+    actor, against the new critics; every `period`-th one moves the targets of both.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
+        actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
+            `Actor(std="fixed")`.
+        critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
+        num_steps: steps of each environment between updates.
+        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
+            `num_steps * num_envs` it must be a whole number.
+        batch_size: transitions of a gradient step.
+        capacity: transitions in the replay, over all environments and devices.
+        prioritized: draw transitions in proportion to (|δ| + ε)^α of their last TD error δ, weighted for it (Schaul et al.
+            2016, arXiv:1511.05952), instead of uniformly.
+        priority_alpha: α, used with `prioritized`; 0 draws uniformly.
+        priority_beta: β of the weights (N P(i))^-β, a number or a schedule; None increases it from 0.4 to 1 over the first
+            1,000,000 transitions.
+        priority_eps: ε.
+        learning_starts: transitions that are collected with random actions before the first gradient step.
+        learning_rate: Adam's, a number or a schedule such as `Linear`; the critics', and the actor's where it has none.
+        actor_learning_rate: the actor's.
+        gamma: discount per step.
+        n_step: steps that rewards are summed over before bootstrapping.
+        reward_scale: factor of all rewards.
+        huber_delta: κ, the error above which the loss is linear; None takes the squared error ½ δ².
+        policy_delay: gradient steps of the critics for one of the actor.
+        target_noise: σ, of the target actor's actions.
+        target_noise_clip: c, which that noise is clipped to.
+        exploration_noise: the standard deviation of the noise on actions that are collected, a number or a schedule.
+        tau: fraction by which the targets move towards the online networks at each target update.
+        period: gradient steps between target updates.
+        max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
+        adam_eps: Adam's ε.
+        optimizer: in place of Adam, for each network.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box
+    >>> agent = TD3(EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0])), capacity=10_000)
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    spec: EnvSpec = static()
+    actor: Network | None = static(default=None)
+    critics: Network | None = static(default=None)
+    num_steps: int = integer(default=1)
+    updates_per_step: float = number(default=1.0, above=0, static=True)
+    batch_size: int = integer(default=256)
+    capacity: int = integer(default=1_000_000)
+    prioritized: bool = choice(default=False, choices=(True, False))
+    priority_alpha: Scalar = number(default=0.6, at_least=0)
+    priority_beta: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    priority_eps: Scalar = number(default=1e-6, at_least=0)
+    learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
+    learning_rate: Schedule = setting(default=1e-3, check=check_schedule)
+    actor_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    n_step: int = integer(default=1, at_most=1_000)
+    reward_scale: Scalar = number(default=1.0, above=0)
+    huber_delta: Scalar | None = number(default=None, above=0, optional=True)
+    policy_delay: int = integer(default=2)
+    target_noise: Scalar = number(default=0.2, at_least=0)
+    target_noise_clip: Scalar = number(default=0.5, at_least=0)
+    exploration_noise: Schedule = setting(default=0.1, check=check_schedule)
+    tau: Scalar = number(default=0.005, above=0, at_most=1)
+    period: int = integer(default=2)
+    max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
+    adam_eps: Scalar = number(default=1e-8, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    max_bad_steps: int = integer(default=10)
+
+    def __post_init__(self) -> None:
+        check_env_spec("TD3", self.spec)
+        check_unit_actions("TD3", self.spec)
+        object.__setattr__(self, "actor", feedforward_or_default("TD3", self.actor, Actor(std="fixed"), self.spec))
+        object.__setattr__(self, "critics", feedforward_or_default("TD3", self.critics, Critics(), self.spec))
+        check_settings(self)
+        check_optimizer(self)
+
+    add = add_rollout
+    check = check_off_policy
+    partition = partition_by_env
+    diagnose = diagnose_off_policy
+    has_small_products = has_small_products
+    replay_field = REPLAY_FIELD
+    action_scaling = "rescale"
+
+    def init(self, key: PRNGKeyArray) -> OffPolicyState:
+        """A new state."""
+        networks = self._actor, self._critics
+        copies = create_actor_critic(self, self.spec, networks, (self._follow, self._follow), key)
+        return create_state(self, ActorCriticCopies(*copies))
+
+    def policy(self, state: OffPolicyState) -> Greedy:
+        """The actor's action."""
+        check_state("TD3.policy", state, OffPolicyState)
+        return Greedy(self._network_policy(state))
+
+    def collect_policy(self, state: OffPolicyState) -> WarmUp:
+        """The actor's action with Gaussian noise; until `learning_starts` uniformly random actions."""
+        noisy = GaussianNoise(self._network_policy(state), self.exploration_noise, state.env_steps)
+        return WarmUp(noisy, self.learning_starts, state.env_steps)
+
+    def update(
+        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+    ) -> tuple[OffPolicyState, Metrics]:
+        """Add a rollout to the replay, then take gradient steps on transitions drawn from it.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: `[T, B]` transitions.
+            key: decides the transitions and the noise in the target.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: the rollout does not fit the spec (while tracing).
+        """
+        critics_step = optimizer_of(self, state.env_steps)
+        actor_step = optimizer_of(self, state.env_steps, self.actor_learning_rate)
+
+        def train_step(
+            copies: ActorCriticCopies, batch: Transition, key: PRNGKeyArray, due: Bool[Array, ""]
+        ) -> tuple[ActorCriticCopies, StepLog]:
+            actor, critics = copies.actor, copies.critics
+            loss = partial(
+                self.critic_loss,
+                critics=critics.online,
+                target=critics.variables("target"),
+                target_actor=actor.variables("target"),
+                key=key,
+            )
+            critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
+            actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
+            train_actor = partial(train_copies, loss_fn=actor_loss, optimizer=actor_step, batch=batch, axis_name=axis_name)
+            applied = critic_log.applied.astype(jnp.uint32)
+            critics = critics.follow(updates=applied)
+            is_turn = critic_log.applied & (critics.target_total % jnp.uint32(self.policy_delay) == 0)
+            actor, actor_log = train_if(is_turn, train_actor, actor)
+            return ActorCriticCopies(actor.follow(updates=applied), critics), join_logs(critic=critic_log, actor=actor_log)
+
+        # The agent's settings decide how the targets follow, also where they were changed after `init`.
+        actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
+        state = dataclasses.replace(state, copies=ActorCriticCopies(actor, critics))
+        return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
+
+    def critic_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        critics: Variables,
+        target: Variables,
+        target_actor: Variables,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Terms]:
+        """L(θ) of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
+
+        Args:
+            params: θ.
+            critics: the online critics; of their parameters nothing is used.
+            target: the target critics.
+            target_actor: the actor that a' is from.
+            key: for the noise of a'.
+        """
+        target_key, dropout_key = jax.random.split(key)
+        q = q_values(self._critics, dataclasses.replace(critics, params=params), batch.obs, batch.action, dropout_key)
+        td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
+        loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
+        return loss, critic_terms(q, td_error, batch.weight)
+
+    def td_target(
+        self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
+    ) -> Float[Array, " N"]:
+        """The target y, without a gradient; arguments as for `critic_loss`."""
+        noise_key, dropout_key = jax.random.split(key)
+        next_action = self._smooth(deterministic_action(self._actor, target_actor, batch.next_obs, self.spec), noise_key)
+        next_q = q_values(self._critics, target, batch.next_obs, next_action, dropout_key)
+        return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * jnp.min(next_q, axis=1))
+
+    def actor_loss(
+        self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables
+    ) -> tuple[Float[Array, ""], Terms]:
+        """-J(φ) of a batch whose weights sum to 1; no terms.
+
+        Args:
+            params: φ.
+            actor: of its parameters nothing is used.
+            critics: the online critics.
+        """
+        action = deterministic_action(self._actor, dataclasses.replace(actor, params=params), batch.obs, self.spec)
+        q = q_values(self._critics, critics, batch.obs, action)
+        return -weighted_sum(q[:, 0], batch.weight), {}
+
+    def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
+        """The actions with clipped noise, inside the bounds."""
+        keys = iter(jax.random.split(key, len(list(leaf_spaces(self.spec.action)))))
+
+        def add_noise(leaf: Leaf, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+            assert isinstance(leaf, Box), "checked when the agent was built"
+            noise = self.target_noise * jax.random.normal(next(keys), x.shape)
+            low, high = (bound[None] for bound in self.spec.action_bounds(leaf))
+            return jnp.clip(x + jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip), low, high)
+
+        return map_space(add_noise, self.spec.action, action)
+
+    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
+        return NetworkPolicy(state.copies.actor.online, None, self._actor, self.spec, squash=True)
+
+    @property
+    def _follow(self) -> Follow:
+        return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.period)
+
+    @property
+    def _actor(self) -> Network:
+        assert self.actor is not None, "__post_init__ sets the default"
+        return self.actor
+
+    @property
+    def _critics(self) -> Network:
+        assert self.critics is not None, "__post_init__ sets the default"
+        return self.critics

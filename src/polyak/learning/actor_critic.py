@@ -1,0 +1,202 @@
+"""What off-policy actor-critics share: an actor and critics of unit actions, and the log of their gradient steps together."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
+from polyak.core.struct import struct
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
+from polyak.networks.actor_critic import network_or_default
+from polyak.networks.critics import Critics
+from polyak.networks.layers import MAX_NARROW_WIDTH, is_narrow
+from polyak.ops.distributions import for_space
+from polyak.ops.gradient_step import OptimizerSettings, StepLog, optimizer_of
+from polyak.ops.losses import weighted_sum
+
+
+@struct
+class ActorCriticCopies:
+    """The networks of an agent with a deterministic actor.
+
+    Attributes:
+        actor: online and target.
+        critics: N of them in one network, online and target.
+    """
+
+    actor: NetworkCopies
+    critics: NetworkCopies
+
+
+def create_actor_critic(
+    settings: OptimizerSettings,
+    spec: EnvSpec,
+    networks: tuple[Network, Network],
+    follows: tuple[Follow | None, Follow],
+    key: PRNGKeyArray,
+) -> tuple[NetworkCopies, NetworkCopies]:
+    """Copies of an actor and of critics, with the states of their optimizers.
+
+    Args:
+        networks: `(actor, critics)`.
+        follows: how the target of each follows; None for no target.
+
+    Raises:
+        TypeError, ValueError: a network returns something else; see `check_actor` and `check_critics`.
+    """
+    pairs = zip(("actor", "critics"), networks, follows, jax.random.split(key), strict=True)
+    actor, critics = (
+        NetworkCopies.create(network, key, spec, optimizer=None, target=follow, name=name).with_optimizer_state(
+            optimizer_of(settings)
+        )
+        for name, network, follow, key in pairs
+    )
+    check_actor(networks[0], actor.online, spec)
+    check_critics(networks[1], critics.online, spec)
+    return actor, critics
+
+
+def check_unit_actions(owner: str, spec: EnvSpec) -> None:
+    """Check that an agent's actions are Boxes in [-1, 1].
+
+    Raises:
+        ValueError: they are not; the message names the part.
+    """
+    for path, leaf in leaf_spaces(spec.action):
+        where = f"action {path!r}" if path else "the action"
+        if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
+            raise ValueError(f"{owner}: actions must be Boxes of floats, got {leaf} at {where}; DQN and PPO take Discrete")
+        low, high = spec.action_bounds(leaf)
+        if not (np.all(low == -1) and np.all(high == 1)):
+            raise ValueError(
+                f"{owner}: actions must lie in [-1, 1], got {leaf} at {where}; make the environment with "
+                f"polyak.envs.make(..., action_scaling='rescale')"
+            )
+
+
+def action_dimensions(spec: EnvSpec) -> int:
+    """The number of an action's numbers, dim A."""
+    return sum(int(np.prod(leaf.shape)) for _, leaf in leaf_spaces(spec.action))
+
+
+def feedforward_or_default(owner: str, network: Any, default: Network, spec: EnvSpec) -> Network:
+    """This network, or the default one for None.
+
+    Raises:
+        TypeError: it is no network.
+        ValueError: it is recurrent.
+    """
+    network = default if network is None else network_or_default(owner, network, spec)
+    if isinstance(network, RecurrentNetwork):
+        raise ValueError(f"{owner}: networks must not be recurrent, got {network!r}; PPO trains recurrent networks")
+    return network
+
+
+def check_actor(network: Network, variables: Variables, spec: EnvSpec) -> None:
+    """Check that an actor returns `(action_params, value)` for the actions of the spec; nothing is computed.
+
+    Raises:
+        TypeError: it returns something else.
+        ValueError: the parameters are not those of the action's distribution; the message names the part.
+    """
+    obs = _example(spec.obs)
+    out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise TypeError(f"network: an actor must return (action_params, value), value may be None; got {_shapes(out)}")
+    jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
+
+
+def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, num_axes: int = 2) -> int:
+    """The number N of critics, after a check that `apply(variables, (obs, action))` returns `(q, None)`, q float32 `[B, N]`.
+
+    Args:
+        num_axes: 3 for critics of quantiles, whose q is `[B, N, M]`.
+
+    Raises:
+        TypeError: it returns something else, or another precision.
+        ValueError: q has another shape.
+    """
+    out = jax.eval_shape(lambda v, x, a: network.apply(v, (x, a))[0], variables, _example(spec.obs), _example(spec.action))
+    if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], jax.ShapeDtypeStruct)):
+        raise TypeError(f"network: critics must return (q, None), got {_shapes(out)}")
+    q = out[0]
+    wanted = "[B, N]" if num_axes == 2 else "[B, N, M]"
+    if q.ndim != num_axes or q.shape[0] != 2:
+        raise ValueError(f"network: q of B = 2 observations must have shape {wanted}, got {list(q.shape)}")
+    if q.dtype != jnp.float32:
+        raise TypeError(f"network: q must be float32 (a network of another precision casts it), got {q.dtype}")
+    return q.shape[1]
+
+
+def has_small_products(settings: Any, num_envs: int, devices: int) -> bool:
+    """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
+    critics = settings.critics
+    widest = max(critics.hidden, default=0) if isinstance(critics, Critics) else np.inf
+    return is_narrow(settings.actor, settings.spec) and widest <= MAX_NARROW_WIDTH and settings.batch_size <= 256
+
+
+def q_values(
+    network: Network, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None
+) -> Float[Array, "B N *M"]:
+    """Q_i(s, a) of each critic; with a key they are in the training phase, for dropout."""
+    (q, _), _, _ = network.apply(variables, (obs, action), train=key is not None, key=key)
+    return q
+
+
+def deterministic_action(network: Network, variables: Variables, obs: PyTree, spec: EnvSpec) -> PyTree:
+    """π(s) in [-1, 1], tanh of the actor's mean."""
+    (params, _), _, _ = network.apply(variables, obs)
+    return for_space(spec.action, params, squash=True).mode()
+
+
+def critic_terms(q: Float[Array, "B N"], td_error: Float[Array, "B N"], weight: Float[Array, " B"]) -> Terms:
+    """The terms of a critics' loss; `priority` is the mean |δ| of each sample."""
+    q, td_error = jax.lax.stop_gradient((q, td_error))
+    size = jnp.mean(jnp.abs(td_error), axis=1)
+    return {"td_error": weighted_sum(size, weight), "q": weighted_sum(jnp.mean(q, axis=1), weight), "priority": size}
+
+
+def train_if(
+    is_due: Bool[Array, ""], train: Callable[[NetworkCopies], tuple[NetworkCopies, StepLog]], copies: NetworkCopies
+) -> tuple[NetworkCopies, StepLog]:
+    """`train(copies)`, computed only where it is due; else the copies, and a log of a step that was not applied."""
+
+    def skip(copies: NetworkCopies) -> tuple[NetworkCopies, StepLog]:
+        _, log = jax.eval_shape(train, copies)
+        return copies, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), log)
+
+    trained: tuple[NetworkCopies, StepLog] = jax.lax.cond(is_due, train, skip, copies)
+    return trained
+
+
+def join_logs(**logs: StepLog) -> StepLog:
+    """One log of the gradient steps of several networks; terms get the network's name, `actor_loss`.
+
+    The step counts as applied where the first one was. A network that was not trained, because its step was not due or skipped,
+    has NaN in its terms, which means leave out.
+    """
+    first, *_ = logs.values()
+    terms: Terms = {}
+    for name, log in logs.items():
+        named = {f"{name}_{term}" if term in ("loss", "grad_norm") else term: value for term, value in log.terms.items()}
+        terms |= {term: jnp.where(log.applied, value, jnp.nan) if value.ndim == 0 else value for term, value in named.items()}
+    return StepLog(
+        terms=terms,
+        bad=jnp.any(jnp.stack([log.bad for log in logs.values()]), axis=0),
+        applied=first.applied,
+        skipped=jnp.any(jnp.stack([log.skipped for log in logs.values()])),
+    )
+
+
+def _example(space: Any) -> PyTree:
+    return jax.tree.map(jnp.asarray, zeros(space, (2,)))
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.shape, tree)

@@ -1,0 +1,418 @@
+"""DDPG, TD3 and SAC: when they learn, from what, and what they leave alone."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import polyak
+from polyak import train
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
+from polyak.core.types import Rollout, TimeStep, Variables
+from polyak.learning.off_policy import replay_of
+from polyak.ops.distributions import TanhNormal
+from polyak.replay.uniform import Transition
+
+KEY = jax.random.key(0)
+OBS = Box([-9.0] * 3, [9.0] * 3)
+SPEC = EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2))
+AGENTS = {"ddpg": polyak.DDPG, "td3": polyak.TD3, "sac": polyak.SAC}
+every_agent = pytest.mark.parametrize("name", AGENTS)
+
+
+def make(name, spec=SPEC, **settings):
+    actor = polyak.Actor((8,), std="state" if name == "sac" else "fixed")
+    critics = polyak.Critics((8,), num_critics=1 if name == "ddpg" else 2)
+    small = {"actor": actor, "critics": critics, "capacity": 512, "batch_size": 16, "learning_starts": 0, "num_steps": 4}
+    return AGENTS[name](spec, **{**small, "updates_per_step": 0.5, **settings})
+
+
+def random_rollout(agent, num_envs=2, seed=0, **changes):
+    rng = np.random.default_rng(seed)
+    steps = agent.num_steps
+    shape = steps + 1, num_envs
+    zeros = jnp.zeros(shape, bool)
+    time_steps = TimeStep(
+        obs=jnp.asarray(rng.normal(size=(*shape, 3)), jnp.float32),
+        reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
+        terminated=zeros,
+        truncated=zeros,
+        first=zeros,
+    )
+    changed = {name: change(getattr(time_steps, name)) for name, change in changes.items()}
+    return Rollout(
+        dataclasses.replace(time_steps, **changed), jnp.asarray(rng.uniform(-1, 1, size=(steps, num_envs, 2)), jnp.float32)
+    )
+
+
+def updated(agent, rollouts, state=None):
+    update = jax.jit(agent.update)
+    state = agent.init(KEY) if state is None else state
+    for number, rollout in enumerate(rollouts):
+        state, metrics = update(state, rollout, jax.random.fold_in(KEY, number))
+    return state, metrics
+
+
+def batch(**changes):
+    rng = np.random.default_rng(0)
+    rows = Transition(
+        obs=jnp.asarray(rng.normal(size=(6, 3)), jnp.float32),
+        action=jnp.asarray(rng.uniform(-1, 1, size=(6, 2)), jnp.float32),
+        action_mask=None,
+        reward=jnp.ones(6),
+        discount=jnp.full(6, 0.9),
+        next_obs=jnp.asarray(rng.normal(size=(6, 3)), jnp.float32),
+        next_action_mask=None,
+        weight=jnp.full(6, 1 / 6, jnp.float32),
+        index=jnp.arange(6, dtype=jnp.int32),
+    )
+    return dataclasses.replace(rows, **changes)
+
+
+def first_steps(obs):
+    zeros = jnp.zeros(len(obs), bool)
+    return TimeStep(obs, jnp.zeros(len(obs)), zeros, zeros, ~zeros)
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@every_agent
+def test_actions_are_uniform_and_nothing_is_trained_before_learning_starts(name):
+    agent = make(name, learning_starts=17)
+    state, _ = updated(agent, [random_rollout(agent, seed=i) for i in range(2)])
+    assert int(state.updates) == 0 and int(state.env_steps) == 16
+    assert equal(state.copies, agent.init(KEY).copies)
+    policy = agent.collect_policy(state)
+    steps = first_steps(jnp.zeros((2000, 3)))
+    actions = policy.action(steps, policy.initial_state(2000), KEY).action
+    assert abs(float(actions.mean())) < 0.03 and abs(float(actions.var()) - 1 / 3) < 0.02
+    state, _ = updated(agent, [random_rollout(agent, seed=2)], state)
+    assert int(state.updates) == 4
+    policy = agent.collect_policy(state)
+    actions = policy.action(steps, policy.initial_state(2000), KEY).action
+    assert bool((jnp.abs(actions) <= 1).all())
+    if name != "sac":
+        assert float(actions.std(axis=0).max()) < 0.5
+
+
+@every_agent
+@pytest.mark.parametrize(("num_envs", "ratio", "steps"), [(1, 1.0, 4), (4, 0.25, 4), (2, 2.0, 16)])
+def test_gradient_steps_are_a_ratio_of_transitions(name, num_envs, ratio, steps):
+    agent = make(name, updates_per_step=ratio)
+    state, _ = updated(agent, [random_rollout(agent, num_envs)])
+    assert int(state.updates) == steps
+
+
+@every_agent
+def test_rows_that_only_reset_do_not_reach_the_networks(name):
+    agent = make(name)
+    rollout = random_rollout(agent, terminated=lambda x: x.at[2].set(True))
+    # The row after the end: its action, and the reward that it leads to, belong to no transition.
+    reward = rollout.time_steps.reward.at[3].set(1e6)
+    other = Rollout(dataclasses.replace(rollout.time_steps, reward=reward), rollout.actions.at[2].multiply(-1.0))
+    assert equal(*(updated(agent, [x])[0].copies for x in (rollout, other)))
+
+
+@every_agent
+def test_a_truncated_transition_bootstraps_and_a_terminal_one_does_not(name):
+    agent = make(name, capacity=64, num_steps=1, updates_per_step=1.0)
+    ring = replay_of(agent)
+    for flag, discount in (("terminated", 0.0), ("truncated", 0.99)):
+        rollout = random_rollout(agent, **{flag: lambda x: x.at[1].set(True)})
+        rows = ring.sample(ring.add(agent.init(KEY).replay, rollout), KEY, 8, num_envs=2, gamma=agent.gamma)
+        np.testing.assert_allclose(rows.discount, discount)
+
+
+@every_agent
+@pytest.mark.parametrize("where", ["obs", "reward"])
+def test_nan_reaches_neither_the_replay_nor_the_networks(name, where):
+    agent = make(name)
+    state, metrics = updated(agent, [random_rollout(agent, **{where: lambda x: x.at[1].set(jnp.nan)})])
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
+    assert int(metrics["train/skipped_steps"]) == 0 and int(state.updates) == 4
+
+
+@every_agent
+def test_training_that_diverges_is_diagnosed(name):
+    agent = make(name, learning_rate=1e38, max_bad_steps=2)
+    state, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(4)])
+    assert "updates in a row were skipped" in agent.diagnose(metrics)
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.copies) if jnp.issubdtype(x.dtype, jnp.floating))
+
+
+@every_agent
+def test_the_target_interval_counts_across_calls_with_one_gradient_step_each(name):
+    """Stable-Baselines3's SAC counts within a call, so that its interval is always 1."""
+    agent = make(name, num_steps=1, updates_per_step=0.5, period=3, tau=1.0)
+    state = agent.init(KEY)
+    fired = []
+    for number in range(7):
+        state, _ = updated(agent, [random_rollout(agent, seed=number)], state)
+        fired.append(int(state.copies.critics.target_count.fired))
+    assert fired == [0, 0, 1, 1, 1, 2, 2]
+    online, target = state.copies.critics.online.params, state.copies.critics.target.params
+    assert not equal(online, target)
+
+
+@every_agent
+def test_weights_count_in_every_loss_of_as_many_samples_as_action_numbers(name):
+    """TF-Agents' DDPG multiplies an actor loss [B, A] by weights [B]."""
+    agent = make(name)
+    state = agent.init(KEY)
+    actor, critics = state.copies.actor, state.copies.critics
+    extra = {"alpha": jnp.array(0.3), "key": KEY} if name == "sac" else {}
+    two = jax.tree.map(lambda x: x[:2], batch())
+
+    def loss(weight):
+        rows = dataclasses.replace(two, weight=jnp.asarray(weight))
+        return agent.actor_loss(actor.online.params, rows, actor=actor.online, critics=critics.online, **extra)[0]
+
+    first, second = loss([1.0, 0.0]), loss([0.0, 1.0])
+    np.testing.assert_allclose(loss([0.25, 0.75]), 0.25 * first + 0.75 * second, rtol=1e-5)
+    assert float(jnp.abs(first - second)) > 1e-6
+
+
+@every_agent
+def test_evaluation_is_greedy(name):
+    agent = make(name)
+    policy = agent.policy(agent.init(KEY))
+    steps = first_steps(jnp.ones((3, 3)))
+    actions = [policy.action(steps, policy.initial_state(3), jax.random.key(i)).action for i in range(2)]
+    np.testing.assert_array_equal(*actions)
+
+
+@pytest.mark.parametrize("scale", [0.1, 2.0, 50.0])
+def test_entropy_is_that_of_unit_actions_whatever_the_units_of_the_environment(scale):
+    """TF-Agents' SAC takes log-probabilities in the environment's units, which shifts the target by Σ log half-range."""
+    wide = EnvSpec(OBS, Box([-scale] * 2, [scale] * 2), action_scaling="rescale")
+    losses = []
+    for spec in (SPEC, wide):
+        agent = make("sac", spec)
+        state = agent.init(KEY)
+        log_alpha = state.copies.temperature.log_alpha
+        loss = partial(agent.temperature_loss, batch=batch(), actor=state.copies.actor.online, key=KEY)
+        losses.append(jax.grad(loss, has_aux=True)(log_alpha)[0])
+    np.testing.assert_array_equal(*losses)
+
+
+class Probe:
+    """Critics that return something of their inputs."""
+
+    def __init__(self, q):
+        self.q = q
+
+    def init(self, key, spec):
+        return Variables({"none": jnp.zeros(())}, {})
+
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        return (self.q(*obs, train) + 0.0 * variables.params["none"], None), carry, {}
+
+
+def test_td3_asks_critics_only_for_actions_within_the_bounds():
+    """TF-Agents adds noise to the target action and does not clip it."""
+    outside = Probe(lambda obs, action, train: jnp.repeat(jnp.max(jnp.abs(action), axis=1, keepdims=True), 2, axis=1))
+    agent = make("td3", critics=outside, target_noise=5.0, target_noise_clip=5.0)
+    state = agent.init(KEY)
+    targets = agent.td_target(
+        batch(reward=jnp.zeros(6), discount=jnp.ones(6)),
+        target=state.copies.critics.variables("target"),
+        target_actor=state.copies.actor.variables("target"),
+        key=KEY,
+    )
+    assert float(targets.max()) == 1.0
+
+
+def test_the_target_actor_is_never_in_its_training_phase():
+    """TF-Agents runs TD3's target actor with dropout on."""
+
+    class Actor(polyak.Actor):
+        def apply(self, variables, obs, carry=(), *, train=False, key=None):
+            assert not train and key is None
+            return super().apply(variables, obs, carry, train=train, key=key)
+
+    for name in ("ddpg", "td3"):
+        agent = make(name, actor=Actor((8,), std="fixed"))
+        assert int(updated(agent, [random_rollout(agent)])[0].updates) == 4
+
+
+def test_td3_trains_its_actor_every_second_time():
+    agent = make("td3", num_steps=1, updates_per_step=0.5)
+    state, changed = agent.init(KEY), []
+    for number in range(4):
+        before = jax.tree.map(np.asarray, state.copies.actor.online.params)
+        state, _ = updated(agent, [random_rollout(agent, seed=number)], state)
+        changed.append(not equal(before, state.copies.actor.online.params))
+    assert changed == [False, True, False, True]
+
+
+def test_sac_target_of_known_numbers(monkeypatch):
+    agent = make(
+        "sac", critics=Probe(lambda obs, action, train: jnp.tile(jnp.array([[5.0, 4.0]]), (obs.shape[0], 1))), alpha=0.2
+    )
+    state = agent.init(KEY)
+    monkeypatch.setattr(TanhNormal, "sample_and_log_prob", lambda self, *, seed: (jnp.zeros_like(self.loc), jnp.full(6, -1.5)))
+    copies = state.copies
+    targets = agent.td_target(
+        batch(discount=jnp.full(6, 0.99)),
+        target=copies.critics.variables("target"),
+        actor=copies.actor.online,
+        alpha=jnp.array(0.2),
+        key=KEY,
+    )
+    np.testing.assert_allclose(targets, 5.257, rtol=1e-6)
+
+
+def test_a_learned_temperature_moves_the_entropy_towards_its_target():
+    agent = make("sac", learning_rate=1e-2, target_entropy=-1.0, updates_per_step=8.0)
+    state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(12)])
+    assert abs(float(metrics["train/entropy"]) + 1.0) < 0.5
+    fixed = make("sac", alpha=0.25)
+    state, metrics = updated(fixed, [random_rollout(fixed)])
+    assert float(metrics["train/alpha"]) == 0.25 and float(state.copies.temperature.log_alpha) == 0.0
+
+
+def test_a_subset_of_critics_is_drawn_for_each_target():
+    values = jnp.arange(5.0)
+    ensemble = Probe(lambda obs, action, train: jnp.tile(values[None], (obs.shape[0], 1)))
+    agent = make("sac", critics=ensemble, subset=2, alpha=0.0)
+    state = agent.init(KEY)
+    copies = state.copies
+    args = {"target": copies.critics.variables("target"), "actor": copies.actor.online, "alpha": jnp.array(0.0)}
+    rows = batch(reward=jnp.zeros(6), discount=jnp.ones(6))
+    found = [int(agent.td_target(rows, **args, key=jax.random.key(i))[0]) for i in range(200)]
+    # The smaller of two different numbers out of 0..4 is k with probability (4 - k) / 10.
+    np.testing.assert_allclose(np.bincount(found, minlength=4) / 200, [0.4, 0.3, 0.2, 0.1], atol=0.1)
+    loss, _ = agent.actor_loss(
+        copies.actor.online.params,
+        rows,
+        actor=copies.actor.online,
+        critics=copies.critics.online,
+        alpha=jnp.array(0.0),
+        key=KEY,
+    )
+    np.testing.assert_allclose(loss, -2.0, rtol=1e-6)
+    with pytest.raises(ValueError, match="subset must be at most the number of critics, 2, got 3"):
+        make("sac", subset=3).init(KEY)
+
+
+def test_dropout_and_layer_norm_of_critics_are_on_while_training_only():
+    agent = make("sac", critics=polyak.Critics((8,), num_critics=3, dropout=0.5, layer_norm=True))
+    state = agent.init(KEY)
+    copies = state.copies
+
+    def critic_loss(key):
+        args = {"critics": copies.critics.online, "target": copies.critics.variables("target"), "actor": copies.actor.online}
+        return agent.critic_loss(copies.critics.online.params, batch(), **args, alpha=jnp.array(0.0), key=key)[0]
+
+    assert float(critic_loss(KEY)) != float(critic_loss(jax.random.key(1)))
+    assert int(updated(agent, [random_rollout(agent)])[0].updates) == 4
+
+
+def test_the_gradient_of_ddpgs_actor_is_that_of_q_clipped_by_number():
+    slopes = jnp.array([3.0, -0.1])
+    linear = Probe(lambda obs, action, train: action @ slopes[:, None])
+    agent = make("ddpg", critics=linear, max_dqda=0.5)
+    actor = agent.init(KEY).copies.actor.online
+
+    def gradient(agent):
+        def loss(params):
+            return agent.actor_loss(params, batch(), actor=actor, critics=agent.init(KEY).copies.critics.online)[0]
+
+        return jax.grad(loss)(actor.params)["policy"]["linear"]["bias"]
+
+    free, clipped = gradient(make("ddpg", critics=linear)), gradient(agent)
+    np.testing.assert_allclose(clipped / free, [0.5 / 3.0, 1.0], rtol=1e-5)
+
+
+def test_log_probabilities_of_squashed_actions_are_finite_up_to_the_edge():
+    edge = 1.0 - 2.0**-24
+    for action in (edge, -edge, 1.0, -1.0):
+        value, gradient = jax.value_and_grad(
+            lambda loc, action=action: TanhNormal(loc, jnp.full(1, 0.5), 1).log_prob(jnp.array([action]))
+        )(jnp.zeros(1))
+        assert bool(jnp.isfinite(value)) and bool(jnp.isfinite(gradient).all())
+
+
+@every_agent
+def test_no_copy_of_the_replay_in_the_compiled_update(name):
+    agent = make(name, capacity=65_536, learning_starts=64, n_step=3)
+    state, rollout = agent.init(KEY), random_rollout(agent)
+
+    def several(state, key):
+        return jax.lax.scan(lambda state, key: (agent.update(state, rollout, key)[0], None), state, jax.random.split(key, 3))[0]
+
+    text = jax.jit(several, donate_argnums=0).lower(state, KEY).compile().as_text()
+    assert "65536" in text and not [line for line in text.splitlines() if " copy(" in line and "[65536" in line]
+
+
+@every_agent
+def test_host_and_compiled_loop_and_two_devices_learn(name):
+    env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
+    agent = make(name, env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25)
+    compiled = train.compiled(agent, env, env_steps=512, key=KEY)
+    host = train.host(agent, env, env_steps=512, key=KEY)
+    for a, b in zip(jax.tree.leaves(compiled.state), jax.tree.leaves(host.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    split = train.compiled(agent, env, env_steps=512, key=KEY, devices=2)
+    assert int(split.state.updates) == int(compiled.state.updates) > 0
+    weights = jax.tree.leaves(split.state.copies.critics.online.params)[0]
+    assert equal(*(shard.data for shard in weights.addressable_shards))
+
+
+def test_actions_in_a_tree():
+    spec = EnvSpec(OBS, Dict({"a": Box([-1.0], [1.0]), "b": Box([[-1.0, -1.0]], [[1.0, 1.0]])}))
+    for name in AGENTS:
+        agent = make(name, spec, num_steps=2)
+        flat = random_rollout(agent)
+        actions = {"a": flat.actions[..., :1], "b": jnp.stack([flat.actions], axis=-2)}
+        state, _ = updated(agent, [dataclasses.replace(flat, actions=actions)])
+        assert int(state.updates) == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (Discrete(2), "actions must be Boxes of floats, got .*Discrete.*DQN and PPO"),
+        (Box([-2.0], [2.0]), r"actions must lie in \[-1, 1\], got .*action_scaling='rescale'"),
+        (Dict({"a": Box([-1.0], [1.0]), "b": Discrete(2)}), "at action 'b'"),
+    ],
+)
+@every_agent
+def test_actions_must_be_unit_boxes(name, action, message):
+    with pytest.raises(ValueError, match=message):
+        AGENTS[name](EnvSpec(OBS, action))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"actor": polyak.lstm()}, "networks must not be recurrent"),
+        ({"critics": polyak.mlp()}, "network"),
+        ({"actor": "mlp"}, "network must have init and apply"),
+        ({"gamma": 2.0}, "gamma"),
+        ({"tau": 0.0}, "tau"),
+        ({"optimizer": optax.sgd(0.1), "learning_rate": 2e-3}, r"learning_rate has no effect with optimizer=\.\.\."),
+    ],
+)
+@every_agent
+def test_settings_are_checked(name, settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(name, **settings).init(KEY)
+
+
+def test_ddpg_takes_one_critic():
+    with pytest.raises(ValueError, match=r"critics must be one critic, .*got 2; TD3 takes several"):
+        make("ddpg", critics=polyak.Critics((8,))).init(KEY)
+
+
+@every_agent
+def test_prioritized_replay_learns_and_gives_new_priorities(name):
+    agent = make(name, prioritized=True)
+    state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
+    assert int(state.updates) == 12 and float(metrics["replay/mean_priority"]) > 0

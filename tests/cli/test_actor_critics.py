@@ -1,0 +1,51 @@
+"""DDPG, TD3 and SAC through the command line and by name: rescaled actions, resume to the bit, exports."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyak
+from polyak.cli import main
+from tests.cli.processes import last_checkpoint
+from tests.test_second_algorithm import config_of
+
+SETTINGS = "--learning-starts 32 --capacity 96 --hidden 16 --batch-size 8 --report-every 64 --checkpoint-every 64"
+
+
+def polyak_command(text):
+    return main(text.split())
+
+
+@pytest.mark.parametrize(("algorithm", "env"), [("sac", "Pendulum-v1"), ("td3", "jax/Pendulum-v1"), ("ddpg", "Pendulum-v1")])
+def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train = f"train {algorithm} {env} {SETTINGS} --learning-rate 1e-3 --eval-episodes 0"
+    assert polyak_command(f"{train} --run-dir whole --env-steps 256") == 0
+    assert polyak_command(f"{train} --run-dir parts --env-steps 128") == 0
+    assert polyak_command("resume parts --env-steps 256 --eval-episodes 0") == 0
+    assert last_checkpoint("whole") == last_checkpoint("parts")
+    config = config_of("whole")
+    assert config.action_scaling == "rescale" and config.agent.actor.hidden == config.agent.critics.hidden == (16,)
+    assert json.loads(Path("whole/metrics.jsonl").read_text().splitlines()[-1])["train/n_updates"] > 0
+    obs = np.linspace(-1.0, 1.0, 9, dtype=np.float32).reshape(3, 3)
+    actions = np.asarray(polyak.load_policy("whole").predict(obs)[0])
+    assert actions.shape == (3, 1) and (np.abs(actions) <= 2.0).all() and np.ptp(actions) > 0
+    for name, file in (("stablehlo", "policy.stablehlo"), ("numpy", "policy.npz")):
+        assert polyak_command(f"export whole --format {name}") == 0
+        np.testing.assert_allclose(polyak.load_policy(f"whole/{file}").predict(obs)[0], actions, atol=1e-5)
+
+
+def test_a_network_kind_is_rejected_where_there_are_an_actor_and_critics(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert polyak_command("train sac Pendulum-v1 --network lstm") != 0
+    assert "--hidden" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_agent_by_name_gets_rescaled_actions():
+    result = polyak.train.run(
+        "sac", "jax/Pendulum-v1", env_steps=8, seed=0, progress=False, settings={"capacity": 64, "learning_starts": 0}
+    )
+    assert result.agent.spec.action_scaling == "rescale"
