@@ -230,7 +230,7 @@ def bombs(checkpoints):
 @pytest.mark.parametrize("name", bombs(Path("x")))
 def test_oversized_declarations_are_rejected(run, name):
     bombs(run / "checkpoints")[name]()
-    start = time.monotonic()
+    start = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError):
@@ -239,7 +239,7 @@ def test_oversized_declarations_are_rejected(run, name):
     finally:
         tracemalloc.stop()
     assert peak < 200 * 2**20
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_a_config_of_10_GB_is_rejected(run):
