@@ -28,7 +28,7 @@ class _Array(Protocol):
 
 
 def short_repr(*names: str) -> Callable[[type[T]], type[T]]:
-    """Give a class a short `__repr__`, unless it defines its own, and a `_repr_html_` for notebooks.
+    """Give a class a short `__repr__` and a `_repr_html_` for notebooks, unless it defines its own.
 
     Args:
         *names: the attributes to show; without names, the fields of a dataclass that differ from their defaults. None and empty
@@ -44,11 +44,12 @@ def short_repr(*names: str) -> Callable[[type[T]], type[T]]:
             return _fill(type(value).__name__, [f"{name}={text}" for name, text in items(value)])
 
         def to_html(value: Any) -> str:
-            return _table(type(value).__name__, items(value))
+            return html_table(type(value).__name__, items(value))
 
         if "__repr__" not in vars(cls):
             cls.__repr__ = to_text  # type: ignore[method-assign]
-        cls._repr_html_ = to_html  # type: ignore[attr-defined]
+        if "_repr_html_" not in vars(cls):
+            cls._repr_html_ = to_html  # type: ignore[attr-defined]
         return cls
 
     return decorate
@@ -144,11 +145,13 @@ def _fill(name: str, parts: list[str]) -> str:
     return "\n".join([f"{name}(", *lines, ")"])
 
 
-def _table(name: str, items: list[tuple[str, str]]) -> str:
-    rows = [f"<tr><th>{html.escape(key)}</th><td>{html.escape(text)}</td></tr>" for key, text in items]
+def html_table(name: str, items: list[tuple[str, str]]) -> str:
+    """A table of names and values; aligned to the left, as notebooks align to the right."""
+    left = ' style="text-align:left"'
+    rows = [f"<tr><th{left}>{html.escape(key)}</th><td{left}>{html.escape(text)}</td></tr>" for key, text in items]
     if len(rows) > MAX_TABLE_ROWS:
-        rows = [*rows[:MAX_TABLE_ROWS], f"<tr><td>... {len(rows) - MAX_TABLE_ROWS} more</td></tr>"]
-    return f"<table><caption>{html.escape(name)}</caption>{''.join(rows)}</table>"
+        rows = [*rows[:MAX_TABLE_ROWS], f"<tr><td{left}>... {len(rows) - MAX_TABLE_ROWS} more</td></tr>"]
+    return f"<table><caption{left}>{html.escape(name)}</caption>{''.join(rows)}</table>"
 
 
 def _shorten(text: str, width: int) -> str:

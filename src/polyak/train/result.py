@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from polyak.core.names import suggest_arguments, suggest_attributes
-from polyak.core.printing import short_repr
+from polyak.core.printing import html_table
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
 from polyak.loops.evaluate import Evaluation
@@ -20,7 +20,6 @@ from polyak.train.summary import format_return, summary
 
 
 @suggest_attributes
-@short_repr("agent", "progress", "metrics", "stopped", "diagnosis", "evaluation", "run_dir")
 @dataclass(frozen=True, repr=False)
 class Result(Generic[State]):
     """The result of `polyak.train.run` and `polyak.resume`.
@@ -114,13 +113,24 @@ class Result(Generic[State]):
         return write_policy(self.policy, self.agent.spec, chosen, output, about)
 
     def __repr__(self) -> str:
+        title, *lines = self._summary()
+        stopped = f", stopped by {self.stopped}" if self.stopped else ""
+        return "\n".join([f"Result({' '.join(title)}{stopped})", *(f"  {name}: {text}" for name, text in lines)])
+
+    def _repr_html_(self) -> str:
+        (task, training), *lines = self._summary()
+        stopped = [("stopped by", self.stopped)] if self.stopped else []
+        return html_table("Result", [("task", task.removesuffix(":")), ("training", training), *stopped, *lines])
+
+    def _summary(self) -> list[tuple[str, str]]:
+        """What there is to say, by name; the first is the task."""
         progress = self.progress
-        lines = [
-            f"Result({self.config.algorithm} {self.config.env}: {progress.env_steps:,} of {progress.target_env_steps:,} "
-            f"env_steps in {progress.seconds:.1f} s" + (f", stopped by {self.stopped})" if self.stopped else ")")
-        ]
+        steps = f"{progress.env_steps:,} of {progress.target_env_steps:,} env_steps in {progress.seconds:.1f} s"
         mean = self.metrics.get("rollout/ep_rew_mean")
-        lines += [] if mean is None else [f"  mean return of the last episodes: {mean:.1f}"]
-        lines += [] if self.evaluation is None else [f"  greedy return: {format_return(self.evaluation)}"]
-        lines += [] if self.run_dir is None else [f"  run directory: {self.run_dir}"]
-        return "\n".join(lines)
+        lines = {
+            f"{self.config.algorithm} {self.config.env}:": steps,
+            "mean return of the last episodes": None if mean is None else f"{mean:.1f}",
+            "greedy return": None if self.evaluation is None else format_return(self.evaluation),
+            "run directory": None if self.run_dir is None else str(self.run_dir),
+        }
+        return [(name, text) for name, text in lines.items() if text is not None]

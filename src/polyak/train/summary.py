@@ -1,4 +1,4 @@
-"""The `summary.json` of a run, and its one line for the terminal."""
+"""The `summary.json` of a run, and its lines for the terminal."""
 
 import contextlib
 import time
@@ -12,12 +12,12 @@ from polyak.storage.run_directory import Run, RunError
 
 
 def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation | None) -> str:
-    """Speed and return in one line."""
+    """Speed, and in a line of its own the return: together they are wider than a terminal."""
     training = (
         f"{config.algorithm} {config.env}: {progress.env_steps:,} of {config.env_steps:,} env_steps in "
         f"{progress.seconds:.1f} s ({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s)"
     )
-    return training if evaluation is None else f"{training}; greedy return {format_return(evaluation)}"
+    return training if evaluation is None else f"{training}\ngreedy return {format_return(evaluation)}"
 
 
 def format_return(evaluation: Evaluation) -> str:
