@@ -62,6 +62,9 @@ LONGEST = (
     "test_docs.py",
     "test_flags.py",
     "test_examples.py",
+    "test_users_week.py",
+    "test_run.py",
+    "test_seeds.py",
 )
 
 

@@ -18,6 +18,9 @@ def elsewhere(tmp_path, monkeypatch):
     for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(polyak.__file__).parents[1]))
+    # The processes of a week compile the same programs.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path
 
