@@ -14,8 +14,11 @@ from pathlib import Path
 from polyak.cli import main
 
 TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --eval-episodes 2"
-TINY_OF = {"ppo": "--num-epochs 1 --num-minibatches 1", "dqn": "--learning-starts 32"} | {
-    name: "--learning-starts 32 --capacity 256 --hidden 16" for name in ("ddpg", "sac", "td3")
+TINY_OF = {
+    "ppo": "--num-epochs 1 --num-minibatches 1",
+    "pqn": "--num-minibatches 2",
+    **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32"),
+    **dict.fromkeys(("ddpg", "sac", "td3"), "--learning-starts 32 --capacity 256 --hidden 16"),
 }
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
 POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from polyak.agents.dqn import DQN
     from polyak.agents.iqn import IQN
     from polyak.agents.ppo import PPO
+    from polyak.agents.pqn import PQN
     from polyak.agents.qr_dqn import QRDQN
     from polyak.agents.sac import SAC
     from polyak.agents.td3 import TD3
@@ -37,6 +38,7 @@ __all__ = [
     "DQN",
     "IQN",
     "PPO",
+    "PQN",
     "QRDQN",
     "SAC",
     "TD3",
@@ -90,6 +92,7 @@ _MODULES = {
     "agents.dqn": ("DQN",),
     "agents.iqn": ("IQN",),
     "agents.ppo": ("PPO",),
+    "agents.pqn": ("PQN",),
     "agents.qr_dqn": ("QRDQN",),
     "agents.sac": ("SAC",),
     "agents.td3": ("TD3",),

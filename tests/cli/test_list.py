@@ -4,7 +4,7 @@ from polyak.presets import PRESETS
 def test_algorithms_presets_and_environments_are_listed(command):
     code, out, err = command("list")
     assert (code, err) == (0, "")
-    assert "ppo    PPO for" in out
+    assert "ppo     PPO for" in out and "rainbow Rainbow: C51 with" in out
     for _, env_id in PRESETS:
         assert f" {env_id} " in out
     for name in ("jax/CartPole-v1", "CartPole-v1", "HalfCheetah-v5", "LunarLander-v3", "ALE/Breakout-v5"):

@@ -55,6 +55,15 @@ def test_what_has_no_preset_gets_the_defaults(env_id):
     assert DEFAULT.settings(1) == {}
 
 
+def test_rainbow_is_c51_with_all_parts_in_every_environment():
+    for env_id in ("CartPole-v1", "ALE/Breakout-v5", "Nowhere-v0"):
+        settings = preset("rainbow", env_id).settings(1_000)
+        assert settings["network"].noisy and settings["network"].dueling
+        assert settings["prioritized"] and settings["double"] and settings["n_step"] == 3 and settings["epsilon"] == 0.0
+    agent = agent_class("rainbow")(polyak.envs.make("jax/CartPole-v1").spec, **settings)
+    assert isinstance(agent, polyak.C51) and agent.network.outputs == 51
+
+
 def test_presets_cannot_be_changed_by_accident():
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEFAULT.env_steps = 1

@@ -9,7 +9,10 @@ AGENTS = {
     "dqn": "polyak.agents.dqn:DQN",
     "iqn": "polyak.agents.iqn:IQN",
     "ppo": "polyak.agents.ppo:PPO",
+    "pqn": "polyak.agents.pqn:PQN",
     "qrdqn": "polyak.agents.qr_dqn:QRDQN",
+    # After "c51", the name of the class: what makes it Rainbow are the settings of presets/rainbow.py.
+    "rainbow": "polyak.agents.c51:C51",
     "sac": "polyak.agents.sac:SAC",
     "td3": "polyak.agents.td3:TD3",
 }

@@ -6,7 +6,7 @@ from polyak import envs
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import agent_summary
 from polyak.cli.flags import print_usage
-from polyak.presets import PRESETS
+from polyak.presets import DEFAULTS, PRESETS
 
 
 def list_names(arguments: list[str]) -> int:
@@ -15,10 +15,10 @@ def list_names(arguments: list[str]) -> int:
         return print_usage("polyak list\n\nAlgorithms, presets and environments; it takes no arguments.", arguments)
     print("algorithms")
     for name, agent in AGENTS.items():
-        print(f"  {name:6} {agent_summary(agent)}")
+        print(f"  {name:7} {DEFAULTS[name].source if name in DEFAULTS else agent_summary(agent)}")
     print("\npresets (algorithm, environment, env_steps, source)")
     for (algorithm, env_id), preset in PRESETS.items():
-        print(f"  {algorithm:6} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
+        print(f"  {algorithm:7} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
     print("\nenvironments")
     for source, names in envs.names().items():
         text = f"{source}: {', '.join(names) if names else 'not installed'}"

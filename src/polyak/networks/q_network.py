@@ -120,8 +120,13 @@ def q_network_for(spec: EnvSpec) -> QNetwork:
     return q_nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else q_mlp()
 
 
-def q_network_or_default(owner: str, network: Any, spec: EnvSpec, outputs: int | None = None) -> Network:
+def q_network_or_default(
+    owner: str, network: Any, spec: EnvSpec, outputs: int | None = None, *, layer_norm: bool = False
+) -> Network:
     """This network, or `q_network_for(spec)` for None; a built-in one with this number of outputs for each action.
+
+    Args:
+        layer_norm: that of the default network.
 
     Raises:
         TypeError: it is no network.
@@ -130,7 +135,8 @@ def q_network_or_default(owner: str, network: Any, spec: EnvSpec, outputs: int |
     check_env_spec(owner, spec)
     if not isinstance(spec.action, Discrete):
         raise ValueError(f"{owner}: actions must be Discrete, got {spec.action}; PPO takes every space")
-    network = q_network_for(spec) if network is None else network_or_default(owner, network, spec)
+    default = replace(q_network_for(spec), layer_norm=layer_norm)
+    network = default if network is None else network_or_default(owner, network, spec)
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; PPO trains recurrent networks")
     return replace(network, outputs=outputs) if isinstance(network, QNetwork) else network

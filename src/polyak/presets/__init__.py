@@ -1,6 +1,6 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import c51, ddpg, dqn, iqn, ppo, qr_dqn, sac, td3
+from polyak.presets import c51, ddpg, dqn, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -13,7 +13,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("dqn", dqn.PRESETS),
         ("iqn", iqn.PRESETS),
         ("ppo", ppo.PRESETS),
+        ("pqn", pqn.PRESETS),
         ("qrdqn", qr_dqn.PRESETS),
+        ("rainbow", rainbow.PRESETS),
         ("sac", sac.PRESETS),
         ("td3", td3.PRESETS),
     )
@@ -21,6 +23,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
 }
 
 DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's defaults")
+
+DEFAULTS: dict[str, Preset] = {"rainbow": rainbow.DEFAULT}
+"""Algorithms that are settings of another one: those settings, for environments without a preset."""
 
 
 def preset(algorithm: str, env_id: str) -> Preset:
@@ -31,4 +36,4 @@ def preset(algorithm: str, env_id: str) -> Preset:
     """
     name = env_id.rpartition(":")[2]
     task = "ALE/..." if name.startswith("ALE/") else name.removeprefix("jax/")
-    return PRESETS.get((algorithm, task), DEFAULT)
+    return PRESETS.get((algorithm, task), DEFAULTS.get(algorithm, DEFAULT))

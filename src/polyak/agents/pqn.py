@@ -1,0 +1,272 @@
+"""PQN: Q-learning from parallel environments without replay and target (Gallici et al. 2024, arXiv:2407.04811)."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.checks import check_state
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import check_settings, integer, number, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.batch import Batch, any_over_devices
+from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.epochs import mean_terms, train_epochs
+from polyak.learning.minibatches import check_divides, count_microbatches, map_steps
+from polyak.networks.layers import is_narrow
+from polyak.networks.q_network import check_q_network, q_network_or_default
+from polyak.ops.gradient_step import (
+    StepLog,
+    check_optimizer,
+    check_optimizer_state,
+    describe_skips,
+    flag_quantities,
+    optimizer_of,
+)
+from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid, of_action, sum_over_devices, weighted_sum
+from polyak.ops.returns import gae
+from polyak.ops.schedules import Linear, Schedule, check_schedule, saturating_add, value_at
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.q_policy import FreshNoise, explore
+
+EPSILON = Linear(1.0, 0.05, 100_000)
+
+
+@struct
+class PQNState:
+    """Everything that training changes.
+
+    Attributes:
+        copies: of the network: online; with the optimizer state and the counts of skipped steps.
+        env_steps: valid transitions learned from; schedules are functions of it.
+        updates: rollouts learned from.
+    """
+
+    copies: NetworkCopies
+    env_steps: UInt32[Array, ""]
+    updates: UInt32[Array, ""]
+
+
+@struct
+class PQN:
+    """PQN for Discrete actions, with many environments.
+
+        L(θ) = E[ (G_t - Q_θ(s_t, a_t))² ],    G_t = r_t + γ (λ G_{t+1} + (1 - λ) max_a Q(s_{t+1}, a))
+
+    The λ-returns G are computed once for each rollout, by the network before the update. Normalised layers, which the default
+    network has, take the place of a target network.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`).
+        network: a network that returns `(q, value)`; None takes `q_network_for(spec)` with `layer_norm=True`. It is applied in
+            evaluation mode.
+        num_steps: rollout length T, in steps of each environment.
+        num_epochs: passes over each rollout.
+        num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`.
+        learning_rate: Adam's, a number or a schedule such as `Linear`.
+        gamma: discount per step.
+        q_lambda: λ; 0 is one-step Q-learning, 1 the return up to the end of the rollout.
+        epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
+            0.05 over the first 100,000 transitions.
+        max_grad_norm: clip gradients to this global norm; None disables clipping.
+        adam_eps: Adam's ε.
+        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box, Discrete
+    >>> agent = PQN(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    spec: EnvSpec = static()
+    network: Network | None = static(default=None)
+    num_steps: int = integer(default=32)
+    num_epochs: int = integer(default=2)
+    num_minibatches: int = integer(default=16)
+    learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    q_lambda: Scalar = number(default=0.65, at_least=0, at_most=1)
+    epsilon: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)
+    adam_eps: Scalar = number(default=1e-8, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    max_bad_steps: int = integer(default=10)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, layer_norm=True))
+        check_settings(self)
+        check_optimizer(self)
+
+    def init(self, key: PRNGKeyArray) -> PQNState:
+        """A new state."""
+        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None)
+        check_q_network(self._network, copies.online, self.spec)
+        env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
+        return PQNState(copies.with_optimizer_state(optimizer_of(self)), env_steps, updates)
+
+    def check(self, num_envs: int, devices: int = 1) -> None:
+        """Check that rollouts of this number of environments (on each device) can be split into minibatches.
+
+        Raises:
+            ValueError: `num_minibatches` does not divide the samples.
+        """
+        check_divides(self.num_steps, num_envs, self.num_minibatches)
+
+    def has_small_products(self, num_envs: int, devices: int) -> bool:
+        """Whether layers are at most 256 wide and, on one device, minibatches have at most 256 samples."""
+        samples = self.num_steps * num_envs // self.num_minibatches
+        return is_narrow(self._network, self.spec) and (devices > 1 or samples <= 256)
+
+    def partition(self, axis_name: str) -> PartitionSpec:
+        """The whole state is replicated on every device."""
+        return PartitionSpec()
+
+    def policy(self, state: PQNState) -> Greedy:
+        """The action of the largest value."""
+        check_state("PQN.policy", state, PQNState)
+        return Greedy(self._network_policy(state))
+
+    def collect_policy(self, state: PQNState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+        """The action of the largest value or, with probability ε, a random one."""
+        check_state("PQN.collect_policy", state, PQNState)
+        return explore(self._network_policy(state), self._exploration_rate(state))
+
+    def update(
+        self, state: PQNState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+    ) -> tuple[PQNState, Metrics]:
+        """Several epochs of gradient steps on one rollout.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: `[T, B]` transitions collected with `collect_policy(state)`.
+            key: decides the minibatches.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: the rollout does not fit the spec or the minibatches the settings (while tracing).
+        """
+        check_state("PQN.update", state, PQNState)
+        num_steps, num_envs = check_rollout(rollout, self.spec)
+        check_divides(num_steps, num_envs, self.num_minibatches)
+        rollout, copies, optimizer = as_arrays(rollout), state.copies, optimizer_of(self, state.env_steps)
+        check_optimizer_state(optimizer, copies.online.params, copies.optimizer_state)
+        batch, bad = self._make_batch(copies.online, rollout, axis_name)
+        params, optimizer_state, log = train_epochs(
+            partial(self.loss, variables=copies.online),
+            optimizer,
+            copies.online.params,
+            copies.optimizer_state,
+            lambda params: batch,
+            key,
+            num_epochs=self.num_epochs,
+            num_minibatches=self.num_minibatches,
+            num_microbatches=count_microbatches(len(batch.weight) // self.num_minibatches, None, axis_name),
+            rollout_shape=(num_steps, num_envs),
+            normalize_advantage=None,
+            early_stop=None,
+            data_is_finite=~jnp.any(bad),
+            is_elementwise=self.optimizer is None,
+            axis_name=axis_name,
+        )
+        skipped, steps = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.skipped | log.applied))
+        valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
+        new_state = PQNState(
+            copies=dataclasses.replace(
+                copies,
+                online=dataclasses.replace(copies.online, params=params),
+                optimizer_state=optimizer_state,
+                guard=copies.guard.after_update(skipped, steps, bad | log.bad.any((0, 1))),
+            ),
+            env_steps=saturating_add(state.env_steps, valid),
+            updates=saturating_add(state.updates, jnp.uint32(1)),
+        )
+        return new_state, self._metrics(state, new_state, log)
+
+    def loss(self, params: PyTree, batch: Batch, *, variables: Variables) -> tuple[Float[Array, ""], Terms]:
+        """The loss of a minibatch whose weights sum to 1, and its terms.
+
+        Args:
+            params: θ.
+            variables: the network's; of their parameters nothing is used.
+        """
+        (q, _), _, _ = self._network.apply(dataclasses.replace(variables, params=params), batch.obs)
+        q = of_action(q, batch.action)
+        td_error = batch.value_target - q
+        terms = {"td_error": weighted_sum(jnp.abs(td_error), batch.weight), "q": weighted_sum(q, batch.weight)}
+        return weighted_sum(jnp.square(td_error), batch.weight), terms
+
+    def lambda_returns(self, variables: Variables, rollout: Rollout) -> Float[Array, "T B"]:
+        """G of each row: Peng's Q(λ), which is TD(λ) with the value max_a Q(s, a) over the allowed actions."""
+
+        def best_value(inputs: tuple[PyTree, PyTree]) -> Float[Array, " N"]:
+            obs, mask = inputs
+            (q, _), _, _ = self._network.apply(variables, obs)
+            return jnp.max(q if mask is None else jnp.where(mask, q, -jnp.inf), axis=1)
+
+        value = map_steps(best_value, (rollout.time_steps.obs, rollout.time_steps.action_mask))
+        # Where an episode has ended, no action may be allowed; the value of a terminal state does not count.
+        value = jnp.where(jnp.isneginf(value), 0.0, value)
+        ends = {"terminated": rollout.terminated, "truncated": rollout.truncated}
+        advantage = gae(rollout.reward, value[:-1], value[1:], **ends, gamma=self.gamma, gae_lambda=self.q_lambda)
+        return advantage + value[:-1]
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
+        """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None."""
+        in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
+        skips = describe_skips(in_a_row, first_bad, self.max_bad_steps, "updates")
+        return None if skips is None else f"PQN: {skips}"
+
+    def _make_batch(
+        self, variables: Variables, rollout: Rollout, axis_name: str | None
+    ) -> tuple[Batch, Bool[Array, " quantities"]]:
+        """The rollout's samples with their λ-returns, and which quantities are not finite in rows that count."""
+        returns, valid = self.lambda_returns(variables, rollout), rollout.valid
+        bad = {
+            "obs": valid & ~finite_rows(rollout.obs, 2),
+            "reward": valid & ~jnp.isfinite(rollout.reward),
+            "value": valid & ~jnp.isfinite(returns),
+        }
+        found = any_over_devices(jnp.stack([rows.any() for rows in bad.values()]), axis_name)
+        obs, action, returns = mask_invalid((rollout.obs, rollout.actions, returns), valid)
+        zeros = jnp.zeros_like(returns)
+        batch = Batch(obs, action, None, (), zeros, zeros, zeros, returns, valid.astype(jnp.float32), None, ())
+        return jax.tree.map(flatten_steps, batch), flag_quantities(dict(zip(bad, found, strict=True)))
+
+    def _metrics(self, state: PQNState, new_state: PQNState, log: StepLog) -> Metrics:
+        of_all, _ = mean_terms(log)
+        guard = new_state.copies.guard
+        metrics: Metrics = {f"train/{name}": mean for name, mean in of_all.items()}
+        metrics |= {
+            "train/n_updates": new_state.updates,
+            "train/skipped_steps": guard.skipped,
+            "train/skipped_in_a_row": guard.in_a_row,
+            "train/first_bad": guard.first_bad,
+            "rollout/exploration_rate": self._exploration_rate(state),
+        }
+        if self.optimizer is None:
+            metrics["train/learning_rate"] = value_at(self.learning_rate, state.env_steps)
+        return metrics
+
+    def _exploration_rate(self, state: PQNState) -> Float[Array, ""]:
+        return value_at(EPSILON if self.epsilon is None else self.epsilon, state.env_steps)
+
+    def _network_policy(self, state: PQNState) -> NetworkPolicy:
+        return NetworkPolicy(state.copies.online, None, self._network, self.spec)
+
+    @property
+    def _network(self) -> Network:
+        assert self.network is not None, "__post_init__ sets the default"
+        return self.network
