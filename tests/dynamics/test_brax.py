@@ -61,7 +61,7 @@ def test_names_are_listed_and_settings_checked():
         envs.make("brax/fast", env_kwargs={"episode_length": 0})
 
 
-def test_ppo_trains_on_it():
+def test_ppo_trains_in_a_brax_environment():
     env = envs.make("brax/fast", num_envs=4, env_kwargs={"episode_length": 10})
     agent = PPO(env.spec, network=mlp((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
     result = train.compiled(agent, env, env_steps=256, key=jax.random.key(0))

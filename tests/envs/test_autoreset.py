@@ -139,7 +139,7 @@ def test_the_spec_carries_the_scaling_and_the_step_uses_it():
         np.testing.assert_allclose(ours.obs, expected.obs, rtol=1e-6)
 
 
-def test_it_is_a_hashable_setting():
+def test_auto_reset_is_compared_and_hashed_by_value():
     assert AutoReset(CartPole(), 2) == AutoReset(CartPole(), 2) != AutoReset(CartPole(), 3)
     assert hash(AutoReset(CartPole(), 2)) == hash(AutoReset(CartPole(), 2))
 

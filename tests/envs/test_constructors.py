@@ -37,7 +37,7 @@ def test_importing_the_room_imports_no_environment_and_no_jax():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-def test_the_name_says_what_it_is():
+def test_the_name_decides_between_jax_and_gymnasium():
     assert envs.make("jax/CartPole-v1", num_envs=3) == AutoReset(CartPole(), 3)
     assert envs.make("jax/CartPole-v1", env_kwargs={"max_episode_steps": 9}) == AutoReset(CartPole(max_episode_steps=9), 1)
     assert isinstance(envs.make("CartPole-v1"), GymnasiumEnv)

@@ -16,7 +16,7 @@ from tests.envs import toys
     "make_env",
     ["CartPole-v1", "jax/CartPole-v1", "jax/Pendulum-v1", "Taxi-v4", toys.Scripted, toys.Masked, toys.Choosy, toys.Tree],
 )
-def test_good_environments_pass(make_env):
+def test_the_environment_check_accepts_valid_environments(make_env):
     if make_env is toys.Tree:
         env = envs.make(lambda: gymnasium.wrappers.TimeLimit(Forgetting(), 5), num_envs=2)
     else:

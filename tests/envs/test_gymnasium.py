@@ -44,7 +44,7 @@ def test_gymnasiums_own_environments_are_the_same_as_in_a_plain_loop(name):
     assert ours[4][1:].any()
 
 
-def test_it_is_a_host_env():
+def test_a_gymnasium_environment_is_a_host_env():
     assert isinstance(envs.make(toys.Scripted), HostEnv)
 
 
@@ -232,7 +232,7 @@ def test_masks_are_passed_on_and_are_all_ones_where_the_episode_is_over():
             np.testing.assert_array_equal(time_step.action_mask[i], allowed)
 
 
-def test_taxis_masks_are_its_own():
+def test_masks_of_taxi_equal_those_of_gymnasium():
     env, plain = envs.make("Taxi-v4"), gymnasium.make("Taxi-v4")
     assert env.spec.has_action_mask
     _, info = plain.reset(seed=np.random.SeedSequence(0).generate_state(1).tolist()[0])

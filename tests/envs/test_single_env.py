@@ -136,7 +136,7 @@ def test_numpys_bools_are_flags():
     assert time_step.terminated.tolist() == [False, True, False]
 
 
-def test_both_flags_are_passed_on():
+def test_terminated_and_truncated_at_once_are_passed_on():
     time_step = stepped(with_fault(lambda o, r, te, tr, i: (o, r, True, True, i)))
     assert time_step.terminated.tolist() == time_step.truncated.tolist() == [False, True, False]
 

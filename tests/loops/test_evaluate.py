@@ -158,7 +158,7 @@ def test_second_evaluation_compiles_nothing():
         assert len(events) == before
 
 
-def test_a_result_prints_short():
+def test_an_evaluation_prints_mean_deviation_and_episodes():
     assert repr(Evaluation(np.array([400.0, 500.0]), np.zeros(2, np.int64))) == "Evaluation(450.0 ± 50.0, 2 episodes)"
 
 

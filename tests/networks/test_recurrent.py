@@ -242,7 +242,7 @@ def test_a_fresh_cell_has_orthogonal_recurrent_weights_and_an_open_forget_gate()
         assert not np.array_equal(*(params[name]["cell"]["dense_h"]["kernel"] for name in ("actor", "critic")))
 
 
-def test_settings_are_values():
+def test_recurrent_networks_are_compared_and_hashed_by_value():
     assert lstm(4) == RecurrentActorCritic("lstm", 4) != gru(4) and hash(lstm(4)) == hash(lstm(4))
     assert gru(4, (8,), log_std=-1.0) == RecurrentActorCritic("gru", 4, (8,), log_std=-1.0)
     a, b = (fresh(lstm(3, (2,)), jax.random.key(seed)) for seed in (0, 1))
@@ -268,7 +268,7 @@ def test_a_wrong_setting_is_named(monkeypatch, settings, said):
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_a_memory_can_be_donated(network):
+def test_arrays_of_an_initial_carry_have_buffers_of_their_own(network):
     memory = network.initial_carry(2)
     parts = len(jax.tree.leaves(memory))
     assert len({part.unsafe_buffer_pointer() for part in jax.tree.leaves(memory)}) == parts

@@ -190,7 +190,7 @@ def test_a_policy_without_kernels_has_none_to_punish():
     PPO(SPEC, network=Constant(), l2_value=0.1)
 
 
-def test_images_too():
+def test_l2_shared_needs_a_shared_torso_for_images():
     image = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8), Discrete(2))
     PPO(image, network=nature_cnn((4,)), l2_shared=0.1)
     with pytest.raises(ValueError, match="l2_shared"):

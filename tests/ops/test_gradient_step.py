@@ -148,7 +148,7 @@ def test_narrow_trees_are_a_float32_vector_and_become_narrow_again():
     assert vector.dtype == jnp.float32 and unravel(vector + 1)["a"].dtype == jnp.bfloat16
 
 
-def test_large_trees_stay_trees(monkeypatch):
+def test_large_trees_are_not_raveled(monkeypatch):
     monkeypatch.setattr("polyak.ops.gradient_step.LARGEST_VECTOR", 6)
     tree = {"a": jnp.ones(4), "b": jnp.ones(3)}
     assert ravel(tree)[0] is tree

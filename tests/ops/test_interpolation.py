@@ -245,6 +245,6 @@ def test_python_numbers_and_numpy_arrays_are_leaves_too():
     assert float(new_params["a"]) == 0.5 and new_params["b"].tolist() == [0.5, 0.5] and new_params["b"].dtype == jnp.float32
 
 
-def test_complex_leaves_move_too():
+def test_soft_update_interpolates_complex_leaves():
     new_params = soft_update({"w": jnp.array([1.0 + 2.0j])}, {"w": jnp.array([0.0j])}, 0.5)["w"]
     assert new_params.tolist() == [0.5 + 1.0j]

@@ -35,7 +35,7 @@ def test_fresh_statistics_leave_numbers_as_they_are():
     np.testing.assert_array_equal(stddev(init(()), epsilon=0.0), 1.0)
 
 
-def test_numbers_by_hand():
+def test_count_mean_and_variance_equal_numbers_by_hand():
     stats = stats_of(jnp.array([[1.0, 10.0], [3.0, 10.0]]))
     assert int(stats.count) == 2
     np.testing.assert_array_equal(stats.mean, [2, 10])
@@ -64,7 +64,7 @@ def test_batches_of_any_size_give_the_statistics_of_all_entries(seed, sizes, cen
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([0, 1, 6]), st.sampled_from([0, 1, 6]))
-def test_merging_is_seeing_both(seed, first, second):
+def test_merged_statistics_equal_those_of_all_entries(seed, first, second):
     x = np.random.default_rng(seed).normal(5, 2, size=(first + second, 2)).astype(np.float32)
     merged = merge(stats_of(x[:first]), stats_of(x[first:]))
     assert_same(merged, stats_of(x), rtol=1e-5, atol=1e-6)
@@ -118,7 +118,7 @@ def test_after_a_billion_samples_a_shift_of_the_data_still_arrives():
     np.testing.assert_allclose(stats.variance, (1 - share) + 25 * share * (1 - share), rtol=1e-3)
 
 
-def test_a_full_count_stays_full():
+def test_a_count_saturates_at_the_largest_uint32():
     stats = update(seen(2**32 - 2), jnp.zeros(5), jnp.ones(5))
     assert int(stats.count) == 2**32 - 1
     stats = update(stats, jnp.full(5, 3.0), jnp.ones(5))
@@ -165,7 +165,7 @@ def test_what_varies_by_a_millionth_of_its_size_is_normalised_by_that(size):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, bool])
-def test_integers_are_cast(dtype):
+def test_integers_have_statistics_in_float32(dtype):
     x = np.array([[0, 1], [1, 1], [1, 0]], dtype)
     stats = stats_of(x)
     assert stats.mean.dtype == stats.variance.dtype == jnp.float32

@@ -37,7 +37,7 @@ def test_rows_without_weight_do_not_count_and_two_halves_make_a_whole():
     np.testing.assert_allclose(half.stats["x"].variance, whole.stats["x"].variance, rtol=1e-5)
 
 
-def test_a_fresh_one_only_clips():
+def test_a_new_normalizer_only_clips():
     normalizer = ObsNormalizer.init(SPACE.spaces["x"])
     out = normalizer.normalize(np.array([[0.5, 1e9], [-2.0, -1e9]], np.float32))
     np.testing.assert_allclose(out, [[0.5, 10.0], [-2.0, -10.0]], rtol=1e-6)

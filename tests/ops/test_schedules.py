@@ -25,7 +25,7 @@ def test_linear_ends_at_its_end_to_the_bit():
     assert float(Linear(1.0, 0.05, env_steps=10)(10)) == float(np.float32(0.05))
 
 
-def test_a_count_stays_at_its_end():
+def test_saturating_add_stops_at_the_largest_uint32():
     most = 2**32 - 1
     for count, more, total in ((0, 0, 0), (7, 5, 12), (most - 5, 5, most), (most - 5, 6, most), (most, 100, most)):
         assert int(saturating_add(jnp.asarray(count, jnp.uint32), jnp.asarray(more, jnp.uint32))) == total

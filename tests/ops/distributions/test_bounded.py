@@ -53,7 +53,7 @@ def integral(case, f, points=200_001):
     return float(total)
 
 
-def test_they_keep_the_contract():
+def test_bounded_distributions_are_pytrees_that_meet_the_protocol():
     affine = Affine(TanhNormal(LOC[:, None], SCALE[:, None], 1), LOC[:, None], SCALE[:, None], 1)
     for each in (CLIPPED, Uniform(-SCALE, SCALE), affine):
         assert isinstance(each, Distribution)
@@ -121,7 +121,7 @@ def test_without_a_deviation_there_is_only_the_mode():
     assert np.all(np.isfinite(density)) and np.all(density >= 0)
 
 
-def test_an_event_is_a_sum():
+def test_log_prob_of_an_event_is_the_sum_over_its_elements():
     wide = ClippedNormal(*(jnp.asarray(column[:4].reshape(2, 2)) for column in CASES.T), 1)
     alone = np.asarray(log_prob(CLIPPED, jnp.zeros(7)))[:4].reshape(2, 2)
     np.testing.assert_allclose(log_prob(wide, jnp.zeros((2, 2))), alone.sum(1), rtol=1e-6)

@@ -50,7 +50,7 @@ def test_categorical_against_scipy(seed, masked, scale):
     np.testing.assert_array_equal(mode, p.argmax(-1))
 
 
-def test_published_divergences():
+def test_kl_equals_published_numbers():
     def kl(p, q):
         return jit_kl(*(Categorical(jnp.asarray(np.log(np.array(x, np.float32)))) for x in (p, q)))
 

@@ -74,7 +74,7 @@ def test_every_space_has_its_distribution(name, batch):
     np.testing.assert_allclose(per_row[4], 0, atol=1e-6)
 
 
-def test_kinds_by_space():
+def test_each_space_has_its_kind_of_distribution():
     kinds = {name: type(for_space(space, params_for(space))) for name, space in SPACES.items()}
     assert list(kinds.values()) == [Categorical, MultiCategorical, Bernoulli, Normal, Normal, Joint]
     squashed = for_space(SPACES["nested"], params_for(SPACES["nested"]), squash=True)
@@ -89,7 +89,7 @@ def test_box_scale_is_the_exponential_and_may_leave_out_the_batch():
     assert d.log_prob(jnp.zeros((6, 2))).shape == (6,)
 
 
-def test_masks_reach_their_parts():
+def test_each_part_of_a_nested_action_uses_its_own_mask():
     @jax.jit
     def sample_and_mode(params, masks):
         each = [for_space(SPACES[name], params[name], masks[name]) for name in ("nested", "multi_discrete")]
