@@ -252,6 +252,6 @@ def test_every_agent_with_a_replay_names_it_for_checkpoints(name):
     agent = None
     for env in ("jax/CartPole-v1", "jax/Pendulum-v1"):
         with contextlib.suppress(ValueError):
-            agent = agent or agent_class(name)(spec=polyak.envs.make(env, num_envs=2).spec)
+            agent = agent or agent_class(name)(spec=polyak.envs.make(env, num_envs=2, action_scaling="rescale").spec)
     fields = [field.name for field in dataclasses.fields(jax.eval_shape(agent.init, jax.random.key(0)))]
     assert replay_path(agent) == (".agent.replay" if "replay" in fields else None)

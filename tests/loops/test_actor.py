@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import polyak
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.loops.actor import JitActor, NumPyActor, make_actor
 from polyak.loops.host_loop import rollout_actor
+from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
 from polyak.networks.actor_critic import mlp
 from tests.agents.rollouts import with_online
@@ -151,3 +153,35 @@ def test_jitted_actor_accepts_every_kind_of_key(impl):
     actor = JitActor(policy, key, block=2)
     actions = [actor(t, now, ()).action for t in range(4)]
     np.testing.assert_allclose(actions[3], expected, rtol=2e-5, atol=2e-6)
+
+
+def dqn_of_one_step():
+    env = polyak.envs.make("CartPole-v1", num_envs=2)
+    settings = {"learning_starts": 20, "batch_size": 8, "capacity": 200, "updates_per_step": 0.5, "epsilon": 0.3}
+    return polyak.DQN(env.spec, network=polyak.q_mlp((8,)), num_steps=1, **settings), env
+
+
+def test_a_rollout_of_one_step_acts_as_the_collecting_policy_with_the_rollouts_key():
+    agent, env = dqn_of_one_step()
+    state = host_start(agent, env, jax.random.key(0))
+    time_step = jax.tree.map(np.asarray, state.time_step)
+    act = jax.jit(lambda policy, key: policy.action(time_step, (), key).action)
+    for iteration in range(20):
+        state = dataclasses.replace(state, iteration=jnp.uint32(iteration))
+        key = jax.random.fold_in(iteration_keys(state.key, state.iteration, 1).act, 0)
+        expected = act(agent.collect_policy(state.agent), key)
+        got = rollout_actor(agent, state, None, exact=False)(0, time_step, ()).action
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_rollouts_of_one_step_resume_to_the_bit():
+    agent, env = dqn_of_one_step()
+    key = jax.random.key(1)
+    whole = polyak.train.host(agent, env, env_steps=200, key=key)
+    half = polyak.train.host(agent, env, env_steps=101, key=key)
+    rest = polyak.train.host(
+        agent, env, env_steps=200, key=key, resume_from=half.loop_state, env_steps_done=half.progress.env_steps
+    )
+    assert int(whole.state.updates) > 50
+    for got, expected in zip(jax.tree.leaves(rest.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(got, expected)

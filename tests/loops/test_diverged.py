@@ -39,6 +39,7 @@ BOTH = pytest.mark.parametrize("loop", ["compiled", "host"])
 @BOTH
 def test_divergence_is_noticed_between_two_reports(loop, monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyak.loops.compiled_loop"), "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(importlib.import_module("polyak.loops.loop"), "DIAGNOSIS_SECONDS", 0.0)
     env, agent = sick(loop)
     seen = []
     with pytest.raises(train.TrainingDiverged, match="3 updates in a row were skipped"):

@@ -32,12 +32,12 @@ from polyak.loops.loop import (
     jitted_init,
     learn,
     mesh_over,
-    put_on_devices,
     run_env_key,
     shape_of,
     state_sharding,
     update_on,
 )
+from polyak.loops.replay_memory import put_on_devices
 
 # Short enough for Ctrl-C and callbacks, long enough to hide the dispatch overhead.
 CHUNK_SECONDS = 0.5

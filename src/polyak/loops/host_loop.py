@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import ExceptionRelay, check_carry
@@ -27,7 +26,7 @@ from polyak.core.types import (
     State,
     TimeStep,
 )
-from polyak.loops.actor import Actor, make_actor
+from polyak.loops.actor import Actor, JitActor, make_actor
 from polyak.loops.episodes import EpisodeTotals, InfoSums
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
@@ -42,12 +41,12 @@ from polyak.loops.loop import (
     iteration_keys,
     learn,
     mesh_over,
-    put_on_devices,
     run_env_key,
     shape_of,
     state_sharding,
     update_on,
 )
+from polyak.loops.replay_memory import put_on_devices
 
 # After a request to stop, a rollout that takes longer than this is discarded.
 ROLLOUT_SECONDS = 1.0
@@ -98,39 +97,42 @@ def host(
     state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.nondeterminism)
-    new_actor = partial(rollout_actor, agent, mesh=mesh, exact=isinstance(hosted, JaxEnvOnHost))
+    settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
-        learn_compiled = _compile(agent, mesh, state, None if relay.active else new_actor(state))
+        new_actor = _actor_maker(agent, state, mesh, settings, exact=isinstance(hosted, JaxEnvOnHost))
+        learn_compiled = _compile(agent, mesh, state, None if relay.active else new_actor(leaves))
 
     stopped, is_slow = None, True
     due = target.next_report(reporter.env_steps)
-    time_step = jax.tree.map(np.asarray, state.time_step)
+    time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
+    del state  # Only the leaves are passed from round to round: a tree is flattened in Python.
     while reporter.env_steps < env_steps:
         before = hosted.snapshot() if is_slow else None
         with reporter.training(), relay:
             # Only a rollout that began with a snapshot may be discarded.
             deadline, sums = _Deadline(should_stop, can_discard=is_slow), InfoSums()
-            rollout = collect_rollout(new_actor(state), state.carry, hosted, time_step, agent.num_steps, sums, deadline)
+            rollout = collect_rollout(new_actor(leaves), carry, hosted, time_step, agent.num_steps, sums, deadline)
             if rollout is None:
                 if before is not None:
                     hosted.restore(before)
-                return reporter.result(state, "request")
+                return reporter.result(jax.tree.unflatten(structure, leaves), "request")
             is_slow = deadline.has_passed
             time_steps, actions, info, carry = rollout
             time_step = jax.tree.map(lambda x: x[-1], time_steps)
             valid = int(np.sum(~time_steps.last[:-1]))
-            state, metrics, finished = learn_compiled(agent, state, time_steps, actions, info, carry)
+            leaves, metrics, finished = learn_compiled(settings, leaves, (time_steps, actions, info, carry))
             # Wait here, so that the update counts as training time.
             jax.block_until_ready(finished)
         reporter.advance(valid, 1, finished, sums)
         stopped = "request" if should_stop() else None
         if stopped or reporter.is_due(metrics, due):
             due = target.next_report(reporter.env_steps)
-            go_on, state = reporter.report(metrics, state, callbacks)
+            go_on, state = reporter.report(metrics, jax.tree.unflatten(structure, leaves), callbacks)
+            leaves = jax.tree.leaves(state)
             stopped = stopped or (None if go_on else "callback")
         if stopped:
             break
-    return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+    return reporter.result(jax.tree.unflatten(structure, leaves), stopped if reporter.env_steps < env_steps else None)
 
 
 def _check_resumable(env: HostEnv | Env, resume_from: LoopState | None) -> None:
@@ -176,8 +178,15 @@ def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
     return time_step
 
 
+def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
+    """The agent's numbers; as arrays where one device uses them, which saves moving them there in every round."""
+    return [jnp.asarray(leaf) if mesh is None else leaf for leaf in jax.tree.leaves(agent)]
+
+
 def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> Any:
-    """`learn(agent, state, time_steps, actions, info, carry)`, compiled before the first step for the shapes of a rollout.
+    """`learn(settings, state, (time_steps, actions, info, carry))`, compiled before the first step for a rollout's shapes.
+
+    `settings` and `state` are lists of leaves.
 
     Args:
         actor: called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
@@ -190,20 +199,31 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | N
         step = jax.tree.map(np.asarray, actor(0, time_step, carry))
     actions, info = (_stack([tree] * agent.num_steps) for tree in (step.action, step.info))
     time_steps = _stack([time_step] * (agent.num_steps + 1))
-    arguments = (agent, state, time_steps, actions, info, step.carry)
-    return _program(mesh, shape_of(*arguments)).lower(*arguments).compile()
+    rollout = (time_steps, actions, info, step.carry)
+    arguments = (_settings_on_device(agent, mesh), jax.tree.leaves(state), rollout)
+    return _program(mesh, shape_of(agent, state), shape_of(rollout)).lower(*arguments).compile()
 
 
 @cached_per_env
-def _program(mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
+def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...]) -> Any:
     """`_learn`, jitted; one function per argument shape, so that the cache holds only the last few programs."""
+    structure, avals, _ = shape
+    agent, state = jax.tree.unflatten(structure, avals)
+    state_structure: Any = jax.tree.structure(state)
+
+    def learn_from_leaves(settings: list[Any], leaves: list[Any], rollout: Any) -> tuple[list[Any], Metrics, EpisodeTotals]:
+        arguments = jax.tree.unflatten(structure, [*settings, *leaves])
+        new_state, metrics, finished = _learn(mesh, *arguments, *rollout)
+        if jax.tree.structure(new_state) != state_structure:
+            raise TypeError(f"train: update must return a state of the same structure, got {jax.tree.structure(new_state)}")
+        return jax.tree.leaves(new_state), metrics, finished
+
     if mesh is None:
-        return jax.jit(partial(_learn, mesh), donate_argnums=1)
-    structure, leaves, _ = shape
-    agent: Agent = jax.tree.unflatten(structure, leaves)[0]
-    replicated, state = NamedSharding(mesh, PartitionSpec()), _sharding(agent, mesh)
-    args, results = (replicated, state, *[replicated] * 4), (state, replicated, replicated)
-    return jax.jit(partial(_learn, mesh), donate_argnums=1, in_shardings=args, out_shardings=results)
+        return jax.jit(learn_from_leaves, donate_argnums=1)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    states = jax.tree.leaves(jax.tree.broadcast(_sharding(agent, mesh), state))
+    args, results = (replicated, states, replicated), (states, replicated, replicated)
+    return jax.jit(learn_from_leaves, donate_argnums=1, in_shardings=args, out_shardings=results)
 
 
 def _sharding(agent: Agent, mesh: Mesh) -> Any:
@@ -216,21 +236,52 @@ def _act(agent: Agent, state: LoopState) -> PolicyStep:
     return agent.collect_policy(state.agent).action(state.time_step, state.carry, state.key)
 
 
+def _actor_maker(
+    agent: Agent, state: LoopState, mesh: Mesh | None, settings: list[Any], *, exact: bool
+) -> Callable[[list[Any]], Actor]:
+    """A function that makes the actor for the next rollout from the leaves of the state.
+
+    With rollouts of one step, a compiled policy acts in one call, which also makes the policy and the key.
+    """
+    shape = shape_of(agent, state)
+    program, num_envs = _policy_program(shape), state.time_step.reward.shape[0]
+
+    def make(leaves: list[Any]) -> Actor:
+        policy, key = program(settings, leaves)
+        if mesh is not None:
+            # The updated policy is on all devices, and each of them would compute the actions.
+            policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
+        return make_actor(policy, key, num_envs, exact=exact, block=agent.num_steps)
+
+    if agent.num_steps > 1 or mesh is not None or not isinstance(make(jax.tree.leaves(state)), JitActor):
+        return make
+    act = _one_step_program(shape)
+    return lambda leaves: lambda t, time_step, carry: act(settings, leaves, time_step, carry)
+
+
 def rollout_actor(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) -> Actor:
     """The actor for the next rollout."""
-    policy, key = _policy_program(shape_of(agent, state))(agent, state)
-    if mesh is not None:
-        # The updated policy is on all devices, and each of them would compute the actions.
-        policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
-    return make_actor(policy, key, state.time_step.reward.shape[0], exact=exact, block=agent.num_steps)
+    return _actor_maker(agent, state, mesh, jax.tree.leaves(agent), exact=exact)(jax.tree.leaves(state))
 
 
 @cached_per_env
-def _policy_program(shape: tuple[Any, ...]) -> Callable[[Agent, LoopState], tuple[Policy, PRNGKeyArray]]:
-    def policy_and_key(agent: Agent, state: LoopState) -> tuple[Policy, PRNGKeyArray]:
+def _policy_program(shape: tuple[Any, ...]) -> Callable[[list[Any], list[Any]], tuple[Policy, PRNGKeyArray]]:
+    def policy_and_key(settings: list[Array], leaves: list[Array]) -> tuple[Policy, PRNGKeyArray]:
+        agent, state = shape[0].unflatten([*settings, *leaves])
         return agent.collect_policy(state.agent), iteration_keys(state.key, state.iteration, agent.num_steps).act
 
     return jax.jit(policy_and_key)
+
+
+@cached_per_env
+def _one_step_program(shape: tuple[Any, ...]) -> Callable[..., PolicyStep]:
+    def act(settings: list[Array], leaves: list[Array], time_step: TimeStep, carry: PyTree) -> PolicyStep:
+        agent, state = shape[0].unflatten([*settings, *leaves])
+        key = jax.random.fold_in(iteration_keys(state.key, state.iteration, 1).act, 0)
+        step: PolicyStep = agent.collect_policy(state.agent).action(time_step, carry, key)
+        return step
+
+    return jax.jit(act)
 
 
 def collect_rollout(

@@ -39,6 +39,8 @@ from polyak.loops.replay_memory import check_memory, copy_except_replay, with_ne
 
 T = TypeVar("T")
 
+# Reading a number from the device in every iteration would cost as much as a small update.
+DIAGNOSIS_SECONDS = 0.5
 # The mesh axis over which environments are split.
 ENVS = "envs"
 
@@ -150,8 +152,7 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
         key=key,
         iteration=jnp.zeros((), jnp.uint32),
     )
-    copied: LoopState = copy_except_replay(agent, loop_state)
-    return copied
+    return copy_except_replay(agent, loop_state)
 
 
 def first_state(
@@ -163,8 +164,7 @@ def first_state(
         ValueError: the replay does not fit into memory; raised before anything runs.
     """
     if resume_from is not None and donate:
-        state: LoopState = copy_except_replay(agent, resume_from)
-        return state
+        return copy_except_replay(agent, resume_from)
     check_memory(agent, 1 if mesh is None else mesh.size)
     if resume_from is not None:
         copied: LoopState = copy_buffers(resume_from)
@@ -174,15 +174,6 @@ def first_state(
         return state
     # Made anew on the devices: to split it would need it twice.
     return replace(state, agent=with_new_replay(agent, state.agent, state_sharding(agent, mesh)))
-
-
-def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
-    """Put arrays on devices, leaf by leaf, so that no more than one is there twice; those of `tree` are deleted.
-
-    Args:
-        shardings: a tree that is a prefix of `tree`.
-    """
-    return jax.tree.map(partial(jax.device_put, donate=True), tree, jax.tree.broadcast(shardings, tree))
 
 
 def learn(
@@ -373,7 +364,7 @@ class Reporter:
         self._agent, self._target, self._env, self._nondeterminism = agent, target, env, nondeterminism
         self._statistics = EpisodeStatistics()
         self._initial_env_steps = env_steps
-        self._training_seconds = 0.0
+        self._training_seconds = self._next_diagnosis = 0.0
         self.compile_seconds = 0.0
         self.env_steps, self.iteration = env_steps, iteration
         self.metrics: dict[str, float] = {}
@@ -421,8 +412,12 @@ class Reporter:
         )
 
     def is_due(self, metrics: Mapping[str, Any], env_steps: int) -> bool:
-        """Whether to report now: `env_steps` are reached, or training has diverged."""
-        return self.env_steps >= env_steps or self._agent.diagnose(metrics) is not None
+        """Whether to report now: `env_steps` are reached, or training has diverged, which is asked twice a second."""
+        now = time.monotonic()
+        if self.env_steps >= env_steps or now < self._next_diagnosis:
+            return self.env_steps >= env_steps
+        self._next_diagnosis = now + DIAGNOSIS_SECONDS
+        return self._agent.diagnose(metrics) is not None
 
     def report(self, metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Callback]) -> tuple[bool, LoopState]:
         """Call every callback; returns False if any callback returned False, and the state to continue with.

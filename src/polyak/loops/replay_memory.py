@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from polyak.core.types import Agent, HasReplay, PyTree, copy_buffers
+
+T = TypeVar("T")
 
 
 def check_memory(agent: Agent, devices: int = 1, seeds: int = 1) -> None:
@@ -82,16 +85,28 @@ def _bytes_left(limit: Path, usage: Path, stat: Path, cache: str) -> int | None:
         return None
 
 
-def copy_except_replay(agent: Agent, state: Any) -> Any:
+def copy_except_replay(agent: Agent, state: T) -> T:
     """The loop's state with every array copied but those of the replay, so that all of it can be donated.
 
     The replay is large, and nothing else may reference it: `state` cannot be used once the result is donated.
     """
     if not isinstance(agent, HasReplay):
-        return copy_buffers(state)
-    replay_state = getattr(state.agent, agent.replay_field)
-    rest = copy_buffers(replace(state, agent=_with_replay(agent, state.agent, ())))
-    return replace(rest, agent=_with_replay(agent, rest.agent, replay_state))
+        copied: T = copy_buffers(state)
+        return copied
+    loop_state: Any = state
+    replay_state = getattr(loop_state.agent, agent.replay_field)
+    rest: Any = copy_buffers(replace(loop_state, agent=_with_replay(agent, loop_state.agent, ())))
+    result: T = replace(rest, agent=_with_replay(agent, rest.agent, replay_state))
+    return result
+
+
+def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
+    """Put arrays on devices, leaf by leaf, so that no more than one is there twice; those of `tree` are deleted.
+
+    Args:
+        shardings: a tree that is a prefix of `tree`.
+    """
+    return jax.tree.map(partial(jax.device_put, donate=True), tree, jax.tree.broadcast(shardings, tree))
 
 
 def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None) -> PyTree:
