@@ -22,9 +22,11 @@ NOT_THE_ALGORITHM = (
     "learning/check_rollout",
     "learning/histograms",
     "learning/prefill",
+    "learning/sequences",
     "replay/prioritized",
     "replay/frames",
     "replay/check_rows",
+    "replay/sequences",
 )
 ENTRIES = ("init", "policy", "collect_policy", "update", "diagnose")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

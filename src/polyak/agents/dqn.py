@@ -28,6 +28,7 @@ from polyak.learning.q_learning import (
     has_small_products,
     update_q,
 )
+from polyak.learning.sequences import check_sequences, unroll_sequences
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import check_optimizer
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
@@ -36,6 +37,7 @@ from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
 from polyak.replay.frames import Padding
+from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import Transition
 
 
@@ -60,6 +62,9 @@ class DQN:
         frame_stack: frames of an observation, stacked along its first axis with the oldest first: the replay stores each frame
             once and stacks them when transitions are drawn; 1 stores observations as they are.
         frame_padding: what a stack has before the first frame of a game: `"zero"` (Atari), or that `"first"` frame.
+        sequence_length: time steps of the sequences that a recurrent network (`polyak.networks.recurrent_q.q_lstm`) learns
+            from, `batch_size` of them at a time; None for other networks.
+        burn_in: the first time steps of a sequence, which only bring the stored recurrent state up to date.
         prioritized: draw transitions in proportion to (|δ| + ε)^α of their last TD error δ, weighted for it (Schaul et al.
             2016, arXiv:1511.05952), instead of uniformly.
         priority_alpha: α, used with `prioritized`; 0 draws uniformly.
@@ -99,6 +104,8 @@ class DQN:
     capacity: int = integer(default=100_000)
     frame_stack: int = integer(default=1, at_most=64)
     frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
+    sequence_length: int | None = integer(default=None, optional=True)
+    burn_in: int = integer(default=0, at_least=0)
     prioritized: bool = choice(default=False, choices=(True, False))
     priority_alpha: Scalar = number(default=0.6, at_least=0)
     priority_beta: Schedule | None = setting(
@@ -123,8 +130,9 @@ class DQN:
     max_bad_steps: int = integer(default=10)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec))
+        object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, recurrent=True))
         check_settings(self)
+        check_sequences("DQN", self)
         check_optimizer(self)
 
     add = add_rollout
@@ -199,7 +207,10 @@ class DQN:
         return jax.lax.stop_gradient(batch.reward + batch.discount * next_q)
 
     def _values(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n"]:
-        (q, _), _, _ = self._network.apply(variables, obs, key=key)
+        if isinstance(obs, SequenceObs):
+            (q, _) = unroll_sequences(self._network, variables, obs, self.burn_in)
+        else:
+            (q, _), _, _ = self._network.apply(variables, obs, key=key)
         return q
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:

@@ -14,13 +14,14 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_state
 from polyak.core.spaces import Discrete, EnvSpec, zeros
 from polyak.core.struct import struct
-from polyak.core.types import Metrics, PyTree, Rollout, Scalar
+from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
 from polyak.replay.frames import Padding
 from polyak.replay.prioritized import PrioritizedReplay
+from polyak.replay.sequences import SequenceReplay
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
 PRIORITY_BETA = Linear(0.4, 1.0, 1_000_000)
@@ -28,6 +29,8 @@ PRIORITY_BETA = Linear(0.4, 1.0, 1_000_000)
 
 REPLAY_FIELD = "replay"
 """The field of `OffPolicyState` that holds the replay, for `polyak.core.types.HasReplay`."""
+
+AnyReplay: TypeAlias = Replay | PrioritizedReplay | SequenceReplay
 
 TrainStep: TypeAlias = Callable[[PyTree, Transition, PRNGKeyArray, Bool[Array, ""]], tuple[PyTree, StepLog]]
 """`(copies, batch, key, due)` to the copies after one gradient step (an actor-critic: one of each network) and the targets'
@@ -110,6 +113,26 @@ class PrioritizedSettings(Protocol):
 
 
 @runtime_checkable
+class SequenceSettings(Protocol):
+    """The settings of an agent that may have a recurrent network, which learns from sequences."""
+
+    @property
+    def network(self) -> Network | None:
+        """The network; recurrent where `sequence_length` is set."""
+        ...
+
+    @property
+    def sequence_length(self) -> int | None:
+        """As of `SequenceReplay`; None learns from single transitions."""
+        ...
+
+    @property
+    def burn_in(self) -> int:
+        """As of `SequenceReplay`."""
+        ...
+
+
+@runtime_checkable
 class FrameSettings(Protocol):
     """The settings of an agent whose replay may store frame stacks as single frames."""
 
@@ -148,13 +171,20 @@ def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
     """A new state with these copies and an empty replay."""
     spec = settings.spec
     mask = jnp.zeros(spec.action.n, bool) if spec.has_action_mask and isinstance(spec.action, Discrete) else None
-    replay = replay_of(settings).init(zeros(spec.obs), zeros(spec.action), mask)
+    ring = replay_of(settings)
+    carry = {}
+    if isinstance(ring, SequenceReplay):
+        assert isinstance(settings, SequenceSettings) and isinstance(settings.network, RecurrentNetwork), "agents check it"
+        carry = {"carry": jax.tree.map(lambda x: x[0], settings.network.initial_carry(1))}
+    replay = ring.init(zeros(spec.obs), zeros(spec.action), mask, **carry)
     env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
     return OffPolicyState(copies, replay, Guard.init(), env_steps, updates)
 
 
-def replay_of(settings: OffPolicySettings) -> Replay | PrioritizedReplay:
+def replay_of(settings: OffPolicySettings) -> AnyReplay:
     """The agent's replay."""
+    if isinstance(settings, SequenceSettings) and settings.sequence_length is not None:
+        return SequenceReplay(settings.capacity, settings.num_steps, settings.sequence_length, settings.burn_in)
     frames: Any = (settings.frame_stack, settings.frame_padding) if isinstance(settings, FrameSettings) else ()
     if isinstance(settings, PrioritizedSettings) and settings.prioritized:
         return PrioritizedReplay(settings.capacity, settings.num_steps, settings.priority_alpha, settings.priority_eps, *frames)
@@ -172,7 +202,15 @@ def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 
     for name in ("capacity", "batch_size"):
         if getattr(settings, name) % devices:
             raise ValueError(f"{owner}: {name}={getattr(settings, name)} must be divisible by devices={devices}")
-    least = max(2 * settings.num_steps, settings.num_steps + settings.n_step) * num_envs * devices
+    longest = settings.n_step
+    if isinstance(settings, SequenceSettings) and settings.sequence_length is not None:
+        longest = max(longest, settings.sequence_length + settings.num_steps)
+        if settings.capacity % (settings.num_steps * devices):
+            raise ValueError(
+                f"{owner}: capacity={settings.capacity} must be divisible by num_steps * devices = {settings.num_steps} * "
+                f"{devices} with a sequence_length"
+            )
+    least = max(2 * settings.num_steps, settings.num_steps + longest) * num_envs * devices
     if settings.capacity < least:
         raise ValueError(
             f"{owner}: capacity={settings.capacity} must be at least {least} for num_envs={num_envs * devices}, "

@@ -9,9 +9,8 @@ from jaxtyping import Array
 from polyak.core.checks import check_state
 from polyak.core.types import Rollout
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, check_off_policy, replay_of
-from polyak.replay.prioritized import PrioritizedReplay
-from polyak.replay.uniform import Replay, ReplayState
+from polyak.learning.off_policy import AnyReplay, OffPolicySettings, OffPolicyState, check_off_policy, replay_of
+from polyak.replay.uniform import ReplayState
 
 
 def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
@@ -38,7 +37,7 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
 
 
 @jax.jit
-def _add_parts(ring: Replay | PrioritizedReplay, replay: ReplayState, rollout: Rollout) -> ReplayState:
+def _add_parts(ring: AnyReplay, replay: ReplayState, rollout: Rollout) -> ReplayState:
     """A replay with a rollout, `num_steps` at a time."""
     rollout = as_arrays(rollout)
 

@@ -121,23 +121,30 @@ def q_network_for(spec: EnvSpec) -> QNetwork:
 
 
 def q_network_or_default(
-    owner: str, network: Any, spec: EnvSpec, outputs: int | None = None, *, layer_norm: bool = False
+    owner: str,
+    network: Any,
+    spec: EnvSpec,
+    outputs: int | None = None,
+    *,
+    layer_norm: bool = False,
+    recurrent: bool = False,
 ) -> Network:
     """This network, or `q_network_for(spec)` for None; a built-in one with this number of outputs for each action.
 
     Args:
         layer_norm: that of the default network.
+        recurrent: whether it may be.
 
     Raises:
         TypeError: it is no network.
-        ValueError: it is recurrent, or actions are not Discrete.
+        ValueError: it is recurrent and may not be, or actions are not Discrete.
     """
     check_env_spec(owner, spec)
     if not isinstance(spec.action, Discrete):
         raise ValueError(f"{owner}: actions must be Discrete, got {spec.action}; PPO takes every space")
     default = replace(q_network_for(spec), layer_norm=layer_norm)
     network = default if network is None else network_or_default(owner, network, spec)
-    if isinstance(network, RecurrentNetwork):
+    if isinstance(network, RecurrentNetwork) and not recurrent:
         raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; PPO trains recurrent networks")
     return replace(network, outputs=outputs) if isinstance(network, QNetwork) else network
 

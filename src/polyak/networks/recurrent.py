@@ -149,9 +149,9 @@ class _RecurrentModule(nnx.Module):
 
     def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.settings = settings
-        self.actor = _CellStack(settings, spec, rngs)
+        self.actor = CellStack(settings, spec, rngs)
         # One object under two names is one set of parameters to NNX.
-        self.critic = self.actor if settings.shared_torso else _CellStack(settings, spec, rngs)
+        self.critic = self.actor if settings.shared_torso else CellStack(settings, spec, rngs)
         self.value = Layer(settings.width, 1, settings, 1.0, rngs)
         self.policy = PolicyHead(settings.width, settings, spec, rngs)
 
@@ -175,7 +175,7 @@ class _RecurrentModule(nnx.Module):
         out = self._heads(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), outputs))
         return _split_steps(out, size), carry
 
-    def _stacks(self) -> dict[str, "_CellStack"]:
+    def _stacks(self) -> dict[str, "CellStack"]:
         return {"actor": self.actor} if self.critic is self.actor else {"actor": self.actor, "critic": self.critic}
 
     def _features(self, obs: PyTree) -> PyTree:
@@ -190,7 +190,7 @@ class _RecurrentModule(nnx.Module):
         return self.policy(outputs["actor"]), value[..., 0]
 
 
-class _CellStack(nnx.Module):
+class CellStack(nnx.Module):
     """Encoder and dense layers, and the cell after them."""
 
     def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:

@@ -2,6 +2,7 @@
 
 from polyak.replay.datasets import from_minari
 from polyak.replay.prioritized import PrioritizedReplay
+from polyak.replay.sequences import SequenceObs, SequenceReplay
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
-__all__ = ["PrioritizedReplay", "Replay", "ReplayState", "Transition", "from_minari"]
+__all__ = ["PrioritizedReplay", "Replay", "ReplayState", "SequenceObs", "SequenceReplay", "Transition", "from_minari"]

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, Shaped, UInt32
 
 from polyak.core.struct import check_settings, choice, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.kernels.random_below import random_below
 from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid
 from polyak.replay.check_rows import check_rows, check_stacks
 from polyak.replay.frames import Padding, newest_frames, observations
@@ -30,6 +31,7 @@ class Rows:
             action is not known yet.
         game_first: with frame stacks, it has the first frame of a game (which may have several lives, each an episode); else
             None.
+        first: with sequences, it begins an episode; else None.
     """
 
     obs: PyTree
@@ -40,6 +42,7 @@ class Rows:
     truncated: Bool[Array, " N"]
     valid: Bool[Array, " N"]
     game_first: Bool[Array, " N"] | None = None
+    first: Bool[Array, " N"] | None = None
 
 
 @struct
@@ -53,6 +56,7 @@ class ReplayState:
         dropped: transitions that were not stored, because of NaN or infinity.
         layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
         priorities: the `Priorities` of a `PrioritizedReplay`, or None.
+        carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
     """
 
     rows: Rows
@@ -61,6 +65,7 @@ class ReplayState:
     dropped: UInt32[Array, ""]
     layout: UInt32[Array, "3"]
     priorities: PyTree = None
+    carries: PyTree = None
 
     @property
     def capacity(self) -> int:
@@ -91,6 +96,7 @@ class Transition:
         next_action_mask: the actions that are allowed there, or None.
         weight: how much it counts in the loss: 1, or its importance weight; 0 for a row that is not to be learned from.
         index: the row of the storage that it starts from, for `PrioritizedReplay.set_priorities`.
+        num_summed: m, the steps to `next_obs`; None for transitions from elsewhere.
     """
 
     obs: PyTree
@@ -102,6 +108,7 @@ class Transition:
     next_action_mask: PyTree
     weight: Float[Array, " N"]
     index: Int32[Array, " N"]
+    num_summed: Int32[Array, " N"] | None = None
 
 
 @struct
@@ -189,11 +196,13 @@ class Replay:
         num_steps, num_envs = rollout.reward.shape
         if num_steps != self.num_steps:
             raise ValueError(f"Replay: rollouts must have num_steps={self.num_steps} steps, got {num_steps}")
-        slots = self._slots(state, num_envs)
+        slots = self.num_slots(state, num_envs)
         rows, dropped = _rows_of(rollout)
         if self.frame_stack > 1:
             is_first = rollout.time_steps.episode_record.first
             rows = dataclasses.replace(rows, obs=newest_frames(rows.obs), game_first=is_first)
+        if state.rows.first is not None:
+            rows = dataclasses.replace(rows, first=rollout.time_steps.first)
         check_rows(rows, state.rows)
         layout = jnp.array([slots, num_envs, num_steps], jnp.uint32)
         is_same = jnp.all(state.layout == layout)
@@ -230,7 +239,14 @@ class Replay:
         return self.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
 
     def transitions(
-        self, state: ReplayState, index: Int32[Array, " N"], *, num_envs: int, n_step: int = 1, gamma: Scalar
+        self,
+        state: ReplayState,
+        index: Int32[Array, " N"],
+        *,
+        num_envs: int,
+        n_step: int = 1,
+        gamma: Scalar,
+        most_steps: Int32[Array, " N"] | None = None,
     ) -> Transition:
         """The transitions that start from the given rows.
 
@@ -239,8 +255,9 @@ class Replay:
             num_envs: B of the rollouts.
             n_step: n, the most steps that rewards are summed over.
             gamma: γ.
+            most_steps: the most steps of each transition, where that is less than n.
         """
-        slots = self._slots(state, num_envs)
+        slots = self.num_slots(state, num_envs)
         slot, env = index // num_envs, index % num_envs
         # 0 is the newest transition.
         age = (state.position.astype(jnp.int32) - 1 - slot) % slots
@@ -251,6 +268,8 @@ class Replay:
             x[following] for x in (state.rows.reward, state.rows.terminated, state.rows.truncated, state.rows.valid)
         )
         exists = valid & (steps <= age[None]) & (age < state.size.astype(jnp.int32))[None]
+        if most_steps is not None:
+            exists = exists & (steps < most_steps[None])
         goes_on = jnp.concatenate([exists[:1], exists[1:] & ~(terminated | truncated)[:-1]])
         summed = jnp.cumprod(goes_on.astype(jnp.int32), axis=0) > 0
         powers = jnp.asarray(gamma, jnp.float32) ** steps.astype(jnp.float32)
@@ -276,18 +295,19 @@ class Replay:
             next_action_mask=next_action_mask,
             weight=(summed[0] & is_stored).astype(jnp.float32),
             index=index,
+            num_summed=num_summed,
         )
 
     def _draw(self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int) -> Int32[Array, " N"]:
         """Rows that are transitions, but for the rare one whose every draw was none."""
-        slots = self._slots(state, num_envs)
-        number = _random_below(key, (DRAWS, batch_size), jnp.maximum(state.size, jnp.uint32(1)) * jnp.uint32(num_envs))
+        slots = self.num_slots(state, num_envs)
+        number = random_below(key, (DRAWS, batch_size), jnp.maximum(state.size, jnp.uint32(1)) * jnp.uint32(num_envs))
         age, env = number // num_envs, number % num_envs
         index = (state.position.astype(jnp.int32) - 1 - age) % slots * num_envs + env
         first_valid = jnp.argmax(state.rows.valid[index], axis=0)[None]
         return jnp.take_along_axis(index, first_valid, axis=0)[0]
 
-    def _slots(self, state: ReplayState, num_envs: int) -> int:
+    def num_slots(self, state: ReplayState, num_envs: int) -> int:
         """Rows of each environment; on a mesh, the state has this device's rows only."""
         capacity = len(state.rows.reward)
         dataclasses.replace(self, capacity=capacity).check(num_envs)
@@ -324,17 +344,6 @@ def _previous(state: ReplayState, rollout: Rollout, slots: int) -> Bool[Array, "
     num_envs = rollout.reward.shape[1]
     start = (state.position.astype(jnp.int32) - 1) % slots * num_envs
     return jax.lax.dynamic_slice_in_dim(state.rows.valid, start, num_envs) & ~rollout.time_steps.first[0]
-
-
-def _random_below(key: PRNGKeyArray, shape: tuple[int, ...], n: UInt32[Array, ""]) -> Int32[Array, "..."]:
-    """Integers in [0, n), floor(n · x / 2³²) of 32 random bits x: a probability differs from 1/n by less than 2⁻³²."""
-    # `jax.random.randint` draws twice the bits, which takes longer than all else in a sample.
-    x = jax.random.bits(key, shape)
-    low_bits = jnp.uint32(0xFFFF)
-    x_high, x_low, n_high, n_low = x >> 16, x & low_bits, n >> 16, n & low_bits
-    middle = x_high * n_low + (x_low * n_low >> 16)
-    other = x_low * n_high + (middle & low_bits)
-    return (x_high * n_high + (middle >> 16) + (other >> 16)).astype(jnp.int32)
 
 
 def _write(old: Shaped[Array, "capacity ..."], new: Shaped[Array, "N ..."], start: Int32[Array, ""]) -> Array:

@@ -1,0 +1,138 @@
+"""Sequences of time steps for recurrent networks, with the recurrent state that was stored while collecting."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray
+
+from polyak.core.struct import check_settings, integer, struct
+from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.kernels.random_below import random_below
+from polyak.replay.uniform import Replay, ReplayState, Transition
+
+
+@struct
+class SequenceObs:
+    """Observations of which each is to be read after those before it, in the place of the `obs` of a `Transition`.
+
+    Attributes:
+        obs: leaves `[L + 1, S, ...]`: the time steps of S sequences.
+        first: an episode begins: the recurrent state is reset before the step.
+        carry: leaves `[S, ...]`, before the first step.
+        index: which of these observations is that of each transition `[N]`: row `t · S + s`.
+    """
+
+    obs: PyTree
+    first: Bool[Array, "T S"]
+    carry: PyTree
+    index: Int32[Array, " N"]
+
+
+@struct
+class SequenceReplay:
+    """A `Replay` that draws sequences of time steps, for a recurrent network.
+
+    A sequence begins where a rollout began, with the recurrent state that the policy had there. Its first `burn_in` steps only
+    bring that state up to date with the network's present parameters; the others are transitions to learn from. Where an
+    episode ends in a sequence the next one follows, from a recurrent state that is reset: nothing passes between episodes.
+    n-step returns end with the sequence.
+
+    Attributes:
+        capacity: rows, over all environments.
+        num_steps: the length of the rollouts that are added; sequences begin every so many steps.
+        sequence_length: L, time steps of a sequence, the burn-in included.
+        burn_in: time steps that are not learned from.
+
+    Raises:
+        TypeError, ValueError: a setting is out of its range.
+
+    Source: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning" (R2D2).
+    """
+
+    capacity: int = integer(default=100_000)
+    num_steps: int = integer(default=1)
+    sequence_length: int = integer(default=20)
+    burn_in: int = integer(default=0, at_least=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.burn_in >= self.sequence_length:
+            raise ValueError(f"SequenceReplay: burn_in={self.burn_in} must be less than sequence_length={self.sequence_length}")
+
+    def init(self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, carry: PyTree) -> ReplayState:
+        """An empty replay; see `Replay.init`.
+
+        Args:
+            carry: the recurrent state of one environment.
+        """
+        state = self._rows.init(obs, action, action_mask)
+        num_rollouts = self.capacity // self.num_steps
+        carries = jax.tree.map(lambda x: jnp.zeros((num_rollouts, *jnp.shape(x)), jnp.asarray(x).dtype), carry)
+        rows = dataclasses.replace(state.rows, first=jnp.zeros(self.capacity, bool))
+        return dataclasses.replace(state, rows=rows, carries=carries)
+
+    def partition(self, axis_name: str) -> PyTree:
+        """How the state is split over devices: rows and recurrent states by environment; see `Agent.partition`."""
+        split: Any = PartitionSpec(axis_name)
+        return dataclasses.replace(self._rows.partition(axis_name), carries=split)
+
+    def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
+        """The replay with a rollout's transitions and the recurrent state before them; see `Replay.add`.
+
+        A rollout without a recurrent state (`carry=()`, of another policy) gets the initial one, zeros.
+        """
+        state = self._rows.add(state, rollout)
+        num_steps, num_envs = rollout.reward.shape
+        start = (state.position.astype(jnp.int32) - num_steps) % state.layout[0].astype(jnp.int32) // num_steps * num_envs
+        carry = rollout.carry
+        if isinstance(carry, tuple) and not carry:
+            carry = jax.tree.map(lambda x: jnp.zeros((num_envs, *x.shape[1:]), x.dtype), state.carries)
+        write = jax.lax.dynamic_update_slice_in_dim
+        carries = jax.tree.map(lambda old, new: write(old, new.astype(old.dtype), start, axis=0), state.carries, carry)
+        return dataclasses.replace(state, carries=carries)
+
+    def sample(
+        self, state: ReplayState, key: PRNGKeyArray, batch_size: int, *, num_envs: int, n_step: int = 1, gamma: Scalar
+    ) -> Transition:
+        """All transitions after the burn-in of sequences drawn uniformly, with replacement; `obs` are `SequenceObs`.
+
+        Args:
+            batch_size: S, the number of sequences.
+            num_envs: B of the rollouts.
+            n_step: n, the most steps that rewards are summed over.
+            gamma: γ.
+        """
+        length, num_steps = self.sequence_length, self.num_steps
+        slots = self._rows.num_slots(state, num_envs)
+        # Rollouts, counted from the newest, from which on there are L steps.
+        nearest = -(-length // num_steps)
+        count = state.size.astype(jnp.int32) // num_steps - nearest + 1
+        number = random_below(key, (batch_size,), jnp.maximum(count, 1).astype(jnp.uint32) * jnp.uint32(num_envs))
+        env = number % num_envs
+        start = (state.position.astype(jnp.int32) - (nearest + number // num_envs) * num_steps) % slots
+        steps = jnp.arange(length + 1, dtype=jnp.int32)[:, None]
+        index = (start[None] + steps) % slots * num_envs + env[None]
+        learned = index[self.burn_in : length].reshape(-1)
+        position = jnp.broadcast_to(steps[self.burn_in : length], (length - self.burn_in, batch_size)).reshape(-1)
+        batch = self._rows.transitions(
+            state, learned, num_envs=num_envs, n_step=n_step, gamma=gamma, most_steps=length - position
+        )
+        first = state.rows.first
+        assert first is not None, "init stores it"
+        sequences = SequenceObs(
+            obs=jax.tree.map(lambda x: x[index], state.rows.obs),
+            first=first[index],
+            carry=jax.tree.map(lambda x: x[start // num_steps * num_envs + env], state.carries),
+            index=position * batch_size + jnp.tile(jnp.arange(batch_size, dtype=jnp.int32), length - self.burn_in),
+        )
+        assert batch.num_summed is not None, "transitions sets it"
+        after = sequences.index + batch.num_summed * batch_size
+        weight = jnp.where(count > 0, batch.weight, 0.0)
+        return dataclasses.replace(batch, obs=sequences, next_obs=dataclasses.replace(sequences, index=after), weight=weight)
+
+    @property
+    def _rows(self) -> Replay:
+        return Replay(self.capacity, self.num_steps)

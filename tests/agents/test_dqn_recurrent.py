@@ -1,0 +1,171 @@
+"""Recurrent DQN: values along sequences, runs that resume to the bit, and a task that needs memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak import train
+from polyak.agents.dqn import DQN
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.struct import struct
+from polyak.envs.autoreset import AutoReset
+from polyak.learning.off_policy import replay_of
+from polyak.networks.q_network import q_mlp
+from polyak.networks.recurrent_q import q_gru, q_lstm
+from polyak.replay.sequences import SequenceObs
+from polyak.storage.checkpoint import restore, save
+
+KEY = jax.random.key(0)
+SMALL = {"num_steps": 4, "sequence_length": 8, "burn_in": 2, "learning_starts": 32, "capacity": 256, "batch_size": 4}
+
+
+@struct
+class Recall:
+    """A sign is shown in the first of five steps; in the last, the action that agrees with it is worth 1, the other -1."""
+
+    @property
+    def spec(self):
+        return EnvSpec(Box(np.full(2, -1.0, np.float32), np.ones(2, np.float32)), Discrete(2), "recall")
+
+    def reset(self, key, num_envs):
+        sign = jnp.where(jax.random.bernoulli(key, 0.5, (num_envs,)), 1.0, -1.0)
+        return sign, jnp.zeros(num_envs, jnp.int32)
+
+    def step(self, state, action, key):
+        sign, steps = state
+        over = steps == 4
+        reward = jnp.where(over, sign * jnp.where(action == 1, 1.0, -1.0), 0.0)
+        return (sign, steps + 1), reward, over, jnp.zeros_like(over)
+
+    def observe(self, state):
+        sign, steps = state
+        return jnp.stack([jnp.where(steps == 0, sign, 0.0), steps.astype(jnp.float32) / 4.0 - 0.5], axis=1)
+
+
+@pytest.mark.parametrize("network", [q_lstm(8, ()), q_gru(8, (4,), dueling=True)])
+def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
+    env = AutoReset(Recall(), 3)
+    agent = DQN(env.spec, network=network, **{**SMALL, "burn_in": 0})
+    state = agent.init(KEY)
+    rollout = train.collect(agent.collect_policy(state), env, 16, key=KEY)
+    state = agent.add(state, rollout)
+    batch = replay_of(agent).sample(state.replay, KEY, 32, num_envs=3, n_step=2, gamma=0.9)
+    values = agent._values(state.copies.online, batch.obs, None)
+    # From the first rollout on the recurrent state is known: zeros.
+    carry, expected = network.initial_carry(3), []
+    policy = agent._network_policy(state)
+    for t in range(17):
+        step = jax.tree.map(lambda x, t=t: x[t], rollout.time_steps)
+        distribution, carry = policy.distribution(step, carry)
+        expected.append(distribution.logits)
+    expected = np.asarray(jnp.stack(expected))
+    start = np.asarray(batch.index) // 3
+    env_number = np.asarray(batch.index) % 3
+    sequence_start = np.repeat(start[:32][None], 8, axis=0).ravel()
+    from_zero = sequence_start == 0
+    assert from_zero.any()
+    shifted = np.asarray(values) - np.asarray(values).max(1, keepdims=True)
+    wanted = expected - expected.max(2, keepdims=True)
+    np.testing.assert_allclose(shifted[from_zero], wanted[start, env_number][from_zero], atol=1e-5)
+
+
+def test_no_gradient_flows_into_the_burn_in():
+    env = AutoReset(Recall(), 2)
+    agent = DQN(env.spec, network=q_lstm(8, ()), **SMALL)
+    state = agent.init(KEY)
+    state = agent.add(state, train.collect(agent.collect_policy(state), env, 32, key=KEY))
+    batch = replay_of(agent).sample(state.replay, KEY, 4, num_envs=2, gamma=0.9)
+
+    def total(obs):
+        rows = SequenceObs(obs, batch.obs.first & False, batch.obs.carry, batch.obs.index)
+        return agent._values(state.copies.online, rows, None).sum()
+
+    gradient = np.asarray(jax.grad(total)(batch.obs.obs))
+    assert not gradient[:2].any() and gradient[2:8].any(axis=(1, 2)).all()
+
+
+@pytest.mark.parametrize(("loop", "devices"), [("compiled", 1), ("compiled", 2), ("host", 1)])
+def test_a_recurrent_run_resumes_to_the_bit(loop, devices, tmp_path):
+    name = "CartPole-v1" if loop == "host" else "jax/CartPole-v1"
+    env, again = (polyak.envs.make(name, num_envs=4) for _ in range(2))
+    agent = DQN(env.spec, network=q_gru(8, (8,)), **SMALL)
+    options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
+    run = getattr(train, loop)
+    whole = run(agent, env, env_steps=256, **options)
+    assert int(whole.state.updates) > 0
+    half = run(agent, again, env_steps=128, **options)
+    save(tmp_path / "checkpoints", half.loop_state, step=128, meta={}, segmented=".agent.replay")
+    restored = restore(tmp_path / "checkpoints", half.loop_state).tree
+    if loop == "host":
+        snapshot = again.snapshot()
+        again.reset(0)
+        again.restore(snapshot)
+    resumed = run(agent, again, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps)
+    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("loop", ["compiled", "host", "seeds"])
+def test_no_copy_of_the_replay_in_the_compiled_update(loop):
+    env = AutoReset(Recall(), 4)
+    agent = DQN(env.spec, network=q_gru(8, ()), **{**SMALL, "capacity": 65_536})
+    state = agent.init(KEY)
+    rollout = train.collect(agent.collect_policy(state), env, 4, key=KEY)
+
+    def several(state, key):
+        return jax.lax.scan(lambda state, key: (agent.update(state, rollout, key)[0], None), state, jax.random.split(key, 3))[0]
+
+    update, key = (lambda state, key: agent.update(state, rollout, key), KEY) if loop == "host" else (several, KEY)
+    if loop == "seeds":
+        update, key = jax.vmap(several), jax.random.split(KEY, 2)
+        state = jax.vmap(agent.init)(key)
+    text = jax.jit(update, donate_argnums=0).lower(state, key).compile().as_text()
+    copies = [line for line in text.splitlines() if " copy(" in line and any(size in line for size in ("65536", "16384"))]
+    assert "65536" in text and "16384" in text and not copies
+
+
+@pytest.mark.slow
+def test_only_the_recurrent_network_solves_a_task_that_needs_memory():
+    env = AutoReset(Recall(), 16)
+    settings = {
+        "num_steps": 5,
+        "updates_per_step": 0.1,
+        "learning_starts": 500,
+        "capacity": 8_000,
+        "epsilon": 0.1,
+        "period": 50,
+    }
+    settings |= {"learning_rate": 2e-3}
+    recurrent = DQN(env.spec, network=q_gru(16, (16,)), sequence_length=10, burn_in=0, batch_size=32, **settings)
+    plain = DQN(env.spec, network=q_mlp((32,)), batch_size=64, **settings)
+    returns = {}
+    for name, agent in (("recurrent", recurrent), ("plain", plain)):
+        result = train.compiled(agent, env, env_steps=16_000, key=KEY)
+        returns[name] = np.mean(polyak.evaluate(agent.policy(result.state), env, episodes=200, key=KEY).returns)
+    assert returns["recurrent"] > 0.95 and abs(returns["plain"]) < 0.4, returns
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"network": q_lstm(8)}, "a recurrent network .* needs a sequence_length"),
+        ({"sequence_length": 8}, "no other takes one"),
+        ({"network": q_lstm(8), "sequence_length": 8, "burn_in": 8}, "burn_in=8 must be less than sequence_length=8"),
+        ({"network": q_lstm(8), "sequence_length": 8, "prioritized": True}, "must be None with prioritized=True"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DQN(Recall().spec, **settings)
+
+
+def test_the_replay_must_have_room_for_sequences():
+    agent = DQN(Recall().spec, network=q_lstm(8), **SMALL)
+    with pytest.raises(ValueError, match=r"capacity=256 must be at least .* for num_envs=32"):
+        agent.check(32)
+    with pytest.raises(ValueError, match=r"capacity=258 must be divisible by num_steps \* devices = 4 \* 1"):
+        dataclasses.replace(agent, capacity=258).check(4)
