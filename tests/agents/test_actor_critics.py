@@ -49,11 +49,14 @@ def random_rollout(agent, num_envs=2, seed=0, **changes):
     )
 
 
+# The agent is a pytree: tests with the same static settings share one program.
+update = jax.jit(lambda agent, state, rollout, key: agent.update(state, rollout, key))
+
+
 def updated(agent, rollouts, state=None):
-    update = jax.jit(agent.update)
     state = agent.init(KEY) if state is None else state
     for number, rollout in enumerate(rollouts):
-        state, metrics = update(state, rollout, jax.random.fold_in(KEY, number))
+        state, metrics = update(agent, state, rollout, jax.random.fold_in(KEY, number))
     return state, metrics
 
 

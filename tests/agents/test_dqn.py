@@ -44,11 +44,14 @@ def random_rollout(agent, num_envs=2, seed=0, **changes):
     return Rollout(time_steps, jnp.asarray(rng.integers(0, 4, size=(steps, num_envs)), jnp.int32))
 
 
+# The agent is a pytree: tests with the same static settings share one program.
+update = jax.jit(lambda agent, state, rollout, key: agent.update(state, rollout, key))
+
+
 def updated(agent, rollouts, state=None):
-    update = jax.jit(agent.update)
     state = agent.init(KEY) if state is None else state
     for number, rollout in enumerate(rollouts):
-        state, metrics = update(state, rollout, jax.random.fold_in(KEY, number))
+        state, metrics = update(agent, state, rollout, jax.random.fold_in(KEY, number))
     return state, metrics
 
 
@@ -182,8 +185,8 @@ def test_no_copy_of_the_replay_in_the_compiled_update(loop):
     def several(state, key):
         return jax.lax.scan(lambda state, key: (agent.update(state, rollout, key)[0], None), state, jax.random.split(key, 3))[0]
 
-    update = several if loop == "compiled" else lambda state, key: agent.update(state, rollout, key)
-    text = jax.jit(update, donate_argnums=0).lower(state, KEY).compile().as_text()
+    learn = several if loop == "compiled" else lambda state, key: agent.update(state, rollout, key)
+    text = jax.jit(learn, donate_argnums=0).lower(state, KEY).compile().as_text()
     assert "65536" in text and not [line for line in text.splitlines() if " copy(" in line and "[65536" in line]
 
 
