@@ -1,7 +1,7 @@
 """DDPG, TD3 and SAC against TF-Agents 0.19: losses, gradients, optimizer steps and target updates of four small problems.
 
 `reference/tf_agents_actor_critics.npz` holds their data, weights, results and random draws. TF-Agents takes means over
-all 8 rows of a batch, and squared errors without a half.
+all 8 rows of a batch, and for SAC squared errors without a half.
 """
 
 import dataclasses
@@ -167,8 +167,8 @@ def losses(case, call, monkeypatch):
         log_alpha = FILE[f"{case}/{before}/log_alpha"]
         own = {"actor": Variables(actor, {}), "alpha": jnp.exp(log_alpha)}
         actor_own = {"alpha": jnp.exp(log_alpha), "key": KEY}
-    # Ours is half of the squared error.
-    critic_scale *= 2.0 if h["loss"] == "squared" else 1.0
+    # That of our SAC is half of the squared error.
+    critic_scale *= 2.0 if h["kind"] == "sac" else 1.0
 
     def critic_loss(params):
         draws(monkeypatch, case, call, "next")

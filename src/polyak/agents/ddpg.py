@@ -79,7 +79,7 @@ class DDPG:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
-        huber_delta: κ, the error above which the loss is linear; None takes the squared error ½ δ².
+        huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         max_dqda: clip each number of ∇_a Q to ± this; None disables clipping.
         exploration: noise on actions that are collected: `"ou"` (Ornstein-Uhlenbeck) or `"gaussian"`.
         exploration_noise: its standard deviation in one step, a number or a schedule.

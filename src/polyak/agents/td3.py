@@ -80,7 +80,7 @@ class TD3:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
-        huber_delta: κ, the error above which the loss is linear; None takes the squared error ½ δ².
+        huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         policy_delay: gradient steps of the critics for one of the actor.
         target_noise: σ, of the target actor's actions.
         target_noise_clip: c, which that noise is clipped to.
