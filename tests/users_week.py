@@ -69,6 +69,8 @@ options = {"env_steps": 600, "seed": 1, "eval_every": 100, "eval_episodes": 4}
 whole = polyak.train.run(agent, env, **options, run_dir="whole")
 assert whole.stopped is None and "eval/success_rate" in whole.metrics
 
+# A shell that starts this in the background has it ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sent = []
 
 def ctrl_c(progress, metrics, state):
