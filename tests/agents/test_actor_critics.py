@@ -398,6 +398,7 @@ def test_actions_must_be_unit_boxes(name, action, message):
         ({"actor": polyak.lstm()}, "networks must not be recurrent"),
         ({"critics": polyak.mlp()}, "network"),
         ({"actor": "mlp"}, "network must have init and apply"),
+        ({"actor": polyak.Actor(squash_mean=True)}, "squash_mean must be False"),
         ({"gamma": 2.0}, "gamma"),
         ({"tau": 0.0}, "tau"),
         ({"optimizer": optax.sgd(0.1), "learning_rate": 2e-3}, r"learning_rate has no effect with optimizer=\.\.\."),
@@ -419,3 +420,36 @@ def test_prioritized_replay_learns_and_gives_new_priorities(name):
     agent = make(name, prioritized=True)
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
     assert int(state.updates) == 12 and float(metrics["replay/mean_priority"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("sac", {"alpha": 0.2, "target_entropy": -3.0}, "target_entropy has no effect with a fixed alpha"),
+        ("sac", {"optimizer": optax.sgd(0.1), "alpha_learning_rate": 1e-5}, "alpha_learning_rate has no effect"),
+        ("ddpg", {"exploration": "gaussian", "theta": 0.5}, "theta has no effect"),
+    ],
+)
+def test_settings_without_effect_are_rejected(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, **settings)
+
+
+def test_an_actor_that_fails_in_every_step_is_diagnosed():
+    class Broken(polyak.Actor):
+        def apply(self, variables, obs, carry=(), *, train=False, key=None):
+            (params, value), carry, stats = super().apply(variables, obs, carry, train=train, key=key)
+            # Finite, with a gradient that is not.
+            return ({**params, "loc": params["loc"] + jnp.sqrt(0.0 * params["loc"])}, value), carry, stats
+
+    agent = make("ddpg", actor=Broken((8,), std="fixed"), max_bad_steps=3)
+    state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
+    assert "'gradient'" in agent.diagnose(metrics) and int(state.guard.in_a_row) == 3
+
+
+def test_a_state_of_another_optimizer_is_rejected():
+    for name in AGENTS:
+        state = make(name).init(KEY)
+        agent = make(name, optimizer=optax.sgd(0.1))
+        with pytest.raises(ValueError, match="created with another optimizer"):
+            agent.update(state, random_rollout(agent), KEY)

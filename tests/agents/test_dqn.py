@@ -144,7 +144,7 @@ def test_another_period_or_tau_holds_from_the_next_update_on():
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (polyak.lstm(), "network must not be recurrent"),
+        (polyak.mlp(), r"must return action values, such as polyak\.q_mlp\(\)"),
         (polyak.FlaxLinen(linen.Dense(5)), r"must return \(q, value\)"),
         ("mlp", "network must have init and apply"),
     ],

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
-from polyak.core.checks import check_state
+from polyak.core.checks import check_state, check_unset
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
@@ -39,7 +39,7 @@ from polyak.learning.off_policy import (
 from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import StepLog, check_optimizer, optimizer_of
+from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_state, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
@@ -62,6 +62,8 @@ class DDPG:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
             `Actor(std="fixed")`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, 1]`; None takes `Critics(num_critics=1)`.
+            Dropout is on in their loss and target; statistics, such as those of batch normalisation, stay as they were
+            initialised.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -137,6 +139,8 @@ class DDPG:
         object.__setattr__(self, "critics", feedforward_or_default("DDPG", self.critics, Critics(num_critics=1), self.spec))
         check_settings(self)
         check_optimizer(self)
+        if self.exploration == "gaussian":
+            check_unset(self, ("theta",), "has no effect with exploration='gaussian'; leave it out")
 
     add = add_rollout
     check = check_off_policy
@@ -204,6 +208,7 @@ class DDPG:
 
         # The agent's settings decide how the targets follow, also where they were changed after `init`.
         actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
+        check_optimizer_state(critics_step, critics.online.params, critics.optimizer_state)
         state = dataclasses.replace(state, copies=ActorCriticCopies(actor, critics))
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
 

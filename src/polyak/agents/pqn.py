@@ -21,7 +21,7 @@ from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import mean_terms, train_epochs
 from polyak.learning.minibatches import check_divides, count_microbatches, map_steps
 from polyak.networks.layers import is_narrow
-from polyak.networks.q_network import check_q_network, q_network_or_default
+from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.gradient_step import (
     StepLog,
     check_optimizer,
@@ -109,6 +109,8 @@ class PQN:
         object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, layer_norm=True))
         check_settings(self)
         check_optimizer(self)
+        if isinstance(self.network, QNetwork) and self.network.noisy:
+            raise ValueError("PQN: network must not be noisy, its noise would not be trained; got noisy=True")
 
     def init(self, key: PRNGKeyArray) -> PQNState:
         """A new state."""

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_state
+from polyak.core.checks import check_state, check_unset
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
@@ -40,7 +40,7 @@ from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.distributions import Distribution, for_space
-from polyak.ops.gradient_step import StepLog, check_optimizer, gradient_step, optimizer_of
+from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_state, gradient_step, optimizer_of
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
@@ -86,6 +86,8 @@ class SAC:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
+            Dropout is on in their loss and target; statistics, such as those of batch normalisation, stay as they were
+            initialised.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -164,6 +166,9 @@ class SAC:
         object.__setattr__(self, "critics", feedforward_or_default("SAC", self.critics, Critics(), self.spec))
         check_settings(self)
         check_optimizer(self)
+        if self.alpha is not None:
+            unused = "initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss"
+            check_unset(self, unused, "has no effect with a fixed alpha; leave it out")
 
     add = add_rollout
     check = check_off_policy
@@ -242,6 +247,7 @@ class SAC:
 
         # The agent's settings decide how the target follows, also where they were changed after `init`.
         critics = state.copies.critics.with_target_follow(self._follow)
+        check_optimizer_state(critics_step, critics.online.params, critics.optimizer_state)
         state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, critics=critics))
         new_state, metrics = add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
         return new_state, metrics | {"train/alpha": self._alpha(new_state.copies.temperature.log_alpha)}

@@ -38,7 +38,7 @@ from polyak.learning.off_policy import (
 from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import StepLog, check_optimizer, optimizer_of
+from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_state, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
@@ -63,6 +63,8 @@ class TD3:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
             `Actor(std="fixed")`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
+            Dropout is on in their loss and target; statistics, such as those of batch normalisation, stay as they were
+            initialised.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -202,6 +204,7 @@ class TD3:
 
         # The agent's settings decide how the targets follow, also where they were changed after `init`.
         actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
+        check_optimizer_state(critics_step, critics.online.params, critics.optimizer_state)
         state = dataclasses.replace(state, copies=ActorCriticCopies(actor, critics))
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
 

@@ -20,8 +20,8 @@ from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
 from polyak.loops.replay_memory import check_memory
-from polyak.networks.actor_critic import mlp, nature_cnn
-from polyak.networks.recurrent import gru, lstm
+from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
+from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
 from polyak.runs import algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, start_jax
@@ -166,6 +166,10 @@ def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
     networks: dict[str, Any] = {name: value for name, value in fields.items() if name in NETWORK_FIELDS and value is not None}
     if kind is not None and "network" not in fields:
         raise UsageError(f"--network {kind}: {algorithm_name(agent)} has an actor and critics, whose layers --hidden sets")
+    if kind is not None and not isinstance(fields["network"], ActorCritic | RecurrentActorCritic | None):
+        raise UsageError(
+            f"--network {kind}: {algorithm_name(agent)} has a network of action values, whose layers --hidden sets"
+        )
     if kind is not None:
         networks["network"] = makers[kind]()
     if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):

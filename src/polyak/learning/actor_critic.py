@@ -15,7 +15,7 @@ from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
 from polyak.networks.actor_critic import network_or_default
 from polyak.networks.critics import Critics
-from polyak.networks.layers import MAX_NARROW_WIDTH, is_narrow
+from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, is_narrow
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, optimizer_of
 from polyak.ops.losses import weighted_sum
@@ -90,11 +90,13 @@ def feedforward_or_default(owner: str, network: Any, default: Network, spec: Env
 
     Raises:
         TypeError: it is no network.
-        ValueError: it is recurrent.
+        ValueError: it is recurrent, or squashes its mean, which actions that pass through tanh do already.
     """
     network = default if network is None else network_or_default(owner, network, spec)
     if isinstance(network, RecurrentNetwork):
-        raise ValueError(f"{owner}: networks must not be recurrent, got {network!r}; PPO trains recurrent networks")
+        raise ValueError(f"{owner}: networks must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
+    if isinstance(network, Layers) and network.squash_mean:
+        raise ValueError(f"{owner}: the actor's squash_mean must be False, its actions pass through tanh already; got True")
     return network
 
 
@@ -178,7 +180,8 @@ def train_if(
 def join_logs(**logs: StepLog) -> StepLog:
     """One log of the gradient steps of several networks; terms get the network's name, `actor_loss`.
 
-    The step counts as applied where the first one was. A network that was not trained, because its step was not due or skipped,
+    The step counts as applied where the first one was and none was skipped, so that a network that fails in every step is
+    noticed. A network that was not trained, because its step was not due or skipped,
     has NaN in its terms, which means leave out.
     """
     first, *_ = logs.values()
@@ -186,11 +189,12 @@ def join_logs(**logs: StepLog) -> StepLog:
     for name, log in logs.items():
         named = {f"{name}_{term}" if term in ("loss", "grad_norm") else term: value for term, value in log.terms.items()}
         terms |= {term: jnp.where(log.applied, value, jnp.nan) if value.ndim == 0 else value for term, value in named.items()}
+    skipped = jnp.any(jnp.stack([log.skipped for log in logs.values()]))
     return StepLog(
         terms=terms,
         bad=jnp.any(jnp.stack([log.bad for log in logs.values()]), axis=0),
-        applied=first.applied,
-        skipped=jnp.any(jnp.stack([log.skipped for log in logs.values()])),
+        applied=first.applied & ~skipped,
+        skipped=skipped,
     )
 
 

@@ -44,5 +44,10 @@ def check_sequences(owner: str, settings: Any) -> None:
         raise ValueError(f"{owner}: a recurrent network (q_lstm, q_gru) needs a sequence_length, and no other takes one; {got}")
     if burn_in and (length is None or burn_in >= length):
         raise ValueError(f"{owner}: burn_in={burn_in} must be less than sequence_length={length}")
+    if length is not None and length - burn_in < settings.num_steps:
+        raise ValueError(
+            f"{owner}: sequence_length - burn_in must be at least num_steps={settings.num_steps}, or steps of each rollout are "
+            f"never learned from; got {length} - {burn_in}"
+        )
     if length is not None and (settings.prioritized or settings.frame_stack > 1):
         raise ValueError(f"{owner}: sequence_length must be None with prioritized=True or a frame_stack")

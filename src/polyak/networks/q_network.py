@@ -145,7 +145,11 @@ def q_network_or_default(
     default = replace(q_network_for(spec), layer_norm=layer_norm)
     network = default if network is None else network_or_default(owner, network, spec)
     if isinstance(network, RecurrentNetwork) and not recurrent:
-        raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; PPO trains recurrent networks")
+        raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; DQN and PPO train recurrent ones")
+    if isinstance(network, ActorCritic):
+        raise ValueError(
+            f"{owner}: network must return action values, such as polyak.q_mlp(), got an actor-critic: {network!r}"
+        )
     return replace(network, outputs=outputs) if isinstance(network, QNetwork) else network
 
 

@@ -23,7 +23,7 @@ QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statist
 """What can be NaN or infinite, in the order in which one causes the next: the data, the loss and its gradient, a network's
 statistics, and the parameters or optimizer state after the step."""
 
-ADAM_SETTINGS = ("learning_rate", "adam_eps", "max_grad_norm")
+ADAM_SETTINGS = ("learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_eps", "max_grad_norm")
 """Settings of Adam, which have no effect where the agent has another optimizer."""
 
 # XLA's CPU back end vectorises elementwise code on two threads only where they divide the length: with an odd length, Adam on

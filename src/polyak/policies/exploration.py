@@ -162,7 +162,7 @@ class WarmUp:
 
     @property
     def _is_over(self) -> Any:
-        return jnp.asarray(self.env_steps) >= jnp.asarray(self.steps)
+        return jnp.asarray(self.env_steps, jnp.uint32) >= jnp.asarray(self.steps, jnp.uint32)
 
     predict = predict
     as_python = as_python

@@ -36,8 +36,9 @@ def check_stacks(obs: PyTree, frame_stack: int) -> None:
         ValueError: a leaf has another first axis, or none.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(obs):
-        if jnp.shape(leaf)[:1] != (frame_stack,):
+        if jnp.ndim(leaf) < 2 or jnp.shape(leaf)[0] != frame_stack:
             raise ValueError(
-                f"Replay: with frame_stack={frame_stack} the first axis of obs{jax.tree_util.keystr(path)} must have that "
-                f"length, got shape {jnp.shape(leaf)}; frame_stack=1 stores observations as they are"
+                f"Replay: with frame_stack={frame_stack} obs{jax.tree_util.keystr(path)} must be that number of frames along "
+                f"its first axis, got shape {jnp.shape(leaf)}; the environment stacks them, and frame_stack=1 stores "
+                f"observations as they are"
             )

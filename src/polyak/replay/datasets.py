@@ -60,7 +60,7 @@ def _load(name: str) -> Any:
 
 def _read_episode(episode: Any, spec: EnvSpec) -> tuple[TimeStep, PyTree]:
     """The T + 1 time steps of an episode, and as many actions: the last, which resets, is any one."""
-    terminated, truncated = (np.asarray(x, bool) for x in (episode.terminations, episode.truncations))
+    terminated, truncated = (np.array(x, bool) for x in (episode.terminations, episode.truncations))
     truncated[-1] |= not terminated[-1]
 
     def after_first(x: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:

@@ -147,6 +147,7 @@ def make_envs(
     Raises:
         ValueError: `num_envs` for environments that are made.
     """
+    agent = agent.lower() if isinstance(agent, str) else agent
     is_made = isinstance(env, Env | HostEnv)
     if is_made and num_envs not in (None, env.num_envs):
         raise ValueError(f"{owner}: num_envs must be None where env is made, which has {env.num_envs} copies, got {num_envs}")
