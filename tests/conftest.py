@@ -10,6 +10,7 @@ import resource
 import signal
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 # Eight host devices, so that sharded code has somewhere to go; before JAX starts, as it must be.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
@@ -90,6 +91,16 @@ def _user_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_programs():
+    """Those of earlier files are dropped where they take much memory: each of the two processes would grow beyond 8 GiB."""
+    yield
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    if pages * os.sysconf("SC_PAGE_SIZE") > 4 * 2**30:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ def test_recurrent_networks_are_compared_and_hashed_by_value():
         ({"cell": "rnn"}, "network: cell must be one of 'lstm', 'gru', got 'rnn'"),
         ({"width": 0}, "network: width must be an integer >= 1, got 0"),
         ({"hidden": 64}, r"network: hidden must be widths such as \(64, 64\), got 64"),
-        ({"std": "fixed"}, "network: std must be one of 'free', 'state', got 'fixed'"),
+        ({"std": "learned"}, "network: std must be one of 'free', 'state', 'fixed', got 'learned'"),
         ({"shared_torso": 1}, "network: shared_torso must be one of True, False, got 1"),
     ],
 )

@@ -38,7 +38,7 @@ class RecurrentActorCritic:
         shared_torso: one cell, and one stack of layers before it, for both heads.
         log_std: see `ActorCritic`, as the rest.
         orthogonal: of the dense layers and heads.
-        std: free or depending on the state.
+        std: free, depending on the state, or fixed.
         squash_mean: the mean of Box actions inside their bounds.
 
     Source: Hochreiter & Schmidhuber 1997 (LSTM); Cho et al. 2014, arXiv:1406.1078 (GRU); Jozefowicz et al. 2015 (the 1).
