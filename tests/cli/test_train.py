@@ -256,7 +256,7 @@ def test_an_environment_that_raises_system_exit_ends_the_training_as_any_error(c
 
 
 def test_the_evaluation_is_announced_and_can_be_skipped(train, command):
-    assert "evaluating 2 episodes" in train("CartPole-v1", "one", "--env-steps 64").splitlines()[-3]
+    assert "evaluating 2 episodes" in train("CartPole-v1", "one", "--env-steps 64").splitlines()[-4]
     without = SETTINGS.replace("--eval-episodes 2", "--eval-episodes 0")
     code, out, _ = command("train ppo CartPole-v1 --env-steps 64 --run-dir none", without)
     lines = out.splitlines()
