@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,6 @@ from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
-from polyak.replay.frames import Padding
 from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import Transition
 
@@ -103,7 +103,7 @@ class DQN:
     batch_size: int = integer(default=64)
     capacity: int = integer(default=100_000)
     frame_stack: int = integer(default=1, at_most=64)
-    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
+    frame_padding: Literal["zero", "first"] = choice(default="zero", choices=("zero", "first"))
     sequence_length: int | None = integer(default=None, optional=True)
     burn_in: int = integer(default=0, at_least=0)
     prioritized: bool = choice(default=False, choices=(True, False))

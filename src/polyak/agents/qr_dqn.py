@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,6 @@ from polyak.ops.value_distributions import midpoints, quantile_huber_loss
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
-from polyak.replay.frames import Padding
 from polyak.replay.uniform import Transition
 
 
@@ -95,7 +95,7 @@ class QRDQN:
     batch_size: int = integer(default=64)
     capacity: int = integer(default=100_000)
     frame_stack: int = integer(default=1, at_most=64)
-    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
+    frame_padding: Literal["zero", "first"] = choice(default="zero", choices=("zero", "first"))
     prioritized: bool = choice(default=False, choices=(True, False))
     priority_alpha: Scalar = number(default=0.6, at_least=0)
     priority_beta: Schedule | None = setting(
