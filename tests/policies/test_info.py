@@ -243,7 +243,7 @@ def test_soft_update_rejects_policies_of_different_kinds():
     a = policy_for(SPEC)
     for other, message in (
         (policy_for(BOX), "only in target: 'variables/params/policy/log_std/all'"),
-        (Greedy(a), "only in target: 'policy/normalizer', 'policy/variables"),
+        (Greedy(a), "only in target: 'policy/noise_key', 'policy/normalizer', 'policy/variables"),
         (Scripted(SPEC, [(1, 0)]), "only in online"),
     ):
         with pytest.raises(ValueError, match=f"soft_update: .*{message}"):

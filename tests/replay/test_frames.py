@@ -121,8 +121,11 @@ def test_stacks_of_gymnasium_are_those_of_its_wrapper():
 
 
 def test_observations_must_be_stacks():
-    with pytest.raises(ValueError, match=r"frame_stack=4 the first axis of obs must have that length, got shape \(3,\)"):
-        Replay(64, frame_stack=4).init(np.zeros(3), jnp.zeros((), jnp.int32))
+    for size in (3, 4):
+        with pytest.raises(
+            ValueError, match=rf"with frame_stack=4 obs must be that number of frames .*, got shape \({size},\)"
+        ):
+            Replay(64, frame_stack=4).init(np.zeros(size), jnp.zeros((), jnp.int32))
 
 
 def test_stacks_are_stored_in_a_quarter_of_the_memory_and_no_storage_is_copied():
