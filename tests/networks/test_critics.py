@@ -28,14 +28,13 @@ def in_numpy(params, number):
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("num_quantiles", [None, 7])
-def test_critics_are_computed_together_as_one_by_one(layer_norm, num_quantiles):
-    network = polyak.Critics((8, 6), num_critics=3, layer_norm=layer_norm, num_quantiles=num_quantiles)
+def test_critics_are_computed_together_as_one_by_one(layer_norm):
+    network = polyak.Critics((8, 6), num_critics=3, layer_norm=layer_norm)
     variables = network.init(KEY, SPEC)
     (q, value), _, _ = network.apply(variables, (OBS, ACTION))
     wanted = np.stack([in_numpy(variables.params, i) for i in range(3)], axis=1)
-    np.testing.assert_allclose(q, wanted if num_quantiles else wanted[..., 0], atol=1e-5)
-    assert value is None and q.shape == ((4, 3, 7) if num_quantiles else (4, 3))
+    np.testing.assert_allclose(q, wanted[..., 0], atol=1e-5)
+    assert value is None and q.shape == (4, 3)
 
 
 def test_critics_start_different():
@@ -75,7 +74,6 @@ def test_actions_in_a_tree_are_concatenated():
     ("settings", "message"),
     [
         ({"num_critics": 0}, "num_critics"),
-        ({"num_quantiles": 0}, "num_quantiles"),
         ({"dropout": 1.0}, "dropout"),
         ({"hidden": (0,)}, "hidden"),
         ({"layer_norm": 1.5}, "layer_norm"),

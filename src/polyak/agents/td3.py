@@ -15,6 +15,7 @@ from polyak.core.struct import check_settings, choice, integer, number, setting,
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
+    check_critics,
     check_unit_actions,
     create_actor_critic,
     critic_terms,
@@ -153,6 +154,7 @@ class TD3:
         """A new state."""
         networks = self._actor, self._critics
         copies = create_actor_critic(self, self.spec, networks, (self._follow, self._follow), key)
+        check_critics(self._critics, copies[1].online, self.spec)
         return create_state(self, ActorCriticCopies(*copies))
 
     def policy(self, state: OffPolicyState) -> Greedy:

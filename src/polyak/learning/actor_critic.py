@@ -48,7 +48,8 @@ def create_actor_critic(
         follows: how the target of each follows; None for no target.
 
     Raises:
-        TypeError, ValueError: a network returns something else; see `check_actor` and `check_critics`.
+        TypeError, ValueError: the actor returns something else; see `check_actor`. How many critics there may be is the
+            agent's to check.
     """
     pairs = zip(("actor", "critics"), networks, follows, jax.random.split(key), strict=True)
     actor, critics = (
@@ -58,7 +59,6 @@ def create_actor_critic(
         for name, network, follow, key in pairs
     )
     check_actor(networks[0], actor.online, spec)
-    check_critics(networks[1], critics.online, spec)
     return actor, critics
 
 
@@ -114,11 +114,8 @@ def check_actor(network: Network, variables: Variables, spec: EnvSpec) -> None:
     jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
 
 
-def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, num_axes: int = 2) -> int:
+def check_critics(network: Network, variables: Variables, spec: EnvSpec) -> int:
     """The number N of critics, after a check that `apply(variables, (obs, action))` returns `(q, None)`, q float32 `[B, N]`.
-
-    Args:
-        num_axes: 3 for critics of quantiles, whose q is `[B, N, M]`.
 
     Raises:
         TypeError: it returns something else, or another precision.
@@ -128,9 +125,8 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, num_
     if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], jax.ShapeDtypeStruct)):
         raise TypeError(f"network: critics must return (q, None), got {_shapes(out)}")
     q = out[0]
-    wanted = "[B, N]" if num_axes == 2 else "[B, N, M]"
-    if q.ndim != num_axes or q.shape[0] != 2:
-        raise ValueError(f"network: q of B = 2 observations must have shape {wanted}, got {list(q.shape)}")
+    if q.ndim != 2 or q.shape[0] != 2:
+        raise ValueError(f"network: q of B = 2 observations must have shape [B, N], got {list(q.shape)}")
     if q.dtype != jnp.float32:
         raise TypeError(f"network: q must be float32 (a network of another precision casts it), got {q.dtype}")
     return q.shape[1]
@@ -145,7 +141,7 @@ def has_small_products(settings: Any, num_envs: int, devices: int) -> bool:
 
 def q_values(
     network: Network, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None
-) -> Float[Array, "B N *M"]:
+) -> Float[Array, "B N"]:
     """Q_i(s, a) of each critic; with a key they are in the training phase, for dropout."""
     (q, _), _, _ = network.apply(variables, (obs, action), train=key is not None, key=key)
     return q

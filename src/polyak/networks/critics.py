@@ -23,14 +23,13 @@ from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, widths
 class Critics:
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
-    `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`, or `[B, N, M]` with `num_quantiles` = M. The critics
-    share the convolutions of images; everything else each has for itself.
+    `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. The critics share the convolutions of images;
+    everything else each has for itself.
 
     Attributes:
         hidden: widths of the dense layers.
         activation: after each of them.
         num_critics: N.
-        num_quantiles: M, for a distribution of returns (TQC); None: its mean alone.
         layer_norm: normalise before each activation.
         dropout: probability with which a unit is dropped while training, before the normalisation.
 
@@ -44,7 +43,6 @@ class Critics:
     hidden: tuple[int, ...] = (256, 256)
     activation: Activation = "relu"
     num_critics: int = 2
-    num_quantiles: int | None = None
     layer_norm: bool = False
     dropout: float = 0.0
 
@@ -53,8 +51,6 @@ class Critics:
         check_choice("network", "activation", self.activation, tuple(ACTIVATIONS))
         check_choice("network", "layer_norm", self.layer_norm, (True, False))
         check_integer("network", "num_critics", self.num_critics)
-        if self.num_quantiles is not None:
-            check_integer("network", "num_quantiles", self.num_quantiles)
         check_number("network", "dropout", self.dropout, at_least=0, at_most=0.99)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
@@ -83,20 +79,17 @@ class _CriticsModule(nnx.Module):
         features = nnx.eval_shape(self.encoder, example).shape[-1]
         inputs = features + sum(math.prod(leaf.shape) for _, leaf in leaf_spaces(spec.action))
         self.layers = nnx.List([_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))])
-        outputs = 1 if settings.num_quantiles is None else settings.num_quantiles
-        self.head = _Products(settings.num_critics, (inputs, *settings.hidden)[-1], outputs, rngs)
+        self.head = _Products(settings.num_critics, (inputs, *settings.hidden)[-1], 1, rngs)
         self.num_critics = settings.num_critics
-        self.has_quantiles = settings.num_quantiles is not None
 
-    def __call__(self, obs_and_action: tuple[PyTree, PyTree]) -> tuple[Float[Array, "B N *M"], None]:
+    def __call__(self, obs_and_action: tuple[PyTree, PyTree]) -> tuple[Float[Array, "B N"], None]:
         obs, action = obs_and_action
         parts = [self.encoder(obs), *(x.reshape(x.shape[0], -1) for x in jax.tree.leaves(action))]
         row = jnp.concatenate(parts, axis=-1)
         x = jnp.broadcast_to(row, (self.num_critics, *row.shape))
         for layer in self.layers:
             x = layer(x)
-        q = jnp.moveaxis(self.head(x), 0, 1)
-        return q if self.has_quantiles else q[..., 0], None
+        return self.head(x)[..., 0].T, None
 
 
 class _Products(nnx.Module):
