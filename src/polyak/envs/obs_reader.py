@@ -30,7 +30,7 @@ def obs_leaves(space: Any, keys: tuple[Any, ...] = ()) -> list[ArraySpec]:
 def _bounds(space: Any) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
     dtype = np.dtype(space.dtype)
     if isinstance(space, gym.Discrete):
-        return np.array(space.start, dtype), np.array(space.start + space.n - 1, dtype)
+        return np.array(space.start, dtype), np.array(int(space.start) + int(space.n) - 1, dtype)
     if isinstance(space, gym.MultiDiscrete):
         return np.asarray(space.start, dtype), np.asarray(space.start + space.nvec - 1, dtype)
     if isinstance(space, gym.MultiBinary):

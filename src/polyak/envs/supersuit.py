@@ -52,7 +52,7 @@ class SuperSuitEnv(VectorEnv[Any, Any, Any]):
         flags = (np.concatenate(parts).astype(bool) for parts in (terminated, truncated))
         return self._concatenate(obs), np.concatenate(rewards), *flags, self._merge(infos)
 
-    def close_extras(self) -> None:
+    def close_extras(self, **kwargs: Any) -> None:
         """Close the environments."""
         self.env.close()
 
