@@ -135,6 +135,7 @@ class C51:
     partition = partition_by_env
     diagnose = diagnose_off_policy
     replay_field = REPLAY_FIELD
+    max_lag = None
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state."""

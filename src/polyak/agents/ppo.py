@@ -257,6 +257,11 @@ class PPO:
             samples = self.microbatch_size * (self.num_steps if self._model.is_recurrent else 1)
         return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
 
+    @property
+    def max_lag(self) -> int:
+        """1 with `values_when="collect"`: the ratio is to the policy that acted; at `"update"` time it would begin at 1."""
+        return 1 if self.values_when == "collect" else 0
+
     def partition(self, axis_name: str) -> PartitionSpec:
         """The whole state is replicated on every device."""
         return PartitionSpec()

@@ -105,6 +105,8 @@ class PQN:
     optimizer: optax.GradientTransformation | None = static(default=None)
     max_bad_steps: int = integer(default=10)
 
+    max_lag = 0
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, layer_norm=True))
         check_settings(self)

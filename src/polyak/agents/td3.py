@@ -148,6 +148,7 @@ class TD3:
     diagnose = diagnose_off_policy
     has_small_products = has_small_products
     replay_field = REPLAY_FIELD
+    max_lag = None
     action_scaling = "rescale"
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:

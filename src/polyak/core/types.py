@@ -343,6 +343,19 @@ class HasReplay(Protocol):
 
 
 @runtime_checkable
+class BearsLag(Protocol):
+    """An agent that states how old a rollout may be; without this attribute, rollouts must be of the newest policy."""
+
+    @property
+    def max_lag(self) -> int | None:
+        """Updates that may lie between the policy that collected a rollout and the one that learns from it; None for any.
+
+        0 for agents that take the newest policy for the one that acted.
+        """
+        ...
+
+
+@runtime_checkable
 class Env(Protocol):
     """An environment in JAX, batched over `num_envs`: pure functions over a state that is a pytree."""
 
