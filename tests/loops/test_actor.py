@@ -12,9 +12,9 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.loops.actor import JitActor, NumPyActor, make_actor
-from polyak.loops.host_loop import rollout_actor
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
+from polyak.loops.rollouts import rollout_actor
 from polyak.networks.actor_critic import mlp
 from tests.agents.rollouts import with_online
 

@@ -15,11 +15,11 @@ from polyak.core.struct import static, struct
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
 from polyak.loops.compiled_loop import collect_rollout as collect_compiled
 from polyak.loops.compiled_loop import start as compiled_start
-from polyak.loops.host_loop import collect_rollout as collect_on_host
-from polyak.loops.host_loop import rollout_actor
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import HasSpec, LoopState, cached_per_env, check_match, iteration_keys
+from polyak.loops.rollouts import collect_rollout as collect_on_host
+from polyak.loops.rollouts import rollout_actor
 
 
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:

@@ -1,33 +1,31 @@
 """The host loop: environments stepped from Python, with a jitted update."""
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from polyak.core.names import suggest_arguments
-from polyak.core.policy_faults import ExceptionRelay, check_carry
+from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import (
     Agent,
     Callback,
     Env,
     HostEnv,
     Metrics,
-    Policy,
     PolicyStep,
     PyTree,
-    ReportsInfo,
     Rollout,
     State,
     TimeStep,
 )
-from polyak.loops.actor import Actor, JitActor, make_actor
-from polyak.loops.episodes import EpisodeTotals, InfoSums
+from polyak.loops.actor import Actor
+from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     LoopState,
@@ -47,9 +45,7 @@ from polyak.loops.loop import (
     update_on,
 )
 from polyak.loops.replay_memory import put_on_devices
-
-# After a request to stop, a rollout that takes longer than this is discarded.
-ROLLOUT_SECONDS = 1.0
+from polyak.loops.rollouts import Collected, LocalRollouts, Rollouts, actor_maker, stack
 
 
 @suggest_arguments("train")
@@ -99,35 +95,30 @@ def host(
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.nondeterminism)
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
-        new_actor = _actor_maker(agent, state, mesh, settings, exact=isinstance(hosted, JaxEnvOnHost))
+        new_actor = actor_maker(agent, state, mesh, settings, exact=isinstance(hosted, JaxEnvOnHost))
         learn_compiled = _compile(agent, mesh, state, None if relay.active else new_actor(leaves))
+        rollouts: Rollouts = LocalRollouts(hosted, new_actor, state, agent.num_steps, should_stop)
 
-    stopped, is_slow = None, True
+    def learn_from(leaves: list[Any], collected: Collected) -> tuple[list[Any], Metrics, EpisodeTotals]:
+        new_leaves, metrics, finished = learn_compiled(settings, leaves, collected.arrays)
+        # Wait here, so that the update counts as training time.
+        jax.block_until_ready(finished)
+        return new_leaves, metrics, finished
+
+    stopped = None
     due = target.next_report(reporter.env_steps)
-    time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
     del state  # Only the leaves are passed from round to round: a tree is flattened in Python.
     while reporter.env_steps < env_steps:
-        before = hosted.snapshot() if is_slow else None
         with reporter.training(), relay:
-            # Only a rollout that began with a snapshot may be discarded.
-            deadline, sums = _Deadline(should_stop, can_discard=is_slow), InfoSums()
-            rollout = collect_rollout(new_actor(leaves), carry, hosted, time_step, agent.num_steps, sums, deadline)
-            if rollout is None:
-                if before is not None:
-                    hosted.restore(before)
+            collected = rollouts.collect(leaves)
+            if collected is None:
                 return reporter.result(jax.tree.unflatten(structure, leaves), "request")
-            is_slow = deadline.has_passed
-            time_steps, actions, info, carry = rollout
-            time_step = jax.tree.map(lambda x: x[-1], time_steps)
-            valid = int(np.sum(~time_steps.last[:-1]))
-            leaves, metrics, finished = learn_compiled(settings, leaves, (time_steps, actions, info, carry))
-            # Wait here, so that the update counts as training time.
-            jax.block_until_ready(finished)
-        reporter.advance(valid, 1, finished, sums)
+            leaves, metrics, finished = rollouts.learn(partial(learn_from, leaves, collected))
+        reporter.advance(collected.env_steps, 1, finished, collected.info_sums)
         stopped = "request" if should_stop() else None
         if stopped or reporter.is_due(metrics, due):
             due = target.next_report(reporter.env_steps)
-            go_on, state = reporter.report(metrics, jax.tree.unflatten(structure, leaves), callbacks)
+            go_on, state = reporter.report({**metrics, **rollouts.metrics()}, jax.tree.unflatten(structure, leaves), callbacks)
             leaves = jax.tree.leaves(state)
             stopped = stopped or (None if go_on else "callback")
         if stopped:
@@ -141,24 +132,6 @@ def _check_resumable(env: HostEnv | Env, resume_from: LoopState | None) -> None:
             "train: resume_from holds no environment state in the host loop; wrap the JAX environment with JaxEnvOnHost, call "
             "its restore(snapshot) and pass it as env"
         )
-
-
-class _Deadline:
-    """Decides when to discard a rollout because training has been asked to stop."""
-
-    def __init__(self, should_stop: Callable[[], bool], *, can_discard: bool) -> None:
-        self._should_stop = should_stop
-        self._can_discard = can_discard
-        self._start_time = time.monotonic()
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether the rollout has taken longer than `ROLLOUT_SECONDS`."""
-        return time.monotonic() - self._start_time > ROLLOUT_SECONDS
-
-    def should_discard(self) -> bool:
-        """Whether to discard the rollout: training should stop, and the deadline has passed."""
-        return self._can_discard and self._should_stop() and self.has_passed
 
 
 def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
@@ -197,8 +170,8 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | N
         step = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step)
     else:
         step = jax.tree.map(np.asarray, actor(0, time_step, carry))
-    actions, info = (_stack([tree] * agent.num_steps) for tree in (step.action, step.info))
-    time_steps = _stack([time_step] * (agent.num_steps + 1))
+    actions, info = (stack([tree] * agent.num_steps) for tree in (step.action, step.info))
+    time_steps = stack([time_step] * (agent.num_steps + 1))
     rollout = (time_steps, actions, info, step.carry)
     arguments = (_settings_on_device(agent, mesh), jax.tree.leaves(state), rollout)
     return _program(mesh, shape_of(agent, state), shape_of(rollout)).lower(*arguments).compile()
@@ -234,96 +207,6 @@ def _sharding(agent: Agent, mesh: Mesh) -> Any:
 
 def _act(agent: Agent, state: LoopState) -> PolicyStep:
     return agent.collect_policy(state.agent).action(state.time_step, state.carry, state.key)
-
-
-def _actor_maker(
-    agent: Agent, state: LoopState, mesh: Mesh | None, settings: list[Any], *, exact: bool
-) -> Callable[[list[Any]], Actor]:
-    """A function that makes the actor for the next rollout from the leaves of the state.
-
-    With rollouts of one step, a compiled policy acts in one call, which also makes the policy and the key.
-    """
-    shape = shape_of(agent, state)
-    program, num_envs = _policy_program(shape), state.time_step.reward.shape[0]
-
-    def make(leaves: list[Any]) -> Actor:
-        policy, key = program(settings, leaves)
-        if mesh is not None:
-            # The updated policy is on all devices, and each of them would compute the actions.
-            policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
-        return make_actor(policy, key, num_envs, exact=exact, block=agent.num_steps)
-
-    if agent.num_steps > 1 or mesh is not None or not isinstance(make(jax.tree.leaves(state)), JitActor):
-        return make
-    act = _one_step_program(shape)
-    return lambda leaves: lambda t, time_step, carry: act(settings, leaves, time_step, carry)
-
-
-def rollout_actor(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) -> Actor:
-    """The actor for the next rollout."""
-    return _actor_maker(agent, state, mesh, jax.tree.leaves(agent), exact=exact)(jax.tree.leaves(state))
-
-
-@cached_per_env
-def _policy_program(shape: tuple[Any, ...]) -> Callable[[list[Any], list[Any]], tuple[Policy, PRNGKeyArray]]:
-    def policy_and_key(settings: list[Array], leaves: list[Array]) -> tuple[Policy, PRNGKeyArray]:
-        agent, state = shape[0].unflatten([*settings, *leaves])
-        return agent.collect_policy(state.agent), iteration_keys(state.key, state.iteration, agent.num_steps).act
-
-    return jax.jit(policy_and_key)
-
-
-@cached_per_env
-def _one_step_program(shape: tuple[Any, ...]) -> Callable[..., PolicyStep]:
-    def act(settings: list[Array], leaves: list[Array], time_step: TimeStep, carry: PyTree) -> PolicyStep:
-        agent, state = shape[0].unflatten([*settings, *leaves])
-        key = jax.random.fold_in(iteration_keys(state.key, state.iteration, 1).act, 0)
-        step: PolicyStep = agent.collect_policy(state.agent).action(time_step, carry, key)
-        return step
-
-    return jax.jit(act)
-
-
-def collect_rollout(
-    actor: Actor,
-    carry: PyTree,
-    env: HostEnv,
-    time_step: TimeStep,
-    num_steps: int,
-    info_sums: InfoSums | None = None,
-    deadline: "_Deadline | None" = None,
-) -> tuple[TimeStep, PyTree, PyTree, PyTree] | None:
-    """Step the environment; returns time steps `[T+1, B]`, actions and info `[T, B]` in NumPy, and the final carry.
-
-    Values that the environment reports in `info` are added to `info_sums`. Returns None if `deadline` discards the rollout.
-
-    Raises:
-        RuntimeError: the policy reports a failure.
-    """
-    reporter = env if isinstance(env, ReportsInfo) else None
-    carry = jax.tree.map(np.asarray, carry)
-    time_steps, actions, infos = [time_step], [], []
-    for t in range(num_steps):
-        step = actor(t, time_step, carry)
-        carry = step.carry
-        action = step.action
-        if not isinstance(action, np.ndarray):
-            action = jax.tree.map(np.asarray, action)
-        time_step = env.step(action)
-        if deadline is not None and deadline.should_discard():
-            return None
-        if info_sums is not None and reporter is not None:
-            info_sums.add(reporter.info)
-        time_steps.append(time_step)
-        actions.append(action)
-        infos.append(step.info)
-    check_carry(carry)
-    return _stack(time_steps), _stack(actions), _stack(infos), jax.tree.map(np.asarray, carry)
-
-
-def _stack(trees: list[Any]) -> Any:
-    # Equal to np.stack but twice as fast; called for every leaf of a rollout.
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(len(leaves), *leaves[0].shape), *trees)
 
 
 def _learn(
