@@ -66,3 +66,14 @@ def test_ppo_trains_in_a_brax_environment():
     agent = PPO(env.spec, network=mlp((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
     result = train.compiled(agent, env, env_steps=256, key=jax.random.key(0))
     assert np.isfinite(result.metrics["train/loss"]) and result.metrics["rollout/ep_len_mean"] == 10
+
+
+def test_evaluation_while_training_uses_copies_and_leaves_the_training_as_it_is():
+    settings = {"network": mlp((8,)), "num_steps": 16, "num_minibatches": 1, "num_epochs": 1}
+    options = {"env_steps": 128, "settings": settings, "progress": False}
+    env = envs.make("brax/fast", num_envs=4, env_kwargs={"episode_length": 10})
+    plain = train.run("ppo", env, **options)
+    result = train.run("ppo", env, eval_every=64, eval_episodes=3, **options)
+    assert len(result.evaluations) == 2 and result.evaluation is result.evaluations[result.progress.env_steps]
+    assert {evaluation.mean_length for evaluation in result.evaluations.values()} == {10.0}
+    jax.tree.map(np.testing.assert_array_equal, plain.state.copies.online.params, result.state.copies.online.params)

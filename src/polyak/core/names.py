@@ -4,6 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,8 +57,12 @@ ATTRIBUTES = {
     "single_observation_space": "env.spec.obs",
     "single_action_space": "env.spec.action",
     "num_timesteps": "result.progress.env_steps",
+    "reset": "state, time_step = env.init(key), as an environment in JAX keeps no state",
 }
 """Where polyak has what an attribute of the agents, models and environments of other libraries is."""
+
+CLASS_METHODS = {"load": "polyak.load_policy(path) for the policy, or polyak.resume(run_dir) to continue the training"}
+"""Where polyak has what a class method of other libraries' models does."""
 
 MODULE = {
     "make": "polyak.envs.make",
@@ -93,6 +98,10 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
 
 
+EXAMPLES = {"key": "jax.random.key(0)", "seed": "0"}
+"""Values of arguments, for messages."""
+
+
 def suggest_arguments(owner: str) -> Callable[[F], F]:
     """Wrap a function so that the error for an unknown, missing or positional argument says how to call it."""
 
@@ -112,7 +121,7 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
                 raise TypeError(f"{owner}: only {first} can be passed without a name, got {args[len(by_position)]!r:.80} too")
             for name in required[len(args) :]:
                 if name not in kwargs:
-                    example = "jax.random.key(0)" if name == "key" else "..."
+                    example = EXAMPLES.get(name, "...")
                     raise TypeError(f"{owner}: {name} is missing; pass {name}={example}")
             return function(*args, **kwargs)
 
@@ -122,7 +131,7 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
 
 
 def suggest_attributes(cls: type[T]) -> type[T]:
-    """Give a class errors that say where polyak has what other libraries have in attributes of these names."""
+    """Give a class, and its objects, errors that say where polyak has what attributes of other libraries are."""
 
     def missing(self: Any, name: str) -> Any:
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -130,7 +139,34 @@ def suggest_attributes(cls: type[T]) -> type[T]:
 
     if "__getattr__" not in vars(cls):
         cls.__getattr__ = missing  # type: ignore[attr-defined]
+    for name in CLASS_METHODS.keys() - vars(cls).keys() - vars(cls).get("__annotations__", {}).keys():
+        setattr(cls, name, MissingFromClass(name))
     return cls
+
+
+class MissingFromClass:
+    """An attribute that neither a class nor its objects have: the error says what to use.
+
+    A class's own `__getattr__` serves its objects only.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        raise AttributeError(
+            f"{owner.__name__!r} has no attribute {self._name!r}; use {CLASS_METHODS[self._name]}", name=self._name, obj=obj
+        )
+
+
+class UncallableModule(ModuleType):
+    """A module whose call raises an error that says which of its functions to call; set as its `__class__`."""
+
+    instead = ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise a `TypeError`."""
+        raise TypeError(f"{self.__name__} is a module; use {self.instead}")
 
 
 def missing_from_module(module: str, name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
-from polyak.core.names import suggest_attributes
+from polyak.core.names import suggest_arguments, suggest_attributes
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space, unflatten
 from polyak.core.types import EpisodeRecord, PyTree, TimeStep
@@ -84,6 +84,7 @@ class GymnasiumEnv:
         self._last: npt.NDArray[np.bool_] | None = None
         self.info: Mapping[str, npt.NDArray[np.float64]] = {}
 
+    @suggest_arguments("env.reset")
     def reset(self, seed: int) -> TimeStep:
         """Start a new episode in every environment; the same seed gives the same episodes.
 

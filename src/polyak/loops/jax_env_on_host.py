@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
+from polyak.core.names import suggest_arguments
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Env, PyTree, TimeStep
@@ -36,6 +37,7 @@ class JaxEnvOnHost:
         """Number of environments."""
         return self._env.num_envs
 
+    @suggest_arguments("env.reset")
     def reset(self, seed: int) -> TimeStep:
         """Start a new episode in every environment."""
         self._key = jax.random.fold_in(self._env_key, seed) if seed else self._env_key

@@ -1,5 +1,8 @@
 """Training, evaluation and data collection, independent of the algorithm."""
 
+import sys
+
+from polyak.core.names import UncallableModule
 from polyak.loops.collect import collect
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.compiled_seeds import compiled_seeds
@@ -32,3 +35,10 @@ __all__ = [
     "run_seeds",
     "seed_statistics",
 ]
+
+
+class _Train(UncallableModule):
+    instead = "polyak.train.run(agent, env, env_steps=...)"
+
+
+sys.modules[__name__].__class__ = _Train
