@@ -16,11 +16,13 @@ from polyak.ops.returns import (
     n_step_returns,
     running_return,
     running_return_step,
+    vtrace,
 )
 
 jit_gae, jit_lambda, jit_discounted = (jax.jit(f) for f in (gae, lambda_returns, discounted_returns))
 jit_n_step = jax.jit(n_step_returns, static_argnames="n_step")
 jit_both = jax.jit(advantages_and_targets, static_argnames=("advantages", "value_targets"))
+jit_vtrace = jax.jit(vtrace)
 jit_so_far, jit_on = jax.jit(running_return), jax.jit(running_return_step)
 
 
@@ -51,6 +53,27 @@ def slow_n_step(reward, next_value, terminated, truncated, gamma, n):
                 returns[(t, *b)] += 0.0 if terminated[row] else gamma ** (k + 1) * next_value[row]
                 break
     return returns
+
+
+def slow_vtrace(log_rho, reward, value, next_value, terminated, truncated, gamma, gae_lambda, rho_clip, c_clip, sign=-1.0):
+    """The sums of the definition, term by term, in float64; with a sign of 1, of absolute values."""
+    log_rho, reward, value, next_value = (np.asarray(x, np.float64) for x in (log_rho, reward, value, next_value))
+    rho, last, num_steps = np.exp(log_rho), terminated | truncated, len(reward)
+    bootstrap = np.where(terminated, 0.0, next_value)
+    delta = np.minimum(rho_clip, rho) * (reward + gamma * bootstrap + sign * value)
+    target, advantage = value.copy(), np.zeros_like(reward)
+    for t, *b in np.ndindex(reward.shape):
+        for k in range(t, num_steps):
+            between = [(i, *b) for i in range(t, k)]
+            if any(last[row] for row in between):
+                break
+            traces = np.prod([gae_lambda * min(c_clip, rho[row]) for row in between])
+            target[(t, *b)] += gamma ** (k - t) * traces * delta[(k, *b)]
+    for t, *b in np.ndindex(reward.shape):
+        row, goes_on = (t, *b), t + 1 < num_steps and not last[(t, *b)]
+        after = target[(t + 1, *b)] - value[(t + 1, *b)] + next_value[row] if goes_on else bootstrap[row]
+        advantage[row] = min(rho_clip, rho[row]) * (reward[row] + gamma * after + sign * value[row])
+    return target, advantage
 
 
 def rows(seed, num_steps, ends=0.3, scale=1.0):
@@ -122,6 +145,66 @@ def test_discounted_returns_are_n_step_returns_without_end(seed, num_steps, ends
     wanted = slow_n_step(reward, next_value, terminated, truncated, np.float64(np.float32(gamma)), max(num_steps, 1))
     scale = slow_n_step(abs(reward), abs(next_value), terminated, truncated, gamma, max(num_steps, 1))
     assert_close(got, wanted, scale)
+
+
+clip = st.sampled_from([0.5, 1.0, 3.0])
+
+
+@settings(max_examples=80, deadline=None)
+@given(seeds, length, density, discount, discount, clip, clip, st.sampled_from([0.0, 1.0, 30.0]))
+def test_vtrace_is_the_sum_of_its_definition(seed, num_steps, ends, gamma, gae_lambda, rho_clip, c_clip, spread):
+    reward, value, next_value, *flags = rows(seed, num_steps, ends)
+    log_rho = (spread * np.random.default_rng(seed).normal(size=reward.shape)).astype(np.float32)
+    numbers = {"gamma": gamma, "gae_lambda": gae_lambda, "rho_clip": rho_clip, "c_clip": c_clip}
+    numbers = {name: np.float32(x) for name, x in numbers.items()}
+    got = jit_vtrace(log_rho, reward, value, next_value, *flags, **numbers)
+    numbers = {name: np.float64(x) for name, x in numbers.items()}
+    wanted = slow_vtrace(log_rho, reward, value, next_value, *flags, **numbers)
+    scales = slow_vtrace(log_rho, abs(reward), abs(value), abs(next_value), *flags, **numbers, sign=1.0)
+    for one, other, scale in zip(got, wanted, scales, strict=True):
+        assert_close(one, other, scale + 1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, length, density, discount, discount)
+def test_vtrace_of_one_policy_is_gae(seed, num_steps, ends, gamma, gae_lambda):
+    reward, value, next_value, *flags = rows(seed, num_steps, ends)
+    numbers = {"gamma": np.float32(gamma), "gae_lambda": np.float32(gae_lambda)}
+    target, advantage = jit_vtrace(np.zeros_like(reward), reward, value, next_value, *flags, **numbers)
+    np.testing.assert_allclose(target, jit_gae(reward, value, next_value, *flags, **numbers) + value, atol=5e-6)
+    if gae_lambda == 1.0:
+        np.testing.assert_allclose(advantage, target - value, atol=5e-6)
+
+
+def test_closed_numbers_of_vtrace():
+    """Three steps, ρ = 2, ½, 1 with bounds 1: the middle one is cut, the last has its whole weight."""
+    no = jnp.zeros(3, bool)
+    log_rho, value = jnp.log(jnp.array([2.0, 0.5, 1.0])), jnp.array([1.0, 2.0, 4.0, 8.0])
+    target, advantage = jit_vtrace(log_rho, jnp.ones(3), value[:-1], value[1:], no, no, gamma=0.5, gae_lambda=1.0)
+    # δ = 1 (1 + 1 - 1), ½ (1 + 2 - 2), 1 (1 + 4 - 4); a₂ = 1, a₁ = ½ + ½ ½ 1, a₀ = 1 + ½ 1 ¾.
+    np.testing.assert_allclose(target, [2.375, 2.75, 5.0], rtol=1e-6)
+    np.testing.assert_allclose(advantage, [1.375, 0.75, 1.0], rtol=1e-6)
+    target, advantage = jit_vtrace(
+        log_rho, jnp.ones(3), value[:-1], value[1:], no, no, gamma=0.5, gae_lambda=1.0, rho_clip=2.0, c_clip=2.0
+    )
+    # δ₀ = 2, a₀ = 2 + ½ 2 ¾; A₀ = 2 (1 + ½ 2¾ - 1).
+    np.testing.assert_allclose(target, [3.75, 2.75, 5.0], rtol=1e-6)
+    np.testing.assert_allclose(advantage, [2.75, 0.75, 1.0], rtol=1e-6)
+
+
+def test_rows_that_only_reset_reach_no_result_of_vtrace():
+    reward, value, next_value, terminated, truncated = rows(3, 9, ends=0.0)
+    terminated[3, 0] = truncated[5, 1] = True
+    masked = np.zeros_like(terminated)
+    masked[4, 0] = masked[6, 1] = True
+    # The value after a terminal step does not count either.
+    next_value = np.where(terminated, np.nan, next_value)
+    before = jit_vtrace(value, reward, value, next_value, terminated, truncated, gamma=0.9, gae_lambda=0.9)
+    bad = [np.where(masked, np.nan, x) for x in (value, reward, value, next_value)]
+    after = jit_vtrace(*bad, terminated, truncated, gamma=0.9, gae_lambda=0.9)
+    for one, other in zip(before, after, strict=True):
+        assert np.isfinite(np.asarray(one)).all()
+        np.testing.assert_array_equal(np.asarray(one)[~masked], np.asarray(other)[~masked])
 
 
 def test_published_numbers_of_gae():

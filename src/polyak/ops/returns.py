@@ -1,4 +1,4 @@
-"""Returns and advantages of time-major rewards: discounted, n-step, λ-returns, generalised advantages.
+"""Returns and advantages of time-major rewards: discounted, n-step, λ-returns, generalised advantages, V-trace.
 
 All functions distinguish `terminated` and `truncated`. `terminated`: the next state has value 0. `truncated`: the next state
 has its value, but the sum ends there. The end of the arrays is treated as a truncation.
@@ -191,6 +191,68 @@ def gae(
         return advantage, advantage
 
     return jax.lax.scan(step, jnp.zeros(reward.shape[1:], reward.dtype), (delta, last), reverse=True)[1]
+
+
+def vtrace(
+    log_rho: Float[Array, "T *B"],
+    reward: Float[Array, "T *B"],
+    value: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    *,
+    gamma: Scalar,
+    gae_lambda: Scalar = 1.0,
+    rho_clip: Scalar = 1.0,
+    c_clip: Scalar = 1.0,
+) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
+    """V-trace: value targets v_t and advantages A_t of a policy π, from actions of another policy μ.
+
+        ρ_t = π(a_t|s_t) / μ(a_t|s_t)
+        δ_t = min(ρ̄, ρ_t) (r_t + γ (1 - terminated_t) V(s_{t+1}) - V(s_t))
+        v_t - V(s_t) = δ_t + γλ min(c̄, ρ_t) (1 - last_t) (v_{t+1} - V(s_{t+1})),    last = terminated | truncated
+
+        A_t = min(ρ̄, ρ_t) (r_t + γ · { 0               if terminated_t
+                                     { V(s_{t+1})      if truncated_t, or t is the last row
+                                     { v_{t+1}         else                                     - V(s_t))
+
+    At ρ = 1 the targets are `gae(...) + value`, and at λ = 1 the advantages are `gae(...)`: the n-step return minus the value.
+
+    Args:
+        log_rho: log ρ_t, the difference of the two log-probabilities.
+        reward: r_t, in the environment's units.
+        value: V(s_t), in the same units.
+        next_value: V of the observation on which the step ended.
+        terminated: the step reached a terminal state.
+        truncated: the episode was cut short (time limit).
+        gamma: discount per step, in [0, 1].
+        gae_lambda: λ, in [0, 1].
+        rho_clip: ρ̄; it decides which policy's values are learned: 1 lies between μ and π, infinity is π.
+        c_clip: c̄, at most ρ̄; it decides how fast.
+
+    Returns:
+        v_t and A_t. Gradients flow; apply `jax.lax.stop_gradient` to train on them.
+
+    Source: Espeholt et al. 2018, arXiv:1802.01561, eq. 1, section 4.2 and remark 2.
+
+    >>> ones, no = jnp.ones(3), jnp.zeros(3, bool)
+    >>> vtrace(jnp.log(0.5 * ones), ones, 0 * ones, 0 * ones, no, no, gamma=1.0)
+    (Array([0.875, 0.75 , 0.5  ], dtype=float32), Array([0.875, 0.75 , 0.5  ], dtype=float32))
+    """
+    last, rho = terminated | truncated, jnp.exp(log_rho)
+    clipped_rho, decay = jnp.minimum(rho_clip, rho), gamma * gae_lambda * jnp.minimum(c_clip, rho)
+    bootstrap = jnp.where(terminated, 0.0, next_value)
+    delta = clipped_rho * (reward + gamma * bootstrap - value)
+
+    def step(later: Array, row: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        delta, decay, last = row
+        later = jnp.where(last, 0.0, later)
+        correction = delta + decay * later
+        return correction, (correction, later)
+
+    start = jnp.zeros(reward.shape[1:], reward.dtype)
+    _, (correction, next_correction) = jax.lax.scan(step, start, (delta, decay, last), reverse=True)
+    return value + correction, clipped_rho * (reward + gamma * (bootstrap + next_correction) - value)
 
 
 def advantages_and_targets(
