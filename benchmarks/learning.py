@@ -66,6 +66,10 @@ MILLION = 1_000_000
 SUITES = {
     "cartpole": Suite("CartPole-v1", 100_000, 10, 500.0),
     "dqn-cartpole": Suite("CartPole-v1", 50_000, 10, 500.0, algorithm="dqn"),
+    "sac-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="sac"),
+    "td3-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="td3"),
+    "tqc-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="tqc"),
+    "sac-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 475.0, "solved", algorithm="sac"),
     "pendulum": Suite("Pendulum-v1", 300_000, 10, -200.0, "own"),
     "acrobot": Suite("Acrobot-v1", MILLION, 10, -73.5),
     "mountaincar": Suite("MountainCar-v0", MILLION, 10, -110.0),

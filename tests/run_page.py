@@ -18,7 +18,7 @@ TINY_OF = {
     "ppo": "--num-epochs 1 --num-minibatches 1",
     "pqn": "--num-minibatches 2",
     **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32"),
-    **dict.fromkeys(("ddpg", "sac", "td3"), "--learning-starts 32 --capacity 256 --hidden 16"),
+    **dict.fromkeys(("ddpg", "sac", "td3", "tqc"), "--learning-starts 32 --capacity 256 --hidden 16"),
 }
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
 POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}

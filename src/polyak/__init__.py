@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from polyak.agents.qr_dqn import QRDQN
     from polyak.agents.sac import SAC
     from polyak.agents.td3 import TD3
+    from polyak.agents.tqc import TQC
     from polyak.copies.follow import Follow
     from polyak.copies.network_copies import NetworkCopies
     from polyak.core.spaces import EnvSpec
@@ -42,6 +43,7 @@ __all__ = [
     "QRDQN",
     "SAC",
     "TD3",
+    "TQC",
     "Actor",
     "Agent",
     "Critics",
@@ -96,6 +98,7 @@ _MODULES = {
     "agents.qr_dqn": ("QRDQN",),
     "agents.sac": ("SAC",),
     "agents.td3": ("TD3",),
+    "agents.tqc": ("TQC",),
     "copies.follow": ("Follow",),
     "copies.network_copies": ("NetworkCopies",),
     "core.spaces": ("EnvSpec",),

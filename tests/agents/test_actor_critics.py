@@ -11,7 +11,7 @@ import pytest
 
 import polyak
 from polyak import train
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.off_policy import replay_of
 from polyak.ops.distributions import TanhNormal
@@ -381,7 +381,7 @@ def test_actions_in_a_tree():
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (Discrete(2), "actions must be Boxes of floats, got .*Discrete.*DQN and PPO"),
+        (MultiBinary((2,)), "actions must be Boxes of floats, got .*MultiBinary.*PPO"),
         (Box([-2.0], [2.0]), r"actions must lie in \[-1, 1\], got .*action_scaling='rescale'"),
         (Dict({"a": Box([-1.0], [1.0]), "b": Discrete(2)}), "at action 'b'"),
     ],

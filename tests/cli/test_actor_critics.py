@@ -1,4 +1,4 @@
-"""DDPG, TD3 and SAC through the command line and by name: rescaled actions, resume to the bit, exports."""
+"""DDPG, TD3, SAC and TQC through the command line and by name: rescaled actions, resume to the bit, exports."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,10 @@ def polyak_command(text):
     return main(text.split())
 
 
-@pytest.mark.parametrize(("algorithm", "env"), [("sac", "Pendulum-v1"), ("td3", "jax/Pendulum-v1"), ("ddpg", "Pendulum-v1")])
+@pytest.mark.parametrize(
+    ("algorithm", "env"),
+    [("sac", "Pendulum-v1"), ("td3", "jax/Pendulum-v1"), ("ddpg", "Pendulum-v1"), ("tqc", "jax/Pendulum-v1")],
+)
 def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train = f"train {algorithm} {env} {SETTINGS} --learning-rate 1e-3 --eval-episodes 0"

@@ -14,9 +14,9 @@ RNG = np.random.default_rng(0)
 OBS, ACTION = (jnp.asarray(RNG.normal(size=(4, n)), jnp.float32) for n in (3, 2))
 
 
-def in_numpy(params, number):
+def in_numpy(params, number, x=None):
     """The forward pass of one critic, with relu and layer normalisation where it has one."""
-    x = np.concatenate([OBS, ACTION], axis=1)
+    x = np.concatenate([OBS, ACTION], axis=1) if x is None else np.asarray(x)
     layers = [params["layers"][i] for i in range(len(params["layers"]))]
     for layer in layers:
         x = x @ np.asarray(layer["linear"]["kernel"])[number] + np.asarray(layer["linear"]["bias"])[number]
@@ -27,14 +27,14 @@ def in_numpy(params, number):
     return x @ np.asarray(params["head"]["kernel"])[number] + np.asarray(params["head"]["bias"])[number]
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_critics_are_computed_together_as_one_by_one(layer_norm):
-    network = polyak.Critics((8, 6), num_critics=3, layer_norm=layer_norm)
+@pytest.mark.parametrize(("layer_norm", "num_quantiles"), [(False, None), (True, None), (True, 7)])
+def test_critics_are_computed_together_as_one_by_one(layer_norm, num_quantiles):
+    network = polyak.Critics((8, 6), num_critics=3, layer_norm=layer_norm, num_quantiles=num_quantiles)
     variables = network.init(KEY, SPEC)
     (q, value), _, _ = network.apply(variables, (OBS, ACTION))
     wanted = np.stack([in_numpy(variables.params, i) for i in range(3)], axis=1)
-    np.testing.assert_allclose(q, wanted[..., 0], atol=1e-5)
-    assert value is None and q.shape == (4, 3)
+    np.testing.assert_allclose(q, wanted if num_quantiles else wanted[..., 0], atol=1e-5)
+    assert value is None and q.shape == ((4, 3, 7) if num_quantiles else (4, 3))
 
 
 def test_critics_start_different():
@@ -74,6 +74,7 @@ def test_actions_in_a_tree_are_concatenated():
     ("settings", "message"),
     [
         ({"num_critics": 0}, "num_critics"),
+        ({"num_quantiles": 0}, "num_quantiles"),
         ({"dropout": 1.0}, "dropout"),
         ({"hidden": (0,)}, "hidden"),
         ({"layer_norm": 1.5}, "layer_norm"),
@@ -84,9 +85,21 @@ def test_settings_are_checked(settings, message):
         polyak.Critics(**settings)
 
 
-def test_critics_need_actions_of_boxes():
-    with pytest.raises(ValueError, match=r"critics need actions of Boxes, got .*Discrete"):
-        polyak.Critics().init(KEY, EnvSpec(SPEC.obs, Discrete(2)))
+def test_critics_need_actions_of_boxes_or_one_discrete():
+    tree = Dict({"a": Box([-1.0], [1.0]), "b": Discrete(2)})
+    with pytest.raises(ValueError, match=r"critics need actions of Boxes or one Discrete, got .*Discrete.* at action 'b'"):
+        polyak.Critics().init(KEY, EnvSpec(SPEC.obs, tree))
+    with pytest.raises(ValueError, match="num_quantiles must be None for Discrete actions, got 7"):
+        polyak.Critics(num_quantiles=7).init(KEY, EnvSpec(SPEC.obs, Discrete(2)))
+
+
+def test_critics_of_discrete_actions_return_the_value_of_each():
+    network, spec = polyak.Critics((8,), num_critics=3), EnvSpec(SPEC.obs, Discrete(4))
+    variables = network.init(KEY, spec)
+    (q, _), _, _ = network.apply(variables, (OBS, jnp.zeros(4, jnp.int32)))
+    wanted = np.stack([in_numpy(variables.params, i, OBS) for i in range(3)], axis=1)
+    assert q.shape == (4, 3, 4)
+    np.testing.assert_allclose(q, wanted, atol=1e-5)
 
 
 def test_the_deviation_of_an_actor_depends_on_the_state_is_a_parameter_or_fixed():

@@ -15,6 +15,7 @@ AGENTS = {
     "rainbow": "polyak.agents.c51:C51",
     "sac": "polyak.agents.sac:SAC",
     "td3": "polyak.agents.td3:TD3",
+    "tqc": "polyak.agents.tqc:TQC",
 }
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train
 your own algorithm with `polyak.cli.main`."""

@@ -62,8 +62,11 @@ def create_actor_critic(
     return actor, critics
 
 
-def check_unit_actions(owner: str, spec: EnvSpec) -> None:
+def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and PPO take Discrete") -> None:
     """Check that an agent's actions are Boxes in [-1, 1].
+
+    Args:
+        instead: the way out, for the error.
 
     Raises:
         ValueError: they are not; the message names the part.
@@ -71,7 +74,7 @@ def check_unit_actions(owner: str, spec: EnvSpec) -> None:
     for path, leaf in leaf_spaces(spec.action):
         where = f"action {path!r}" if path else "the action"
         if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
-            raise ValueError(f"{owner}: actions must be Boxes of floats, got {leaf} at {where}; DQN and PPO take Discrete")
+            raise ValueError(f"{owner}: actions must be Boxes of floats, got {leaf} at {where}; {instead}")
         low, high = spec.action_bounds(leaf)
         if not (np.all(low == -1) and np.all(high == 1)):
             raise ValueError(
@@ -114,8 +117,11 @@ def check_actor(network: Network, variables: Variables, spec: EnvSpec) -> None:
     jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
 
 
-def check_critics(network: Network, variables: Variables, spec: EnvSpec) -> int:
+def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outputs: int | None = None) -> int:
     """The number N of critics, after a check that `apply(variables, (obs, action))` returns `(q, None)`, q float32 `[B, N]`.
+
+    Args:
+        outputs: numbers of each critic, M quantiles or the values of M Discrete actions, where q is `[B, N, M]`.
 
     Raises:
         TypeError: it returns something else, or another precision.
@@ -125,8 +131,9 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec) -> int:
     if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], jax.ShapeDtypeStruct)):
         raise TypeError(f"network: critics must return (q, None), got {_shapes(out)}")
     q = out[0]
-    if q.ndim != 2 or q.shape[0] != 2:
-        raise ValueError(f"network: q of B = 2 observations must have shape [B, N], got {list(q.shape)}")
+    wanted, last = ("[B, N]", ()) if outputs is None else (f"[B, N, {outputs}]", (outputs,))
+    if q.ndim != 2 + len(last) or q.shape[0] != 2 or q.shape[2:] != last:
+        raise ValueError(f"network: q of B = 2 observations must have shape {wanted}, got {list(q.shape)}")
     if q.dtype != jnp.float32:
         raise TypeError(f"network: q must be float32 (a network of another precision casts it), got {q.dtype}")
     return q.shape[1]
@@ -141,8 +148,12 @@ def has_small_products(settings: Any, num_envs: int, devices: int) -> bool:
 
 def q_values(
     network: Network, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None
-) -> Float[Array, "B N"]:
-    """Q_i(s, a) of each critic; with a key they are in the training phase, for dropout."""
+) -> Float[Array, "B N *M"]:
+    """Q_i(s, a) of each critic, `[B, N]`, its quantiles, or its values of all Discrete actions.
+
+    Args:
+        key: with one, critics are in the training phase, for dropout.
+    """
     (q, _), _, _ = network.apply(variables, (obs, action), train=key is not None, key=key)
     return q
 

@@ -1,4 +1,4 @@
-"""Networks of N critics Q_i(s, a) of continuous actions, computed together."""
+"""Networks of N critics Q_i(s, a), computed together."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.printing import short_repr
-from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
+from polyak.core.spaces import Box, Discrete, EnvSpec, leaf_spaces, zeros
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.initializers import constant, uniform
@@ -23,8 +23,9 @@ from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, widths
 class Critics:
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
-    `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. The critics share the convolutions of images;
-    everything else each has for itself.
+    `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. With Discrete actions it takes no action and returns
+    the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B, N, M]`. The critics share the
+    convolutions of images; everything else each has for itself.
 
     Attributes:
         hidden: widths of the dense layers.
@@ -32,10 +33,11 @@ class Critics:
         num_critics: N.
         layer_norm: normalise before each activation.
         dropout: probability with which a unit is dropped while training, before the normalisation.
+        num_quantiles: M, of the distribution of returns; None is its mean. `TQC` sets it.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
-        ValueError: when an agent is built, for actions that are not of Boxes.
+        ValueError: when an agent is built, for actions that are neither Discrete nor of Boxes.
 
     Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and normalisation).
     """
@@ -45,6 +47,7 @@ class Critics:
     num_critics: int = 2
     layer_norm: bool = False
     dropout: float = 0.0
+    num_quantiles: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", widths("hidden", self.hidden))
@@ -52,6 +55,7 @@ class Critics:
         check_choice("network", "layer_norm", self.layer_norm, (True, False))
         check_integer("network", "num_critics", self.num_critics)
         check_number("network", "dropout", self.dropout, at_least=0, at_most=0.99)
+        check_integer("network", "num_quantiles", self.num_quantiles, optional=True)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Create variables for the spec's spaces."""
@@ -60,7 +64,7 @@ class Critics:
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """`((q, None), carry, stats)`; `obs` is `(obs, action)`, leaves `[B, ...]`, actions between -1 and 1."""
+        """`((q, None), carry, stats)`; `obs` is `(obs, action)`, leaves `[B, ...]`, Box actions between -1 and 1."""
         return FlaxNNX(self._module).apply(variables, obs, carry, train=train, key=key)
 
     def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
@@ -71,25 +75,33 @@ class _CriticsModule(nnx.Module):
     """One encoder of observations, then the dense layers of all critics as products with a leading axis N."""
 
     def __init__(self, settings: Critics, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        for path, leaf in leaf_spaces(spec.action):
+        self.takes_action = not isinstance(spec.action, Discrete)
+        outputs = spec.action.n if isinstance(spec.action, Discrete) else settings.num_quantiles
+        boxes = list(leaf_spaces(spec.action)) if self.takes_action else []
+        for path, leaf in boxes:
             if not isinstance(leaf, Box):
-                raise ValueError(f"network: critics need actions of Boxes, got {leaf} at action {path!r}")
+                raise ValueError(f"network: critics need actions of Boxes or one Discrete, got {leaf} at action {path!r}")
+        if settings.num_quantiles is not None and not boxes:
+            raise ValueError(f"network: num_quantiles must be None for Discrete actions, got {settings.num_quantiles}")
         self.encoder = Encoder(spec.obs, rngs)
         example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
         features = nnx.eval_shape(self.encoder, example).shape[-1]
-        inputs = features + sum(math.prod(leaf.shape) for _, leaf in leaf_spaces(spec.action))
+        inputs = features + sum(math.prod(leaf.shape) for _, leaf in boxes)
         self.layers = nnx.List([_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))])
-        self.head = _Products(settings.num_critics, (inputs, *settings.hidden)[-1], 1, rngs)
+        self.head = _Products(settings.num_critics, (inputs, *settings.hidden)[-1], outputs or 1, rngs)
         self.num_critics = settings.num_critics
+        self.has_outputs = outputs is not None
 
-    def __call__(self, obs_and_action: tuple[PyTree, PyTree]) -> tuple[Float[Array, "B N"], None]:
+    def __call__(self, obs_and_action: tuple[PyTree, PyTree]) -> tuple[Float[Array, "B N *M"], None]:
         obs, action = obs_and_action
-        parts = [self.encoder(obs), *(x.reshape(x.shape[0], -1) for x in jax.tree.leaves(action))]
+        actions = jax.tree.leaves(action) if self.takes_action else []
+        parts = [self.encoder(obs), *(x.reshape(x.shape[0], -1) for x in actions)]
         row = jnp.concatenate(parts, axis=-1)
         x = jnp.broadcast_to(row, (self.num_critics, *row.shape))
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)[..., 0].T, None
+        q = jnp.moveaxis(self.head(x), 0, 1)
+        return q if self.has_outputs else q[..., 0], None
 
 
 class _Products(nnx.Module):

@@ -1,6 +1,6 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import c51, ddpg, dqn, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3
+from polyak.presets import c51, ddpg, dqn, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3, tqc
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -18,6 +18,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("rainbow", rainbow.PRESETS),
         ("sac", sac.PRESETS),
         ("td3", td3.PRESETS),
+        ("tqc", tqc.PRESETS),
     )
     for env_id, preset in presets.items()
 }

@@ -1,0 +1,263 @@
+"""Truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269): soft actor-critic with distributions of returns."""
+
+import dataclasses
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_state
+from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.actor_critic import (
+    check_critics,
+    check_unit_actions,
+    critic_terms,
+    feedforward_or_default,
+    has_small_products,
+    q_values,
+)
+from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
+from polyak.learning.prefill import add_rollout
+from polyak.learning.soft_actor import (
+    check_temperature,
+    create_soft_actor,
+    draw_actions,
+    networks_of,
+    temperature_loss,
+    update_soft_actor,
+)
+from polyak.networks.actor import Actor
+from polyak.networks.critics import Critics
+from polyak.ops.gradient_step import check_optimizer
+from polyak.ops.losses import weighted_sum
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.value_distributions import midpoints, quantile_huber_loss
+from polyak.policies.exploration import WarmUp
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.replay.uniform import Transition
+
+
+@struct
+class TQC:
+    """TQC for Box actions in [-1, 1] (`envs.make(..., action_scaling="rescale")`): SAC whose critics return M quantiles each.
+
+        J_Z(θ) = E[ Σ_i 1/M Σ_m 1/K Σ_k |τ_m - 1{u < 0}| L_κ(u) / κ ],    u = y_k - θ_i,m(s, a),  τ_m = (2m - 1) / 2M
+        y_k    = r + γ^m (z_k(s', a') - α log π(a'|s')),    a' ~ π(·|s')
+        J_π(φ) = E[ α log π_φ(a|s) - 1/NM Σ_i,m θ_i,m(s, a) ],    a ~ π_φ(·|s)
+        J(α)   = E[ -log α (log π(a|s) + H̄) ]
+
+    over n-step transitions drawn from a replay. z_1 ≤ ... ≤ z_K are the smallest K = N(M - d) of the N·M quantiles of all
+    target critics together; dropping d per critic reduces overestimation. In a gradient step the critics go first, then the
+    actor against the new critics, α with the new actor, and at last the target critics.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
+        actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
+        critics: a network of `(obs, action)` that returns `(quantiles, None)`, quantiles `[B, N, M]`; None takes
+            `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in their loss and target;
+            statistics, such as those of batch normalisation, stay as they were initialised.
+        num_quantiles: M, of each critic.
+        dropped_quantiles: d, the largest quantiles that each critic drops from the target.
+        huber_delta: κ, the error above which the quantile loss is linear.
+        num_steps: steps of each environment between updates.
+        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
+            `num_steps * num_envs` it must be a whole number.
+        batch_size: transitions of a gradient step.
+        capacity: transitions in the replay, over all environments and devices.
+        prioritized: draw transitions in proportion to (|δ| + ε)^α of their last TD error δ, weighted for it (Schaul et al.
+            2016, arXiv:1511.05952), instead of uniformly.
+        priority_alpha: α, used with `prioritized`; 0 draws uniformly.
+        priority_beta: β of the weights (N P(i))^-β, a number or a schedule; None increases it from 0.4 to 1 over the first
+            1,000,000 transitions.
+        priority_eps: ε.
+        learning_starts: transitions that are collected with random actions before the first gradient step.
+        learning_rate: Adam's, a number or a schedule such as `Linear`; that of the critics, and of all where no other is set.
+        actor_learning_rate: the actor's.
+        alpha_learning_rate: that of α.
+        gamma: discount per step.
+        n_step: steps that rewards are summed over before bootstrapping.
+        reward_scale: factor of all rewards.
+        alpha: the weight of the entropy; None learns it.
+        initial_alpha: where learning α begins.
+        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; None takes -dim A.
+        alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
+        tau: fraction by which the target critics move towards the online ones at each target update.
+        period: gradient steps between target updates.
+        max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
+        adam_eps: Adam's ε.
+        optimizer: in place of Adam, for each network.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box
+    >>> agent = TQC(EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0])), capacity=10_000)
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    spec: EnvSpec = static()
+    actor: Network | None = static(default=None)
+    critics: Network | None = static(default=None)
+    num_quantiles: int = integer(default=25)
+    dropped_quantiles: int = integer(default=2, at_least=0)
+    huber_delta: Scalar = number(default=1.0, above=0)
+    num_steps: int = integer(default=1)
+    updates_per_step: float = number(default=1.0, above=0, static=True)
+    batch_size: int = integer(default=256)
+    capacity: int = integer(default=1_000_000)
+    prioritized: bool = choice(default=False, choices=(True, False))
+    priority_alpha: Scalar = number(default=0.6, at_least=0)
+    priority_beta: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+    )
+    priority_eps: Scalar = number(default=1e-6, at_least=0)
+    learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
+    learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
+    actor_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    alpha_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    n_step: int = integer(default=1, at_most=1_000)
+    reward_scale: Scalar = number(default=1.0, above=0)
+    alpha: Scalar | None = number(default=None, at_least=0, optional=True)
+    initial_alpha: Scalar = number(default=1.0, above=0)
+    target_entropy: Scalar | None = number(default=None, optional=True)
+    alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
+    tau: Scalar = number(default=0.005, above=0, at_most=1)
+    period: int = integer(default=1)
+    max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
+    adam_eps: Scalar = number(default=1e-8, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    max_bad_steps: int = integer(default=10)
+
+    def __post_init__(self) -> None:
+        check_env_spec("TQC", self.spec)
+        check_unit_actions("TQC", self.spec)
+        check_settings(self)
+        critics = feedforward_or_default("TQC", self.critics, Critics(num_critics=5), self.spec)
+        if isinstance(critics, Critics):
+            critics = dataclasses.replace(critics, num_quantiles=self.num_quantiles)
+        object.__setattr__(self, "critics", critics)
+        object.__setattr__(self, "actor", feedforward_or_default("TQC", self.actor, Actor(), self.spec))
+        check_optimizer(self)
+        check_temperature(self)
+        if self.dropped_quantiles >= self.num_quantiles:
+            raise ValueError(
+                f"TQC: dropped_quantiles={self.dropped_quantiles} must be less than num_quantiles={self.num_quantiles}"
+            )
+
+    add = add_rollout
+    check = check_off_policy
+    partition = partition_by_env
+    diagnose = diagnose_off_policy
+    has_small_products = has_small_products
+    replay_field = REPLAY_FIELD
+    action_scaling = "rescale"
+    temperature_loss = temperature_loss
+
+    def init(self, key: PRNGKeyArray) -> OffPolicyState:
+        """A new state."""
+        state = create_soft_actor(self, key)
+        check_critics(networks_of(self)[1], state.copies.critics.online, self.spec, outputs=self.num_quantiles)
+        return state
+
+    def policy(self, state: OffPolicyState) -> Greedy:
+        """The mode of the actor's distribution."""
+        check_state("TQC.policy", state, OffPolicyState)
+        return Greedy(self._network_policy(state))
+
+    def collect_policy(self, state: OffPolicyState) -> WarmUp:
+        """The actor's distribution; until `learning_starts` uniformly random actions."""
+        return WarmUp(self._network_policy(state), self.learning_starts, state.env_steps)
+
+    def update(
+        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+    ) -> tuple[OffPolicyState, Metrics]:
+        """Add a rollout to the replay, then take gradient steps on transitions drawn from it.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: `[T, B]` transitions.
+            key: decides the transitions and the actions in the losses.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: the rollout does not fit the spec (while tracing).
+        """
+        return update_soft_actor(self, state, rollout, key, axis_name=axis_name)
+
+    def critic_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        critics: Variables,
+        target: Variables,
+        actor: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Terms]:
+        """J_Z of a batch whose weights sum to 1, and its terms; `priority` is |δ| of the mean, over critics, of each sample.
+
+        Args:
+            params: θ of the online critics.
+            critics: the online critics; of their parameters nothing is used.
+            target: the target critics.
+            actor: the actor that a' is drawn from.
+            alpha: the weight of the entropy.
+            key: for a'.
+        """
+        target_key, dropout_key = jax.random.split(key)
+        online = dataclasses.replace(critics, params=params)
+        quantiles = q_values(networks_of(self)[1], online, batch.obs, batch.action, dropout_key)
+        targets = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)
+        tau = midpoints(self.num_quantiles)[None]
+        each = jax.vmap(lambda theta: quantile_huber_loss(theta, tau, targets, self.huber_delta), 1, 1)(quantiles)
+        loss = weighted_sum(jnp.sum(each, axis=1) / self.num_quantiles, batch.weight)
+        q = jnp.mean(quantiles, axis=2)
+        return loss, critic_terms(q, jnp.mean(targets, axis=1, keepdims=True) - q, batch.weight)
+
+    def td_target(
+        self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
+    ) -> Float[Array, "B K"]:
+        """The targets y_1 ≤ ... ≤ y_K, without a gradient; arguments as for `critic_loss`."""
+        action_key, dropout_key = jax.random.split(key)
+        draw = draw_actions(self, actor, batch.next_obs, batch.next_action_mask, action_key)
+        quantiles = q_values(networks_of(self)[1], target, batch.next_obs, draw.action, dropout_key)
+        pool = jnp.sort(quantiles.reshape(len(quantiles), -1), axis=1)
+        smallest = pool[:, : pool.shape[1] - quantiles.shape[1] * self.dropped_quantiles]
+        soft_values = smallest - (alpha * draw.log_prob)[:, None]
+        rewards, discounts = self.reward_scale * batch.reward, batch.discount
+        return jax.lax.stop_gradient(rewards[:, None] + discounts[:, None] * soft_values)
+
+    def actor_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Terms]:
+        """J_π of a batch whose weights sum to 1, and its terms.
+
+        Args:
+            params: φ.
+            actor: of its parameters nothing is used.
+            critics: the online critics.
+            alpha: the weight of the entropy.
+            key: for the actions.
+        """
+        draw = draw_actions(self, dataclasses.replace(actor, params=params), batch.obs, batch.action_mask, key)
+        q = jnp.mean(q_values(networks_of(self)[1], critics, batch.obs, draw.action), axis=(1, 2))
+        loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
+        return loss, {"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)}
+
+    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
+        return NetworkPolicy(state.copies.actor.online, None, networks_of(self)[0], self.spec, squash=True)

@@ -1,0 +1,280 @@
+"""What agents with a stochastic actor and a learned temperature share: their networks, their gradient steps, and J(α)."""
+
+import dataclasses
+from functools import partial
+from typing import Literal, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.checks import check_unset
+from polyak.core.spaces import Discrete
+from polyak.core.struct import struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.actor_critic import action_dimensions, create_actor_critic, join_logs
+from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, add_and_learn, create_state, train_copies
+from polyak.ops.distributions import Categorical, for_space
+from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, gradient_step, optimizer_of
+from polyak.ops.losses import weighted_sum
+from polyak.ops.schedules import Schedule
+from polyak.replay.uniform import Transition
+
+ENTROPY_FRACTION = 0.98
+"""Of the largest entropy of Discrete actions, the default target; Christodoulou 2019, arXiv:1910.07207."""
+
+
+@struct
+class Temperature:
+    """The weight of the entropy, α = e^log_alpha, with the state of its optimizer; fixed where α is a number."""
+
+    log_alpha: Float[Array, ""]
+    optimizer_state: PyTree
+
+
+@struct
+class SoftActorCopies:
+    """The networks of an agent with a stochastic actor, and its temperature.
+
+    Attributes:
+        actor: online only.
+        critics: N of them in one network, online and target.
+        temperature: α.
+    """
+
+    actor: NetworkCopies
+    critics: NetworkCopies
+    temperature: Temperature
+
+
+@struct
+class ActionDraw:
+    """Actions of a policy with their log-probabilities: a sample in each row, or every one of n Discrete actions.
+
+    Attributes:
+        action: the sample; None where the rows have every action.
+        log_prob: log π, `[B]`, or `[B, n]`, 0 for actions that are not allowed.
+        probs: π `[B, n]`, or None for a sample.
+    """
+
+    action: PyTree
+    log_prob: Float[Array, "..."]
+    probs: Float[Array, "..."] | None
+
+    def mean(self, values: Float[Array, "..."]) -> Float[Array, "..."]:
+        """E_a of values of these actions: Σ_a π(a|s) values_a, or the value of the sample."""
+        return values if self.probs is None else jnp.sum(self.probs * values, axis=1)
+
+
+@runtime_checkable
+class SoftActorSettings(OffPolicySettings, OptimizerSettings, Protocol):
+    """The settings of an agent with a learned temperature, and its losses."""
+
+    @property
+    def actor(self) -> Network | None:
+        """The network of the actor; agents set the default."""
+        ...
+
+    @property
+    def critics(self) -> Network | None:
+        """The network of the critics; agents set the default."""
+        ...
+
+    @property
+    def actor_learning_rate(self) -> Schedule | None:
+        """The actor's, where it has its own."""
+        ...
+
+    @property
+    def alpha_learning_rate(self) -> Schedule | None:
+        """That of α, where it has its own."""
+        ...
+
+    @property
+    def alpha(self) -> Scalar | None:
+        """The weight of the entropy; None learns it."""
+        ...
+
+    @property
+    def initial_alpha(self) -> Scalar:
+        """Where learning α begins."""
+        ...
+
+    @property
+    def target_entropy(self) -> Scalar | None:
+        """H̄; None takes `default_target_entropy`."""
+        ...
+
+    @property
+    def alpha_loss(self) -> Literal["log_alpha", "alpha"]:
+        """Whether log α or α stands in J(α)."""
+        ...
+
+    @property
+    def tau(self) -> Scalar:
+        """Fraction by which the target critics move."""
+        ...
+
+    @property
+    def period(self) -> int:
+        """Gradient steps between target updates."""
+        ...
+
+    def critic_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        critics: Variables,
+        target: Variables,
+        actor: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Terms]:
+        """The loss of critics with these parameters, and its terms."""
+        ...
+
+    def actor_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Terms]:
+        """The loss of an actor with these parameters, and its terms."""
+        ...
+
+
+def check_temperature(settings: SoftActorSettings) -> None:
+    """Check that settings of a learned α are left out where it is fixed.
+
+    Raises:
+        ValueError: one is set; the message names it.
+    """
+    if settings.alpha is not None:
+        unused = "initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss"
+        check_unset(settings, unused, "has no effect with a fixed alpha; leave it out")
+
+
+def create_soft_actor(settings: SoftActorSettings, key: PRNGKeyArray) -> OffPolicyState:
+    """A new state: an actor, critics with a target, a temperature and an empty replay."""
+    actor, critics = create_actor_critic(settings, settings.spec, networks_of(settings), (None, _follow(settings)), key)
+    log_alpha = jnp.log(jnp.asarray(settings.initial_alpha, jnp.float32))
+    temperature = Temperature(log_alpha, optimizer_of(settings).init(jnp.array(log_alpha, copy=True)))
+    return create_state(settings, SoftActorCopies(actor, critics, temperature))
+
+
+def update_soft_actor(
+    settings: SoftActorSettings, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+) -> tuple[OffPolicyState, Metrics]:
+    """Add a rollout to the replay, then take gradient steps: each of the critics, the actor and α, in that order."""
+    rates = settings.learning_rate, settings.actor_learning_rate, settings.alpha_learning_rate
+    optimizers = tuple(optimizer_of(settings, state.env_steps, rate) for rate in rates)
+    train_step = partial(train_soft_actor, settings, optimizers, axis_name=axis_name)
+    # The agent's settings decide how the target follows, also where they were changed after `init`.
+    critics = state.copies.critics.with_target_follow(_follow(settings))
+    check_optimizer_state(optimizers[0], critics.online.params, critics.optimizer_state)
+    state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, critics=critics))
+    new_state, metrics = add_and_learn(settings, state, rollout, key, train_step, axis_name=axis_name)
+    return new_state, metrics | {"train/alpha": alpha_of(settings, new_state.copies.temperature.log_alpha)}
+
+
+def train_soft_actor(
+    settings: SoftActorSettings,
+    optimizers: tuple[optax.GradientTransformation, ...],
+    copies: SoftActorCopies,
+    batch: Transition,
+    key: PRNGKeyArray,
+    due: Bool[Array, ""],
+    *,
+    axis_name: str | None = None,
+) -> tuple[SoftActorCopies, StepLog]:
+    """One gradient step of the critics, of the actor against the new critics, and of α with the new actor.
+
+    At last the target critics follow. The α in both losses is the one before.
+    """
+    actor, critics, temperature = copies.actor, copies.critics, copies.temperature
+    critics_step, actor_step, alpha_step = optimizers
+    critic_key, actor_key, alpha_key = jax.random.split(key, 3)
+    alpha = alpha_of(settings, temperature.log_alpha)
+    loss = partial(
+        settings.critic_loss,
+        critics=critics.online,
+        target=critics.variables("target"),
+        actor=actor.online,
+        alpha=alpha,
+        key=critic_key,
+    )
+    critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
+    loss = partial(settings.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
+    actor, actor_log = train_copies(actor, loss, actor_step, batch, due=due, axis_name=axis_name)
+    log_alpha, optimizer_state, alpha_log = gradient_step(
+        partial(temperature_loss, settings, actor=actor.online, key=alpha_key),
+        alpha_step,
+        temperature.log_alpha,
+        temperature.optimizer_state,
+        batch,
+        due=due & (settings.alpha is None),
+        axis_name=axis_name,
+    )
+    critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
+    copies = SoftActorCopies(actor, critics, Temperature(log_alpha, optimizer_state))
+    return copies, join_logs(critic=critic_log, actor=actor_log, alpha=alpha_log)
+
+
+def temperature_loss(
+    settings: SoftActorSettings, log_alpha: Float[Array, ""], batch: Transition, *, actor: Variables, key: PRNGKeyArray
+) -> tuple[Float[Array, ""], Terms]:
+    """J(α) = E[ -log α (log π(a|s) + H̄) ] of a batch whose weights sum to 1; no terms.
+
+    With `alpha_loss="alpha"` it has α in place of log α.
+    """
+    draw = draw_actions(settings, actor, batch.obs, batch.action_mask, key)
+    target = settings.target_entropy
+    excess = draw.mean(draw.log_prob) + (default_target_entropy(settings, batch.action_mask) if target is None else target)
+    weight = log_alpha if settings.alpha_loss == "log_alpha" else jnp.exp(log_alpha)
+    return weighted_sum(-weight * jax.lax.stop_gradient(excess), batch.weight), {}
+
+
+def default_target_entropy(settings: SoftActorSettings, mask: Bool[Array, "B n"] | None) -> Float[Array, "#B"]:
+    """-dim A of Boxes; 0.98 log n of n Discrete actions, where n counts those that the state allows."""
+    space = settings.spec.action
+    if not isinstance(space, Discrete):
+        return jnp.full(1, -action_dimensions(settings.spec), jnp.float32)
+    allowed = jnp.full(1, space.n, jnp.int32) if mask is None else jnp.maximum(mask.sum(axis=1, dtype=jnp.int32), 1)
+    return ENTROPY_FRACTION * jnp.log(allowed.astype(jnp.float32))
+
+
+def draw_actions(
+    settings: SoftActorSettings, actor: Variables, obs: PyTree, mask: Bool[Array, "B n"] | None, key: PRNGKeyArray
+) -> ActionDraw:
+    """A sample of Box actions between -1 and 1; of Discrete ones all, with their probabilities."""
+    network, space = networks_of(settings)[0], settings.spec.action
+    (params, _), _, _ = network.apply(actor, obs)
+    distribution = for_space(space, params, mask, squash=True)
+    if not isinstance(distribution, Categorical):
+        return ActionDraw(*distribution.sample_and_log_prob(seed=key), None)
+    log_prob = distribution.log_probs()
+    # Finite for actions that are not allowed: their probability 0 times -inf is NaN.
+    return ActionDraw(None, jnp.where(jnp.isfinite(log_prob), log_prob, 0.0), jnp.exp(log_prob))
+
+
+def alpha_of(settings: SoftActorSettings, log_alpha: Float[Array, ""]) -> Float[Array, ""]:
+    """α, the learned or the fixed one."""
+    return jnp.exp(log_alpha) if settings.alpha is None else jnp.asarray(settings.alpha, jnp.float32)
+
+
+def networks_of(settings: SoftActorSettings) -> tuple[Network, Network]:
+    """The actor and the critics."""
+    assert settings.actor is not None and settings.critics is not None, "agents set the default"
+    return settings.actor, settings.critics
+
+
+def _follow(settings: SoftActorSettings) -> Follow:
+    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period)
