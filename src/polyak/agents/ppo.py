@@ -17,7 +17,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_created_with, check_needed, check_state
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import (
     ActorCriticModel,
     Batch,
@@ -343,7 +343,7 @@ class PPO:
             env_steps=saturating_add(state.env_steps, losses.sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
             updates=saturating_add(state.updates, jnp.uint32(1)),
         )
-        metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": kl}
+        metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": Mean.of(kl)}
         if self.histograms:
             parts = self._num_microbatches(batch, 1, axis_name)
             metrics |= update_histograms(loss_fn, full_batch, online.params, params, parts, axis_name)
@@ -522,19 +522,19 @@ class PPO:
         adapted = losses.adapt_kl_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
         return jnp.where(log.applied.any(), adapted, beta)  # Without a step the divergence is no evidence.
 
-    def _metrics(
-        self, state: PPOState, new_state: PPOState, batch: Batch, log: StepLog, axis_name: str | None
-    ) -> dict[str, Array]:
+    def _metrics(self, state: PPOState, new_state: PPOState, batch: Batch, log: StepLog, axis_name: str | None) -> Metrics:
         """Terms averaged over the applied gradient steps, of all epochs and of the last, and quantities of the whole update."""
         norm = log.terms["grad_norm"]
         max_grad_norm = self.max_grad_norm if self.optimizer is None else None
         clipped = norm if max_grad_norm is None else jnp.minimum(norm, max_grad_norm)
         of_all, of_last = mean_terms(dataclasses.replace(log, terms=log.terms | {"grad_norm_clipped": clipped}))
         guard = new_state.copies.guard
-        metrics = {f"train/{name}": mean for name, mean in of_all.items()}
+        metrics: Metrics = {f"train/{name}": mean for name, mean in of_all.items()}
         metrics |= {f"train/last_epoch/{name}": mean for name, mean in of_last.items()}
         metrics |= {
-            "train/explained_variance": losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name),
+            "train/explained_variance": Mean.of(
+                losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name)
+            ),
             "train/n_updates": new_state.updates,
             "train/skipped_steps": guard.skipped,
             "train/skipped_in_a_row": guard.in_a_row,

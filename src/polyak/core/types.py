@@ -1,5 +1,6 @@
 """Shared types and interfaces: time steps, rollouts, policies, agents, networks, environments."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -55,11 +56,40 @@ class Histogram:
     squares: Float[Array, "*S"]
 
 
+@struct
+class Mean:
+    """A metric that is a mean: loops add up those of all updates since the last report, and report total / count.
+
+    Attributes:
+        total: the sum of the values.
+        count: their number; a report leaves out a metric of which there is none, as before learning starts.
+    """
+
+    total: Float[Array, "*S"]
+    count: Float[Array, "*S"]
+
+    @classmethod
+    def of(cls, values: Float[Array, "..."], counts: Bool[Array, "..."] | bool = True) -> "Mean":
+        """The mean of the values that count; NaN and infinity never do."""
+        counts = jnp.isfinite(values) & jnp.asarray(counts)
+        return cls(jnp.sum(jnp.where(counts, values, 0.0)), jnp.sum(counts, dtype=jnp.float32))
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count)
+
+    def __float__(self) -> float:
+        return float(self.total) / float(self.count) if self.count else math.nan
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(float(self), dtype)
+
+
 Terms: TypeAlias = dict[str, Array]
 """The scalar terms of a loss, by name."""
 
-Metrics: TypeAlias = dict[str, Array | Histogram]
-"""The metrics of an update: scalars by tag, and histograms if enabled."""
+Metrics: TypeAlias = dict[str, Array | Mean | Histogram]
+"""The metrics of an update by tag: numbers, of which a report has the last; means over the updates since the last report; and
+histograms if enabled."""
 
 
 @struct

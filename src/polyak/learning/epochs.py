@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.core.types import PyTree, Terms
+from polyak.core.types import Mean, PyTree, Terms
 from polyak.learning.batch import Batch, normalize_minibatches
 from polyak.learning.minibatches import epoch_seeds, shuffled_minibatches
 from polyak.ops.gradient_step import LossFn, StepLog, gradient_step, ravel
@@ -82,13 +82,9 @@ def train_epochs(
     return unravel(params), optimizer_state, log
 
 
-def mean_terms(log: StepLog) -> tuple[Terms, Terms]:
-    """Each term of the loss, averaged over the applied steps of all epochs, and of the last epoch that has one; else 0."""
+def mean_terms(log: StepLog) -> tuple[dict[str, Mean], dict[str, Mean]]:
+    """The mean of each term of the loss over the applied steps of all epochs, and of the last epoch that has one."""
     epochs = jnp.arange(log.applied.shape[0])[:, None]
     last = log.applied & (epochs == jnp.max(jnp.where(log.applied, epochs, 0)))
-
-    def mean(term: Float[Array, "E K"], steps: Bool[Array, "E K"]) -> Float[Array, ""]:
-        return jnp.sum(jnp.where(steps, term, 0.0)) / jnp.maximum(jnp.sum(steps), 1).astype(jnp.float32)
-
-    of_all, of_last = ({name: mean(term, steps) for name, term in log.terms.items()} for steps in (log.applied, last))
+    of_all, of_last = ({name: Mean.of(term, steps) for name, term in log.terms.items()} for steps in (log.applied, last))
     return of_all, of_last

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_state
 from polyak.core.spaces import Discrete, EnvSpec, zeros
 from polyak.core.struct import struct
-from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
+from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
 from polyak.ops.losses import sum_over_devices
@@ -367,15 +367,9 @@ def _count_skips(guard: Guard, log: StepLog, is_lost: Bool[Array, ""], bad_data:
 
 
 def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
-    """Terms averaged over the applied gradient steps, and counts."""
-
-    def mean(term: Float[Array, " K"]) -> Float[Array, ""]:
-        # NaN in a term: a network that this step did not train.
-        counts = log.applied & ~jnp.isnan(term)
-        return jnp.sum(jnp.where(counts, term, 0.0)) / jnp.maximum(counts.sum(), 1).astype(jnp.float32)
-
-    # Terms with one value per sample are no metrics.
-    metrics: Metrics = {f"train/{name}": mean(term) for name, term in log.terms.items() if term.ndim == 1}
+    """Means of the terms over the applied gradient steps, and counts."""
+    # NaN in a term: a network that this step did not train. Terms with one value per sample are no metrics.
+    metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied) for name, term in log.terms.items() if term.ndim == 1}
     return metrics | {
         "train/n_updates": state.updates,
         "train/skipped_steps": state.guard.skipped,

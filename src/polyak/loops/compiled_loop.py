@@ -37,6 +37,7 @@ from polyak.loops.loop import (
     state_sharding,
     update_on,
 )
+from polyak.loops.metrics import add_metrics
 from polyak.loops.replay_memory import put_on_devices
 
 # Short enough for Ctrl-C and callbacks, long enough to hide the dispatch overhead.
@@ -108,6 +109,8 @@ def compiled(
             due = target.next_report(reporter.env_steps)
             go_on, state = reporter.report(metrics, state, callbacks)
             stopped = stopped or (None if go_on else "callback")
+        else:
+            reporter.add_metrics(metrics)
         if stopped:
             break
     return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
@@ -172,7 +175,7 @@ def run_chunk(
 ) -> tuple[LoopState, tuple[Array, Array], EpisodeTotals, Metrics]:
     """Iterate until `env_steps` are done, at most `max_iterations` times.
 
-    Also returns the (env_steps, iterations) done, the finished episodes and the last metrics. Both limits are traced, so one
+    Also returns the (env_steps, iterations) done, the finished episodes and the metrics. Both limits are traced, so one
     compilation serves every chunk.
 
     Args:
@@ -189,9 +192,10 @@ def run_chunk(
         return jnp.any(steps < env_steps) & (iterations < max_iterations)
 
     def iterate(loop: PyTree) -> PyTree:
-        state, (steps, iterations), finished, _ = loop
-        state, new_steps, newly_finished, metrics = body(agent, state)
-        return state, (steps + new_steps, iterations + jnp.uint32(1)), finished + newly_finished, metrics
+        state, (steps, iterations), finished, metrics = loop
+        state, new_steps, newly_finished, new_metrics = body(agent, state)
+        done = (steps + new_steps, iterations + jnp.uint32(1))
+        return state, done, finished + newly_finished, add_metrics(metrics, new_metrics)
 
     loop = (state, (no_steps, jnp.zeros((), jnp.uint32)), no_episodes, no_metrics)
     result: tuple[LoopState, tuple[Array, Array], EpisodeTotals, Metrics] = jax.lax.while_loop(has_next, iterate, loop)

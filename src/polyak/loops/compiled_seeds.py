@@ -110,6 +110,9 @@ def compiled_seeds(
             diverged |= newly_diverged
             active = {i: reporter for i, reporter in active.items() if i not in diverged}
             due = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
+        else:
+            for i, reporter in active.items():
+                reporter.add_metrics(_select_seed(i, metrics))
     if all(reporter.env_steps >= env_steps for reporter in active.values()):
         stopped = None
     state = _on_one_device(state, mesh)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import ExceptionRelay
@@ -17,6 +17,7 @@ from polyak.core.types import (
     Callback,
     Env,
     HostEnv,
+    Mean,
     Metrics,
     PolicyStep,
     PyTree,
@@ -44,6 +45,7 @@ from polyak.loops.loop import (
     state_sharding,
     update_on,
 )
+from polyak.loops.metrics import PackedMetrics
 from polyak.loops.replay_memory import put_on_devices
 from polyak.loops.rollouts import Collected, LocalRollouts, Rollouts, actor_maker, stack
 
@@ -96,16 +98,16 @@ def host(
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
         new_actor = actor_maker(agent, state, mesh, settings, exact=isinstance(hosted, JaxEnvOnHost))
-        learn_compiled = _compile(agent, mesh, state, None if relay.active else new_actor(leaves))
+        learn_compiled, no_means = _compile(agent, mesh, state, None if relay.active else new_actor(leaves))
         rollouts: Rollouts = LocalRollouts(hosted, new_actor, state, agent.num_steps, should_stop)
 
-    def learn_from(leaves: list[Any], collected: Collected) -> tuple[list[Any], Metrics, EpisodeTotals]:
-        new_leaves, metrics, finished = learn_compiled(settings, leaves, collected.arrays)
+    def learn_from(leaves: list[Any], means: Array, collected: Collected) -> tuple[list[Any], PackedMetrics, EpisodeTotals]:
+        new_leaves, metrics, finished = learn_compiled(settings, leaves, means, collected.arrays)
         # Wait here, so that the update counts as training time.
         jax.block_until_ready(finished)
         return new_leaves, metrics, finished
 
-    stopped = None
+    stopped, means = None, no_means
     due = target.next_report(reporter.env_steps)
     del state  # Only the leaves are passed from round to round: a tree is flattened in Python.
     while reporter.env_steps < env_steps:
@@ -113,13 +115,15 @@ def host(
             collected = rollouts.collect(leaves)
             if collected is None:
                 return reporter.result(jax.tree.unflatten(structure, leaves), "request")
-            leaves, metrics, finished = rollouts.learn(partial(learn_from, leaves, collected))
+            leaves, metrics, finished = rollouts.learn(partial(learn_from, leaves, means, collected))
+            means = metrics.means
         reporter.advance(collected.env_steps, 1, finished, collected.info_sums)
         stopped = "request" if should_stop() else None
-        if stopped or reporter.is_due(metrics, due):
+        if stopped or reporter.is_due(metrics.last, due):
             due = target.next_report(reporter.env_steps)
-            go_on, state = reporter.report({**metrics, **rollouts.metrics()}, jax.tree.unflatten(structure, leaves), callbacks)
-            leaves = jax.tree.leaves(state)
+            since_report = {**metrics.unpack(), **rollouts.metrics()}
+            go_on, state = reporter.report(since_report, jax.tree.unflatten(structure, leaves), callbacks)
+            leaves, means = jax.tree.leaves(state), no_means
             stopped = stopped or (None if go_on else "callback")
         if stopped:
             break
@@ -156,10 +160,10 @@ def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
     return [jnp.asarray(leaf) if mesh is None else leaf for leaf in jax.tree.leaves(agent)]
 
 
-def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> Any:
-    """`learn(settings, state, (time_steps, actions, info, carry))`, compiled before the first step for a rollout's shapes.
+def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> tuple[Any, Any]:
+    """`learn(settings, state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
 
-    `settings` and `state` are lists of leaves.
+    `settings` and `state` are lists of leaves; `means` are those of the metrics since the last report.
 
     Args:
         actor: called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
@@ -173,30 +177,38 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | N
     actions, info = (stack([tree] * agent.num_steps) for tree in (step.action, step.info))
     time_steps = stack([time_step] * (agent.num_steps + 1))
     rollout = (time_steps, actions, info, step.carry)
-    arguments = (_settings_on_device(agent, mesh), jax.tree.leaves(state), rollout)
-    return _program(mesh, shape_of(agent, state), shape_of(rollout)).lower(*arguments).compile()
+    program, count = _program(mesh, shape_of(agent, state), shape_of(rollout))
+    no_means = jnp.zeros((count, 2))
+    arguments = (_settings_on_device(agent, mesh), jax.tree.leaves(state), no_means, rollout)
+    return program.lower(*arguments).compile(), no_means
 
 
 @cached_per_env
-def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...]) -> Any:
-    """`_learn`, jitted; one function per argument shape, so that the cache holds only the last few programs."""
+def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...]) -> tuple[Any, int]:
+    """`_learn`, jitted, and the number of its means; one function per argument shape, so that the cache holds only a few."""
     structure, avals, _ = shape
     agent, state = jax.tree.unflatten(structure, avals)
     state_structure: Any = jax.tree.structure(state)
+    # Jitted, so that it is traced once, for both the shapes and the program.
+    learn = jax.jit(partial(_learn, mesh), inline=True)
+    _, metrics, _ = jax.eval_shape(learn, agent, state, *jax.tree.unflatten(*rollout_shape[:2])[0])
+    count = sum(isinstance(metric, Mean) for metric in metrics.values())
 
-    def learn_from_leaves(settings: list[Any], leaves: list[Any], rollout: Any) -> tuple[list[Any], Metrics, EpisodeTotals]:
+    def learn_from_leaves(
+        settings: list[Any], leaves: list[Any], means: Array, rollout: Any
+    ) -> tuple[list[Any], PackedMetrics, EpisodeTotals]:
         arguments = jax.tree.unflatten(structure, [*settings, *leaves])
-        new_state, metrics, finished = _learn(mesh, *arguments, *rollout)
+        new_state, metrics, finished = learn(*arguments, *rollout)
         if jax.tree.structure(new_state) != state_structure:
             raise TypeError(f"train: update must return a state of the same structure, got {jax.tree.structure(new_state)}")
-        return jax.tree.leaves(new_state), metrics, finished
+        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished
 
     if mesh is None:
-        return jax.jit(learn_from_leaves, donate_argnums=1)
+        return jax.jit(learn_from_leaves, donate_argnums=1), count
     replicated = NamedSharding(mesh, PartitionSpec())
     states = jax.tree.leaves(jax.tree.broadcast(_sharding(agent, mesh), state))
-    args, results = (replicated, states, replicated), (states, replicated, replicated)
-    return jax.jit(learn_from_leaves, donate_argnums=1, in_shardings=args, out_shardings=results)
+    args, results = (replicated, states, replicated, replicated), (states, replicated, replicated)
+    return jax.jit(learn_from_leaves, donate_argnums=1, in_shardings=args, out_shardings=results), count
 
 
 def _sharding(agent: Agent, mesh: Mesh) -> Any:

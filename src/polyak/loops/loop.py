@@ -35,6 +35,7 @@ from polyak.core.types import (
     copy_buffers,
 )
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
+from polyak.loops.metrics import add_metrics, as_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, with_new_replay
 
 T = TypeVar("T")
@@ -368,6 +369,7 @@ class Reporter:
         self.compile_seconds = 0.0
         self.env_steps, self.iteration = env_steps, iteration
         self.metrics: dict[str, float] = {}
+        self._since_report: dict[str, Any] = {}
         self._histograms: dict[str, Histogram] = {}
 
     @contextmanager
@@ -419,8 +421,15 @@ class Reporter:
         self._next_diagnosis = now + DIAGNOSIS_SECONDS
         return self._agent.diagnose(metrics) is not None
 
+    def add_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of updates after which there is no report."""
+        self._since_report = add_metrics(self._since_report, jax.device_get(metrics))
+
     def report(self, metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Callback]) -> tuple[bool, LoopState]:
         """Call every callback; returns False if any callback returned False, and the state to continue with.
+
+        Args:
+            metrics: those of the updates since the last report or `add_metrics`.
 
         The loop donates its state to the next iteration. An array that a callback still references after its return belongs to
         the callback: the returned state has a copy of it.
@@ -429,10 +438,10 @@ class Reporter:
             TypeError: a callback returned neither a bool nor None.
             TrainingDiverged: the agent's diagnosis.
         """
-        host_metrics = jax.device_get(metrics)
-        self._histograms = {name: value for name, value in host_metrics.items() if isinstance(value, Histogram)}
-        scalars = {name: float(value) for name, value in host_metrics.items() if name not in self._histograms}
-        self.metrics = self._statistics.metrics() | scalars
+        self.add_metrics(metrics)
+        self._histograms = {name: value for name, value in self._since_report.items() if isinstance(value, Histogram)}
+        self.metrics = self._statistics.metrics() | as_numbers(self._since_report)
+        self._since_report = {}
         leaves, structure = jax.tree.flatten(state)
         references = _count_references(leaves)
         results = []
