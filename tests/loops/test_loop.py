@@ -10,12 +10,10 @@ import pytest
 
 from polyak import train
 from polyak.core.struct import static, struct
-from polyak.core.types import Env
 from polyak.envs.autoreset import AutoReset
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     Target,
-    cached_per_env,
     default_devices,
     env_reset_key,
     env_step_key,
@@ -23,9 +21,7 @@ from polyak.loops.loop import (
     iteration_keys,
     mesh_over,
     run_env_key,
-    shape_of,
 )
-from polyak.networks.adapters import FlaxNNX
 from tests.loops.setting import AGENT, ENV, KEY, run
 
 
@@ -135,31 +131,6 @@ def test_completed_training_returns_at_once():
     again = run("compiled", env_steps=60, resume_from=result.loop_state, env_steps_done=result.progress.env_steps)
     assert again.stopped is None and again.progress.env_steps == result.progress.env_steps and again.progress.fps == 0
     assert AGENT.policy(again.state).predict(np.zeros(4))[0] in (0, 1) and ENV.num_envs == 4
-
-
-class Ordinary:
-    """Equal to itself, whatever is written to it."""
-
-    spec, num_envs = ENV.spec, 2
-    init = step = reset = observe = print
-
-
-def test_programs_are_cached_per_environment_unless_it_is_mutable():
-    made = cached_per_env(lambda env: [])
-    assert isinstance(Ordinary(), Env)
-    for env, keeps in ((ENV, True), (Ordinary(), False), (AutoReset(Ordinary()), False)):
-        assert (made(env) is made(env)) == keeps
-
-
-def test_programs_are_cached_per_agent_unless_a_setting_is_mutable():
-    class Network:
-        init = apply = print
-
-    made, state = cached_per_env(lambda shape: []), jnp.zeros(2)
-    for network, keeps in ((AGENT.network, True), (FlaxNNX(print), True), (Network(), False)):
-        agent = dataclasses.replace(AGENT, network=network)
-        assert (made(shape_of(agent, state)) is made(shape_of(agent, state))) == keeps
-        assert made(shape_of(agent, state)) is not made(shape_of(agent, state[:1]))
 
 
 @pytest.mark.parametrize(("num_envs", "num_minibatches", "devices"), [(32, 1, 1), (64, 1, 2), (65, 1, 1), (64, 64 * 8, 1)])

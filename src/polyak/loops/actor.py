@@ -11,7 +11,7 @@ from jaxtyping import Array, Key, PRNGKeyArray
 
 from polyak.core.policy_faults import CallsPython
 from polyak.core.types import NumPyPolicy, Policy, PolicyStep, PyTree, TimeStep
-from polyak.loops.loop import cached_per_env, shape_of
+from polyak.loops.program_cache import cached_per_env, shape_of
 
 Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
 """`actor(t, time_step, carry)` returns the policy's action at step t = 0, 1, ..., drawn with the key `fold_in(key, t)`."""

@@ -17,7 +17,8 @@ from polyak.loops.compiled_loop import collect_rollout as collect_compiled
 from polyak.loops.compiled_loop import start as compiled_start
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
-from polyak.loops.loop import HasSpec, LoopState, cached_per_env, check_match, iteration_keys
+from polyak.loops.loop import HasSpec, LoopState, check_match, iteration_keys
+from polyak.loops.program_cache import cached_per_env
 from polyak.loops.rollouts import collect_rollout as collect_on_host
 from polyak.loops.rollouts import rollout_actor
 

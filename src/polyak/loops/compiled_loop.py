@@ -22,22 +22,20 @@ from polyak.loops.loop import (
     Reporter,
     Target,
     TrainResult,
-    cached_per_env,
     check_in_jax,
     check_match,
     env_reset_key,
     first_state,
     initial,
     iteration_keys,
-    jitted_init,
     learn,
     mesh_over,
     run_env_key,
-    shape_of,
     state_sharding,
     update_on,
 )
 from polyak.loops.metrics import add_metrics
+from polyak.loops.program_cache import cached_per_env, jitted_init, shape_of
 from polyak.loops.replay_memory import put_on_devices
 
 # Short enough for Ctrl-C and callbacks, long enough to hide the dispatch overhead.

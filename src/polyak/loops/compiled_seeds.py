@@ -26,12 +26,11 @@ from polyak.loops.loop import (
     Target,
     TrainingDiverged,
     TrainResult,
-    cached_per_env,
     check_in_jax,
     check_match,
-    shape_of,
     update_on,
 )
+from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import check_memory
 
 # The mesh axis over which seeds are split.

@@ -20,7 +20,14 @@ from polyak.core.printing import short_repr
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo
 from polyak.loops.actor import make_actor
-from polyak.loops.loop import HasSpec, cached_per_env, check_made, check_spec, env_reset_key, env_step_key, jitted_init
+from polyak.loops.loop import (
+    HasSpec,
+    check_made,
+    check_spec,
+    env_reset_key,
+    env_step_key,
+)
+from polyak.loops.program_cache import cached_per_env, jitted_init
 
 # Steps between checks whether all episodes have ended.
 CHUNK = 256

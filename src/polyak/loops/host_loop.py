@@ -33,7 +33,6 @@ from polyak.loops.loop import (
     Reporter,
     Target,
     TrainResult,
-    cached_per_env,
     check_match,
     first_state,
     initial,
@@ -41,11 +40,11 @@ from polyak.loops.loop import (
     learn,
     mesh_over,
     run_env_key,
-    shape_of,
     state_sharding,
     update_on,
 )
 from polyak.loops.metrics import PackedMetrics
+from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import put_on_devices
 from polyak.loops.rollouts import Collected, LocalRollouts, Rollouts, actor_maker, stack
 

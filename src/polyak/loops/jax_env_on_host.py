@@ -11,7 +11,8 @@ from polyak.core.names import suggest_arguments
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Env, PyTree, TimeStep
-from polyak.loops.loop import cached_per_env, env_reset_key, env_step_key, jitted_init
+from polyak.loops.loop import env_reset_key, env_step_key
+from polyak.loops.program_cache import cached_per_env, jitted_init
 
 
 @short_repr("spec", "num_envs")

@@ -4,9 +4,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import lru_cache, partial, wraps
-from types import BuiltinFunctionType, FunctionType
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -470,52 +469,3 @@ def _should_continue(callback: Callback, result: object) -> bool:
         return result is None or bool(result)
     name = getattr(callback, "__name__", type(callback).__name__)
     raise TypeError(f"train: callback {name} must return None or a bool, False to stop training, got {result!r:.80}")
-
-
-def cached_per_env(make: Callable[..., T]) -> Callable[..., T]:
-    """Cache the results for the last 8 arguments, so that programs of equal environments and agents are compiled once.
-
-    Nothing is cached for a mutable environment: frozen dataclasses are compared by their fields, while other objects compare
-    equal to themselves even after an attribute has changed.
-    """
-    cached = lru_cache(maxsize=8)(make)
-
-    @wraps(make)
-    def make_cached(*arguments: Any) -> T:
-        if any(isinstance(x, Env) and _is_mutable(x) for x in arguments):
-            return make(*arguments)
-        try:
-            hash(arguments)
-        except TypeError:  # an environment with arrays, or a mutable agent
-            return make(*arguments)
-        return cached(*arguments)
-
-    return make_cached
-
-
-def _is_mutable(x: Any) -> bool:
-    """Whether an object could change and still equal itself; recurses into dataclasses and tuples."""
-    if x is None or isinstance(x, type | FunctionType | BuiltinFunctionType):
-        return False
-    children = list(x) if isinstance(x, tuple | frozenset) else []
-    if is_dataclass(x):
-        children = [getattr(x, field.name) for field in fields(x)]
-        if not all(field.compare for field in fields(x)):
-            return True
-    identity_hash: Any = object.__hash__
-    return type(x).__hash__ is identity_hash or any(map(_is_mutable, children))
-
-
-def shape_of(agent: Any, *others: Any) -> tuple[Any, ...]:
-    """The tree structure, shapes and dtypes of the arguments, as a key for `cached_per_env`.
-
-    If a setting of the agent (a user's network) is mutable, the key is unhashable, so that nothing is cached.
-    """
-    leaves, structure = jax.tree.flatten((agent, *others))
-    return structure, tuple(jax.typeof(leaf) for leaf in leaves), [] if _is_mutable(agent) else None
-
-
-@cached_per_env
-def jitted_init(env: Env) -> Callable[[PRNGKeyArray], tuple[PyTree, TimeStep]]:
-    """The jitted `env.init`."""
-    return jax.jit(env.init)

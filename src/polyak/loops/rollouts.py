@@ -14,7 +14,8 @@ from polyak.core.policy_faults import check_carry
 from polyak.core.types import Agent, HostEnv, Policy, PolicyStep, PyTree, ReportsInfo, TimeStep
 from polyak.loops.actor import Actor, JitActor, make_actor
 from polyak.loops.episodes import InfoSums
-from polyak.loops.loop import LoopState, cached_per_env, iteration_keys, shape_of
+from polyak.loops.loop import LoopState, iteration_keys
+from polyak.loops.program_cache import cached_per_env, shape_of
 
 T = TypeVar("T")
 
