@@ -26,6 +26,9 @@ statistics, and the parameters or optimizer state after the step."""
 ADAM_SETTINGS = ("learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_eps", "max_grad_norm")
 """Settings of Adam, which have no effect where the agent has another optimizer."""
 
+RMSPROP_SETTINGS = ("optimizer_name", "rms_decay", "rms_eps")
+"""Settings of RMSProp, likewise."""
+
 # XLA's CPU back end vectorises elementwise code on two threads only where they divide the length: with an odd length, Adam on
 # 142,605 parameters takes 5 times as long.
 VECTOR_MULTIPLE = 1024
@@ -117,6 +120,19 @@ def gradient_step(
         num_microbatches: equal parts of the batch whose gradients are computed one after the other.
         axis_name: the mesh axis that the batch is split over.
     """
+    gradient, terms = compute_gradient(loss_fn, params, batch, num_microbatches=num_microbatches, axis_name=axis_name)
+    due = jnp.asarray(due) if early_stop is None else due & ~early_stop(terms)
+    return apply_if_finite(optimizer, params, optimizer_state, gradient, terms, due=due, data_is_finite=data_is_finite)
+
+
+def compute_gradient(
+    loss_fn: LossFn, params: PyTree, batch: PyTree, *, num_microbatches: int = 1, axis_name: str | None = None
+) -> tuple[PyTree, Terms]:
+    """The float32 gradient of `loss_fn(params, batch)`, and its terms with `loss` and `grad_norm`.
+
+    Args:
+        loss_fn: as for `gradient_step`, and so are the others.
+    """
 
     def gradient_of(part: PyTree) -> tuple[tuple[PyTree, Terms], Terms]:
         def loss(params: PyTree) -> tuple[Float[Array, ""], Terms]:
@@ -128,8 +144,20 @@ def gradient_step(
         return (in_float32(gradient), {name: terms[name] for name in terms.keys() - samples.keys()}), samples
 
     (gradient, terms), samples = accumulate(gradient_of, batch, num_microbatches, axis_name)
-    terms |= samples | {"grad_norm": global_norm(gradient)}
-    due = jnp.asarray(due) if early_stop is None else due & ~early_stop(terms)
+    return gradient, terms | samples | {"grad_norm": global_norm(gradient)}
+
+
+def apply_if_finite(
+    optimizer: optax.GradientTransformation,
+    params: PyTree,
+    optimizer_state: PyTree,
+    gradient: PyTree,
+    terms: Terms,
+    *,
+    due: Bool[Array, ""] | bool = True,
+    data_is_finite: Bool[Array, ""] | bool = True,
+) -> tuple[PyTree, PyTree, StepLog]:
+    """The second half of `gradient_step`, for what `compute_gradient` returned."""
     loss_is_finite = jnp.isfinite(terms["loss"])
     params, optimizer_state, finite = apply_gradient(
         optimizer, params, optimizer_state, gradient, jnp.isfinite(terms["grad_norm"]), due & data_is_finite & loss_is_finite
@@ -248,7 +276,8 @@ def check_optimizer(settings: OptimizerSettings) -> None:
     if not isinstance(optimizer, optax.GradientTransformation):
         owner = type(settings).__name__
         raise TypeError(f"{owner}: optimizer must be an optax.GradientTransformation or None, got {optimizer!r}")
-    check_unset(settings, ADAM_SETTINGS, "has no effect with optimizer=...; leave it out and set it in the optimizer")
+    reason = "has no effect with optimizer=...; leave it out and set it in the optimizer"
+    check_unset(settings, (*ADAM_SETTINGS, *RMSPROP_SETTINGS), reason)
 
 
 def check_optimizer_state(optimizer: optax.GradientTransformation, params: PyTree, state: PyTree) -> None:
@@ -278,6 +307,26 @@ def adam(learning_rate: Scalar, *, eps: Scalar, max_grad_norm: Scalar | None) ->
     """
     clip = optax.identity() if max_grad_norm is None else clip_by_global_norm(max_grad_norm)
     return on_vector(optax.chain(clip, optax.scale_by_adam(eps=eps), optax.scale_by_learning_rate(learning_rate)))
+
+
+def rmsprop(learning_rate: Scalar, *, decay: Scalar, eps: Scalar, max_grad_norm: Scalar | None) -> optax.GradientTransformation:
+    """The RMSProp of TensorFlow 1 after clipping by the global norm, on the parameters as one vector.
+
+        v ← α v + (1-α) g²,   p ← p - lr · g / √(v + ε),   v = 1 at first
+
+    ε stands inside the root and v begins at 1, so that first steps are small; PyTorch's has neither.
+
+    Args:
+        learning_rate: lr; it may be traced, and another one in every call: the state does not hold it.
+        decay: α.
+        eps: ε.
+        max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it as it is.
+
+    Source: Tieleman and Hinton 2012, lecture 6.5; `RMSPropOptimizer` of TensorFlow 1, `RMSpropTFLike` of Stable-Baselines3.
+    """
+    clip = optax.identity() if max_grad_norm is None else clip_by_global_norm(max_grad_norm)
+    scale = optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0)
+    return on_vector(optax.chain(clip, scale, optax.scale_by_learning_rate(learning_rate)))
 
 
 def clip_by_global_norm(max_norm: Scalar) -> optax.GradientTransformation:
