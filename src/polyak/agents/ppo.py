@@ -22,6 +22,7 @@ from polyak.learning.batch import (
     ActorCriticModel,
     Batch,
     make_batch,
+    network_inputs,
     normalize_minibatches,
     outputs_in_info,
     sample_weights,
@@ -415,12 +416,12 @@ class PPO:
         self, state: PPOState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
         """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
-        obs, carry = self._network_inputs(state, rollout)
+        obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
         first = rollout.time_steps.first
         params, value = self._model.evaluate(state.copies.online, obs, first, carry, self.microbatch_size)
         params = jax.tree.map(lambda x: x[:-1], params)
         if self.values_when == "collect":
-            params, value = outputs_in_info(rollout, value)
+            params, value = outputs_in_info(rollout, value, "values_when='collect'")
         batch, bad_data = make_batch(self._model, rollout, obs, weight, carry, params, value, axis_name)
         return batch.with_advantages(*self._advantages(state, rollout, value)), bad_data
 
@@ -428,7 +429,7 @@ class PPO:
         """The batch of an epoch that begins with these parameters."""
         if not self.recompute_values:
             return batch
-        obs, carry = self._network_inputs(state, rollout)
+        obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
         variables = dataclasses.replace(state.copies.online, params=params)
         _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry, self.microbatch_size)
         return batch.with_advantages(*self._advantages(state, rollout, value))
@@ -547,17 +548,6 @@ class PPO:
         if new_state.kl_beta is not None:
             metrics["train/kl_beta"] = new_state.kl_beta
         return metrics
-
-    def _network_inputs(self, state: PPOState, rollout: Rollout) -> tuple[PyTree, PyTree]:
-        """All observations as the network sees them, and its carry at the first of them."""
-        obs, carry = rollout.time_steps.obs, rollout.carry
-        if self.normalize_reward == "return":
-            if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
-                raise ValueError(
-                    f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}"
-                )
-            carry, _ = carry
-        return obs if state.obs_normalizer is None else state.obs_normalizer.normalize(obs), carry
 
     def _network_policy(self, state: PPOState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
         return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, return_info, self.squash)

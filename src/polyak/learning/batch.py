@@ -24,6 +24,7 @@ from polyak.ops.losses import (
     sum_over_devices,
     swap_leading_axes,
 )
+from polyak.ops.normalize import ObsNormalizer
 
 
 @struct
@@ -146,8 +147,7 @@ def make_batch(
         value: of all observations.
         axis_name: the mesh axis that environments are split over.
     """
-    # After the end of an episode the environment may allow no action.
-    mask = jax.tree.map(lambda allowed: allowed | ~rollout.valid[..., None], rollout.action_mask)
+    mask = _mask_of_valid(rollout)
     log_prob = model.distribution(params, mask).log_prob(rollout.actions)
     used = weight > 0
     if model.is_recurrent:
@@ -174,15 +174,43 @@ def make_batch(
     return batch, dict(zip(bad, found, strict=True))
 
 
-def outputs_in_info(rollout: Rollout, value: Float[Array, "times B"]) -> tuple[PyTree, Float[Array, "times B"]]:
+def log_probs(model: ActorCriticModel, rollout: Rollout, params: PyTree) -> Float[Array, "T B"]:
+    """The log-probability of each action of a rollout, where `params` are the parameters of the distributions."""
+    log_prob: Float[Array, "T B"] = model.distribution(params, _mask_of_valid(rollout)).log_prob(rollout.actions)
+    return log_prob
+
+
+def network_inputs(
+    rollout: Rollout, normalizer: ObsNormalizer | None, normalize_reward: Literal["return", "reward"] | None
+) -> tuple[PyTree, PyTree]:
+    """All observations as the network sees them, and its carry at the first of them.
+
+    Args:
+        normalize_reward: with `"return"`, the rollout's carry is that of `DiscountedReturn`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    obs, carry = rollout.time_steps.obs, rollout.carry
+    if normalize_reward == "return":
+        if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
+            raise ValueError(f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}")
+        carry, _ = carry
+    return obs if normalizer is None else normalizer.normalize(obs), carry
+
+
+def outputs_in_info(rollout: Rollout, value: Float[Array, "times B"], what: str) -> tuple[PyTree, Float[Array, "times B"]]:
     """`(action_params, value)` that `collect_policy` stored in `rollout.info`, with the last value of `value`.
+
+    Args:
+        what: needs them, for the error.
 
     Raises:
         ValueError: the rollout holds none.
     """
     info = rollout.info
     if not (isinstance(info, Mapping) and {"params", "value"} <= set(info)):
-        raise ValueError(f"update: values_when='collect' needs rollouts of collect_policy(state), got info {info!r}")
+        raise ValueError(f"update: {what} needs rollouts of collect_policy(state), got info {info!r}")
     return jax.tree.map(jnp.asarray, info["params"]), jnp.concatenate([info["value"], value[-1:]])
 
 
@@ -243,6 +271,11 @@ def normalize_minibatches(
 def any_over_devices(x: Bool[Array, "*S"], axis_name: str | None) -> Bool[Array, "*S"]:
     """True where `x` is True on at least one device."""
     return sum_over_devices(x.astype(jnp.int32), axis_name) > 0
+
+
+def _mask_of_valid(rollout: Rollout) -> PyTree:
+    """The allowed actions; all of them after the end of an episode, where the environment may allow none."""
+    return jax.tree.map(lambda allowed: allowed | ~rollout.valid[..., None], rollout.action_mask)
 
 
 def _reaches_weight(has_weight: Bool[Array, "T B"], first: Bool[Array, "T B"]) -> Bool[Array, "T B"]:

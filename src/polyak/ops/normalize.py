@@ -1,6 +1,7 @@
 """Normalisation of observations and rewards by running statistics."""
 
 import math
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
@@ -86,6 +87,10 @@ class RunningStats:
         correction = mean_over_batch(rest)
         variance = jnp.maximum(mean_over_batch(jnp.square(rest)) - jnp.square(correction), 0.0)
         return self._merge(count, rough + correction, variance)
+
+    def empty(self) -> "RunningStats":
+        """Without entries, but with the mean, near which new entries lose less to rounding."""
+        return RunningStats(jnp.zeros_like(self.count), self.mean, self.mean_rest, jnp.zeros_like(self.variance))
 
     def merge(self, other: "RunningStats") -> "RunningStats":
         """The statistics of the union of both data sets. Source: Chan et al. 1979."""
@@ -178,6 +183,21 @@ class ObsNormalizer:
 
         return ObsNormalizer(map_space(leaf, self.space, self.stats, obs), self.space, self.clip)
 
+    def empty(self) -> "ObsNormalizer":
+        """Without observations; see `RunningStats.empty`."""
+        return self._map(lambda stats: stats.empty())
+
+    def merge(self, other: "ObsNormalizer") -> "ObsNormalizer":
+        """The statistics of the observations of both."""
+        return self._map(RunningStats.merge, other)
+
+    def _map(self, function: Callable[..., RunningStats], *others: "ObsNormalizer") -> "ObsNormalizer":
+        def leaf(_: Leaf, *stats: RunningStats | None) -> RunningStats | None:
+            return None if stats[0] is None else function(*stats)
+
+        trees = (self.stats, *(other.stats for other in others))
+        return ObsNormalizer(map_space(leaf, self.space, *trees), self.space, self.clip)
+
 
 @struct
 class RewardScaler:
@@ -210,6 +230,14 @@ class RewardScaler:
             _, before = rollout.carry
             samples = running_return(rollout.time_steps.reward, rollout.time_steps.first, before, gamma=gamma)[1:]
         return RewardScaler(self.stats.update(samples, weight, axis_name), self.of)
+
+    def empty(self) -> "RewardScaler":
+        """Without rewards; see `RunningStats.empty`."""
+        return RewardScaler(self.stats.empty(), self.of)
+
+    def merge(self, other: "RewardScaler") -> "RewardScaler":
+        """The statistics of the rewards of both."""
+        return RewardScaler(self.stats.merge(other.stats), self.of)
 
 
 def _expand_dims(x: Array, ndim: int) -> Array:

@@ -1,0 +1,212 @@
+"""The receiving side of asynchronous training: gradients of many workers for one shared copy, each applied exactly once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Int32, UInt32
+
+from polyak.copies.network_copies import NetworkCopies, Shared, copy_variables
+from polyak.core.checks import check_integer
+from polyak.core.struct import struct
+from polyak.core.tree_check import check_same_tree
+from polyak.core.types import PyTree
+from polyak.ops.gradient_step import all_finite, apply_gradient, in_float32
+
+
+@struct
+class Push:
+    """What a worker sends with its gradients.
+
+    Attributes:
+        worker: its number, from 0.
+        sequence: the number of this push, which the worker counts from 1. A push that is sent again keeps its number.
+        version: of the shared copy whose gradients these are.
+    """
+
+    worker: Int32[Array, ""]
+    sequence: UInt32[Array, ""]
+    version: UInt32[Array, ""]
+
+    @classmethod
+    def create(cls, worker: int, sequence: int, version: int | UInt32[Array, ""]) -> "Push":
+        """From Python integers."""
+        return cls(jnp.int32(worker), jnp.uint32(sequence), jnp.asarray(version, jnp.uint32))
+
+
+@struct
+class Senders:
+    """What the receiver knows of each of W workers.
+
+    Attributes:
+        sequence: the number of its latest push; 0 before the first. A worker that is started again counts on from it.
+        applied: pushes applied.
+        repeated: pushes that arrived again, and were ignored.
+        stale: pushes dropped because they were too old.
+        refused: pushes with NaN or infinity, in the gradients or the step, or with arrays of other shapes.
+        refused_in_a_row: those since the last push that was applied.
+        optimizer_state: of each worker's own optimizer, leaves `[W, ...]`; None where the shared copy has the only one.
+    """
+
+    sequence: UInt32[Array, " W"]
+    applied: UInt32[Array, " W"]
+    repeated: UInt32[Array, " W"]
+    stale: UInt32[Array, " W"]
+    refused: UInt32[Array, " W"]
+    refused_in_a_row: UInt32[Array, " W"]
+    optimizer_state: PyTree
+
+    @classmethod
+    def init(cls, num_workers: int, optimizer_state: PyTree = None) -> "Senders":
+        """No push has arrived.
+
+        Args:
+            optimizer_state: the initial state of every worker's own optimizer; None where the shared copy has the only one.
+
+        Raises:
+            TypeError, ValueError: `num_workers` is not a positive integer.
+        """
+        check_integer("Senders", "num_workers", num_workers)
+        states = jax.tree.map(lambda x: jnp.tile(jnp.asarray(x), (num_workers, *(1,) * jnp.ndim(x))), optimizer_state)
+        sequence, applied, repeated, stale, refused, in_a_row = (jnp.zeros(num_workers, jnp.uint32) for _ in range(6))
+        return cls(sequence, applied, repeated, stale, refused, in_a_row, states)
+
+    def is_quarantined(self, max_bad: int) -> Bool[Array, " W"]:
+        """Whether the last `max_bad` pushes of a worker, or more, were refused."""
+        return self.refused_in_a_row >= max_bad
+
+    def readmit(self, worker: int | Int32[Array, ""]) -> "Senders":
+        """End the quarantine of a worker, for one that was started again."""
+        return dataclasses.replace(self, refused_in_a_row=self.refused_in_a_row.at[worker].set(0))
+
+    def refuse(self, push: Push) -> "Senders":
+        """Count a push whose arrays have the wrong tree, shapes or dtypes, for which `receive` raises."""
+        is_new = push.sequence > self.sequence[push.worker]
+        no = jnp.array(False)
+        return self._count(push, Receipt(no, ~is_new, no, is_new, no))
+
+    def _count(self, push: Push, receipt: "Receipt") -> "Senders":
+        def add(counts: Array, flag: Array) -> Array:
+            return counts.at[push.worker].add(flag.astype(jnp.uint32))
+
+        in_a_row = add(self.refused_in_a_row, receipt.refused).at[push.worker].multiply((~receipt.applied).astype(jnp.uint32))
+        return dataclasses.replace(
+            self,
+            sequence=self.sequence.at[push.worker].max(push.sequence),
+            applied=add(self.applied, receipt.applied),
+            repeated=add(self.repeated, receipt.repeated),
+            stale=add(self.stale, receipt.stale),
+            refused=add(self.refused, receipt.refused),
+            refused_in_a_row=in_a_row,
+        )
+
+
+@struct
+class Receipt:
+    """What became of a push; exactly one is True.
+
+    Attributes:
+        applied: it is in the shared copy.
+        repeated: it had arrived before.
+        stale: it was too old, or of a version that the shared copy does not have yet.
+        refused: NaN or infinity.
+        quarantined: its worker is in quarantine.
+    """
+
+    applied: Bool[Array, ""]
+    repeated: Bool[Array, ""]
+    stale: Bool[Array, ""]
+    refused: Bool[Array, ""]
+    quarantined: Bool[Array, ""]
+
+
+def receive(
+    shared: Shared,
+    senders: Senders,
+    push: Push,
+    gradients: PyTree,
+    *,
+    optimizer: optax.GradientTransformation,
+    stats: PyTree = None,
+    is_finite: Bool[Array, ""] | bool = True,
+    max_staleness: int | None = None,
+    max_bad: int = 10,
+) -> tuple[Shared, Senders, Receipt]:
+    """Apply a worker's gradients to the shared copy, unless they have arrived before, are too old, or hold NaN or infinity.
+
+    Whatever is not applied changes no bit of the weights and the optimizer states. Donate `shared` and `senders`.
+
+    Args:
+        gradients: in the tree of the weights.
+        optimizer: its state is the shared copy's or, where `senders` has one for each worker, that worker's.
+        stats: the worker's statistics after its step; they replace the shared copy's if the step is applied. None leaves them.
+        is_finite: False refuses the push: the worker found NaN or infinity in what the gradients were computed from.
+        max_staleness: gradients of weights more than this many steps old are dropped; None accepts any.
+        max_bad: consecutive refusals after which a worker is in quarantine: its pushes are ignored until `readmit`.
+
+    Raises:
+        ValueError: the trees differ, or `max_staleness` or `max_bad` is out of range.
+        TypeError: one of them is not an integer.
+    """
+    check_integer("receive", "max_bad", max_bad)
+    check_integer("receive", "max_staleness", max_staleness, at_least=0, optional=True)
+    variables = shared.variables
+    check_same_tree(gradients, variables.params, "receive", sides=("gradients", "params"))
+    if stats is not None:
+        check_same_tree(stats, variables.stats, "receive", sides=("statistics", "shared"))
+    is_new = push.sequence > senders.sequence[push.worker]
+    is_quarantined = senders.is_quarantined(max_bad)[push.worker]
+    is_fresh = push.version <= shared.version
+    if max_staleness is not None:
+        is_fresh &= shared.version - push.version <= jnp.uint32(max_staleness)
+    due = is_new & ~is_quarantined & is_fresh
+
+    states = senders.optimizer_state
+    state = shared.optimizer_state if states is None else jax.tree.map(lambda x: x[push.worker], states)
+    gradients = in_float32(gradients)
+    apply = due & is_finite & all_finite(stats)
+    params, state, finite = apply_gradient(optimizer, variables.params, state, gradients, all_finite(gradients), apply)
+    applied = apply & finite["gradient"] & finite["step"]
+    receipt = Receipt(applied, ~is_new, is_new & ~is_quarantined & ~is_fresh, due & ~applied, is_new & is_quarantined)
+
+    new_shared = dataclasses.replace(
+        shared,
+        variables=dataclasses.replace(variables, params=params),
+        optimizer_state=state if states is None else shared.optimizer_state,
+        version=shared.version + applied.astype(jnp.uint32),
+        dropped=shared.dropped + receipt.stale.astype(jnp.uint32),
+    )
+    if stats is not None:
+        new_shared = new_shared.with_stats(optax.tree.where(applied, stats, variables.stats))
+    new_senders = senders._count(push, receipt)
+    if states is not None:
+        states = jax.tree.map(lambda all_, one: all_.at[push.worker].set(one), states, state)
+        new_senders = dataclasses.replace(new_senders, optimizer_state=states)
+    return new_shared, new_senders, receipt
+
+
+def worker_copies(copies: NetworkCopies) -> NetworkCopies:
+    """What a worker pulls: the shared weights as its online copy, their version, and neither optimizer nor other copies.
+
+    Raises:
+        ValueError: there is no shared copy.
+    """
+    shared = copies.shared
+    if shared is None:
+        raise ValueError(f"{copies.name}: worker_copies needs a shared copy, got the copies {', '.join(copies.names)}")
+    return dataclasses.replace(
+        copies,
+        optimizer=None,
+        online=copy_variables(shared.variables),
+        target=None,
+        shared=None,
+        optimizer_state=(),
+        gradients=None,
+        target_follow=None,
+        target_count=None,
+        online_follow=None,
+        online_count=None,
+        version=jnp.array(shared.version, copy=True),
+        shared_optimizer=False,
+    )
