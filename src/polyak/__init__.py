@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyak import envs, policies, presets, replay, schedules, train
+    from polyak.agents.a2c import A2C
     from polyak.agents.c51 import C51
     from polyak.agents.ddpg import DDPG
     from polyak.agents.dqn import DQN
+    from polyak.agents.impala import IMPALA
     from polyak.agents.iqn import IQN
     from polyak.agents.ppo import PPO
     from polyak.agents.pqn import PQN
@@ -34,9 +36,11 @@ if TYPE_CHECKING:
     from polyak.train.resumption import resume
 
 __all__ = [
+    "A2C",
     "C51",
     "DDPG",
     "DQN",
+    "IMPALA",
     "IQN",
     "PPO",
     "PQN",
@@ -89,9 +93,11 @@ __all__ = [
 
 _PACKAGES = ("envs", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
+    "agents.a2c": ("A2C",),
     "agents.c51": ("C51",),
     "agents.ddpg": ("DDPG",),
     "agents.dqn": ("DQN",),
+    "agents.impala": ("IMPALA",),
     "agents.iqn": ("IQN",),
     "agents.ppo": ("PPO",),
     "agents.pqn": ("PQN",),

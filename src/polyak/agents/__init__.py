@@ -4,9 +4,11 @@ import importlib
 from typing import Any, Literal
 
 AGENTS = {
+    "a2c": "polyak.agents.a2c:A2C",
     "c51": "polyak.agents.c51:C51",
     "ddpg": "polyak.agents.ddpg:DDPG",
     "dqn": "polyak.agents.dqn:DQN",
+    "impala": "polyak.agents.impala:IMPALA",
     "iqn": "polyak.agents.iqn:IQN",
     "ppo": "polyak.agents.ppo:PPO",
     "pqn": "polyak.agents.pqn:PQN",

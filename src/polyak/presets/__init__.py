@@ -1,6 +1,6 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import c51, ddpg, dqn, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3, tqc
+from polyak.presets import a2c, c51, ddpg, dqn, impala, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3, tqc
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -8,9 +8,11 @@ __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
 PRESETS: dict[tuple[str, str], Preset] = {
     (algorithm, env_id): preset
     for algorithm, presets in (
+        ("a2c", a2c.PRESETS),
         ("c51", c51.PRESETS),
         ("ddpg", ddpg.PRESETS),
         ("dqn", dqn.PRESETS),
+        ("impala", impala.PRESETS),
         ("iqn", iqn.PRESETS),
         ("ppo", ppo.PRESETS),
         ("pqn", pqn.PRESETS),

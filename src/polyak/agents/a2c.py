@@ -1,0 +1,185 @@
+"""Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783): synchronous as A2C, with asynchronous workers as A3C."""
+
+from typing import Literal
+
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_state
+from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
+from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker
+from polyak.learning.batch import make_batch
+from polyak.learning.on_policy import (
+    OnPolicyState,
+    RolloutSummary,
+    apply_gradients,
+    check_no_limit,
+    check_on_policy,
+    create_state,
+    diagnose_on_policy,
+    evaluate_rollout,
+    gradients_and_summary,
+    has_small_products,
+    model_of,
+    newest_variables,
+    replicate,
+    scaled_reward,
+)
+from polyak.networks.actor_critic import network_or_default
+from polyak.ops.returns import gae
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+
+
+@struct
+class A2C:
+    """A2C for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
+
+    It takes one gradient step on each rollout:
+
+        L(θ) = E[ -log π_θ(a|s) A + c_v (V_θ(s) - V̂)² - c_e H ],    V̂ = V(s) + A
+
+    A is the n-step return minus the value, or GAE; it is constant in the gradient. Expectations are over valid transitions.
+
+    `update` is `apply(gradients(...))`. For A3C these are two places: workers compute `gradients` with what they pulled by
+    `worker_state`, and one receiver applies them by `receive`, to a state made by `share`.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`).
+        network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is applied
+            in evaluation mode.
+        num_steps: rollout length T, in steps of each environment.
+        learning_rate: the optimizer's, a number or a schedule such as `Linear`.
+        gamma: discount per step.
+        gae_lambda: trace decay λ of GAE; 1 is the n-step return, up to the end of the rollout.
+        ent_coef: coefficient of the entropy bonus.
+        vf_coef: coefficient of the value loss.
+        max_grad_norm: clip gradients to this global norm; None disables clipping.
+        normalize_advantage: normalise the advantages of a rollout to mean 0 and standard deviation 1.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
+        clip_reward: clip normalised rewards to ± this value; None disables clipping.
+        squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
+        optimizer_name: `"rmsprop"`, that of TensorFlow 1 with which A2C was published, or `"adam"`.
+        rms_decay: RMSProp's α, the decay of the mean square.
+        rms_eps: RMSProp's ε, inside the square root.
+        adam_eps: Adam's ε.
+        optimizer: any `optax.GradientTransformation`, in place of these two, `learning_rate` and `max_grad_norm`.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
+
+    >>> from polyak.core.spaces import Box, Discrete
+    >>> agent = A2C(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    spec: EnvSpec = static()
+    network: Network | None = static(default=None)
+    num_steps: int = integer(default=5)
+    learning_rate: Schedule = setting(default=7e-4, check=check_schedule)
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    gae_lambda: Scalar = number(default=1.0, at_least=0, at_most=1)
+    ent_coef: Scalar = number(default=0.0, at_least=0)
+    vf_coef: Scalar = number(default=0.5, at_least=0)
+    max_grad_norm: Scalar | None = number(default=0.5, above=0, optional=True)
+    normalize_advantage: bool = choice(default=False, choices=(True, False))
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
+    squash: bool = choice(default=False, choices=(True, False))
+    optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))
+    rms_decay: Scalar = number(default=0.99, at_least=0, at_most=1)
+    rms_eps: Scalar = number(default=1e-5, above=0)
+    adam_eps: Scalar = number(default=1e-5, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    max_bad_steps: int = integer(default=10)
+
+    def __post_init__(self) -> None:
+        check_env_spec("A2C", self.spec)
+        object.__setattr__(self, "network", network_or_default("A2C", self.network, self.spec))
+        check_settings(self)
+        check_on_policy(self)
+
+    init = create_state
+    check = check_no_limit
+    has_small_products = has_small_products
+    partition = replicate
+    apply = apply_gradients
+    share = share_copies
+    worker_state = state_of_worker
+    receive = receive_gradients
+    diagnose = diagnose_on_policy
+    max_lag = 0
+
+    def policy(self, state: OnPolicyState) -> Greedy:
+        """The most probable action, by the shared copy if there is one."""
+        check_state("A2C.policy", state, OnPolicyState)
+        return Greedy(self._network_policy(state, newest_variables(state)))
+
+    def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
+        """A sample from the policy of the online network."""
+        check_state("A2C.collect_policy", state, OnPolicyState)
+        policy = self._network_policy(state, state.copies.online)
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+
+    def update(
+        self,
+        state: OnPolicyState,
+        rollout: Rollout,
+        key: PRNGKeyArray,
+        *,
+        weights: Float[Array, "T B"] | Float[Array, " B"] | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[OnPolicyState, Metrics]:
+        """One gradient step on a whole rollout: `apply(state, *gradients(state, rollout, key))`.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: as of `gradients`, and so are the others.
+        """
+        return self.apply(state, *self.gradients(state, rollout, key, weights=weights, axis_name=axis_name))
+
+    def gradients(
+        self,
+        state: OnPolicyState,
+        rollout: Rollout,
+        key: PRNGKeyArray,
+        *,
+        weights: Float[Array, "T B"] | Float[Array, " B"] | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[PyTree, RolloutSummary]:
+        """The gradients of the loss of a rollout, before clipping, and what `apply` needs besides.
+
+        Args:
+            rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
+            key: not used; the loss has nothing random.
+            weights: how much transitions, or environments, count; those of 0 or less, or not finite, are left out of the loss
+                and the statistics. Their rewards and values still stand in the advantages of the steps before.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: rollout or weights do not fit the spec or the state the settings (while tracing).
+        """
+        rollout, weight, obs, carry, params, value = evaluate_rollout(self, state, rollout, weights)
+        batch, bad_data = make_batch(model_of(self), rollout, obs, weight, carry, params, value, axis_name)
+        advantage = gae(
+            scaled_reward(self, state, rollout),
+            value[:-1],
+            value[1:],
+            rollout.terminated,
+            rollout.truncated,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+        batch = batch.with_advantages(advantage, advantage + value[:-1])
+        return gradients_and_summary(self, state, rollout, batch, bad_data, weight, axis_name)
+
+    def _network_policy(self, state: OnPolicyState, variables: Variables) -> NetworkPolicy:
+        return NetworkPolicy(variables, state.obs_normalizer, model_of(self).network, self.spec, False, self.squash)

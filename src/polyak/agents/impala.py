@@ -1,0 +1,197 @@
+"""IMPALA: actor-critic that corrects for older policies by V-trace (Espeholt et al. 2018, arXiv:1802.01561)."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.checks import check_state
+from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
+from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker
+from polyak.learning.batch import log_probs, make_batch, outputs_in_info
+from polyak.learning.on_policy import (
+    OnPolicyState,
+    RolloutSummary,
+    apply_gradients,
+    check_no_limit,
+    check_on_policy,
+    create_state,
+    diagnose_on_policy,
+    evaluate_rollout,
+    gradients_and_summary,
+    has_small_products,
+    model_of,
+    newest_variables,
+    replicate,
+    scaled_reward,
+)
+from polyak.networks.actor_critic import network_or_default
+from polyak.ops.losses import masked_mean_and_variance
+from polyak.ops.returns import vtrace
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+
+
+@struct
+class IMPALA:
+    """IMPALA for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
+
+        L(θ) = E[ -log π_θ(a|s) A + c_v (V_θ(s) - v)² - c_e H ]
+
+    The value targets v and the advantages A are those of `polyak.ops.returns.vtrace`, with the ratio ρ = π(a|s) / μ(a|s) of the
+    newest policy to the one that collected the rollout. Rollouts may be of any age; where the policies are equal, it is A2C
+    with n-step returns (at `gae_lambda=1`). One gradient step is taken on each rollout.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`).
+        network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is applied
+            in evaluation mode.
+        num_steps: rollout length T, in steps of each environment.
+        learning_rate: the optimizer's, a number or a schedule such as `Linear`.
+        gamma: discount per step.
+        gae_lambda: trace decay λ.
+        rho_clip: ρ̄, the most that a transition counts; it decides which policy's values are learned.
+        c_clip: c̄, the most that a trace counts; it decides how fast. At most `rho_clip`.
+        ent_coef: coefficient of the entropy bonus.
+        vf_coef: coefficient of the value loss.
+        max_grad_norm: clip gradients to this global norm; None disables clipping.
+        normalize_advantage: normalise the advantages of a rollout to mean 0 and standard deviation 1.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
+        clip_reward: clip normalised rewards to ± this value; None disables clipping.
+        squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
+        optimizer_name: `"rmsprop"`, that of TensorFlow 1 with which IMPALA was published, or `"adam"`.
+        rms_decay: RMSProp's α, the decay of the mean square.
+        rms_eps: RMSProp's ε, inside the square root.
+        adam_eps: Adam's ε.
+        optimizer: any `optax.GradientTransformation`, in place of these two, `learning_rate` and `max_grad_norm`.
+        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
+
+    >>> from polyak.core.spaces import Box, Discrete
+    >>> agent = IMPALA(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    spec: EnvSpec = static()
+    network: Network | None = static(default=None)
+    num_steps: int = integer(default=20)
+    learning_rate: Schedule = setting(default=7e-4, check=check_schedule)
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    gae_lambda: Scalar = number(default=1.0, at_least=0, at_most=1)
+    rho_clip: Scalar = number(default=1.0, above=0)
+    c_clip: Scalar = number(default=1.0, at_least=0)
+    ent_coef: Scalar = number(default=0.0, at_least=0)
+    vf_coef: Scalar = number(default=0.5, at_least=0)
+    max_grad_norm: Scalar | None = number(default=0.5, above=0, optional=True)
+    normalize_advantage: bool = choice(default=False, choices=(True, False))
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
+    squash: bool = choice(default=False, choices=(True, False))
+    optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))
+    rms_decay: Scalar = number(default=0.99, at_least=0, at_most=1)
+    rms_eps: Scalar = number(default=1e-5, above=0)
+    adam_eps: Scalar = number(default=1e-5, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+    max_bad_steps: int = integer(default=10)
+
+    def __post_init__(self) -> None:
+        check_env_spec("IMPALA", self.spec)
+        object.__setattr__(self, "network", network_or_default("IMPALA", self.network, self.spec))
+        check_settings(self)
+        check_on_policy(self)
+
+    init = create_state
+    check = check_no_limit
+    has_small_products = has_small_products
+    partition = replicate
+    apply = apply_gradients
+    share = share_copies
+    worker_state = state_of_worker
+    receive = receive_gradients
+    diagnose = diagnose_on_policy
+    max_lag = None
+
+    def policy(self, state: OnPolicyState) -> Greedy:
+        """The most probable action, by the shared copy if there is one."""
+        check_state("IMPALA.policy", state, OnPolicyState)
+        return Greedy(self._network_policy(state, newest_variables(state)))
+
+    def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
+        """A sample from the policy of the online network, whose parameters are stored with it."""
+        check_state("IMPALA.collect_policy", state, OnPolicyState)
+        policy = self._network_policy(state, state.copies.online, return_info=True)
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+
+    def update(
+        self,
+        state: OnPolicyState,
+        rollout: Rollout,
+        key: PRNGKeyArray,
+        *,
+        weights: Float[Array, "T B"] | Float[Array, " B"] | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[OnPolicyState, Metrics]:
+        """One gradient step on a whole rollout: `apply(state, *gradients(state, rollout, key))`.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: as of `gradients`, and so are the others.
+        """
+        return self.apply(state, *self.gradients(state, rollout, key, weights=weights, axis_name=axis_name))
+
+    def gradients(
+        self,
+        state: OnPolicyState,
+        rollout: Rollout,
+        key: PRNGKeyArray,
+        *,
+        weights: Float[Array, "T B"] | Float[Array, " B"] | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[PyTree, RolloutSummary]:
+        """The gradients of the loss of a rollout, before clipping, and what `apply` needs besides.
+
+        Args:
+            rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
+            key: not used; the loss has nothing random.
+            weights: how much transitions, or environments, count; those of 0 or less, or not finite, are left out of the loss
+                and the statistics. Their rewards and values still stand in the advantages of the steps before.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: rollout or weights do not fit the spec or the state the settings (while tracing).
+        """
+        rollout, weight, obs, carry, params, value = evaluate_rollout(self, state, rollout, weights)
+        behaviour_params, _ = outputs_in_info(rollout, value, "IMPALA")
+        model = model_of(self)
+        batch, bad_data = make_batch(model, rollout, obs, weight, carry, behaviour_params, value, axis_name)
+
+        # log π(a|s) - log μ(a|s)
+        log_rho = log_probs(model, rollout, params) - log_probs(model, rollout, behaviour_params)
+        value_target, advantage = vtrace(
+            log_rho,
+            scaled_reward(self, state, rollout),
+            value[:-1],
+            value[1:],
+            rollout.terminated,
+            rollout.truncated,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            rho_clip=self.rho_clip,
+            c_clip=self.c_clip,
+        )
+        batch = batch.with_advantages(advantage, value_target)
+        rho, _ = masked_mean_and_variance(jnp.minimum(self.rho_clip, jnp.exp(log_rho)), weight, axis_name)
+        return gradients_and_summary(self, state, rollout, batch, bad_data, weight, axis_name, {"rho": rho})
+
+    def _network_policy(self, state: OnPolicyState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
+        return NetworkPolicy(variables, state.obs_normalizer, model_of(self).network, self.spec, return_info, self.squash)
