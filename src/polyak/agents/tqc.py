@@ -157,6 +157,7 @@ class TQC:
     diagnose = diagnose_off_policy
     has_small_products = has_small_products
     replay_field = REPLAY_FIELD
+    max_lag = None
     action_scaling = "rescale"
     temperature_loss = temperature_loss
 
