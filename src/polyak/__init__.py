@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polyak.networks.q_network import q_mlp, q_nature_cnn
     from polyak.networks.quantile_network import iqn_mlp, iqn_nature_cnn
     from polyak.networks.recurrent import gru, lstm
+    from polyak.networks.recurrent_q import q_gru, q_lstm
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
     from polyak.policies.python.policy import PythonPolicy
@@ -81,6 +82,8 @@ __all__ = [
     "periodic_update",
     "policies",
     "presets",
+    "q_gru",
+    "q_lstm",
     "q_mlp",
     "q_nature_cnn",
     "replay",
@@ -118,6 +121,7 @@ _MODULES = {
     "networks.q_network": ("q_mlp", "q_nature_cnn"),
     "networks.quantile_network": ("iqn_mlp", "iqn_nature_cnn"),
     "networks.recurrent": ("gru", "lstm"),
+    "networks.recurrent_q": ("q_gru", "q_lstm"),
     "ops.schedules": ("Linear",),
     "ops.updates": ("apply_updates", "incremental_update", "periodic_update", "soft_update"),
     "policies.python.policy": ("PythonPolicy",),

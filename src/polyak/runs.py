@@ -22,6 +22,7 @@ from polyak.networks.critics import Critics
 from polyak.networks.q_network import QNetwork
 from polyak.networks.quantile_network import IQNetwork
 from polyak.networks.recurrent import RecurrentActorCritic
+from polyak.networks.recurrent_q import RecurrentQNetwork
 from polyak.ops import schedules
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
@@ -129,7 +130,7 @@ class RunConfig:
 
 def config_classes() -> dict[str, type]:
     """The classes that a `config.json` may name, including every agent in `AGENTS`."""
-    networks = (Actor, ActorCritic, Critics, IQNetwork, QNetwork, RecurrentActorCritic)
+    networks = (Actor, ActorCritic, Critics, IQNetwork, QNetwork, RecurrentActorCritic, RecurrentQNetwork)
     return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.SCHEDULES, *SPEC_CLASSES)}
 
 

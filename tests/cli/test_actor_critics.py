@@ -40,14 +40,6 @@ def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatc
         np.testing.assert_allclose(polyak.load_policy(f"whole/{file}").predict(obs)[0], actions, atol=1e-5)
 
 
-def test_a_network_kind_of_ppo_is_rejected_by_other_agents(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for words in ("sac Pendulum-v1 --network lstm", "dqn CartPole-v1 --network mlp"):
-        assert polyak_command(f"train {words}") != 0
-        assert "--hidden" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_agent_by_name_gets_rescaled_actions():
     result = polyak.train.run(
         "SAC", "jax/Pendulum-v1", env_steps=8, seed=0, progress=False, settings={"capacity": 64, "learning_starts": 0}

@@ -1,15 +1,20 @@
 """DQN through the command line: trains, resumes to the bit with its replay, evaluates and exports."""
 
+import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import polyak
 from polyak.agents.dqn import DQN
 from polyak.cli import main
+from polyak.cli.flags import NetworkFlags
+from polyak.cli.new_run import _change_network
 from polyak.storage.checkpoint import CheckpointError, read_manifest
 from polyak.storage.run_directory import open_run
+from polyak.train.new_training import make_agent
 from tests.cli.processes import last_checkpoint
 from tests.test_second_algorithm import config_of
 
@@ -110,6 +115,9 @@ def test_distributional_agents_train_resume_and_export(algorithm, tmp_path, monk
     assert polyak_command(f"train {algorithm} jax/CartPole-v1 --run-dir parts --env-steps 64 {settings}") == 0
     assert polyak_command("resume parts --env-steps 128 --eval-episodes 0") == 0
     assert last_checkpoint("parts") == last_checkpoint("whole")
+    for name in ("parts/config.json", "parts/summary.json"):
+        assert json.loads(Path(name).read_text())["algorithm"] == algorithm
+    assert f"{algorithm} jax/CartPole-v1: compiled in" in capsys.readouterr().out
     obs = np.linspace(-0.1, 0.1, 12, dtype=np.float32).reshape(3, 4)
     actions = np.asarray(polyak.load_policy("whole").predict(obs)[0])
     assert polyak_command("export whole --format stablehlo") == 0
@@ -126,3 +134,43 @@ def test_settings_are_checked_before_anything_is_created(tmp_path, monkeypatch, 
     assert polyak_command("train dqn CartPole-v1 --run-dir run --log-std 0.5 --env-steps 64") == 2
     capsys.readouterr()
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("words", ["--network gru --sequence-length 4 --burn-in 2 --num-steps 2", "--network lstm"])
+def test_recurrent_networks_train_and_resume(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train = f"train dqn jax/CartPole-v1 {SETTINGS} --batch-size 4 --epsilon 0.1 --learning-rate 1e-3 --eval-episodes 0 {words}"
+    assert polyak_command(f"{train} --run-dir whole --env-steps 128") == 0
+    kind, length = ("gru", 4) if "gru" in words else ("lstm", 16)
+    agent = config_of("whole").agent
+    assert (agent.network.cell, agent.network.hidden, agent.sequence_length) == (kind, (16,), length)
+    if kind == "gru":
+        assert polyak_command(f"{train} --run-dir parts --env-steps 64") == 0
+        assert polyak_command("resume parts --env-steps 128") == 0
+        assert last_checkpoint("parts") == last_checkpoint("whole")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("sac Pendulum-v1 --network lstm", "sac has an actor and critics, whose layers --hidden sets"),
+        ("c51 CartPole-v1 --network gru", "--network gru: c51 takes {mlp,cnn}"),
+        ("iqn CartPole-v1 --network lstm", "--network lstm: iqn takes {mlp,cnn}"),
+    ],
+)
+def test_networks_that_an_agent_does_not_take(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert polyak_command(f"train {words}") == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "c51", "iqn"])
+def test_kinds_of_networks_of_action_values(algorithm):
+    env = polyak.envs.make("jax/CartPole-v1")
+    agent = make_agent(algorithm, env.spec, None, 100, None)
+    changed = _change_network(agent, NetworkFlags(network="mlp", hidden=(8,)))
+    assert type(changed.network) is type(agent.network) and changed.network.hidden == (8,)
+    # C51's distributions have as many numbers as before.
+    jax.eval_shape(changed.init, jax.random.key(0))

@@ -62,7 +62,7 @@ class DQN:
         frame_stack: frames of an observation, stacked along its first axis with the oldest first: the replay stores each frame
             once and stacks them when transitions are drawn; 1 stores observations as they are.
         frame_padding: what a stack has before the first frame of a game: `"zero"` (Atari), or that `"first"` frame.
-        sequence_length: time steps of the sequences that a recurrent network (`polyak.networks.recurrent_q.q_lstm`) learns
+        sequence_length: time steps of the sequences that a recurrent network (`polyak.q_lstm`, `polyak.q_gru`) learns
             from, `batch_size` of them at a time; None for other networks.
         burn_in: the first time steps of a sequence, which only bring the stored recurrent state up to date.
         prioritized: draw transitions in proportion to (|δ| + ε)^α of their last TD error δ, weighted for it (Schaul et al.

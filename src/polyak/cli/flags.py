@@ -115,7 +115,8 @@ class NetworkFlags:
     """The built-in network."""
 
     network: Annotated[Literal["mlp", "cnn", "lstm", "gru"] | None, default_hint(NETWORK_DEFAULT, "{mlp,cnn,lstm,gru}")] = None
-    """dense layers, dense layers behind convolutions of images (both shared), or a recurrent network"""
+    """dense layers, dense layers behind convolutions of images (both shared), or a recurrent network; DQN learns with it from
+    sequences of 16 steps, unless --sequence-length sets another"""
     hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
     """widths of the dense layers"""
     activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,29 @@ from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
 from polyak.loops.replay_memory import check_memory
 from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
+from polyak.networks.q_network import QNetwork, q_mlp, q_nature_cnn
+from polyak.networks.quantile_network import IQNetwork, iqn_mlp, iqn_nature_cnn
 from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
+from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
 from polyak.runs import algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, start_jax
 from polyak.train.new_training import make_agent, prepare
 from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
+
+ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
+Q_NETWORKS: Mapping[str, Any] = {"mlp": q_mlp, "cnn": q_nature_cnn, "lstm": q_lstm, "gru": q_gru}
+NETWORKS: Mapping[type, Mapping[str, Any]] = {
+    ActorCritic: ACTOR_CRITICS,
+    RecurrentActorCritic: ACTOR_CRITICS,
+    QNetwork: {kind: Q_NETWORKS[kind] for kind in ("mlp", "cnn")},
+    IQNetwork: {"mlp": iqn_mlp, "cnn": iqn_nature_cnn},
+}
+"""What makes the networks of `--network`, by the sort of network that the agent has."""
+
+SEQUENCE_LENGTH = 16
+"""Of a recurrent network of action values, unless `--sequence-length` sets it."""
 
 NETWORK_FIELDS = ("network", "actor", "critics")
 """Settings of agents that are networks."""
@@ -64,6 +80,7 @@ def train_new_run(
                 agent = make_own_agent(own.agent, env.spec)
             else:
                 settings = {field.name: getattr(agent_flags, field.name) for field in dataclasses.fields(agent_flags)}
+                settings |= _recurrent_settings(settings, network_flags)
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
                 agent = _change_network(agent, network_flags or NetworkFlags())
             if flags.devices is None and not _accepts(agent, flags.num_envs // devices, devices):
@@ -73,8 +90,9 @@ def train_new_run(
                 available = start_jax(threads)
                 check_memory(agent, seeds=flags.seeds if at_once else 1)
                 devices = devices if flags.devices else min(devices, available)
-                prepare_seed = partial(_prepare, flags, agent, env, source, loop, devices, threads)
-                return _train(prepare_seed, agent, env, env_id, flags, at_once)
+                name = algorithm if own.agent is None else algorithm_name(agent)
+                prepare_seed = partial(_prepare, flags, name, agent, env, source, loop, devices, threads)
+                return _train(prepare_seed, name, env, env_id, flags, at_once)
         finally:
             if isinstance(env, HostEnv):
                 env.close()
@@ -84,13 +102,13 @@ def train_new_run(
 
 def _train(
     prepare_seed: Callable[[int, Path], Training],
-    agent: Agent,
+    algorithm: str,
     env: Env | HostEnv,
     env_id: str,
     flags: TrainFlags,
     at_once: bool,
 ) -> int:
-    directory = flags.run_dir or _run_directory(algorithm_name(agent), env_id, flags.seed)
+    directory = flags.run_dir or _run_directory(algorithm, env_id, flags.seed)
     if flags.seeds == 1:
         return run_to_exit_code(prepare_seed(flags.seed, directory))
     directories = seed_directories(directory, range(flags.seed, flags.seed + flags.seeds))
@@ -104,6 +122,7 @@ def _train(
 
 def _prepare(
     flags: TrainFlags,
+    algorithm: str,
     agent: Agent,
     env: Env | HostEnv,
     source: EnvSource,
@@ -128,6 +147,7 @@ def _prepare(
         devices=devices,
         threads=threads,
         source=source,
+        algorithm=algorithm,
     )
 
 
@@ -154,24 +174,27 @@ def _check(flags: TrainFlags) -> None:
     check_seed("polyak train", "--seed + --seeds - 1", flags.seed + flags.seeds - 1)
 
 
+def _recurrent_settings(settings: Mapping[str, Any], network_flags: NetworkFlags | None) -> dict[str, Any]:
+    """A recurrent network of action values and the length of its sequences, which agents take only together."""
+    kind = network_flags.network if network_flags else None
+    if kind not in ("lstm", "gru") or "sequence_length" not in settings:
+        return {}
+    return {"network": Q_NETWORKS[kind](), "sequence_length": settings["sequence_length"] or SEQUENCE_LENGTH}
+
+
 def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
     """The agent with the network settings that flags change."""
     changes = network_flags.changes()
     if not changes:
         return agent
     kind = changes.pop("network", None)
-    makers: dict[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
     changed: Any = agent
     fields = {field.name: getattr(changed, field.name) for field in dataclasses.fields(changed)}
     networks: dict[str, Any] = {name: value for name, value in fields.items() if name in NETWORK_FIELDS and value is not None}
     if kind is not None and "network" not in fields:
         raise UsageError(f"--network {kind}: {algorithm_name(agent)} has an actor and critics, whose layers --hidden sets")
-    if kind is not None and not isinstance(fields["network"], ActorCritic | RecurrentActorCritic | None):
-        raise UsageError(
-            f"--network {kind}: {algorithm_name(agent)} has a network of action values, whose layers --hidden sets"
-        )
     if kind is not None:
-        networks["network"] = makers[kind]()
+        networks["network"] = _make_network(agent, kind, fields["network"])
     if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
     known = {name: {field.name for field in dataclasses.fields(network)} for name, network in networks.items()}
@@ -183,6 +206,22 @@ def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
         changed = dataclasses.replace(changed, **{name: dataclasses.replace(network, **own)})
     made: Agent = changed
     return made
+
+
+def _make_network(agent: Agent, kind: str, present: Any) -> Any:
+    """A network of this kind in place of the present one, with the same outputs.
+
+    Raises:
+        UsageError: the agent has a network of another sort.
+    """
+    if isinstance(present, RecurrentQNetwork) and kind == present.cell:
+        return present
+    makers: Mapping[str, Any] = next((makers for sort, makers in NETWORKS.items() if isinstance(present, sort)), {})
+    if kind not in makers:
+        known = f"{{{','.join(makers)}}}" if makers else "no built-in network"
+        raise UsageError(f"--network {kind}: {algorithm_name(agent)} takes {known}")
+    made = makers[kind]()
+    return dataclasses.replace(made, outputs=present.outputs) if isinstance(made, QNetwork) else made
 
 
 def _accepts(agent: Agent, num_envs: int, devices: int) -> bool:

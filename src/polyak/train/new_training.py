@@ -112,6 +112,7 @@ def run(
             loop=loop,
             devices=devices,
             source=source,
+            algorithm=agent.lower() if isinstance(agent, str) else None,
             start=Start(resume_from, env_steps_done),
         )
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
@@ -217,6 +218,7 @@ def prepare(
     devices: int | None = None,
     threads: int | None = None,
     source: EnvSource | None = None,
+    algorithm: str | None = None,
     start: Start | None = None,
 ) -> Training:
     """Check everything, and create the run directory; see `run` for the arguments.
@@ -224,6 +226,7 @@ def prepare(
     Args:
         threads: number of XLA threads, for the config; None is XLA's default.
         source: how the environments were made, if it is known.
+        algorithm: the name that the caller used, of several with the agent's class; None is `algorithm_name(agent)`.
     """
     if run_dir is not None and start is not None and start.state is not None:
         raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
@@ -241,7 +244,7 @@ def prepare(
         require_source(env)
     stored = None if source is None else storable(source)
     config = RunConfig(
-        algorithm=algorithm_name(agent),
+        algorithm=algorithm or algorithm_name(agent),
         env=env.spec.id if stored is None else stored.id,
         num_envs=env.num_envs,
         seed=seed if key is None else seed_of(key),

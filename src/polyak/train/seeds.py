@@ -101,6 +101,7 @@ def run_seeds(
             "loop": loop,
             "devices": 1,
             "source": source,
+            "algorithm": agent.lower() if isinstance(agent, str) else None,
         }
         prepare_seed = partial(prepare, make_agent(agent, made.spec, source, env_steps, settings), made, **options)
         # Checks everything before a directory is created.
