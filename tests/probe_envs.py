@@ -1,5 +1,7 @@
 """Environments so small that the right value and action are known: each isolates one thing an agent must get right."""
 
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -9,6 +11,8 @@ import numpy as np
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.envs.autoreset import AutoReset
+from polyak.loops.compiled_loop import iteration, start
+from polyak.loops.loop import update_on
 
 OBS = Box(np.array([-1.0], np.float32), np.array([1.0], np.float32))
 SEES = ("nothing", "sign", "step")
@@ -55,6 +59,22 @@ class Probe:
 
 def settings(sees: str = "nothing", pays: str = "always", length: int = 1, terminates: bool = True) -> Probe:
     return Probe(np.int32(SEES.index(sees)), np.int32(PAYS.index(pays)), np.int32(length), np.bool_(terminates))
+
+
+def train_in(agent: Any, probes: Any, num_envs: int, iterations: int) -> list[Any]:
+    """The agent's state after training in each of the probes, all in one program: to compile it costs most."""
+
+    # What runs for seconds is worth optimising, unlike the tests' other programs.
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 2})
+    @jax.vmap
+    def learn(dynamics: Probe) -> Any:
+        env = AutoReset(dynamics, num_envs)
+        body = partial(iteration, agent, env, update_on(None))
+        once = lambda state, _: (body(state)[0], None)  # noqa: E731
+        return jax.lax.scan(once, start(agent, env, jax.random.key(0)), length=iterations)[0].agent
+
+    states = learn(jax.tree.map(lambda *leaves: jnp.stack(leaves), *probes))
+    return [jax.tree.map(itemgetter(i), states) for i in range(len(probes))]
 
 
 def probe(num_envs: int, **fields: Any) -> AutoReset:

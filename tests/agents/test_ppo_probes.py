@@ -1,18 +1,12 @@
 """PPO on probe environments: values and actions against what they must be."""
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from polyak.agents.ppo import PPO
-from polyak.envs.autoreset import AutoReset
-from polyak.loops.compiled_loop import iteration, start
-from polyak.loops.loop import update_on
 from polyak.networks.actor_critic import mlp
-from tests.probe_envs import OBS, probe, settings
+from tests.probe_envs import OBS, probe, settings, train_in
 
 GAMMA, NUM_ENVS = 0.9, 32
 PROBES = {
@@ -39,21 +33,10 @@ AGENT = PPO(
 @pytest.fixture(scope="module")
 def trained():
     """Trains in all probes as one program; answers `(value, policy)` by the probe's name."""
-
-    # What runs for seconds is worth optimising, unlike the tests' other programs.
-    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 2})
-    @jax.vmap
-    def learn(dynamics):
-        env = AutoReset(dynamics, NUM_ENVS)
-        body = partial(iteration, AGENT, env, update_on(None))
-        once = lambda state, _: (body(state)[0], None)  # noqa: E731
-        return jax.lax.scan(once, start(AGENT, env, jax.random.key(0)), length=400)[0].agent
-
-    states = learn(jax.tree.map(lambda *leaves: jnp.stack(leaves), *PROBES.values()))
-    names = list(PROBES)
+    states = dict(zip(PROBES, train_in(AGENT, list(PROBES.values()), NUM_ENVS, 400), strict=True))
 
     def answers(name):
-        state = jax.tree.map(lambda x: x[names.index(name)], states)
+        state = states[name]
 
         def value(obs):
             (_, value), _, _ = AGENT.network.apply(state.copies.online, jnp.array([[obs]], jnp.float32))

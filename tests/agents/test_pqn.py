@@ -13,7 +13,7 @@ from polyak import train
 from polyak.agents.pqn import PQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
-from tests.probe_envs import probe
+from tests import probe_envs
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
@@ -116,27 +116,22 @@ def test_nan_is_skipped_and_diagnosed(where):
     assert repr(where) in agent.diagnose(metrics)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sees", "pays", "length", "terminates", "value"),
-    [
-        ({}, "nothing", "action", 1, True, 1.0),
-        ({}, "step", "at the end", 2, True, 0.9),
-        # A time limit is no terminal state: 1 + 0.9 + 0.81 + ...
-        ({}, "nothing", "always", 4, False, 10.0),
-    ],
-)
-def test_values_of_probe_environments(settings, sees, pays, length, terminates, value):
-    env = probe(16, sees=sees, pays=pays, length=length, terminates=terminates)
+def test_values_of_probe_environments():
     network = polyak.q_mlp((32,), layer_norm=True)
-    agent = PQN(
-        env.spec, network=network, num_steps=16, num_minibatches=4, gamma=0.9, learning_rate=1e-2, epsilon=0.3, **settings
+    settings = {"num_steps": 16, "num_minibatches": 4, "gamma": 0.9, "learning_rate": 1e-2, "epsilon": 0.3}
+    agent = PQN(probe_envs.probe(1).spec, network=network, **settings)
+    probes, values = zip(
+        (probe_envs.settings(pays="action"), 1.0),
+        (probe_envs.settings(sees="step", pays="at the end", length=2), 0.9),
+        # A time limit is no terminal state: 1 + 0.9 + 0.81 + ...
+        (probe_envs.settings(length=4, terminates=False), 10.0),
+        strict=True,
     )
-    result = train.compiled(agent, env, env_steps=50_000, key=KEY)
-    policy, no = agent.policy(result.state), jnp.zeros(1, bool)
+    states, no = probe_envs.train_in(agent, probes, 16, 200), jnp.zeros(1, bool)
     step = TimeStep(jnp.zeros((1, 1)), jnp.zeros(1), no, no, ~no)
-    np.testing.assert_allclose(policy.policy.value(step), value, rtol=0.1, atol=0.1)
-    if pays == "action":
-        assert int(policy.action(step, (), KEY).action[0]) == 1
+    for state, value in zip(states, values, strict=True):
+        np.testing.assert_allclose(agent.policy(state).policy.value(step), value, rtol=0.1, atol=0.1)
+    assert int(agent.policy(states[0]).action(step, (), KEY).action[0]) == 1
 
 
 def test_host_and_compiled_loop_and_two_devices_agree():

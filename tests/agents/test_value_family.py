@@ -10,7 +10,6 @@ import pytest
 from flax import linen
 
 import polyak
-from polyak import train
 from polyak.agents.c51 import C51
 from polyak.agents.dqn import DQN
 from polyak.agents.iqn import IQN
@@ -20,7 +19,7 @@ from polyak.core.types import Rollout, TimeStep
 from polyak.networks.quantile_network import iqn_mlp
 from polyak.policies.q_policy import FreshNoise
 from polyak.replay.uniform import Transition
-from tests.probe_envs import probe
+from tests import probe_envs
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
@@ -243,26 +242,26 @@ def test_a_masked_environment_and_several_devices(make):
 
 
 @every_agent
-@pytest.mark.parametrize(("sees", "pays", "length", "terminates", "value"), [
-    ("nothing", "action", 1, True, 1.0),
-    ("step", "at the end", 2, True, 0.9),
-    # A time limit is no terminal state: 1 + 0.9 + 0.81 + ... (defect 2).
-    ("nothing", "always", 4, False, 10.0),
-])  # fmt: skip
-def test_values_of_probe_environments(make, sees, pays, length, terminates, value):
-    env = probe(16, sees=sees, pays=pays, length=length, terminates=terminates)
+def test_values_of_probe_environments(make):
     network = iqn_mlp((32, 32)) if make is AGENTS["iqn"] else polyak.q_mlp((32,))
     settings = {"capacity": 4_096, "batch_size": 64, "num_steps": 4, "updates_per_step": 1 / 16, "learning_starts": 256}
     settings |= {"gamma": 0.9, "period": 20, "learning_rate": 5e-3, "epsilon": 0.3, "n_step": 2, "network": network}
-    if make is AGENTS["c51"]:
-        settings |= {"v_min": -2.0, "v_max": 12.0}
-    agent = type(make())(env.spec, **settings)
-    result = train.compiled(agent, env, env_steps=16_384, key=KEY)
-    policy = agent.policy(result.state).policy
+    # Few samples of the distribution: the pairs of 200 quantiles would take minutes.
+    few = {"c51": {"v_min": -2.0, "v_max": 12.0}, "qrdqn": {"num_quantiles": 16}, "iqn": {"num_tau": 8, "num_target_tau": 8}}
+    settings |= next((few[name] for name in few if make is AGENTS[name]), {})
+    agent = type(make())(probe_envs.probe(1).spec, **settings)
+    probes, values = zip(
+        (probe_envs.settings(pays="action"), 1.0),
+        (probe_envs.settings(sees="step", pays="at the end", length=2), 0.9),
+        # A time limit is no terminal state: 1 + 0.9 + 0.81 + ... (defect 2).
+        (probe_envs.settings(length=4, terminates=False), 10.0),
+        strict=True,
+    )
+    states = probe_envs.train_in(agent, probes, 16, 256)
     step = dataclasses.replace(_first(1), obs=jnp.zeros((1, 1)))
-    np.testing.assert_allclose(policy.value(step), value, rtol=0.12, atol=0.12)
-    if pays == "action":
-        assert int(agent.policy(result.state).action(step, (), KEY).action[0]) == 1
+    for state, value in zip(states, values, strict=True):
+        np.testing.assert_allclose(agent.policy(state).policy.value(step), value, rtol=0.12, atol=0.12)
+    assert int(agent.policy(states[0]).action(step, (), KEY).action[0]) == 1
 
 
 @pytest.mark.parametrize(
