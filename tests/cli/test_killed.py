@@ -12,7 +12,7 @@ from tests.cli.fork_server import ForkServer
 from tests.cli.processes import SETTINGS, environment, finish, last_checkpoint, rows, start, wait_until
 
 # These take seconds: much of them goes into a report and a checkpoint every hundred env steps.
-ENV_STEPS = {"jax/CartPole-v1": 20_000, "CartPole-v1": 5_000}
+ENV_STEPS = {"jax/CartPole-v1": 10_000, "CartPole-v1": 5_000}
 TRAIN = f"--report-every 100 --checkpoint-every 100 {SETTINGS}"
 # The replay wraps around, and each array of it has segments of its own.
 TRAIN_DQN = (
@@ -48,9 +48,9 @@ def uninterrupted(tmp_path_factory, jax_cache):
 @pytest.mark.parametrize(
     ("algorithm", "settings", "env", "kills"),
     [
-        ("ppo", TRAIN, "jax/CartPole-v1", 10),
+        ("ppo", TRAIN, "jax/CartPole-v1", 6),
         ("ppo", TRAIN, "CartPole-v1", 2),
-        ("dqn", TRAIN_DQN, "jax/CartPole-v1", 6),
+        ("dqn", TRAIN_DQN, "jax/CartPole-v1", 5),
         ("dqn", TRAIN_DQN, "CartPole-v1", 2),
     ],
 )

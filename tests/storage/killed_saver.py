@@ -16,8 +16,9 @@ from polyak.storage import checkpoint, segments
 from polyak.storage.checkpoint import read_manifest, restore, save, steps
 from polyak.storage.run_directory import machine_shape
 
-# Every step overwrites one block of the ring.
+# Every step overwrites one block of the ring, and each block is one segment.
 BLOCKS = 64
+COLUMNS = 2
 
 
 def tree(step, rows):
@@ -27,7 +28,7 @@ def tree(step, rows):
 def ring(step, rows):
     """A ring of rows: each holds the number of the step that wrote it last, or 0."""
     written = step - (step - np.arange(BLOCKS)) % BLOCKS
-    return np.repeat(np.maximum(written, 0).astype(np.float32), rows // BLOCKS)[:, None] * np.ones(16, np.float32)
+    return np.repeat(np.maximum(written, 0).astype(np.float32), rows // BLOCKS)[:, None] * np.ones(COLUMNS, np.float32)
 
 
 def save_step(directory, step, rows, **options):
@@ -68,7 +69,7 @@ def is_torn(directory):
 
 def main(directory, kills, rows=0):
     machine_shape()
-    segments.SEGMENT_BYTES = checkpoint.SEGMENT_BYTES = min(segments.SEGMENT_BYTES, max(rows, 64))
+    segments.SEGMENT_BYTES = checkpoint.SEGMENT_BYTES = min(segments.SEGMENT_BYTES, max(rows * COLUMNS * 4 // BLOCKS, 64))
     random.seed(0)
     step = torn = 0
     for _ in range(kills):
