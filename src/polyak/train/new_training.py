@@ -92,8 +92,7 @@ def run(
         RunError: the run directory is not new or empty, or cannot be created.
         TrainingDiverged: see `Agent.diagnose`.
     """
-    Target(env_steps, report_every)
-    seed = _check_arguments(key, seed, callbacks)
+    seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
     made, source = make_envs("train.run", agent, env, num_envs, loop, devices)
     try:
         training = prepare(
@@ -120,8 +119,9 @@ def run(
         close_if_made(made, env)
 
 
-def _check_arguments(key: Any, seed: int | None, callbacks: Sequence[Callback]) -> int | None:
-    """Check the key or seed, and the callbacks; returns the seed, 0 by default, None if there is a key."""
+def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | None, callbacks: Any) -> int | None:
+    """Check the length, the key or seed, and the callbacks; returns the seed, 0 by default, None if there is a key."""
+    Target(env_steps, report_every)
     check_callbacks("train", callbacks)
     if key is not None and seed is not None:
         raise ValueError("train.run: key and seed are two names of one thing, got both; pass one of them")
