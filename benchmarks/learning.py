@@ -66,6 +66,9 @@ MILLION = 1_000_000
 SUITES = {
     "cartpole": Suite("CartPole-v1", 100_000, 10, 500.0),
     "dqn-cartpole": Suite("CartPole-v1", 50_000, 10, 500.0, algorithm="dqn"),
+    "a2c-cartpole": Suite("jax/CartPole-v1", 500_000, 10, 500.0, algorithm="a2c"),
+    "a2c-pendulum": Suite("jax/Pendulum-v1", MILLION, 10, -163.0, algorithm="a2c"),
+    "impala-cartpole": Suite("jax/CartPole-v1", 500_000, 10, 475.0, "solved", algorithm="impala"),
     "sac-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="sac"),
     "td3-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="td3"),
     "tqc-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="tqc"),
