@@ -363,7 +363,7 @@ def test_sample_with_zero_return_and_advantage_is_not_masked():
     variables = dataclasses.replace(state.copies.online, params=state.copies.online.params | {"value": zero_head})
     state = with_online(state, variables)
     after, metrics = update(agent, state, on_device(data))
-    assert metrics["train/policy_gradient_loss"] == 0
+    assert float(metrics["train/policy_gradient_loss"]) == 0
     check_is_the_formula(agent, state, data, after, metrics)
     assert after.env_steps == int((~data.time_steps.last[:-1]).sum())
 
@@ -404,7 +404,7 @@ def test_values_stored_while_collecting_equal_those_of_the_update(looped):
 @pytest.mark.parametrize("when", ["update", "collect"])
 def test_ratios_start_at_one_after_statistics_have_changed(looped, when):
     state, metrics = looped[when]
-    assert float(metrics["train/ratio"]) == pytest.approx(1.0, abs=1e-6) and metrics["train/clip_fraction"] == 0
+    assert float(metrics["train/ratio"]) == pytest.approx(1.0, abs=1e-6) and float(metrics["train/clip_fraction"]) == 0
     assert float(metrics["train/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
     # Had the statistics new_params before the epochs, the network would have seen other numbers than it acted on.
     assert state.obs_normalizer.stats.count > 50 and float(jnp.max(jnp.abs(state.obs_normalizer.stats.mean))) > 1e-3

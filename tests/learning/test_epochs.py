@@ -156,7 +156,7 @@ def test_an_epoch_learns_from_the_batch_of_its_first_parameters():
         ([[1, 1], [1, 1], [1, 1]], [2.5, 25.0], [4.5, 45.0]),
         ([[1, 0], [1, 1], [0, 0]], [5 / 3, 50 / 3], [2.5, 25.0]),
         ([[0, 1], [0, 0], [0, 0]], [1.0, 10.0], [1.0, 10.0]),
-        ([[0, 0], [0, 0], [0, 0]], [0.0, 0.0], [0.0, 0.0]),
+        ([[0, 0], [0, 0], [0, 0]], [np.nan, np.nan], [np.nan, np.nan]),
     ],
 )
 def test_terms_are_averaged_over_the_applied_steps(applied, of_all, of_last):
