@@ -14,7 +14,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_created_with, check_state, check_unset
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import ActorCriticModel, Batch, network_inputs, normalize_minibatches, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.minibatches import count_microbatches
@@ -410,7 +410,7 @@ def after_step(
         env_steps=saturating_add(state.env_steps, summary.env_steps * more),
         updates=saturating_add(state.updates, more),
     )
-    metrics: Metrics = {f"train/{name}": jnp.where(applied, term, 0.0) for name, term in summary.terms.items()}
+    metrics: Metrics = {f"train/{name}": Mean.of(term, applied) for name, term in summary.terms.items()}
     metrics |= {
         "train/n_updates": merged.updates,
         "train/skipped_steps": guard.skipped,
