@@ -92,6 +92,7 @@ class AtariBatch:
         self._first_action = actions.index(ale_py.Action.FIRE if fires else ale_py.Action.NOOP)
         self._lives: npt.NDArray[Any] = np.zeros(num_envs, np.int32)
         self._is_game_over: Flags = np.zeros(num_envs, bool)
+        self._start, self._total = 0, num_envs
 
     def probe(self) -> bool:
         """There are no action masks."""
@@ -99,7 +100,11 @@ class AtariBatch:
 
     def seeds(self, seed: int) -> list[int]:
         """The seed of each game, of 31 bits as the ALE takes."""
-        return [seed >> 1 for seed in seeds_of(seed, self.num_envs)]
+        return [seed >> 1 for seed in seeds_of(seed, self._total)[self._start : self._start + self.num_envs]]
+
+    def take_part(self, start: int, total: int) -> None:
+        """Use the seeds of games `start`, ... of a batch of `total`."""
+        self._start, self._total = start, total
 
     def reset(self, seed: int) -> RawStep:
         """Start a new game in every environment."""

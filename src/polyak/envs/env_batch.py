@@ -61,6 +61,10 @@ class Batch(Protocol):
         """Step every environment with its action, in the environment's units; where `reset_mask` is set, reset it instead."""
         ...
 
+    def take_part(self, start: int, total: int) -> None:
+        """Use the seeds of environments `start`, ... of a batch of `total`."""
+        ...
+
     def save(self) -> list[Any] | None:
         """Return snapshots in plain data, or None where there are none."""
         ...
@@ -134,6 +138,7 @@ class SingleBatch:
             if spaces != group.spaces[0]:
                 raise ValueError(f"{name}: env {index} must have the spaces of env 0, {group.spaces[0]}, got {spaces}")
         self._no_arguments: list[tuple[Any, ...]] = [()] * self.num_envs
+        self._start, self._total = 0, self.num_envs
 
     @functools.cached_property
     def leaves(self) -> list[ArraySpec]:
@@ -149,7 +154,11 @@ class SingleBatch:
 
     def seeds(self, seed: int) -> list[int]:
         """The seed of each environment."""
-        return seeds_of(seed, self.num_envs)
+        return seeds_of(seed, self._total)[self._start : self._start + self.num_envs]
+
+    def take_part(self, start: int, total: int) -> None:
+        """Use the seeds of environments `start`, ... of a batch of `total`."""
+        self._start, self._total = start, total
 
     def reset(self, seed: int) -> RawStep:
         """Start a new episode in every environment."""

@@ -79,10 +79,19 @@ class GymnasiumEnv:
         leaves = zip(obs_leaves(batch.obs_space), leaf_spaces(obs), strict=True)
         self._check_obs = [ObsCheck(leaf, space, self.num_envs, nonfinite, out_of_bounds) for leaf, (_, space) in leaves]
         self._single_leaf = len(self._check_obs) == 1 and self._check_obs[0].leaf.path == ""
-        self._seed = 0
+        self._seed = self._start = 0
         self._steps = 0
         self._last: npt.NDArray[np.bool_] | None = None
         self.info: Mapping[str, npt.NDArray[np.float64]] = {}
+
+    def take_part(self, start: int, total: int) -> None:
+        """Be environments `start`, ... of a batch of `total`, with their seeds.
+
+        Raises:
+            ValueError: it is a vector environment, which has no parts.
+        """
+        self._batch.take_part(start, total)
+        self._start = start
 
     @suggest_arguments("env.reset")
     def reset(self, seed: int) -> TimeStep:
@@ -154,7 +163,7 @@ class GymnasiumEnv:
     def _location(self, env: int) -> str:
         seeds = self._batch.seeds(self._seed)
         seed = f"seed {seeds[env]}" if len(seeds) > 1 else f"seed {seeds[0]} of all"
-        return f"{self.spec.id}: env {env}, step {self._steps} ({seed})"
+        return f"{self.spec.id}: env {self._start + env}, step {self._steps} ({seed})"
 
     def _time_step(self, raw: RawStep, first: npt.NDArray[np.bool_]) -> TimeStep:
         leaves, reward, terminated, truncated, masks, record, self.info = raw

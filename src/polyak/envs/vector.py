@@ -72,6 +72,18 @@ class VectorBatch:
         """One seed for all environments."""
         return [seed]
 
+    def take_part(self, start: int, total: int) -> None:
+        """Raise an error unless these are all: a vector environment has one random generator, and no parts.
+
+        Raises:
+            ValueError: they are a part.
+        """
+        if (start, total) != (0, self.num_envs):
+            raise ValueError(
+                f"{self.name}: a vector environment cannot be split into parts; pass the name of an environment with "
+                "vectorization='sync', or a function that creates one environment"
+            )
+
     def reset(self, seed: int) -> RawStep:
         """Start a new episode in every environment."""
         self.steps, self.seed = 0, seed
