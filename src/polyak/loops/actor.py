@@ -68,6 +68,12 @@ class JitActor:
         return self._act(self._leaves, self._keys[t % self._block], time_step, carry)
 
 
+def act_with_keys(policy: Policy, key_data: Any, key_impl: str) -> Actor:
+    """Acts by one jitted call per step, with the keys of these bits `[T, ...]`."""
+    program, leaves = _act_program(shape_of(policy), key_impl), jax.tree.leaves(policy)
+    return lambda t, time_step, carry: program(leaves, key_data[t], time_step, carry)
+
+
 def step_keys(key: PRNGKeyArray, start: Array, count: int) -> Key[Array, " count"]:
     """Keys of the `count` steps that begin at step `start`."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, start + jnp.arange(count, dtype=jnp.uint32))

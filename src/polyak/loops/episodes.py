@@ -48,14 +48,20 @@ class EpisodeTotals:
 
 
 def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, EpisodeTotals]:
-    """Update `episodes` with time steps `[T+1, B]`, skipping the first, which the previous call counted."""
+    """Update `episodes` with time steps `[T+1, B]`, skipping the first, which the previous call counted.
+
+    A first time step that begins an episode ends one without its return: its environment was made again. A time step that
+    both begins and ends an episode stands for none.
+    """
 
     def step(episodes: Episodes, time_step: EpisodeRecord) -> tuple[Episodes, tuple[Array, Array, Array]]:
         returns = jnp.where(time_step.first, 0.0, episodes.returns + time_step.reward)
         lengths = jnp.where(time_step.first, jnp.uint32(0), episodes.lengths + jnp.uint32(1))
-        ended = time_step.last
+        ended = time_step.last & ~time_step.first
         return Episodes(returns, lengths), (ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, jnp.uint32(0)))
 
+    before = time_steps.episode_record.first[0]
+    episodes = Episodes(jnp.where(before, 0.0, episodes.returns), jnp.where(before, jnp.uint32(0), episodes.lengths))
     counted = jax.tree.map(lambda x: x[1:], time_steps.episode_record)
     episodes, (ended, returns, lengths) = jax.lax.scan(step, episodes, counted)
     return episodes, EpisodeTotals(ended.sum(dtype=jnp.uint32), returns.sum(), lengths.sum(dtype=jnp.uint32))

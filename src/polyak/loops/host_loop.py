@@ -46,7 +46,7 @@ from polyak.loops.loop import (
 from polyak.loops.metrics import PackedMetrics
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import put_on_devices
-from polyak.loops.rollouts import Collected, LocalRollouts, Rollouts, actor_maker, stack
+from polyak.loops.rollouts import Collected, LocalRollouts, MakesRollouts, Rollouts, actor_maker, stack
 
 
 @suggest_arguments("train")
@@ -96,9 +96,15 @@ def host(
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.nondeterminism)
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
-        new_actor = actor_maker(agent, state, mesh, settings, exact=isinstance(hosted, JaxEnvOnHost))
-        learn_compiled, no_means = _compile(agent, mesh, state, None if relay.active else new_actor(leaves))
-        rollouts: Rollouts = LocalRollouts(hosted, new_actor, state, agent.num_steps, should_stop)
+        rollouts: Rollouts
+        if isinstance(hosted, MakesRollouts):
+            # First, so that workers prepare while the update is compiled.
+            rollouts = hosted.rollouts(agent, state, settings, should_stop)
+            learn_compiled, no_means = _compile(agent, mesh, state, None)
+        else:
+            new_actor = actor_maker(agent, state, mesh, settings, exact=isinstance(hosted, JaxEnvOnHost))
+            learn_compiled, no_means = _compile(agent, mesh, state, None if relay.active else new_actor(leaves))
+            rollouts = LocalRollouts(hosted, new_actor, state, agent.num_steps, should_stop)
 
     def learn_from(leaves: list[Any], means: Array, collected: Collected) -> tuple[list[Any], PackedMetrics, EpisodeTotals]:
         new_leaves, metrics, finished = learn_compiled(settings, leaves, means, collected.arrays)

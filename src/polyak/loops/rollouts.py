@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -41,6 +41,7 @@ class Collected:
         return int(np.sum(~self.arrays[0].last[:-1]))
 
 
+@runtime_checkable
 class Rollouts(Protocol):
     """The rollouts of one training, in order."""
 
@@ -54,6 +55,22 @@ class Rollouts(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """What a report says of collecting, since the last one."""
+        ...
+
+
+@runtime_checkable
+class MakesRollouts(Protocol):
+    """Environments that collect their rollouts in another way than step by step in this process."""
+
+    def rollouts(self, agent: Agent, state: LoopState, settings: list[Any], should_stop: Callable[[], bool]) -> Rollouts:
+        """The rollouts of a training.
+
+        Args:
+            agent: what is trained.
+            state: the loop's state.
+            settings: the agent's leaves.
+            should_stop: True discards a rollout that takes longer than a second.
+        """
         ...
 
 

@@ -1,0 +1,1 @@
+"""Worker processes that collect rollouts: their supervision, and Ray, which runs them."""

@@ -1,0 +1,66 @@
+"""The leaves of a tree as one vector per dtype, which travels to other processes faster than many small arrays."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy.typing as npt
+from jaxtyping import Array
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the leaves stand in the vectors; plain data.
+
+    Attributes:
+        shapes: of the leaves; of the numbers that a key consists of.
+        dtypes: their names.
+        key_impls: the implementation of a leaf that is a key, else None.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    key_impls: tuple[str | None, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> "Packing":
+        """For trees like this one, of arrays or their shapes."""
+        leaves = [jax.eval_shape(_as_numbers, leaf) for leaf in jax.tree.leaves(tree)]
+        impls = [str(jax.random.key_impl(leaf)) if _is_key(leaf) else None for leaf in jax.tree.leaves(tree)]
+        return cls(tuple(x.shape for x in leaves), tuple(x.dtype.name for x in leaves), tuple(impls))
+
+    def pack(self, tree: Any) -> dict[str, Array]:
+        """The vectors by dtype; traceable."""
+        parts: dict[str, list[Array]] = {}
+        for leaf, dtype in zip(jax.tree.leaves(tree), self.dtypes, strict=True):
+            parts.setdefault(dtype, []).append(_as_numbers(leaf).ravel())
+        return {dtype: jnp.concatenate(leaves) for dtype, leaves in parts.items()}
+
+    def unpack(self, vectors: Mapping[str, npt.NDArray[Any]]) -> Sequence[Any]:
+        """The leaves, views of the vectors; keys are wrapped by JAX.
+
+        Raises:
+            ValueError: the vectors have another length.
+        """
+        leaves: list[Any] = []
+        positions = dict.fromkeys(vectors, 0)
+        for shape, dtype, impl in zip(self.shapes, self.dtypes, self.key_impls, strict=True):
+            start, size = positions[dtype], prod(shape)
+            positions[dtype] = start + size
+            leaf = vectors[dtype][start : start + size].reshape(shape)
+            leaves.append(leaf if impl is None else jax.random.wrap_key_data(jnp.asarray(leaf), impl=impl))
+        lengths = {dtype: vector.size for dtype, vector in vectors.items()}
+        if lengths != positions:
+            raise ValueError(f"Packing: vectors must have lengths {positions}, got {lengths}")
+        return leaves
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _as_numbers(leaf: Any) -> Array:
+    return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)

@@ -1,0 +1,53 @@
+"""A private Ray of one training, in a process of its own: `python -m polyak.workers.ray_head CPUS OBJECT_STORE_BYTES`.
+
+Ray starts its daemons by a fork, which must not happen in a process where JAX runs. This process starts them on loopback,
+prints their address as a line of JSON, and ends them, their files and itself when its standard input closes: nothing is left
+of them whatever ends the training.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from typing import Any, NoReturn
+
+CLOSE_SECONDS = 2.0
+
+
+def main() -> None:
+    """Start Ray, wait for the end of standard input, and end it."""
+    # All that Ray starts stays in this process's group, which is killed at the end.
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getppid()}-")
+    try:
+        import ray
+
+        context: Any = ray.init(
+            num_cpus=int(sys.argv[1]),
+            object_store_memory=int(sys.argv[2]),
+            include_dashboard=False,
+            configure_logging=False,
+            log_to_driver=False,
+            _temp_dir=directory,
+        )
+        print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
+        sys.stdin.read()
+        signal.signal(signal.SIGALRM, _raise_timeout)
+        signal.setitimer(signal.ITIMER_REAL, CLOSE_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            ray.shutdown()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+
+def _raise_timeout(*_: object) -> NoReturn:
+    raise TimeoutError
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Workers as actors of Ray: of a private one on this machine, or of a cluster that is there."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from polyak.workers.rollout_worker import RolloutWorker, configure_process, find_sources
+from polyak.workers.supervise import WorkerLost
+
+START_TRIES = 3
+START_SECONDS = 60.0
+"""How long a private Ray may take to start."""
+
+CLOSE_SECONDS = 5.0
+STORE_BYTES_PER_WORKER = 64 * 2**20
+"""Of shared memory, for the rollouts and policies that are under way."""
+
+MIN_STORE_BYTES = 128 * 2**20
+
+
+class RayWorkers:
+    """An `Engine` whose workers are actors of Ray.
+
+    Args:
+        workers: how many there will be.
+        address: of a cluster, as for `ray.init`; None starts a private Ray on this machine, on loopback and with a token, which
+            ends with this process.
+        store_bytes: shared memory of a private Ray; None is 64 MiB for each worker.
+
+    Raises:
+        ImportError: Ray is not installed.
+        RuntimeError: Ray did not start in three tries, cannot be reached, has another version, or is in use by this process.
+    """
+
+    def __init__(self, workers: int, address: str | None = None, store_bytes: int | None = None) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ImportError("train: workers need Ray: pip install 'polyak[ray]'")
+        self._head: subprocess.Popen[str] | None = None
+        if address is None:
+            size = store_bytes or max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER)
+            address = self._start_head(workers, size)
+        import ray
+
+        if ray.is_initialized():
+            self._end_head()
+            raise RuntimeError("train: Ray is already connected in this process; call ray.shutdown() before")
+        try:
+            ray.init(address=address, configure_logging=False, log_to_driver=False)
+        except Exception as error:
+            self._end_head()
+            raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
+        self._ray = ray
+        self._actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(_RayWorker)
+
+    def start(self, payload: bytes) -> Any:
+        """Start an actor; it waits until the cluster has a CPU for it."""
+        return self._actor.remote(payload, list(sys.path))
+
+    def call(self, handle: Any, method: str, arguments: Sequence[Any]) -> Any:
+        """Call a method; returns a reference to its result."""
+        return getattr(handle, method).remote(*arguments)
+
+    def share(self, value: Any) -> Any:
+        """A reference to the value in Ray's store."""
+        return self._ray.put(value)
+
+    def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
+        """The calls that have returned, as soon as one has, or after `seconds`."""
+        if not calls:
+            threading.Event().wait(seconds)
+            return []
+        done, rest = self._ray.wait(list(calls), num_returns=1, timeout=seconds)
+        if done and rest:
+            # Whatever else has returned meanwhile.
+            done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        returned: Sequence[Any] = done
+        return returned
+
+    def result(self, call: Any) -> Any:
+        """The result of a call that has returned; its arrays are in Ray's shared memory.
+
+        Raises:
+            WorkerLost: the actor died.
+        """
+        try:
+            return self._ray.get(call, timeout=CLOSE_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLost(f"died: {_first_line(error)}") from error
+
+    def end(self, handle: Any) -> None:
+        """Kill the actor, in a thread: for a stopped process it takes five seconds."""
+        if handle is not None:
+            threading.Thread(target=self._kill, args=(handle,), daemon=True).start()
+
+    def close(self) -> None:
+        """Disconnect, and end the private Ray with all its processes; a second call does nothing."""
+        self._ray.shutdown()
+        self._end_head()
+
+    def describe(self) -> str:
+        """The machines, and their CPUs."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        cpus = [f"{node['NodeManagerHostname']} ({node['Resources'].get('CPU', 0):g} CPUs)" for node in nodes]
+        return f"Ray {self._ray.__version__}: {', '.join(cpus)}"
+
+    def _kill(self, handle: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.kill(handle, no_restart=True)
+
+    def _start_head(self, workers: int, store_bytes: int) -> str:
+        _set_private_environment()
+        for _ in range(START_TRIES):
+            command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes)]
+            self._head = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            line = _read_line(self._head, START_SECONDS)
+            if line:
+                address: str = json.loads(line)["address"]
+                return address
+            self._end_head()
+        raise RuntimeError(
+            f"train: a private Ray did not start in {START_TRIES} tries of {START_SECONDS:g} s; is the machine overloaded, or "
+            "/dev/shm too small?"
+        )
+
+    def _end_head(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            assert head.stdin is not None and head.stdout is not None, "pipes"
+            with contextlib.suppress(OSError):
+                head.stdin.close()
+            try:
+                head.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(head.pid, 9)
+                head.wait()
+            head.stdout.close()
+
+
+class _RayWorker(RolloutWorker):
+    """A worker that is alone in its process."""
+
+    def __init__(self, make_env: bytes, paths: list[str]) -> None:
+        configure_process()
+        find_sources(paths)
+        super().__init__(make_env)
+
+
+def _set_private_environment() -> None:
+    """Let Ray listen on loopback only, ask for a token, and report nothing."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    # Ray reads the token once in a process, so later ones of this process need the same.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    # Without clusters, Ray takes the loopback address for the machine's, on Linux too.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+def _read_line(process: subprocess.Popen[str], seconds: float) -> str:
+    """The first line that a process prints; empty if it prints none in time, or ends."""
+    lines: list[str] = []
+    assert process.stdout is not None, "a pipe"
+    thread = threading.Thread(target=lambda stream: lines.append(stream.readline()), args=(process.stdout,), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return lines[0] if lines else ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

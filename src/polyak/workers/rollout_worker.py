@@ -1,0 +1,252 @@
+"""A worker: its part of the environments, and the policy that acts in them.
+
+Where the policy acts in NumPy, the process starts no JAX back end, which would take a second and 80 MB.
+"""
+
+import os
+import pickle
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import cloudpickle
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import HostEnv, PyTree, TimeStep
+from polyak.loops.actor import Actor, act_with_keys
+from polyak.loops.episodes import InfoSums
+from polyak.loops.rollouts import collect_rollout
+from polyak.workers.packing import Packing
+
+PACKAGES = ("polyak", "jax", "numpy", "gymnasium")
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """Where a worker starts or goes on.
+
+    Attributes:
+        seed: of new episodes.
+        snapshot: of the environments; None starts new episodes.
+        time_step: the last one of the snapshot.
+        carry: the policy's, or None before there is a policy.
+    """
+
+    seed: int
+    snapshot: dict[str, Any] | None = None
+    time_step: TimeStep | None = None
+    carry: PyTree = None
+
+
+@dataclass(frozen=True)
+class Acting:
+    """How a worker acts.
+
+    Attributes:
+        policy: a policy whose leaves are replaced by those of each request.
+        packing: where these stand in the request's vectors.
+        num_steps: of a rollout.
+        in_numpy: the policy acts in NumPy with numbers that the request contains; else in JAX, with keys.
+        key_impl: the implementation of the keys.
+    """
+
+    policy: Any
+    packing: Packing
+    num_steps: int
+    in_numpy: bool
+    key_impl: str
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A worker that is ready.
+
+    Attributes:
+        spec: of its environments.
+        time_step: their last one; None if the learner has it.
+        snapshot: their state, or None if they have no snapshots.
+        process: its machine and process id.
+        versions: of Python and the packages that matter.
+    """
+
+    spec: EnvSpec
+    time_step: TimeStep | None
+    snapshot: dict[str, Any] | None
+    process: tuple[str, int]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class WorkerRollout:
+    """A rollout of a worker's environments, in NumPy.
+
+    Attributes:
+        number: which rollout of the training this is.
+        version: the updates of the policy that collected it.
+        arrays: as `Collected.arrays`.
+        info_sums: what the environments reported.
+        snapshot: the environments' state after it, or None.
+        seconds: how long it took.
+    """
+
+    number: int
+    version: int
+    arrays: tuple[TimeStep, PyTree, PyTree, PyTree]
+    info_sums: InfoSums
+    snapshot: dict[str, Any] | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception in a worker; `pickled` is None where it cannot be pickled."""
+
+    pickled: bytes | None
+    summary: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """The exception that is being handled."""
+        try:
+            pickled = cloudpickle.dumps(error)
+        except Exception:
+            pickled = None
+        return cls(pickled, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def exception(self, where: str) -> Exception:
+        """The exception, of its type where that can be unpickled, with the worker and its traceback as a note."""
+        error = None
+        if self.pickled is not None:
+            try:
+                # Bytes of a worker that this process started.
+                error = pickle.loads(self.pickled)
+            except Exception:
+                error = None
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"{where} raised {self.summary}")
+        error.add_note(f"Raised in {where}:\n{self.traceback}")
+        return error
+
+
+class RolloutWorker:
+    """Collects rollouts of its environments; every method returns a `Failure` in place of raising.
+
+    Args:
+        make_env: creates the environments, pickled by cloudpickle.
+    """
+
+    def __init__(self, make_env: bytes) -> None:
+        self._make_env = make_env
+        self._env: HostEnv | None = None
+        self._time_step: Any = None
+        self._carry: PyTree = ()
+        self._acting: Acting | None = None
+
+    def begin(self, state: WorkerState, acting: Acting | None) -> "Begun | Failure":
+        """Create the environments, if there are none yet, and start or continue episodes."""
+        return _failure_of(self._begin, state, acting)
+
+    def prepare(self, acting: Acting, time_step: TimeStep, carry: PyTree) -> "Failure | None":
+        """Take the policy, and where it is in the episodes."""
+        return _failure_of(self._prepare, acting, time_step, carry)
+
+    def rollout(
+        self, number: int, version: int, policy: Mapping[str, npt.NDArray[Any]], random: npt.NDArray[Any]
+    ) -> "WorkerRollout | Failure":
+        """Collect a rollout with the policy of these vectors.
+
+        Args:
+            random: `[T, ...]`, what the actions are drawn with: numbers for a policy in NumPy, else the bits of keys.
+        """
+        return _failure_of(self._rollout, number, version, policy, random)
+
+    def step(self, action: PyTree) -> "tuple[TimeStep, dict[str, Any] | None] | Failure":
+        """Step the environments; returns the time step, and their state."""
+        return _failure_of(self._step, action)
+
+    def close(self) -> "Failure | None":
+        """Close the environments."""
+        env, self._env = self._env, None
+        return None if env is None else _failure_of(env.close)
+
+    def _begin(self, state: WorkerState, acting: Acting | None) -> Begun:
+        if self._env is None:
+            self._env = cloudpickle.loads(self._make_env)()
+        env = self._env
+        assert env is not None, "made above"
+        if state.snapshot is None:
+            self._time_step = env.reset(state.seed)
+        else:
+            env.restore(state.snapshot)
+            self._time_step = state.time_step
+        self._carry, self._acting = state.carry, acting
+        process = platform.node(), os.getpid()
+        return Begun(env.spec, self._time_step, env.snapshot(), process, own_versions())
+
+    def _prepare(self, acting: Acting, time_step: TimeStep, carry: PyTree) -> None:
+        self._acting, self._time_step, self._carry = acting, time_step, carry
+
+    def _rollout(
+        self, number: int, version: int, policy: Mapping[str, npt.NDArray[Any]], random: npt.NDArray[Any]
+    ) -> WorkerRollout:
+        assert self._env is not None and self._acting is not None, "begin() and prepare() come first"
+        start, sums = time.monotonic(), InfoSums()
+        actor = make_worker_actor(self._acting, policy, random)
+        arrays = collect_rollout(actor, self._carry, self._env, self._time_step, self._acting.num_steps, sums)
+        assert arrays is not None, "a rollout without a deadline is always complete"
+        self._time_step, self._carry = jax.tree.map(lambda x: x[-1], arrays[0]), arrays[3]
+        snapshot = self._env.snapshot()
+        return WorkerRollout(number, version, arrays, sums, snapshot, time.monotonic() - start)
+
+    def _step(self, action: PyTree) -> tuple[TimeStep, dict[str, Any] | None]:
+        assert self._env is not None, "begin() comes first"
+        self._time_step = self._env.step(action)
+        return self._time_step, self._env.snapshot()
+
+
+def make_worker_actor(acting: Acting, vectors: Mapping[str, npt.NDArray[Any]], random: npt.NDArray[Any]) -> Actor:
+    """The actor of one rollout, from the policy's vectors and what its actions are drawn with."""
+    policy = jax.tree.unflatten(jax.tree.structure(acting.policy), acting.packing.unpack(vectors))
+    if not acting.in_numpy:
+        return act_with_keys(jax.device_put(policy), random, acting.key_impl)
+    act = policy.in_numpy()
+    return lambda t, time_step, carry: act(time_step, carry, random[t])
+
+
+def own_versions() -> dict[str, str]:
+    """The versions that a worker must share with the learner."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def configure_process() -> None:
+    """Let this process compute on one thread of the CPU, if it computes with JAX at all."""
+    os.environ["PJRT_NPROC"] = "1"
+    jax.config.update("jax_platforms", "cpu")
+    # Another thread costs as much as the step of 50 µs that it would compute.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def find_sources(paths: list[str]) -> None:
+    """Import modules from where the learner does: an environment's function may stand in the person's script."""
+    sys.path.extend(path for path in paths if path not in sys.path)
+
+
+def _failure_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return Failure.of(error)
+
+
+def part_of(tree: PyTree, rows: slice) -> PyTree:
+    """These rows of every leaf, in NumPy."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], tree)

@@ -1,0 +1,231 @@
+"""Supervision of workers: deadlines, restarts with back-off, a budget of restarts. It knows neither Ray nor environments."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+MAX_BACK_OFF = 60.0
+"""Longest time in seconds before a worker is started again."""
+
+
+class WorkerLost(Exception):
+    """A worker died; the message says how."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Starts workers and calls their methods: in this process, or by Ray."""
+
+    def start(self, payload: bytes) -> Any:
+        """Start a worker, and return its handle at once."""
+        ...
+
+    def call(self, handle: Any, method: str, arguments: Sequence[Any]) -> Any:
+        """Call a method; returns the call at once. Calls of one worker run in order."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """What stands for a value in the arguments of several calls, so that it travels once."""
+        ...
+
+    def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
+        """The calls that have returned, as soon as one has, or after `seconds`."""
+        ...
+
+    def result(self, call: Any) -> Any:
+        """The result of a call that has returned.
+
+        Raises:
+            WorkerLost: the worker died.
+        """
+        ...
+
+    def end(self, handle: Any) -> None:
+        """End a worker, without waiting for it."""
+        ...
+
+    def close(self) -> None:
+        """End everything."""
+        ...
+
+
+@dataclass(frozen=True)
+class WorkerEvent:
+    """What happened to a worker: `"started"`, `"failed"`, `"restarted"`."""
+
+    worker: int
+    event: str
+    detail: str = ""
+
+
+@dataclass
+class _Worker:
+    """What is known of one worker.
+
+    Attributes:
+        handle: the engine's; None while it waits to be started again.
+        call: the call that has not returned, or None.
+        deadline: when it must have.
+        is_starting: the call is `begin`.
+        request: the method and arguments to call once it has started, or again after a restart.
+        failures: in a row.
+        start_at: when to start it again.
+        restarts: how often it was.
+    """
+
+    handle: Any = None
+    call: Any = None
+    deadline: float = math.inf
+    is_starting: bool = False
+    request: tuple[str, Sequence[Any]] | None = None
+    failures: int = 0
+    start_at: float = 0.0
+    restarts: int = 0
+
+
+@dataclass
+class Supervisor:
+    """Keeps workers alive: one that dies, hangs or is slow is made again, and repeats its request.
+
+    A request is repeated on a worker that begins with the state of before it, so nothing is lost or done twice; the result of
+    a worker that was given up is ignored.
+
+    Attributes:
+        engine: starts and calls them.
+        payloads: what each worker is made of.
+        begin_arguments: the arguments of the `begin` of a worker, new or made again.
+        timeout: seconds that a request may take.
+        start_timeout: seconds that a start may take.
+        budget: restarts of all workers together, after which the training ends.
+        on_event: called with every event.
+        clock: the monotonic clock in seconds.
+
+    Raises:
+        RuntimeError: the budget is spent.
+    """
+
+    engine: Engine
+    payloads: Sequence[bytes]
+    begin_arguments: Callable[[int], Sequence[Any]]
+    timeout: float
+    start_timeout: float
+    budget: int
+    on_event: Callable[[WorkerEvent], None]
+    clock: Callable[[], float] = time.monotonic
+    workers: list[_Worker] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start all workers, and return at once; their `begin` is the first result of each."""
+        self.workers = [_Worker() for _ in self.payloads]
+        for index in range(len(self.workers)):
+            self._start(index)
+
+    def request(self, index: int, method: str, *arguments: Any) -> None:
+        """Call a method of a worker that has no request."""
+        worker = self.workers[index]
+        assert worker.request is None, "one request at a time"
+        worker.request = method, arguments
+        if worker.handle is not None and worker.call is None:
+            self._send(worker)
+
+    def is_idle(self, index: int) -> bool:
+        """Whether a worker has no request."""
+        return self.workers[index].request is None
+
+    def results(self, seconds: float) -> list[tuple[int, str, Any]]:
+        """Wait for results, at most for so long: `(worker, method, result)` of those that have returned.
+
+        The `begin` of workers is among them; a worker that failed is started again, and its request is repeated.
+
+        Raises:
+            RuntimeError: the budget of restarts is spent.
+        """
+        for index, worker in enumerate(self.workers):
+            if worker.handle is None and self.clock() >= worker.start_at:
+                self._start(index)
+        by_call = {worker.call: index for index, worker in enumerate(self.workers) if worker.call is not None}
+        results = []
+        for call in self.engine.wait(list(by_call), self._patience(seconds)):
+            index = by_call[call]
+            try:
+                result = self.engine.result(call)
+            except WorkerLost as error:
+                self.fail(index, str(error))
+                continue
+            results.append((index, self._returned(index), result))
+        for index, worker in enumerate(self.workers):
+            if worker.call is not None and self.clock() >= worker.deadline:
+                limit = self.start_timeout if worker.is_starting else self.timeout
+                name = "start_timeout" if worker.is_starting else "timeout"
+                self.fail(index, f"did not return from {self._method(worker)}() within {name}={limit:g} s")
+        return results
+
+    def fail(self, index: int, reason: str) -> None:
+        """Give up a worker and start it again, at once after its first failure in a row, else after a while.
+
+        Raises:
+            RuntimeError: the budget of restarts is spent.
+        """
+        worker = self.workers[index]
+        self.on_event(WorkerEvent(index, "failed", reason))
+        handle, worker.handle, worker.call = worker.handle, None, None
+        if sum(one.restarts for one in self.workers) >= self.budget:
+            self.engine.end(handle)
+            raise RuntimeError(f"worker {index} {reason}; no restart is left of restarts={self.budget}")
+        worker.restarts += 1
+        worker.failures += 1
+        # After one failure at once; then 1, 2, 4, ... seconds.
+        pause = 0.0 if worker.failures == 1 else min(2.0 ** (worker.failures - 2), MAX_BACK_OFF)
+        worker.start_at = self.clock() + pause
+        if not pause:
+            self._start(index)
+        # Last, because ending a stopped process takes seconds.
+        self.engine.end(handle)
+
+    def metrics(self) -> Mapping[str, float]:
+        """The number of workers that are there, and of restarts."""
+        alive = sum(worker.handle is not None and not worker.is_starting for worker in self.workers)
+        return {"workers/alive": alive, "workers/restarts": sum(worker.restarts for worker in self.workers)}
+
+    def close(self) -> None:
+        """End all workers, and the engine; a second call does nothing."""
+        self.workers = []
+        self.engine.close()
+
+    def _start(self, index: int) -> None:
+        worker = self.workers[index]
+        worker.handle = self.engine.start(self.payloads[index])
+        worker.is_starting = True
+        worker.deadline = self.clock() + self.start_timeout
+        worker.call = self.engine.call(worker.handle, "begin", self.begin_arguments(index))
+
+    def _send(self, worker: _Worker) -> None:
+        assert worker.request is not None, "checked by the callers"
+        worker.deadline = self.clock() + self.timeout
+        worker.call = self.engine.call(worker.handle, *worker.request)
+
+    def _returned(self, index: int) -> str:
+        """Note that the worker's call has returned; the name of its method."""
+        worker = self.workers[index]
+        method = self._method(worker)
+        worker.call = None
+        if not worker.is_starting:
+            worker.request, worker.failures = None, 0
+            return method
+        worker.is_starting = False
+        self.on_event(WorkerEvent(index, "restarted" if worker.restarts else "started"))
+        if worker.request is not None:
+            self._send(worker)
+        return method
+
+    def _method(self, worker: _Worker) -> str:
+        return "begin" if worker.is_starting or worker.request is None else worker.request[0]
+
+    def _patience(self, seconds: float) -> float:
+        """The time until the next deadline or start, at most `seconds`."""
+        now = self.clock()
+        deadlines = [worker.deadline for worker in self.workers if worker.call is not None]
+        starts = [worker.start_at for worker in self.workers if worker.handle is None]
+        return max(0.0, min(seconds, *(moment - now for moment in (*deadlines, *starts, math.inf))))

@@ -1,0 +1,196 @@
+"""A group of workers that share a batch of environments: where each of them is, and how to ask them all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cloudpickle
+import jax
+import numpy as np
+
+from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import HostEnv
+from polyak.loops.loop import check_spec
+from polyak.workers.rollout_worker import Acting, Begun, Failure, WorkerState, own_versions
+from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
+
+WAIT_SECONDS = 0.05
+"""How long the wait for workers may delay a request to stop."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How workers are watched, and how far they may be ahead.
+
+    Attributes:
+        lag: how many updates old the policy of a rollout may be when it is learned from. 0: workers wait for each update.
+        timeout: seconds that a rollout may take before its worker is replaced.
+        start_timeout: seconds that the start of a worker may take.
+        restarts: how many times workers may be replaced in a training.
+        on_env_error: what an exception of an environment does: it ends the training (`"raise"`), or its worker starts new
+            episodes (`"restart"`), which counts as a restart.
+
+    Raises:
+        TypeError, ValueError: an option is out of range.
+    """
+
+    lag: int = 0
+    timeout: float = 60.0
+    start_timeout: float = 300.0
+    restarts: int = 100
+    on_env_error: Literal["raise", "restart"] = "raise"
+
+    def __post_init__(self) -> None:
+        check_integer("train", "lag", self.lag, at_least=0)
+        check_number("train", "timeout", self.timeout, above=0.0)
+        check_number("train", "start_timeout", self.start_timeout, above=0.0)
+        check_integer("train", "restarts", self.restarts, at_least=0)
+        check_choice("train", "on_env_error", self.on_env_error, ("raise", "restart"))
+
+
+class WorkerGroup:
+    """Workers that each have an equal part of a batch of environments.
+
+    Args:
+        parts: create the parts of the batch, each in its worker.
+        spec: the spaces of one environment.
+        num_envs: environments in all.
+        make_engine: starts the engine, when workers are first needed.
+        options: see `WorkerOptions`.
+
+    Attributes:
+        acting: how the workers act; set by a training.
+        states: where each worker begins if it is made again.
+        snapshots: the state of each worker's environments after the last rollout that was learned from.
+        under_way: what a snapshot holds of rollouts that were under way; see `WorkerRollouts`.
+        is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
+        on_event: called with what happens to workers.
+
+    Raises:
+        ValueError: the workers cannot have equal parts.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Callable[[], HostEnv]],
+        spec: EnvSpec,
+        num_envs: int,
+        make_engine: Callable[[], Engine],
+        options: WorkerOptions,
+    ) -> None:
+        check_integer("train", "workers", len(parts), at_least=1)
+        if num_envs % len(parts):
+            raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={len(parts)}")
+        self.spec, self.num_envs, self.num_workers, self.options = spec, num_envs, len(parts), options
+        self.acting: Acting | None = None
+        self.states = [WorkerState(seed=0)] * self.num_workers
+        self.snapshots: list[dict[str, Any] | None] = []
+        self.under_way: dict[str, Any] | None = None
+        self.is_ahead = False
+        self.on_event: Callable[[WorkerEvent], None] = lambda event: None
+        self._parts, self._make_engine = parts, make_engine
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """The supervisor of the workers, made when it is first needed."""
+        if self._supervisor is None:
+            options, payloads = self.options, [cloudpickle.dumps(part) for part in self._parts]
+            self._supervisor = Supervisor(
+                self._make_engine(),
+                payloads,
+                lambda index: (self.states[index], self.acting),
+                options.timeout,
+                options.start_timeout,
+                options.restarts,
+                lambda event: self.on_event(event),
+            )
+        return self._supervisor
+
+    def rows(self, worker: int) -> slice:
+        """The rows of a batch that are the worker's environments."""
+        size = self.num_envs // self.num_workers
+        return slice(worker * size, (worker + 1) * size)
+
+    def name_of(self, worker: int) -> str:
+        """The worker and its environments, for messages."""
+        rows = self.rows(worker)
+        return f"worker {worker} ({self.spec.id}, envs {rows.start} to {rows.stop - 1})"
+
+    def begin(self, states: Sequence[WorkerState]) -> list[Begun]:
+        """Let every worker begin there; start them if they are not.
+
+        Raises:
+            RuntimeError: a worker has other versions of Python or packages.
+            ValueError: a worker's environments have other spaces.
+        """
+        self.states = list(states)
+        supervisor = self.supervisor
+        if supervisor.workers:
+            self._gather_requests()
+            for worker, state in enumerate(states):
+                supervisor.request(worker, "begin", state, self.acting)
+        else:
+            supervisor.start()
+        begun: list[Begun] = self.gather("begin")
+        for worker, one in enumerate(begun):
+            check_versions(self.name_of(worker), one.versions)
+            check_spec(self.name_of(worker), self.spec, one.spec, whose="learner")
+        self.snapshots, self.is_ahead = [one.snapshot for one in begun], False
+        return begun
+
+    def check_result(self, worker: int, result: Any) -> Any:
+        """The result of a worker.
+
+        Raises:
+            Exception: what was raised in the worker, with its name and traceback.
+        """
+        if isinstance(result, Failure):
+            raise result.exception(self.name_of(worker))
+        return result
+
+    def gather(self, method: str) -> list[Any]:
+        """The results of this method of all workers."""
+        results: dict[int, Any] = {}
+        while len(results) < self.num_workers:
+            for worker, name, result in self.supervisor.results(WAIT_SECONDS):
+                self.check_result(worker, result)
+                if name == method:
+                    results[worker] = result
+        return [results[worker] for worker in range(self.num_workers)]
+
+    def _gather_requests(self) -> None:
+        """Wait for requests that are under way, whose results nobody needs any more."""
+        while not all(self.supervisor.is_idle(worker) for worker in range(self.num_workers)):
+            self.supervisor.results(WAIT_SECONDS)
+
+    def close(self) -> None:
+        """End the workers; a second call does nothing."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            supervisor.close()
+
+
+def check_versions(owner: str, versions: Mapping[str, str]) -> None:
+    """Check that a worker computes with the versions of this process.
+
+    Raises:
+        RuntimeError: all versions that differ, on both sides.
+    """
+    own = own_versions()
+    different = [f"{name} {versions.get(name)} (here {here})" for name, here in own.items() if versions.get(name) != here]
+    if different:
+        raise RuntimeError(f"{owner} has other versions: {', '.join(different)}; install the same on every machine")
+
+
+def join(trees: Sequence[Any], axis: int = 0) -> Any:
+    """Join the workers' rows, leaf by leaf."""
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
+
+
+def seed_of_new_episodes(seed: int, number: int) -> int:
+    """The seed of a worker that lost its episodes in rollout `number`, and starts new ones."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)

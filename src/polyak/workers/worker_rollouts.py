@@ -1,0 +1,340 @@
+"""Rollouts that workers collect: sends them the policy, and joins what they return."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, UInt32
+
+from polyak.core.policy_faults import ExceptionRelay
+from polyak.core.types import Agent, BearsLag, EpisodeRecord, NumPyPolicy, PyTree, TimeStep
+from polyak.loops.actor import step_keys
+from polyak.loops.episodes import InfoSums
+from polyak.loops.loop import LoopState, iteration_keys
+from polyak.loops.program_cache import cached_per_env, shape_of
+from polyak.loops.rollouts import Collected, Deadline
+from polyak.workers.packing import Packing
+from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
+from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, join, seed_of_new_episodes
+
+T = TypeVar("T")
+
+LEARNING_SECONDS = 0.005
+"""How long the end of an update may go unnoticed while workers collect."""
+
+MAX_INVALID = 3
+"""Rollouts in a row with NaN, infinity or wrong shapes, after which a worker is replaced."""
+
+
+class WorkerRollouts:
+    """The rollouts of one training, collected by workers that may be ahead of the learner.
+
+    Rollout r is learned from in update r. A worker begins it with the newest policy, as soon as update r - lag is done: so a
+    policy is at most `lag` updates old, nothing is dropped, and every update takes one rollout of every worker. With a lag of
+    1 that policy is always that of update r - 1, and the numbers are the same in every run.
+
+    Args:
+        group: the workers.
+        agent: what is trained.
+        state: the loop's state.
+        settings: the agent's leaves.
+        should_stop: True discards a rollout that takes longer than a second.
+
+    Raises:
+        ValueError: the agent does not learn from rollouts as old as the lag allows.
+        TypeError: the policy calls Python.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        agent: Agent,
+        state: LoopState,
+        settings: list[Any],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._group, self._settings, self._should_stop, self._lag = group, settings, should_stop, group.options.lag
+        policy = jax.eval_shape(agent.collect_policy, state.agent)
+        check_lag(agent, self._lag)
+        if ExceptionRelay(policy).active:
+            raise TypeError("train: a collecting policy that calls Python cannot be sent to workers; use loop='host'")
+        share = group.num_envs // group.num_workers
+        in_numpy = isinstance(policy, NumPyPolicy) and policy.suits_numpy(share)
+        self._acting = Acting(
+            policy=jax.tree.unflatten(jax.tree.structure(policy), range(len(jax.tree.leaves(policy)))),
+            packing=Packing.of(policy),
+            num_steps=agent.num_steps,
+            in_numpy=in_numpy,
+            key_impl=str(jax.random.key_impl(state.key)),
+        )
+        self._program = _request_program(
+            shape_of(agent, state), self._acting.packing, agent.num_steps, in_numpy, (group.num_envs, group.num_workers)
+        )
+        self._expected = _expected_shapes(agent, state, share)
+        self._number = self._learned = int(state.iteration)
+        self._requested = [self._number] * group.num_workers
+        self._received: list[deque[WorkerRollout]] = [deque() for _ in range(group.num_workers)]
+        self._invalid = [0] * group.num_workers
+        self._policy: dict[str, npt.NDArray[Any]] = {}
+        self._shared_policy: Any = None
+        self._random: dict[int, npt.NDArray[Any]] = {}
+        self._times = _Times(time.monotonic())
+        self._thread = ThreadPoolExecutor(1) if self._lag else None
+        self._begin(state)
+        # Compiled before the first rollout.
+        self._new_policy(jax.tree.leaves(state))
+
+    def collect(self, leaves: list[Any]) -> Collected | None:
+        """Wait for the next rollout of every worker."""
+        self._new_policy(leaves)
+        self._request()
+        deadline = Deadline(self._should_stop, can_discard=True)
+        start = time.monotonic()
+        while not all(self._received):
+            if deadline.should_discard():
+                return None
+            self._serve(WAIT_SECONDS)
+        self._times.waited += time.monotonic() - start
+        parts = [received.popleft() for received in self._received]
+        self._times.add(parts, self._learned)
+        sums = InfoSums()
+        for worker, part in enumerate(parts):
+            sums.merge(part.info_sums)
+            self._group.snapshots[worker] = part.snapshot
+        time_steps, actions, info = (join([part.arrays[i] for part in parts], axis=1) for i in range(3))
+        self._random.pop(self._number)
+        self._number += 1
+        return Collected((time_steps, actions, info, join([part.arrays[3] for part in parts])), sums)
+
+    def learn(self, update: Callable[[], T]) -> T:
+        """Call `update`, while workers go on collecting as far as the lag allows."""
+        start = time.monotonic()
+        if self._thread is None:
+            result = update()
+        else:
+            future = self._thread.submit(update)
+            try:
+                while not future.done():
+                    self._serve(LEARNING_SECONDS)
+            finally:
+                result = future.result()
+        self._learned += 1
+        self._times.updated += time.monotonic() - start
+        return result
+
+    def metrics(self) -> dict[str, float]:
+        """What the workers did since the last report."""
+        metrics = self._times.metrics(self._group.num_workers) | dict(self._group.supervisor.metrics())
+        self._times = _Times(time.monotonic())
+        return metrics
+
+    def _begin(self, state: LoopState) -> None:
+        """Send the workers the way to act, and where they are in the episodes."""
+        group, supervisor = self._group, self._group.supervisor
+        group.acting = self._acting
+        states = []
+        for worker in range(group.num_workers):
+            time_step, carry = part_of((state.time_step, state.carry), group.rows(worker))
+            states.append(WorkerState(group.states[worker].seed, group.snapshots[worker], time_step, carry))
+        if group.is_ahead:
+            group.begin(states)
+        else:
+            group.states = states
+            for worker, one in enumerate(states):
+                supervisor.request(worker, "prepare", self._acting, one.time_step, one.carry)
+        group.is_ahead = True
+
+    def _new_policy(self, leaves: list[Any]) -> None:
+        """Take the policy of the newest update."""
+        # All that is needed until the next update, which takes the buffers of the leaves.
+        for number in range(self._learned, self._learned + self._lag + 1):
+            if number == self._learned or number not in self._random:
+                policy, random = self._program(self._settings, leaves, np.uint32(number))
+                self._random.setdefault(number, np.asarray(random))
+        self._policy = {dtype: np.asarray(vector) for dtype, vector in policy.items()}
+        self._shared_policy = self._group.supervisor.engine.share(self._policy)
+
+    def _request(self) -> None:
+        """Ask every idle worker for its next rollout, if the lag allows."""
+        group = self._group
+        for worker, number in enumerate(self._requested):
+            if number > self._learned + self._lag or not group.supervisor.is_idle(worker):
+                continue
+            policy, version = self._shared_policy, self._learned
+            under_way = group.under_way
+            if under_way is not None and under_way["number"] == number:
+                # A resumed training collects again what was under way, with the policy of that time.
+                policy, version = dict(under_way["policy"]), int(under_way["version"])
+            elif self._lag == 1:
+                group.under_way = {"number": number, "version": version, "policy": self._policy}
+            group.supervisor.request(worker, "rollout", number, version, policy, self._random_for(worker, number))
+            self._requested[worker] = number + 1
+
+    def _random_for(self, worker: int, number: int) -> npt.NDArray[Any]:
+        """What the worker's actions of a rollout are drawn with."""
+        random = self._random[number]
+        return random[:, self._group.rows(worker)] if self._acting.in_numpy else random[worker]
+
+    def _serve(self, seconds: float) -> None:
+        """Take what workers return, at most for so long, and ask them for more."""
+        for worker, method, result in self._group.supervisor.results(seconds):
+            if method == "rollout":
+                self._take(worker, result)
+            else:
+                self._group.check_result(worker, result)
+        self._request()
+
+    def _take(self, worker: int, result: Any) -> None:
+        group = self._group
+        number = self._requested[worker] - 1
+        state = group.states[worker]
+        seed = seed_of_new_episodes(state.seed, number)
+        if isinstance(result, Failure):
+            if group.options.on_env_error == "raise":
+                group.check_result(worker, result)
+            self._requested[worker] = number
+            group.states[worker] = WorkerState(seed, carry=state.carry)
+            group.supervisor.fail(worker, f"raised {result.summary}")
+            return
+        problem = _problem(result, self._expected)
+        if problem is None:
+            last = jax.tree.map(lambda x: x[-1], result.arrays[0])
+            group.states[worker] = WorkerState(seed, result.snapshot, last, result.arrays[3])
+            self._received[worker].append(result)
+            self._invalid[worker] = 0
+            return
+        self._times.invalid += 1
+        self._invalid[worker] += 1
+        self._received[worker].append(_without_weight(result, self._expected, state))
+        group.states[worker] = WorkerState(seed, carry=state.carry)
+        group.supervisor.fail(worker, f"returned a rollout in which {problem}")
+
+
+class _Times:
+    """What the rollouts of one report took.
+
+    Attributes:
+        start: when the report began.
+        waited: seconds in which the learner waited for workers.
+        updated: seconds of updates.
+        invalid: rollouts of workers that were not used.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        self.waited = self.updated = self._busy = self._slowest = 0.0
+        self.invalid = self._rollouts = 0
+        self._staleness: list[int] = []
+
+    def add(self, parts: list[WorkerRollout], updates: int) -> None:
+        """Add the workers' parts of a rollout that is learned from after so many updates."""
+        seconds = [part.seconds for part in parts]
+        self._busy += sum(seconds)
+        self._slowest = max(self._slowest, *seconds)
+        self._rollouts += 1
+        self._staleness += [updates - part.version for part in parts]
+
+    def metrics(self, num_workers: int) -> dict[str, float]:
+        """By tag."""
+        elapsed = max(time.monotonic() - self.start, 1e-9)
+        rollouts = max(self._rollouts, 1)
+        return {
+            "staleness/mean": float(np.mean(self._staleness or [0])),
+            "staleness/max": float(max(self._staleness or [0])),
+            "rollouts/invalid": float(self.invalid),
+            "time/collect": self._busy / rollouts / num_workers,
+            "time/wait": self.waited / rollouts,
+            "time/update": self.updated / rollouts,
+            "workers/idle_share": max(0.0, 1.0 - self._busy / elapsed / num_workers),
+            "workers/slowest_seconds": self._slowest,
+        }
+
+
+def check_lag(agent: Agent, lag: int) -> None:
+    """Check that an agent learns from rollouts that are so many updates old.
+
+    Raises:
+        ValueError: it does not.
+    """
+    limit = agent.max_lag if isinstance(agent, BearsLag) else 0
+    if limit is not None and lag > limit:
+        raise ValueError(
+            f"train: lag={lag}, but {type(agent).__name__} with these settings learns only from rollouts that are at most "
+            f"{limit} updates old; set lag={limit}, or take IMPALA, which corrects for older policies"
+        )
+
+
+@cached_per_env
+def _request_program(
+    shape: tuple[Any, ...], packing: Packing, num_steps: int, in_numpy: bool, sizes: tuple[int, int]
+) -> Callable[..., tuple[Mapping[str, Array], Array]]:
+    """The policy's vectors, and what a rollout's actions are drawn with: `[T, B, ...]`, or the bits of keys `[W, T, ...]`."""
+    num_envs, num_workers = sizes
+
+    def request(settings: list[Array], leaves: list[Array], number: UInt32[Array, ""]) -> tuple[Mapping[str, Array], Array]:
+        agent, state = shape[0].unflatten([*settings, *leaves])
+        policy = agent.collect_policy(state.agent)
+        key = iteration_keys(state.key, number, num_steps).act
+        start = jnp.uint32(0)
+        if in_numpy:
+            noise = jax.vmap(lambda step_key: policy.noise(step_key, num_envs))(step_keys(key, start, num_steps))
+            return packing.pack(policy), noise
+        # One worker draws what this process would.
+        keys = [key] if num_workers == 1 else [jax.random.fold_in(key, worker) for worker in range(num_workers)]
+        return packing.pack(policy), jnp.stack([jax.random.key_data(step_keys(key, start, num_steps)) for key in keys])
+
+    return jax.jit(request)
+
+
+def _expected_shapes(agent: Agent, state: LoopState, rows: int) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
+    """The shapes and dtypes of a worker's arrays, with `rows` environments."""
+
+    def one_step(state: LoopState) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
+        time_step, carry = jax.tree.map(lambda x: x[:rows], (state.time_step, state.carry))
+        step = agent.collect_policy(state.agent).action(time_step, carry, state.key)
+        return time_step, step.action, step.info, step.carry
+
+    time_step, action, info, carry = jax.eval_shape(one_step, state)
+    steps = agent.num_steps
+    return _stacked(time_step, steps + 1), _stacked(action, steps), _stacked(info, steps), carry
+
+
+def _stacked(tree: Any, steps: int) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((steps, *leaf.shape), leaf.dtype), tree)
+
+
+def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) -> str | None:
+    """What is wrong with what a worker returned, or None."""
+    if not isinstance(rollout, WorkerRollout):
+        return f"nothing is a rollout, but a {type(rollout).__name__}"
+    structure: Any = jax.tree.structure(expected)
+    if jax.tree.structure(rollout.arrays) != structure:
+        return "arrays are missing"
+    for (path, wanted), got in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(rollout.arrays), strict=True):
+        name = jax.tree_util.keystr(path[1:])
+        if not isinstance(got, np.ndarray) or got.shape != wanted.shape or got.dtype != wanted.dtype:
+            return f"{name} must be {wanted.dtype}{list(wanted.shape)}, got {getattr(got, 'dtype', type(got).__name__)}" + str(
+                list(np.shape(got))
+            )
+        if got.dtype.kind == "f" and not np.isfinite(got).all():
+            return f"{name} has NaN or infinity"
+    return None
+
+
+def _without_weight(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree], state: WorkerState) -> WorkerRollout:
+    """A rollout in which nothing happens: every row both starts and ends an episode, and has weight 0 everywhere."""
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), expected)
+    time_steps: TimeStep = zeros[0]
+    ones = np.ones(time_steps.reward.shape, bool)
+    mask = jax.tree.map(np.ones_like, time_steps.action_mask)
+    record = None if time_steps.record is None else EpisodeRecord(np.zeros_like(time_steps.record.reward), ~ones, ones)
+    empty = TimeStep(time_steps.obs, time_steps.reward, ~ones, ones, ones, mask, record)
+    carry = zeros[3] if state.carry is None else state.carry
+    number, version = (rollout.number, rollout.version) if isinstance(rollout, WorkerRollout) else (0, 0)
+    return WorkerRollout(number, version, (empty, zeros[1], zeros[2], carry), InfoSums(), None, 0.0)

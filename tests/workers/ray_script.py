@@ -1,0 +1,142 @@
+"""Run by test_ray.py: trains with workers on a private Ray, disturbs them, and prints what happened as JSON."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from polyak.loops.host_loop import host
+from polyak.workers.ray_workers import RayWorkers
+from tests.workers.setting import KEY, arrays_of, make_agent, make_env, make_workers
+
+STEPS = 600
+
+
+def descendants(pid):
+    """The processes that a process has started, and theirs."""
+    children = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        new = children.get(waiting.pop(), [])
+        found += new
+        waiting += new
+    return found
+
+
+def listening(pids):
+    """The addresses on which processes listen."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                numbers = fields[1].split(":")[0]
+                addresses.add(
+                    ".".join(str(int(numbers[i : i + 2], 16)) for i in range(len(numbers) - 2, len(numbers) - 10, -2))
+                )
+    return sorted(addresses)
+
+
+def worker_processes():
+    """The pids of the workers, by the name that Ray gives them."""
+    found = []
+    for pid in descendants(os.getpid()):
+        try:
+            name = Path(f"/proc/{pid}/cmdline").read_text()
+        except OSError:
+            continue
+        if "_RayWorker" in name:
+            found.append(pid)
+    return found
+
+
+def train(agent, envs, callbacks=()):
+    return host(agent, envs, env_steps=STEPS, key=KEY, callbacks=callbacks, report_every=200)
+
+
+def main():
+    env = make_env()
+    agent = make_agent(env.spec)
+    undisturbed = arrays_of(train(agent, env).loop_state)
+
+    def is_same(result):
+        return all(np.array_equal(a, b) for a, b in zip(arrays_of(result.loop_state), undisturbed, strict=True))
+
+    report = {}
+    envs = make_workers(env, 2, lambda: RayWorkers(4), timeout=5.0)
+    report["same_bits"] = is_same(train(agent, envs))
+    report["listening"] = listening(descendants(os.getpid()))
+    report["jax_started"] = [starts_jax(pid) for pid in worker_processes()[:2]]
+    try:
+        RayWorkers(1)
+    except RuntimeError as error:
+        report["connected"] = str(error)
+    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
+        report[name] = disturb(agent, envs, number, is_same)
+    own = descendants(os.getpid())
+    start = time.monotonic()
+    envs.close()
+    report["close_seconds"] = time.monotonic() - start
+    time.sleep(1.0)
+    report["left"] = sorted(set(own) & set(descendants(1)))
+    print(json.dumps(report))
+
+
+def starts_jax(pid):
+    """Whether a process has the threads of XLA's CPU back end."""
+    names = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+    return any("XLA" in name or "tf_" in name for name in names)
+
+
+def disturb(agent, envs, number, is_same):
+    """Train again from the start; a worker gets a signal at the first report."""
+    events = []
+    envs.group.on_event = lambda event: events.append((time.monotonic(), event))
+    sent = []
+
+    def send(progress, metrics, state):
+        if not sent:
+            victim = worker_processes()[-1]
+            sent.append(time.monotonic())
+            threading.Timer(0.0, os.kill, (victim, number)).start()
+
+    result = train(agent, envs, [send])
+    failed = [moment for moment, event in events if event.event == "failed"]
+    return {"same_bits": is_same(result), "restarts": len(failed), "noticed": failed[0] - sent[0] if failed else None}
+
+
+def forever():
+    """Train until killed; prints the processes that were started."""
+    env = make_env()
+    envs = make_workers(env, 2, lambda: RayWorkers(2))
+
+    def show(progress, metrics, state):
+        if progress.iteration == 1:
+            print(json.dumps(descendants(os.getpid())), flush=True)
+
+    host(make_agent(env.spec), envs, env_steps=10**9, key=KEY, callbacks=[show], report_every=1)
+
+
+if __name__ == "__main__":
+    forever() if sys.argv[1:] == ["forever"] else main()

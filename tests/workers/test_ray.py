@@ -1,0 +1,84 @@
+"""Workers on a private Ray, in a process of its own: Ray's threads and JAX's would otherwise live on in the test process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "ray_script.py"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """What the script prints; it runs once for all tests of this file."""
+    path = tmp_path_factory.mktemp("ray")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], cwd=path, env=environment(), capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "JAX_PLATFORMS": "cpu"}
+
+
+def test_two_workers_have_the_bits_of_the_host_loop(report):
+    assert report["same_bits"]
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+def test_a_worker_that_is_killed_or_stopped_leaves_no_trace(report, fault):
+    assert report[fault]["same_bits"] and report[fault]["restarts"] >= 1
+
+
+def test_a_dead_worker_is_noticed_at_once(report):
+    assert report["killed"]["noticed"] < 1.0, "0.1 s on a quiet machine"
+
+
+def test_a_private_ray_listens_on_loopback_only(report):
+    assert report["listening"] and all(address.startswith("127.") for address in report["listening"])
+
+
+def test_a_policy_in_numpy_starts_no_jax_in_the_workers(report):
+    assert report["jax_started"] == [False, False]
+
+
+def test_closing_ends_all_processes_within_seconds(report):
+    assert report["close_seconds"] < 10 and report["left"] == []
+
+
+def test_a_ray_that_is_connected_already_is_an_error(report):
+    assert "Ray is already connected in this process" in report["connected"]
+
+
+def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "forever"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    pids = json.loads(process.stdout.readline())
+    assert len(pids) > 5 and all(map(is_running, pids))
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = [pid for pid in pids if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+    assert not any(Path("/tmp").glob(f"polyak-ray-{process.pid}-*"))
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

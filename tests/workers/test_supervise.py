@@ -1,0 +1,148 @@
+import pytest
+
+from polyak.workers.supervise import MAX_BACK_OFF, Supervisor, WorkerLost
+
+LATE, DEAD = object(), object()
+
+
+class Engine:
+    """Calls of a worker return what a list says, in order; time passes only while waiting."""
+
+    def __init__(self, results):
+        self.results = dict(results) if isinstance(results, dict) else {b"0": list(results), b"1": list(results)}
+        self.now, self.started, self.ended, self.calls = 0.0, 0, [], []
+
+    def start(self, payload):
+        self.started += 1
+        return (payload, self.started)
+
+    def call(self, handle, method, arguments):
+        self.calls.append((handle[0], method, arguments))
+        return (len(self.calls), "begun" if method == "begin" else self.results[handle[0]].pop(0))
+
+    def share(self, value):
+        return value
+
+    def wait(self, calls, seconds):
+        done = [call for call in calls if call[1] is not LATE]
+        if not done:
+            self.now += seconds
+        return done
+
+    def result(self, call):
+        if call[1] is DEAD:
+            raise WorkerLost("died: of a test")
+        return call[1]
+
+    def end(self, handle):
+        self.ended.append(handle)
+
+    def close(self):
+        pass
+
+
+def make(results, workers=1, budget=10, **options):
+    engine, events = Engine(results), []
+    supervisor = Supervisor(
+        engine,
+        [b"%d" % i for i in range(workers)],
+        lambda index: ("state", index),
+        **{"timeout": 5.0, "start_timeout": 50.0} | options,
+        budget=budget,
+        on_event=events.append,
+        clock=lambda: engine.now,
+    )
+    supervisor.start()
+    return supervisor, engine, events
+
+
+def run(supervisor, wanted, patience=1000):
+    """Wait for so many results of `rollout`."""
+    results = []
+    for _ in range(patience):
+        results += [(worker, result) for worker, method, result in supervisor.results(1.0) if method == "rollout"]
+        if len(results) >= wanted:
+            return results
+    raise AssertionError(f"only {results}")
+
+
+def test_results_come_from_the_workers_that_were_asked():
+    supervisor, engine, _ = make({b"0": ["a"], b"1": ["b"]}, workers=2)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", worker)
+    assert run(supervisor, 2) == [(0, "a"), (1, "b")]
+    assert [method for _, method, _ in engine.calls] == ["begin", "begin", "rollout", "rollout"]
+
+
+@pytest.mark.parametrize("fault", [DEAD, LATE], ids=["dead", "late"])
+def test_a_worker_that_fails_is_made_again_and_repeats_its_request(fault):
+    supervisor, engine, events = make([fault, "again"])
+    supervisor.request(0, "rollout", 7)
+    assert run(supervisor, 1) == [(0, "again")]
+    assert engine.calls == [
+        (b"0", "begin", ("state", 0)),
+        (b"0", "rollout", (7,)),
+        (b"0", "begin", ("state", 0)),
+        (b"0", "rollout", (7,)),
+    ]
+    assert [event.event for event in events] == ["started", "failed", "restarted"]
+    assert engine.ended == [(b"0", 1)], "the one that failed"
+    assert supervisor.metrics() == {"workers/alive": 1, "workers/restarts": 1}
+
+
+def test_a_hang_is_noticed_at_the_timeout_and_named():
+    supervisor, engine, events = make([LATE, "again"], timeout=3.0)
+    supervisor.request(0, "rollout", 1)
+    run(supervisor, 1)
+    assert 3.0 <= engine.now <= 3.1
+    assert "did not return from rollout() within timeout=3 s" in events[1].detail
+
+
+def test_a_slow_start_has_a_patience_of_its_own():
+    supervisor, engine, _ = make(["a"], timeout=3.0, start_timeout=50.0)
+    supervisor.workers[0].call = (0, LATE)
+    for _ in range(40):
+        supervisor.results(1.0)
+    assert engine.started == 1
+    for _ in range(12):
+        supervisor.results(1.0)
+    assert engine.started == 2
+
+
+def test_the_pause_before_a_restart_doubles_and_ends_with_a_success():
+    supervisor, engine, _ = make([DEAD] * 9 + ["at last", DEAD, "b"], budget=100)
+    supervisor.request(0, "rollout", 1)
+    run(supervisor, 1)
+    # At once, then after 1 + 2 + 4 + ... + 60 + 60 seconds.
+    assert engine.now == pytest.approx(1 + 2 + 4 + 8 + 16 + 32 + 2 * MAX_BACK_OFF, abs=0.2)
+    before = engine.now
+    supervisor.request(0, "rollout", 2)
+    run(supervisor, 1)
+    assert engine.now == before, "the first failure in a row again"
+
+
+def test_other_workers_go_on_while_one_waits_to_be_started_again():
+    supervisor, engine, _ = make({b"0": [DEAD, DEAD, "a"], b"1": ["b0", "b1"]}, workers=2)
+    supervisor.request(0, "rollout", 0)
+    supervisor.request(1, "rollout", 0)
+    assert run(supervisor, 1) == [(1, "b0")]
+    supervisor.request(1, "rollout", 1)
+    assert run(supervisor, 1) == [(1, "b1")]
+    assert engine.now < 1.1 and run(supervisor, 1) == [(0, "a")]
+
+
+def test_the_budget_of_restarts_ends_the_training_with_the_reason():
+    supervisor, engine, _ = make([DEAD] * 5, budget=2)
+    supervisor.request(0, "rollout", 1)
+    with pytest.raises(RuntimeError, match="worker 0 died: of a test; no restart is left of restarts=2"):
+        run(supervisor, 1)
+    assert engine.started == 3
+
+
+def test_the_result_of_a_worker_that_was_given_up_is_ignored():
+    supervisor, _, _ = make([LATE, "new"], timeout=2.0)
+    supervisor.request(0, "rollout", 1)
+    supervisor.results(1.0)
+    late = supervisor.workers[0].call
+    assert run(supervisor, 1) == [(0, "new")]
+    assert late not in [worker.call for worker in supervisor.workers]

@@ -1,0 +1,219 @@
+import dataclasses
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak.agents.ppo import PPO
+from polyak.core.types import copy_buffers
+from polyak.networks.recurrent import lstm
+from polyak.workers.packing import Packing
+from polyak.workers.worker_group import check_versions
+from tests.workers.setting import (
+    KEY,
+    Counting,
+    FaultyWorkers,
+    arrays_of,
+    assert_same_bits,
+    make_agent,
+    make_env,
+    make_workers,
+    train,
+)
+
+STEPS = 600
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    return make_env()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cartpole):
+    return train(cartpole).loop_state
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_give_the_bits_of_the_host_loop(cartpole, undisturbed, workers):
+    result = train(cartpole, workers)
+    assert_same_bits(result.loop_state, undisturbed)
+    assert result.metrics["staleness/max"] == 0 and result.metrics["workers/alive"] == workers
+
+
+def test_box_actions_of_shares_of_four_have_the_bits_of_the_host_loop():
+    env = make_env("Pendulum-v1")
+    agent = make_agent(env.spec, normalize_obs=True, normalize_reward="return")
+    assert_same_bits(train(env, 2, agent=agent).loop_state, train(env, agent=agent).loop_state)
+
+
+def test_one_worker_acts_in_jax_as_the_host_loop(cartpole):
+    agent = make_agent(cartpole.spec, network=lstm(hidden=(), width=4))
+    assert_same_bits(train(cartpole, 1, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
+
+
+def test_several_workers_act_in_jax_with_keys_of_their_own(cartpole):
+    agent = make_agent(cartpole.spec, network=lstm(hidden=(), width=4))
+    result = train(cartpole, 2, agent=agent)
+    assert result.progress.env_steps >= STEPS
+    assert_same_bits(result.loop_state, train(cartpole, 2, agent=agent).loop_state)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_workers_that_die_leave_no_trace(cartpole, undisturbed, workers):
+    generator = np.random.default_rng(workers)
+    faults = {int(call): "lost" for call in generator.choice(12, 6, replace=False)}
+    result = train(cartpole, workers, lambda: FaultyWorkers(faults))
+    assert_same_bits(result.loop_state, undisturbed)
+    assert result.metrics["workers/restarts"] > 0
+
+
+def test_a_worker_that_hangs_leaves_no_trace(cartpole, undisturbed):
+    result = train(cartpole, 2, lambda: FaultyWorkers({1: "late", 4: "late"}), options={"timeout": 0.3})
+    assert_same_bits(result.loop_state, undisturbed)
+    assert result.metrics["workers/restarts"] == 2
+
+
+def with_nan(rollout):
+    time_steps = rollout.arrays[0]
+    obs = np.array(time_steps.obs)
+    obs[3] = np.nan
+    return dataclasses.replace(rollout, arrays=(dataclasses.replace(time_steps, obs=obs), *rollout.arrays[1:]))
+
+
+def with_wrong_shape(rollout):
+    time_steps, actions, *rest = rollout.arrays
+    return dataclasses.replace(rollout, arrays=(time_steps, actions[:-1], *rest))
+
+
+@pytest.mark.parametrize("fault", [with_nan, with_wrong_shape, lambda rollout: "garbage", lambda rollout: None])
+def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault):
+    reports = []
+    result = train(
+        cartpole,
+        2,
+        lambda: FaultyWorkers({2: fault}),
+        callbacks=[lambda progress, metrics, state: reports.append((progress.env_steps, dict(metrics)))],
+        report_every=1,
+    )
+    # The second rollout has the rows of one worker only.
+    assert reports[1][0] - reports[0][0] <= 4 * 16 < reports[0][0]
+    assert [metrics["rollouts/invalid"] for _, metrics in reports][:3] == [0, 1, 0]
+    assert all(metrics["train/skipped_steps"] == 0 for _, metrics in reports)
+    assert all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
+    assert result.metrics["workers/restarts"] == 1
+    # Episodes that were cut are not among the finished ones, whose lengths are those of CartPole.
+    assert all(metrics.get("rollout/ep_len_mean", 20) >= 8 for _, metrics in reports)
+
+
+def test_lag_one_is_reproducible_and_one_update_old(cartpole):
+    agent = make_agent(cartpole.spec, values_when="collect")
+    results = [train(cartpole, 2, agent=agent, options={"lag": 1}) for _ in range(2)]
+    assert_same_bits(results[0].loop_state, results[1].loop_state)
+    assert results[0].metrics["staleness/max"] == 1
+    with pytest.raises(AssertionError):
+        assert_same_bits(results[0].loop_state, train(cartpole, 2, agent=agent).loop_state)
+
+
+def test_lag_one_resumes_to_the_bit(cartpole):
+    agent = make_agent(cartpole.spec, values_when="collect")
+    saved = {}
+
+    def save(progress, metrics, state):
+        saved.setdefault(progress.env_steps, (copy_buffers(state), pickle.dumps(progress.env.snapshot())))
+
+    whole = train(cartpole, 2, agent=agent, options={"lag": 1}, callbacks=[save], report_every=1)
+    done, (state, snapshot) = list(saved.items())[1]
+    envs = make_workers(cartpole, 2, lag=1)
+    envs.restore(pickle.loads(snapshot))
+    resumed = polyak.train.host(agent, envs, env_steps=STEPS, key=KEY, resume_from=state, env_steps_done=done, report_every=1)
+    assert_same_bits(resumed.loop_state, whole.loop_state)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_snapshots_continue_with_any_number_of_workers(cartpole, undisturbed, workers):
+    first = train(cartpole, 2, steps=300)
+    snapshot = first.progress.env.snapshot()
+    envs = make_workers(cartpole, workers) if workers else make_env()
+    envs.restore(snapshot)
+    done = first.progress.env_steps
+    resumed = polyak.train.host(
+        make_agent(cartpole.spec), envs, env_steps=STEPS, key=KEY, resume_from=first.loop_state, env_steps_done=done
+    )
+    assert_same_bits(resumed.loop_state, undisturbed)
+
+
+def test_a_second_training_with_the_same_workers_continues_the_episodes(cartpole, undisturbed):
+    envs, agent = make_workers(cartpole, 2), make_agent(cartpole.spec)
+    first = polyak.train.host(agent, envs, env_steps=300, key=KEY)
+    second = polyak.train.host(
+        agent, envs, env_steps=STEPS, key=KEY, resume_from=first.loop_state, env_steps_done=first.progress.env_steps
+    )
+    assert_same_bits(second.loop_state, undisturbed)
+
+
+def test_more_lag_stays_within_its_bound(cartpole, monkeypatch):
+    monkeypatch.setattr(PPO, "max_lag", None)
+    result = train(cartpole, 2, agent=make_agent(cartpole.spec, values_when="collect"), options={"lag": 3})
+    assert 0 < result.metrics["staleness/mean"] <= result.metrics["staleness/max"] <= 3
+
+
+def test_an_agent_that_bears_no_lag_is_rejected_by_name(cartpole):
+    with pytest.raises(ValueError, match=r"lag=1, but PPO .* at most 0 updates old"):
+        train(cartpole, 2, options={"lag": 1})
+
+
+def test_environments_without_snapshots_begin_new_episodes():
+    env = polyak.envs.make(Counting, num_envs=4)
+    result = train(env, 2, lambda: FaultyWorkers({2: "lost", 5: "lost"}), steps=300)
+    assert result.progress.env_steps >= 300 and result.metrics["workers/restarts"] == 2
+    assert result.metrics["rollout/ep_len_mean"] == 5, "a lost episode is not counted"
+
+
+def test_an_exception_of_an_environment_is_the_users_with_its_worker():
+    env = polyak.envs.make(raising_env, num_envs=4)
+    with pytest.raises(ArithmeticError, match="of a test") as caught:
+        train(env, 2, steps=400)
+    assert any("worker 0" in note and "envs 0 to 1" in note and "Traceback" in note for note in caught.value.__notes__)
+
+
+def test_an_exception_of_an_environment_can_start_new_episodes():
+    env = polyak.envs.make(raising_env, num_envs=4)
+    result = train(env, 2, steps=400, options={"on_env_error": "restart"})
+    assert result.progress.env_steps >= 400 and result.metrics["workers/restarts"] >= 2
+
+
+def raising_env():
+    return Counting(raises_at=100)
+
+
+def test_workers_must_have_the_learners_versions():
+    check_versions("worker 0", dict(polyak.workers.rollout_worker.own_versions()))
+    with pytest.raises(RuntimeError, match=r"worker 3 has other versions: jax 0.1 \(here .*\); install the same"):
+        check_versions("worker 3", {**polyak.workers.rollout_worker.own_versions(), "jax": "0.1"})
+
+
+def test_a_request_to_stop_ends_the_training_between_rollouts(cartpole):
+    result = train(cartpole, 2, should_stop=lambda: True)
+    assert result.stopped == "request" and int(result.loop_state.iteration) == 1
+
+
+def test_packing_returns_the_leaves_with_their_dtypes():
+    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.array(3, jnp.uint32), "c": jnp.array([True, False]), "d": KEY}
+    packing = pickle.loads(pickle.dumps(Packing.of(tree)))
+    vectors = {dtype: np.asarray(vector) for dtype, vector in jax.jit(packing.pack)(tree).items()}
+    for leaf, wanted in zip(packing.unpack(vectors), jax.tree.leaves(tree), strict=True):
+        assert leaf.dtype == wanted.dtype and leaf.shape == wanted.shape and bool((jnp.asarray(leaf) == wanted).all())
+    with pytest.raises(ValueError, match="vectors must have lengths"):
+        packing.unpack({**vectors, "float32": np.zeros(7, np.float32)})
+
+
+def test_steps_can_be_taken_one_by_one(cartpole):
+    envs, alone = make_workers(cartpole, 2), make_env()
+    for one, other in [(envs.reset(5), alone.reset(5)), *((envs.step(a), alone.step(a)) for a in np.zeros((20, 8), np.int32))]:
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    envs.close()
+    envs.close()
