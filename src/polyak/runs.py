@@ -40,6 +40,11 @@ MAX_NUM_ENVS = 2**20
 # JAX creates all threads at startup, and hangs with 100,000 of them.
 MAX_THREADS = 1024
 
+MAX_WORKERS = 2**12
+"""Maximum number of worker processes of a run."""
+
+LOOPS = ("compiled", "host", "distributed")
+
 
 ENV_OPTIONS = (
     "vectorization",
@@ -63,7 +68,7 @@ class RunConfig:
         num_envs: number of copies of the environment.
         seed: the run's key is `jax.random.key(seed)`; None for another key, which the checkpoints hold.
         env_steps: total number of valid transitions.
-        loop: `"compiled"` or `"host"`.
+        loop: `"compiled"`, `"host"` or `"distributed"`.
         devices: number of devices over which the environments are split.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         checkpoint_every: env_steps between checkpoints.
@@ -76,6 +81,8 @@ class RunConfig:
         eval_every: env_steps between evaluations of the greedy policy while training; None for none.
         eval_episodes: episodes of each of them.
         checkpoint_replay: checkpoints contain the agent's replay, if it has one.
+        workers: number of worker processes of the distributed loop; None in the others.
+        lag: how many updates old the policy of a rollout may be.
     """
 
     algorithm: str
@@ -96,6 +103,8 @@ class RunConfig:
     eval_every: int | None = None
     eval_episodes: int = 0
     checkpoint_replay: bool = True
+    workers: int | None = None
+    lag: int = 0
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -106,16 +115,21 @@ class RunConfig:
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
         for name in ("num_envs", "env_steps", "devices", "checkpoint_every"):
             check_integer("run", name, getattr(self, name))
-        for name in ("report_every", "threads", "eval_every"):
+        for name in ("report_every", "threads", "eval_every", "workers"):
             if getattr(self, name) is not None:
                 check_integer("run", name, getattr(self, name))
         check_integer("run", "eval_episodes", self.eval_episodes, at_least=0)
-        for name, value, limit in (("threads", self.threads, MAX_THREADS), ("num_envs", self.num_envs, MAX_NUM_ENVS)):
+        check_integer("run", "lag", self.lag, at_least=0)
+        limits = {"threads": MAX_THREADS, "num_envs": MAX_NUM_ENVS, "workers": MAX_WORKERS}
+        for name, limit in limits.items():
+            value = getattr(self, name)
             if value is not None and value > limit:
                 raise ValueError(f"run: {name} must be at most {limit}, got {value}")
         if self.seed is not None:
             check_seed("run", "seed", self.seed)
-        check_choice("run", "loop", self.loop, ("compiled", "host"))
+        check_choice("run", "loop", self.loop, LOOPS)
+        if (self.loop == "distributed") != (self.workers is not None):
+            raise ValueError(f"run: workers must be a number with loop='distributed', else None, got {self.workers}")
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
         check_choice("run", "own_env", self.own_env, (False, True))
         check_choice("run", "checkpoint_replay", self.checkpoint_replay, (False, True))

@@ -85,8 +85,17 @@ class TrainFlags:
     """train with this many seeds, from --seed on: at once in the compiled loop, else one after another"""
     run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME", "PATH")] = None
     """run directory; must not hold a run yet"""
-    loop: Literal["auto", "compiled", "host"] = "auto"
-    """compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python"""
+    loop: Literal["auto", "compiled", "host", "distributed"] = "auto"
+    """compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python;
+    distributed: in --workers processes"""
+    workers: Annotated[int | None, default_hint("none: the environments step in this process", "INT")] = None
+    """processes that step the environments, in equal parts; needs polyak[ray]"""
+    lag: int = 0
+    """how many updates old the policy of a rollout may be: 0 waits for each update, 1 collects while the agent learns"""
+    ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
+    """Ray cluster on which the workers run; auto finds the one of this machine"""
+    worker_timeout: float = 60.0
+    """seconds that a rollout may take before its worker is replaced"""
     devices: Annotated[int | None, default_hint("two cores in the compiled loop where it pays, else one", "INT")] = None
     """devices (on a CPU: cores) that share the environments"""
     eval_episodes: int = 100

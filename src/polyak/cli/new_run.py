@@ -14,7 +14,7 @@ from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
 from polyak.cli.own import env_maker, make_own_agent
 from polyak.cli.own_flags import OwnFlags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
-from polyak.core.checks import check_integer
+from polyak.core.checks import check_integer, check_number
 from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
@@ -25,12 +25,13 @@ from polyak.networks.q_network import QNetwork, q_mlp, q_nature_cnn
 from polyak.networks.quantile_network import IQNetwork, iqn_mlp, iqn_nature_cnn
 from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
 from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
-from polyak.runs import algorithm_name, check_seed
+from polyak.runs import MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, start_jax
 from polyak.train.new_training import make_agent, prepare
 from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
+from polyak.train.workers import Workers, split_over_workers
 
 ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
 Q_NETWORKS: Mapping[str, Any] = {"mlp": q_mlp, "cnn": q_nature_cnn, "lstm": q_lstm, "gru": q_gru}
@@ -64,17 +65,22 @@ def train_new_run(
     """
     try:
         _check(flags)
-        loop = _choose_loop(env_id, flags.loop)
+        workers = _workers(flags)
+        loop = _choose_loop(env_id, flags.loop, workers)
         at_once = flags.seeds > 1 and loop == "compiled"
         if at_once and flags.devices not in (None, 1):
             raise UsageError(f"--devices {flags.devices}: several seeds are trained at once on one device")
         devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
-        if loop == "host" and flags.devices in (None, 1):
+        if loop != "compiled" and flags.devices in (None, 1):
             dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)
         scaling = flags.action_scaling or (action_scaling_of(algorithm) if own.agent is None else "clip")
         source = EnvSource(target, {"action_scaling": scaling, "env_kwargs": env_kwargs})
-        env = envs.make(target, num_envs=flags.num_envs, action_scaling=scaling, env_kwargs=env_kwargs)
+        copies = 1 if workers else flags.num_envs
+        env = envs.make(target, num_envs=copies, action_scaling=scaling, env_kwargs=env_kwargs)
+        if workers:
+            env = split_over_workers(env, flags.num_envs, workers)
+            source = env.source
         try:
             if own.agent is not None:
                 agent = make_own_agent(own.agent, env.spec)
@@ -151,8 +157,31 @@ def _prepare(
     )
 
 
-def _choose_loop(env_id: str, loop: str) -> str:
+def _workers(flags: TrainFlags) -> Workers | None:
+    """The workers that flags ask for, or None."""
+    check_integer("polyak train", "--lag", flags.lag, at_least=0)
+    check_number("polyak train", "--worker-timeout", flags.worker_timeout, above=0.0)
+    if flags.workers is None:
+        needed = {"--loop distributed": flags.loop == "distributed", f"--lag {flags.lag}": flags.lag}
+        needed[f"--ray-address {flags.ray_address}"] = flags.ray_address is not None
+        for flag, is_set in needed.items():
+            if is_set:
+                raise UsageError(f"{flag} needs --workers N")
+        return None
+    check_integer("polyak train", "--workers", flags.workers, at_most=MAX_WORKERS)
+    if flags.loop not in ("auto", "distributed"):
+        raise UsageError(f"--workers {flags.workers} must be left out with --loop {flags.loop}")
+    if flags.num_envs % flags.workers:
+        raise UsageError(f"--workers {flags.workers} must divide --num-envs {flags.num_envs}")
+    return Workers(flags.lag, flags.worker_timeout, number=flags.workers, address=flags.ray_address)
+
+
+def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
     is_jax = env_id.startswith(JAX_PREFIXES)
+    if workers is not None:
+        if is_jax:
+            raise UsageError(f"--workers {workers.number} must be left out: {env_id} is in JAX, and compiled with the agent")
+        return "distributed"
     if loop == "compiled" and not is_jax:
         raise UsageError(f"--loop compiled needs an environment in JAX (jax/..., gymnax/...); {env_id} steps on the host")
     return loop if loop != "auto" else "compiled" if is_jax else "host"

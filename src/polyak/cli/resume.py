@@ -15,12 +15,13 @@ from polyak.core.checks import check_integer
 from polyak.core.types import HostEnv
 from polyak.loops.loop import mesh_over
 from polyak.ops.schedules import Linear
-from polyak.runs import RunConfig, read_config
+from polyak.runs import MAX_WORKERS, RunConfig, read_config
 from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.devices import configure_devices, dispatch_synchronously, start_jax
-from polyak.train.resumption import prepare_resumption
+from polyak.train.resumption import prepare_resumption, with_workers
+from polyak.train.workers import split_over_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,10 @@ class ResumeFlags:
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
     force: bool = False
     """accept a config.json that was edited, or that differs from the settings of the checkpoint"""
+    workers: Annotated[int | None, default_hint("the run's", "INT")] = None
+    """processes that step the environments, as many as you like; 0 steps them in this process"""
+    ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
+    """Ray cluster on which the workers run"""
     imports: ImportFlag = None
     """module of an environment named `MODULE:Name-v0`, which is imported only if it is named here"""
     compilation_cache: bool = True
@@ -44,7 +49,7 @@ class ResumeFlags:
 def resume(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        flags = "[--env-steps N] [--eval-episodes N] [--force] [--agent M:N] [--env M:N] [--import MODULE] [--help]"
+        flags = "[--env-steps N] [--eval-episodes N] [--force] [--workers N] [--agent M:N] [--env M:N] [--import M] [--help]"
         return print_usage(f"polyak resume RUN {flags}\n\nRUN is a run directory.", arguments)
     try:
         return _resume(Path(arguments[0]), arguments[1:])
@@ -55,6 +60,8 @@ def resume(arguments: list[str]) -> int:
 def _resume(directory: Path, arguments: list[str]) -> int:
     flags = parse(ResumeFlags, arguments, prog=f"polyak resume {directory}", description="Continue a run.")
     check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
+    if flags.workers is not None:
+        check_integer("polyak resume", "--workers", flags.workers, at_least=0, at_most=MAX_WORKERS)
     if flags.env_steps is not None:
         check_integer("polyak resume", "--env-steps", flags.env_steps)
     if flags.force:
@@ -68,12 +75,15 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         config = own.config
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
+        config, split = with_workers(config, flags.workers)
+        split = dataclasses.replace(split, address=flags.ray_address) if split else None
         configure_devices(config.devices, config.loop, config.num_envs)
-        if config.loop == "host" and config.devices == 1:
+        if config.loop != "compiled" and config.devices == 1:
             dispatch_synchronously()
         start_jax(config.threads)
         mesh_over(config.devices, config.num_envs)
-        env = own.make_env(config.num_envs)
+        env = own.make_env(1 if split else config.num_envs)
+        env = split_over_workers(env, config.num_envs, split) if split else env
         try:
             config = with_agent(config, flags.own, env.spec)
             _note_ended_schedules(config)

@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json", "summary.json"
+WORKERS = "workers.jsonl"
 CHECKPOINTS, BEST, TENSORBOARD, LOCK = "checkpoints", "best", "tb", "run.lock"
 
 # What a killed `create` may leave: without a config it is no run yet.
@@ -188,6 +189,11 @@ class Run:
         self.require_writer()
         drop_rows_after(self.metrics, env_steps)
 
+    def append_worker_event(self, row: Mapping[str, Any]) -> None:
+        """Append what happened to a worker, with its time in seconds since 1970."""
+        self.require_writer()
+        append_row(self.directory / WORKERS, row)
+
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one row; NaN and infinities become null, so that any JSON reader can read it.
 
@@ -268,7 +274,7 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
 
 def is_run_file(path: Path) -> bool:
     """Whether a run writes this path itself. A run has both config.json and system.json; other programs have the first too."""
-    own = {CONFIG, METRICS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
+    own = {CONFIG, METRICS, WORKERS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
     real = Path(os.path.realpath(path))
     runs = [root for root in real.parents if all(os.path.lexists(root / name) for name in (CONFIG, SYSTEM))]
     names = [real.relative_to(root).parts[0] for root in runs]

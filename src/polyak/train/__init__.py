@@ -15,6 +15,7 @@ from polyak.train.result import Result
 from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
 from polyak.train.statistics import SeedStatistics, seed_statistics
+from polyak.train.workers import Workers, distributed
 
 __all__ = [
     "Evaluation",
@@ -23,10 +24,12 @@ __all__ = [
     "SeedStatistics",
     "TrainResult",
     "TrainingDiverged",
+    "Workers",
     "callbacks",
     "collect",
     "compiled",
     "compiled_seeds",
+    "distributed",
     "evaluate",
     "host",
     "initial",

@@ -24,12 +24,15 @@ from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, chec
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.presets.preset import with_length
-from polyak.runs import ENV_OPTIONS, RunConfig, algorithm_name, check_seed, run_key
+from polyak.runs import ENV_OPTIONS, LOOPS, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.evaluation import require_source
 from polyak.train.result import Result
 from polyak.train.training import Start, Training, run_training
+from polyak.train.workers import Workers, as_workers, split_over_workers
+from polyak.workers.worker_envs import WorkerEnvs
+from polyak.workers.worker_rollouts import check_lag
 
 # In the slowest environments these are minutes of work.
 MAX_ENV_STEPS_BETWEEN_CHECKPOINTS = 100_000
@@ -55,7 +58,8 @@ def run(
     eval_episodes: int | None = None,
     eval_env: Env | HostEnv | None = None,
     callbacks: Sequence[Callback] = (),
-    loop: Literal["auto", "compiled", "host"] = "auto",
+    loop: Literal["auto", "compiled", "host", "distributed"] = "auto",
+    workers: int | Workers | None = None,
     devices: int | None = None,
     resume_from: LoopState | None = None,
     env_steps_done: int = 0,
@@ -82,7 +86,9 @@ def run(
         eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else no evaluation.
         eval_env: environments for evaluation; None makes copies of `env`.
         callbacks: called at every report with `(progress, metrics, state)`; see `Callback`.
-        loop: `"compiled"` (one program), `"host"`, or `"auto"`: `"compiled"` for an environment in JAX.
+        loop: `"compiled"` (one program), `"host"`, `"distributed"`, or `"auto"`: `"distributed"` with `workers`, else
+            `"compiled"` for an environment in JAX.
+        workers: number of worker processes that step the environments, or how they work; see `train.distributed`.
         devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
         resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.
         should_stop: called between iterations; True ends the training.
@@ -93,7 +99,7 @@ def run(
         TrainingDiverged: see `Agent.diagnose`.
     """
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
-    made, source = make_envs("train.run", agent, env, num_envs, loop, devices)
+    made, source = make_envs("train.run", agent, env, num_envs, loop, devices, _check_workers(loop, workers))
     try:
         training = prepare(
             make_agent(agent, made.spec, source, env_steps, settings),
@@ -133,6 +139,22 @@ def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | No
     return seed
 
 
+def _check_workers(loop: str, workers: int | Workers | None) -> Workers | None:
+    """The workers of the distributed loop, or None.
+
+    Raises:
+        ValueError: one is given without the other.
+    """
+    check_choice("train.run", "loop", loop, ("auto", *LOOPS))
+    if workers is None:
+        if loop == "distributed":
+            raise ValueError("train.run: loop='distributed' needs workers=N")
+        return None
+    if loop not in ("auto", "distributed"):
+        raise ValueError(f"train.run: workers must be None with loop={loop!r}, got {workers!r:.80}")
+    return as_workers("train.run", workers)
+
+
 def make_envs(
     owner: str,
     agent: Any,
@@ -140,6 +162,7 @@ def make_envs(
     num_envs: int | None,
     loop: str = "auto",
     devices: int | None = None,
+    workers: Workers | None = None,
 ) -> tuple[Env | HostEnv, EnvSource | None]:
     """The environments and how they were made; where they are named, with the preset's number of copies by default.
 
@@ -155,12 +178,18 @@ def make_envs(
     count = env.num_envs if is_made else num_envs or preset(str(agent), str(env)).num_envs
     if not is_jax_started():
         configure_devices(devices, "compiled" if _is_in_jax(env) and loop != "host" else "host", count)
+    if is_made and workers is not None:
+        raise ValueError(f"{owner}: env must be a name or a function with workers, which make it, got {env!r:.80}")
     if is_made:
         return env, source_of(env)
     # An environment of Gymnasium that exists has its own number of copies.
     has_number = not (isinstance(env, str) or callable(env) or _is_in_jax(env))
     scaling = action_scaling_of(agent) if isinstance(agent, str) and agent in AGENTS else "clip"
     options: dict[str, Any] = {"action_scaling": scaling} | ({} if has_number and num_envs is None else {"num_envs": count})
+    if workers is not None:
+        one = envs.make(env, **{**options, "num_envs": 1})
+        parts = split_over_workers(one, count, workers)
+        return parts, parts.source
     made = envs.make(env, **options)
     return made, source_of(made) or EnvSource(env, {})
 
@@ -230,7 +259,10 @@ def prepare(
     """
     if run_dir is not None and start is not None and start.state is not None:
         raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
-    check_choice("train.run", "loop", loop, ("auto", "compiled", "host"))
+    workers, lag = (env.num_workers, env.group.options.lag) if isinstance(env, WorkerEnvs) else (None, 0)
+    if workers is not None:
+        check_lag(agent, lag)
+        loop = "distributed"
     devices = default_devices(agent, env) if devices is None else devices
     check_match(agent, env, devices)
     mesh_over(devices, env.num_envs)
@@ -262,6 +294,8 @@ def prepare(
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
         checkpoint_replay=checkpoint_replay,
+        workers=workers,
+        lag=lag,
     )
     run = None if run_dir is None else create(run_dir, config.to_json())
     return Training(config, env, run_key(seed or 0) if key is None else key, start or Start(), run, eval_env, eval_episodes)

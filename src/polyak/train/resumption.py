@@ -28,6 +28,7 @@ from polyak.train.evaluation import make_env
 from polyak.train.new_training import close_if_made, make_envs
 from polyak.train.result import Result
 from polyak.train.training import Start, Training, run_training
+from polyak.train.workers import Workers, as_workers, split_over_workers
 
 
 @suggest_arguments("polyak.resume")
@@ -42,6 +43,7 @@ def resume(
     eval_env: Env | HostEnv | None = None,
     callbacks: Sequence[Callback] = (),
     force: bool = False,
+    workers: int | Workers | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Continue a run from its newest valid checkpoint; the result equals that of an uninterrupted training.
@@ -59,6 +61,8 @@ def resume(
         eval_env: environments for evaluation; None makes copies of `env`.
         callbacks: called at every report.
         force: accept a `config.json` that was edited, or differs from the settings of the checkpoint.
+        workers: number of worker processes of a run in an environment outside JAX, or how they work; 0 trains in this process;
+            None is the run's number. It may change: a checkpoint is not of workers.
         should_stop: called between iterations; True ends the training.
 
     Raises:
@@ -84,8 +88,10 @@ def resume(
                 f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a "
                 "run does not store; pass env=..., as in the training"
             )
-        copies = None if isinstance(env, Env | HostEnv) else config.num_envs
-        made = make_env(config, config.num_envs) if env is None else make_envs("polyak.resume", "", env, copies)[0]
+        config, split = with_workers(config, workers)
+        copies = None if isinstance(env, Env | HostEnv) else 1 if split else config.num_envs
+        made = make_env(config, copies or 1) if env is None else make_envs("polyak.resume", "", env, copies)[0]
+        made = made if split is None else split_over_workers(made, config.num_envs, split)
         try:
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
             training = prepare_resumption(run, config, made, force=force)
@@ -94,6 +100,28 @@ def resume(
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
             close_if_made(made, env)
+
+
+def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunConfig, Workers | None]:
+    """The config with other workers, and how they work; None without workers.
+
+    Raises:
+        TypeError, ValueError: they are out of range, or the run is in the compiled loop.
+    """
+    if config.loop == "compiled":
+        if workers not in (None, 0):
+            raise ValueError(f"polyak.resume: workers={workers}: the run is in the compiled loop, which has none")
+        return config, None
+    if workers is None:
+        split = Workers(config.lag, number=config.workers) if config.workers else None
+    elif isinstance(workers, int) and workers == 0:
+        split = None
+    else:
+        split = as_workers("polyak.resume", workers)
+        split = split if isinstance(workers, Workers) else dataclasses.replace(split, lag=config.lag)
+    if split is None:
+        return dataclasses.replace(config, loop="host", workers=None, lag=0), None
+    return dataclasses.replace(config, loop="distributed", workers=split.number, lag=split.lag), split
 
 
 def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Training:
@@ -108,7 +136,7 @@ def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force
     # Checked before anything of the run changes.
     mesh_over(config.devices, config.num_envs)
     key = run_key(config.seed or 0)
-    made = as_host_env(env, key) if config.loop == "host" else env
+    made = env if config.loop == "compiled" else as_host_env(env, key)
     start = restore_start(run, config, made, force=force)
     run.change_config(env_steps=config.env_steps)
     run.rewind(start.env_steps)

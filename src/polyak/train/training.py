@@ -25,6 +25,8 @@ from polyak.train.evaluation import PeriodicEvaluation, evaluate_policy, evaluat
 from polyak.train.interrupt import Interrupt, catch_interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
+from polyak.workers.supervise import WorkerEvent
+from polyak.workers.worker_envs import WorkerEnvs
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,12 @@ def train(training: Training, console: Screen, callbacks: Sequence[Callback], sh
     a callback adds to the metrics is written.
     """
     config, run, start = training.config, training.run, training.start
-    loop: Any = host if config.loop == "host" else compiled
+    loop: Any = compiled if config.loop == "compiled" else host
     with record_failure([training]), ExitStack() as stack:
         evaluation = stack.enter_context(periodic_evaluation(training))
         title = f"{config.algorithm} {config.env}"
+        if isinstance(training.env, WorkerEnvs):
+            training.env.group.on_event = report_events(training.run, console)
         display = stack.enter_context(show_progress(console, title, config.env_steps, start.env_steps))
         trained: TrainResult = loop(
             config.agent,
@@ -127,6 +131,18 @@ def train(training: Training, console: Screen, callbacks: Sequence[Callback], sh
         )
         snapshot = save_last(training, trained)
     return with_evaluations(make_result(training, trained, snapshot), evaluation)
+
+
+def report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], None]:
+    """A function that writes what happens to workers into `workers.jsonl`, and prints failures."""
+
+    def report(event: WorkerEvent) -> None:
+        if run is not None:
+            run.append_worker_event({"time": time.time(), **dataclasses.asdict(event)})
+        if event.event == "failed":
+            console.print_line(f"worker {event.worker} {event.detail}; starting it again")
+
+    return report
 
 
 def finish(training: Training, result: Result, console: Screen) -> Result:

@@ -1,0 +1,175 @@
+"""Training with workers: environments split over processes of one machine or of many, by Ray."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxtyping import PRNGKeyArray
+
+from polyak import envs
+from polyak.core.checks import check_callbacks, check_integer, check_key
+from polyak.core.names import suggest_arguments
+from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.envs.parts import split
+from polyak.envs.source import EnvSource, source_of
+from polyak.loops.host_loop import host
+from polyak.loops.loop import LoopState, Target, TrainResult, check_agent
+from polyak.workers.ray_workers import RayWorkers
+from polyak.workers.supervise import Engine
+from polyak.workers.worker_envs import WorkerEnvs
+from polyak.workers.worker_group import WorkerGroup, WorkerOptions
+from polyak.workers.worker_rollouts import check_lag
+
+
+@dataclass(frozen=True)
+class Workers(WorkerOptions):
+    """Worker processes that step the environments, and how they are watched.
+
+    Attributes:
+        number: how many; they share the environments equally.
+        address: of a Ray cluster, such as `"auto"`; None starts a private Ray on this machine.
+        make_engine: starts what runs the workers; None is Ray. `InProcessWorkers` steps them in this process, for tests.
+    """
+
+    number: int = 1
+    address: str | None = None
+    make_engine: Callable[[], Engine] | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("train", "workers", self.number)
+        if not (self.address is None or isinstance(self.address, str)):
+            raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
+        super().__post_init__()
+
+
+def as_workers(owner: str, workers: "Workers | int") -> Workers:
+    """Workers, of which only the number may be given.
+
+    Raises:
+        TypeError, ValueError: it is neither, or not positive.
+    """
+    if isinstance(workers, Workers):
+        return workers
+    check_integer(owner, "workers", workers)
+    return Workers(number=workers)
+
+
+def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> WorkerEnvs:
+    """Copies of an environment, split over workers; the environment is closed.
+
+    Args:
+        env: one copy, which only tells the spaces and how it was made.
+
+    Raises:
+        ValueError: the environment is in JAX, was made as an object, or cannot be split.
+    """
+    try:
+        if not isinstance(env, HostEnv):
+            raise ValueError(
+                f"train: workers step environments outside JAX, got {env.spec.id}; leave workers out, and it is compiled"
+            )
+        source = source_of(env)
+        if source is None:
+            raise ValueError(f"train: workers must make {env.spec.id} themselves; pass its name or a function that creates it")
+        if source.options.get("vectorization") == "own":
+            raise ValueError("train: vectorization='own' cannot be split over workers; pass 'sync'")
+        if source.options.get("vectorization", "auto") == "auto" and not str(source.id).startswith("ALE/"):
+            # A vectorised form has one random generator for all its environments.
+            source = EnvSource(source.id, {**source.options, "vectorization": "sync"})
+        parts = split(source, num_envs, workers.number)
+        make_engine = workers.make_engine or (lambda: RayWorkers(workers.number, workers.address))
+        return WorkerEnvs(WorkerGroup(parts, env.spec, num_envs, make_engine, workers), source)
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
+@suggest_arguments("train")
+def distributed(
+    agent: Agent[State],
+    env: str | Callable[[], Any],
+    *,
+    num_envs: int,
+    workers: int,
+    env_steps: int,
+    key: PRNGKeyArray,
+    lag: int = 0,
+    timeout: float = 60.0,
+    start_timeout: float = 300.0,
+    restarts: int = 100,
+    on_env_error: Literal["raise", "restart"] = "raise",
+    address: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    devices: int = 1,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult[State]:
+    """Train with worker processes that step the environments, until `env_steps` valid transitions are done.
+
+    Workers split the environments and change nothing else: with `lag=0` the numbers are those of `train.host` with as many
+    environments; to the bit where the policy is small enough to act in NumPy and every worker has a multiple of 4
+    environments. A worker that dies, hangs or returns garbage is replaced and repeats its rollout from the snapshot before
+    it; environments without snapshots begin new episodes.
+
+    Args:
+        agent: the agent to train.
+        env: name of the environment, or a function that creates it; it is made in the workers.
+        num_envs: environments in all; workers have equal parts.
+        workers: number of processes.
+        env_steps: total number of valid transitions, including `env_steps_done`.
+        key: source of all randomness.
+        lag: how many updates old the policy of a rollout may be: 0 waits for each update; 1 collects while the agent learns,
+            with the same numbers in every run; more lets fast workers be ahead of slow ones.
+        timeout: seconds that a rollout may take before its worker is replaced.
+        start_timeout: seconds that the start of a worker may take.
+        restarts: how many times workers may be replaced.
+        on_env_error: an exception of an environment ends the training (`"raise"`), or starts new episodes (`"restart"`).
+        address: of a Ray cluster; None starts a private Ray on this machine, and ends it.
+        callbacks: called at every report.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        devices: over which the update is split.
+        resume_from: the state of a stopped run; new episodes start.
+        env_steps_done: env_steps that the stopped run had completed.
+        should_stop: called while waiting for workers; True ends the training.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
+        ImportError: Ray is not installed.
+        RuntimeError: Ray does not start, or no restart is left.
+        Exception: what an environment raises, of its type.
+        TrainingDiverged: see `Agent.diagnose`.
+    """
+    Target(env_steps, report_every)
+    check_agent("train", agent)
+    check_key("train", key)
+    check_callbacks("train", callbacks)
+    check_integer("train", "num_envs", num_envs)
+    check_integer("train", "workers", workers)
+    options = Workers(lag, timeout, start_timeout, restarts, on_env_error, workers, address)
+    check_lag(agent, lag)
+    if num_envs % workers:
+        raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={workers}")
+    if not (isinstance(env, str) or callable(env)):
+        raise TypeError(f"train.distributed: env must be a name or a function that creates it, got {type(env).__name__}")
+    made = split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options)
+    try:
+        if resume_from is not None:
+            time_step = made.reset(int(resume_from.iteration))
+            resume_from = dataclasses.replace(resume_from, time_step=time_step)
+        return host(
+            agent,
+            made,
+            env_steps=env_steps,
+            key=key,
+            callbacks=callbacks,
+            report_every=report_every,
+            devices=devices,
+            resume_from=resume_from,
+            env_steps_done=env_steps_done,
+            should_stop=should_stop,
+        )
+    finally:
+        made.close()
