@@ -283,3 +283,11 @@ def test_close_can_be_called_twice():
 def test_a_spec_of_a_tree_keeps_its_order_by_name():
     assert isinstance(envs.make(toys.Tree).spec.obs, Dict)
     assert list(envs.make(toys.Tree).spec.obs.spaces) == ["a", "b", "c"]
+
+
+def test_a_closed_environment_says_so():
+    env = envs.make("Pendulum-v1", num_envs=2)
+    env.reset(0)
+    env.close()
+    with pytest.raises(RuntimeError, match="Pendulum-v1: the environment is closed"):
+        env.reset(0)

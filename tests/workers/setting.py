@@ -33,7 +33,8 @@ def make_workers(env, workers, engine=InProcessWorkers, **options):
 def train(env, workers=0, engine=InProcessWorkers, agent=None, steps=600, options=None, **arguments):
     """Train; returns the result of the host loop, or of workers."""
     agent = agent or make_agent(env.spec)
-    used = make_workers(env, workers, engine, **options or {}) if workers else env
+    copies = {"num_envs": env.num_envs, **env.source.options}
+    used = make_workers(env, workers, engine, **options or {}) if workers else polyak.envs.make(env.source.id, **copies)
     try:
         return host(agent, used, env_steps=steps, key=KEY, **arguments)
     finally:

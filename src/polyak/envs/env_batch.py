@@ -97,11 +97,18 @@ class InProcessEnvs:
     """EnvGroup in this process, asked one after the other."""
 
     def __init__(self, envs: Sequence[Any], name: str, options: EnvOptions) -> None:
+        self.name = name
         self.envs = [SingleEnv(env, name, index, options) for index, env in enumerate(envs)]
         self.spaces = [(env.env.observation_space, env.env.action_space) for env in self.envs]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of every environment, each with its own arguments."""
+        """Call a method of every environment, each with its own arguments.
+
+        Raises:
+            RuntimeError: the environments are closed.
+        """
+        if not self.envs:
+            raise RuntimeError(f"{self.name}: the environment is closed")
         return [getattr(env, method)(*args) for env, args in zip(self.envs, arguments, strict=True)]
 
     def close(self) -> None:
