@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "dynamics": {"core"},
     "envs": {"core", "dynamics"},
     "loops": {"core", "copies"},
-    "workers": {"core", "loops"},
+    "workers": {"core", "copies", "loops"},
     "storage": {"core"},
     "export": {"core", "ops", "networks", "policies", "storage"},
     "report": {"core", "storage"},

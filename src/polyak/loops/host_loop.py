@@ -96,15 +96,8 @@ def host(
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.nondeterminism)
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
-        rollouts: Rollouts
-        if isinstance(hosted, MakesRollouts):
-            # First, so that workers prepare while the update is compiled.
-            rollouts = hosted.rollouts(agent, state, settings, should_stop)
-            learn_compiled, no_means = _compile(agent, mesh, state, None)
-        else:
-            new_actor = actor_maker(agent, state, mesh, settings, exact=isinstance(hosted, JaxEnvOnHost))
-            learn_compiled, no_means = _compile(agent, mesh, state, None if relay.active else new_actor(leaves))
-            rollouts = LocalRollouts(hosted, new_actor, state, agent.num_steps, should_stop)
+        rollouts, actor = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)
+        learn_compiled, no_means = _compile(agent, mesh, state, None if relay.active else actor)
 
     def learn_from(leaves: list[Any], means: Array, collected: Collected) -> tuple[list[Any], PackedMetrics, EpisodeTotals]:
         new_leaves, metrics, finished = learn_compiled(settings, leaves, means, collected.arrays)
@@ -133,6 +126,21 @@ def host(
         if stopped:
             break
     return reporter.result(jax.tree.unflatten(structure, leaves), stopped if reporter.env_steps < env_steps else None)
+
+
+def _make_rollouts(
+    agent: Agent,
+    env: HostEnv,
+    state: LoopState,
+    mesh: Mesh | None,
+    settings: list[Any],
+    should_stop: Callable[[], bool],
+) -> tuple[Rollouts, Actor | None]:
+    """The source of rollouts, and the actor of the first one; None where it is in other processes."""
+    if isinstance(env, MakesRollouts):
+        return env.rollouts(agent, state, settings, should_stop), None
+    new_actor = actor_maker(agent, state, mesh, settings, exact=isinstance(env, JaxEnvOnHost))
+    return LocalRollouts(env, new_actor, state, agent.num_steps, should_stop), new_actor(jax.tree.leaves(state))
 
 
 def _check_resumable(env: HostEnv | Env, resume_from: LoopState | None) -> None:

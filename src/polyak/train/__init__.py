@@ -15,7 +15,7 @@ from polyak.train.result import Result
 from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
 from polyak.train.statistics import SeedStatistics, seed_statistics
-from polyak.train.workers import Workers, distributed
+from polyak.train.workers import Workers, asynchronous, distributed
 
 __all__ = [
     "Evaluation",
@@ -25,6 +25,7 @@ __all__ = [
     "TrainResult",
     "TrainingDiverged",
     "Workers",
+    "asynchronous",
     "callbacks",
     "collect",
     "compiled",

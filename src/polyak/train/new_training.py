@@ -73,8 +73,7 @@ def run(
         agent: the agent, or the name of an algorithm (`"ppo"`), which takes the preset for the environment.
         env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
         env_steps: total number of valid transitions, including `env_steps_done`.
-        key: source of all randomness, in place of a seed.
-        seed: the key is `jax.random.key(seed)`; 0 by default.
+        key: source of all randomness, in place of a `seed`, whose key is `jax.random.key(seed)`; the default is seed 0.
         num_envs: copies of an environment that is not yet made; None is the preset's.
         settings: fields in which an agent that is named differs from the preset.
         run_dir: a new run directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
@@ -85,9 +84,8 @@ def run(
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
         eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else no evaluation.
         eval_env: environments for evaluation; None makes copies of `env`.
-        callbacks: called at every report with `(progress, metrics, state)`; see `Callback`.
-        loop: `"compiled"` (one program), `"host"`, `"distributed"`, or `"auto"`: `"distributed"` with `workers`, else
-            `"compiled"` for an environment in JAX.
+        callbacks: called at every report; see `Callback`.
+        loop: `"compiled"` (one program), `"host"`, `"distributed"` (with `workers`), or `"auto"`, by the environment.
         workers: number of worker processes that step the environments, or how they work; see `train.distributed`.
         devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
         resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.

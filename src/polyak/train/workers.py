@@ -15,6 +15,7 @@ from polyak.envs.parts import split
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, Target, TrainResult, check_agent
+from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.ray_workers import RayWorkers
 from polyak.workers.supervise import Engine
 from polyak.workers.worker_envs import WorkerEnvs
@@ -85,6 +86,82 @@ def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> W
             env.close()
 
 
+def _make(agent: Agent, env: Any, num_envs: int, options: Workers) -> WorkerEnvs:
+    """The environments of `distributed` and `asynchronous`, after a check of everything."""
+    check_agent("train", agent)
+    check_integer("train", "num_envs", num_envs)
+    if num_envs % options.number:
+        raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={options.number}")
+    if not (isinstance(env, str) or callable(env)):
+        raise TypeError(f"train: env must be a name, or a function that creates it, got {env!r:.80}")
+    return split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options)
+
+
+@suggest_arguments("train")
+def asynchronous(
+    agent: Agent[State],
+    env: str | Callable[[], Any],
+    *,
+    num_envs: int,
+    workers: int | Workers,
+    env_steps: int,
+    key: PRNGKeyArray,
+    shared_optimizer: bool = True,
+    max_staleness: int | None = None,
+    max_bad: int = 10,
+    callbacks: Sequence[Callback] = (),
+    report_every: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult[State]:
+    """Train asynchronously (A3C): every worker pushes gradients to a shared copy of the network, and pulls its weights.
+
+    Nobody waits for anybody, so two trainings differ, and none can be resumed exactly. `distributed` with `lag` and IMPALA
+    learns as fast, and sends rollouts in place of gradients.
+
+    Args:
+        agent: an agent whose update has two halves: `A2C` or `IMPALA`.
+        env: name of the environment, or a function that creates it; it is made in the workers.
+        num_envs: environments in all; workers have equal parts.
+        workers: number of processes, or how they work (whose `lag` has no meaning here).
+        env_steps: total number of valid transitions.
+        key: source of all randomness.
+        shared_optimizer: whether the shared copy has the only optimizer state, or each worker its own.
+        max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts any.
+        max_bad: pushes with NaN or infinity in a row after which a worker is replaced.
+        callbacks: called at every report.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        should_stop: called while waiting for workers; True ends the training.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; raised before anything runs.
+        ImportError: Ray is not installed.
+        RuntimeError: Ray does not start, or no restart is left.
+        Exception: what an environment raises, of its type.
+        TrainingDiverged: see `Agent.diagnose`.
+
+    Source: Mnih et al. 2016, arXiv:1602.01783, algorithm S3.
+    """
+    Target(env_steps, report_every)
+    check_key("train", key)
+    check_callbacks("train", callbacks)
+    made = _make(agent, env, num_envs, as_workers("train.asynchronous", workers))
+    try:
+        return train_asynchronously(
+            agent,
+            made,
+            env_steps=env_steps,
+            key=key,
+            shared_optimizer=shared_optimizer,
+            max_staleness=max_staleness,
+            max_bad=max_bad,
+            callbacks=callbacks,
+            report_every=report_every,
+            should_stop=should_stop,
+        )
+    finally:
+        made.close()
+
+
 @suggest_arguments("train")
 def distributed(
     agent: Agent[State],
@@ -109,10 +186,9 @@ def distributed(
 ) -> TrainResult[State]:
     """Train with worker processes that step the environments, until `env_steps` valid transitions are done.
 
-    Workers split the environments and change nothing else: with `lag=0` the numbers are those of `train.host` with as many
-    environments; to the bit where the policy is small enough to act in NumPy and every worker has a multiple of 4
-    environments. A worker that dies, hangs or returns garbage is replaced and repeats its rollout from the snapshot before
-    it; environments without snapshots begin new episodes.
+    Workers split the environments and change nothing else: with `lag=0` the numbers are those of `train.host`; to the bit
+    where the policy is small enough to act in NumPy and every worker has a multiple of 4 environments. A worker that dies or
+    hangs is replaced and repeats its rollout from the snapshot before it; environments without snapshots begin new episodes.
 
     Args:
         agent: the agent to train.
@@ -143,18 +219,12 @@ def distributed(
         TrainingDiverged: see `Agent.diagnose`.
     """
     Target(env_steps, report_every)
-    check_agent("train", agent)
     check_key("train", key)
     check_callbacks("train", callbacks)
-    check_integer("train", "num_envs", num_envs)
     check_integer("train", "workers", workers)
     options = Workers(lag, timeout, start_timeout, restarts, on_env_error, workers, address)
     check_lag(agent, lag)
-    if num_envs % workers:
-        raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={workers}")
-    if not (isinstance(env, str) or callable(env)):
-        raise TypeError(f"train.distributed: env must be a name or a function that creates it, got {type(env).__name__}")
-    made = split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options)
+    made = _make(agent, env, num_envs, options)
     try:
         if resume_from is not None:
             time_step = made.reset(int(resume_from.iteration))

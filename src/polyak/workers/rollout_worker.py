@@ -24,6 +24,7 @@ from polyak.core.types import HostEnv, PyTree, TimeStep
 from polyak.loops.actor import Actor, act_with_keys
 from polyak.loops.episodes import InfoSums
 from polyak.loops.rollouts import collect_rollout
+from polyak.workers.gradient_worker import GradientPrograms, GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
 
 PACKAGES = ("polyak", "jax", "numpy", "gymnasium")
@@ -149,13 +150,14 @@ class RolloutWorker:
         self._env: HostEnv | None = None
         self._time_step: Any = None
         self._carry: PyTree = ()
-        self._acting: Acting | None = None
+        self._acting: Acting | GradientTask | None = None
+        self._programs: GradientPrograms | None = None
 
-    def begin(self, state: WorkerState, acting: Acting | None) -> "Begun | Failure":
+    def begin(self, state: WorkerState, acting: Acting | GradientTask | None) -> "Begun | Failure":
         """Create the environments, if there are none yet, and start or continue episodes."""
         return _failure_of(self._begin, state, acting)
 
-    def prepare(self, acting: Acting, time_step: TimeStep, carry: PyTree) -> "Failure | None":
+    def prepare(self, acting: Acting | GradientTask, time_step: TimeStep, carry: PyTree) -> "Failure | None":
         """Take the policy, and where it is in the episodes."""
         return _failure_of(self._prepare, acting, time_step, carry)
 
@@ -169,6 +171,17 @@ class RolloutWorker:
         """
         return _failure_of(self._rollout, number, version, policy, random)
 
+    def gradients(
+        self, number: int, version: int, weights: Mapping[str, npt.NDArray[Any]], key: npt.NDArray[Any]
+    ) -> "WorkerGradients | Failure":
+        """Collect a rollout with these weights, and return the gradients of its loss.
+
+        Args:
+            weights: vectors of what the worker pulls.
+            key: the bits of the rollout's key.
+        """
+        return _failure_of(self._gradients, number, version, weights, key)
+
     def step(self, action: PyTree) -> "tuple[TimeStep, dict[str, Any] | None] | Failure":
         """Step the environments; returns the time step, and their state."""
         return _failure_of(self._step, action)
@@ -178,7 +191,7 @@ class RolloutWorker:
         env, self._env = self._env, None
         return None if env is None else _failure_of(env.close)
 
-    def _begin(self, state: WorkerState, acting: Acting | None) -> Begun:
+    def _begin(self, state: WorkerState, acting: Acting | GradientTask | None) -> Begun:
         if self._env is None:
             self._env = cloudpickle.loads(self._make_env)()
         env = self._env
@@ -192,13 +205,13 @@ class RolloutWorker:
         process = platform.node(), os.getpid()
         return Begun(env.spec, self._time_step, env.snapshot(), process, own_versions())
 
-    def _prepare(self, acting: Acting, time_step: TimeStep, carry: PyTree) -> None:
+    def _prepare(self, acting: Acting | GradientTask, time_step: TimeStep, carry: PyTree) -> None:
         self._acting, self._time_step, self._carry = acting, time_step, carry
 
     def _rollout(
         self, number: int, version: int, policy: Mapping[str, npt.NDArray[Any]], random: npt.NDArray[Any]
     ) -> WorkerRollout:
-        assert self._env is not None and self._acting is not None, "begin() and prepare() come first"
+        assert self._env is not None and isinstance(self._acting, Acting), "begin() and prepare() come first"
         start, sums = time.monotonic(), InfoSums()
         actor = make_worker_actor(self._acting, policy, random)
         arrays = collect_rollout(actor, self._carry, self._env, self._time_step, self._acting.num_steps, sums)
@@ -206,6 +219,18 @@ class RolloutWorker:
         self._time_step, self._carry = jax.tree.map(lambda x: x[-1], arrays[0]), arrays[3]
         snapshot = self._env.snapshot()
         return WorkerRollout(number, version, arrays, sums, snapshot, time.monotonic() - start)
+
+    def _gradients(
+        self, number: int, version: int, weights: Mapping[str, npt.NDArray[Any]], key: npt.NDArray[Any]
+    ) -> WorkerGradients:
+        start = time.monotonic()
+        assert self._env is not None and isinstance(self._acting, GradientTask), "begin() and prepare() come first"
+        if self._programs is None or self._programs.task is not self._acting:
+            self._programs = GradientPrograms(self._acting)
+        halves, finished, sums, *place = self._programs.run(weights, key, self._env, self._time_step, self._carry)
+        self._time_step, self._carry = place
+        snapshot, seconds = self._env.snapshot(), time.monotonic() - start
+        return WorkerGradients(number, version, halves, finished, sums, snapshot, self._time_step, self._carry, seconds)
 
     def _step(self, action: PyTree) -> tuple[TimeStep, dict[str, Any] | None]:
         assert self._env is not None, "begin() comes first"

@@ -12,6 +12,7 @@ from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import HostEnv
 from polyak.loops.loop import check_spec
+from polyak.workers.gradient_worker import GradientTask
 from polyak.workers.rollout_worker import Acting, Begun, Failure, WorkerState, own_versions
 from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
 
@@ -83,7 +84,7 @@ class WorkerGroup:
         if num_envs % len(parts):
             raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={len(parts)}")
         self.spec, self.num_envs, self.num_workers, self.options = spec, num_envs, len(parts), options
-        self.acting: Acting | None = None
+        self.acting: Acting | GradientTask | None = None
         self.states = [WorkerState(seed=0)] * self.num_workers
         self.snapshots: list[dict[str, Any] | None] = []
         self.under_way: dict[str, Any] | None = None

@@ -1,0 +1,116 @@
+"""A worker that computes gradients of its own rollouts (A3C)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.types import HostEnv, PolicyStep, PyTree, Rollout, TimeStep
+from polyak.loops.episodes import Episodes, EpisodeTotals, InfoSums, measure
+from polyak.loops.rollouts import collect_rollout
+from polyak.workers.packing import Packing
+
+
+@dataclass(frozen=True)
+class GradientTask:
+    """What a worker needs to compute gradients.
+
+    Attributes:
+        agent: with `collect_policy(state)` and `gradients(state, rollout, key)`.
+        state: what the worker pulls, whose leaves are replaced by those of each request.
+        packing: where these stand in the request's vectors.
+        result: where the gradients and their summary stand in the vectors that the worker returns.
+        key_impl: the implementation of the keys.
+    """
+
+    agent: Any
+    state: Any
+    packing: Packing
+    result: Packing
+    key_impl: str
+
+
+@dataclass(frozen=True)
+class WorkerGradients:
+    """The gradients of one rollout.
+
+    Attributes:
+        number: which rollout of this worker it was, from 1.
+        version: of the weights whose gradients these are.
+        halves: the gradients and their summary, as vectors by dtype.
+        finished: episodes that ended.
+        info_sums: what the environments reported.
+        snapshot: the environments' state after the rollout, or None.
+        time_step: the last one.
+        carry: the policy's, and the running returns of episodes.
+        seconds: how long it took.
+    """
+
+    number: int
+    version: int
+    halves: Mapping[str, npt.NDArray[Any]]
+    finished: EpisodeTotals
+    info_sums: InfoSums
+    snapshot: dict[str, Any] | None
+    time_step: TimeStep
+    carry: PyTree
+    seconds: float
+
+
+class GradientPrograms:
+    """The compiled programs of a task: acting, and gradients of a rollout."""
+
+    def __init__(self, task: GradientTask) -> None:
+        self.task = task
+        self._structure: Any = jax.tree.structure(task.state)
+        self._act, self._gradients, self._measure = jax.jit(self._act_step), jax.jit(self._compute), jax.jit(measure)
+
+    def run(
+        self, vectors: Mapping[str, npt.NDArray[Any]], bits: npt.NDArray[Any], env: HostEnv, time_step: TimeStep, carry: PyTree
+    ) -> tuple[Mapping[str, npt.NDArray[Any]], EpisodeTotals, InfoSums, TimeStep, PyTree]:
+        """Pull the weights, collect a rollout, and compute the gradients of its loss.
+
+        Args:
+            vectors: the weights, and what else the worker pulls.
+            bits: of the key.
+            env: the environments.
+            time_step: their last one.
+            carry: the policy's, and the running returns of episodes.
+
+        Returns:
+            Gradients and summary as vectors, finished episodes, reported values, and where the environments are now.
+        """
+        state = jax.device_put(jax.tree.unflatten(self._structure, self.task.packing.unpack(vectors)))
+        key = jax.random.wrap_key_data(jnp.asarray(bits), impl=self.task.key_impl)
+        act_key, update_key = jax.random.split(key)
+        policy_carry, episodes = carry
+        sums = InfoSums()
+
+        def actor(t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
+            return self._act(state, act_key, np.uint32(t), time_step, carry)
+
+        arrays = collect_rollout(actor, policy_carry, env, time_step, self.task.agent.num_steps, sums)
+        assert arrays is not None, "a rollout without a deadline is always complete"
+        time_steps, actions, info, next_carry = arrays
+        halves = self._gradients(state, Rollout(time_steps, actions, info, policy_carry), update_key)
+        episodes, finished = self._measure(episodes, time_steps)
+        last: TimeStep = jax.tree.map(lambda x: x[-1], time_steps)
+        halves, finished, episodes = jax.tree.map(np.asarray, (halves, finished, episodes))
+        return halves, finished, sums, last, (next_carry, episodes)
+
+    def _act_step(self, state: PyTree, key: PRNGKeyArray, t: Any, time_step: TimeStep, carry: PyTree) -> PolicyStep:
+        step: PolicyStep = self.task.agent.collect_policy(state).action(time_step, carry, jax.random.fold_in(key, t))
+        return step
+
+    def _compute(self, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> Mapping[str, Any]:
+        return self.task.result.pack(self.task.agent.gradients(state, rollout, key))
+
+
+def first_carry(make_carry: Callable[[int], PyTree], num_envs: int) -> PyTree:
+    """The carry of new episodes, with the running returns."""
+    return jax.tree.map(np.asarray, (make_carry(num_envs), Episodes.fresh(num_envs)))

@@ -1,0 +1,129 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import polyak
+from polyak.agents.a2c import A2C
+from polyak.workers.asynchronous_loop import train_asynchronously
+from polyak.workers.in_process_workers import InProcessWorkers
+from tests.workers.setting import KEY, Counting, Fault, FaultyWorkers, arrays_of, make_agent, make_env, make_workers
+
+
+class FaultyPushes(FaultyWorkers):
+    """As `FaultyWorkers`, for pushes."""
+
+    def call(self, handle, method, arguments):
+        if method != "gradients":
+            return super().call(handle, method, arguments)
+        fault = self.faults.get(self.calls)
+        self.calls += 1
+        if fault == "lost":
+            return Fault(fault)
+        call = InProcessWorkers.call(self, handle, method, arguments)
+        if fault is not None:
+            call.result = fault(call.result)
+        return call
+
+
+def train(workers=2, engine=InProcessWorkers, steps=400, env=None, agent=None, options=None, **arguments):
+    env = env or make_env(num_envs=4)
+    envs = make_workers(env, workers, engine, **options or {})
+    try:
+        return train_asynchronously(
+            agent or A2C(env.spec, num_steps=8, learning_rate=1e-3), envs, env_steps=steps, key=KEY, **arguments
+        )
+    finally:
+        envs.close()
+
+
+def test_every_push_is_applied_once_and_steps_are_those_of_the_rollouts():
+    reports = []
+    result = train(callbacks=[lambda progress, metrics, state: reports.append(dict(metrics))])
+    assert result.progress.env_steps >= 400
+    assert int(result.state.copies.shared.version) == result.metrics["pushes/applied"] == result.progress.iteration
+    assert result.metrics["pushes/stale"] == result.metrics["pushes/refused"] == result.metrics["pushes/repeated"] == 0
+    assert int(result.state.env_steps) == result.progress.env_steps
+    assert max(report["staleness/max"] for report in reports) == 1, "the push of the other worker"
+    assert reports[-1]["rollout/ep_len_mean"] >= 8
+
+
+def test_the_result_has_the_shared_weights_as_online_copy():
+    result = train()
+    copies = result.state.copies
+    jax.tree.map(np.testing.assert_array_equal, copies.online.params, copies.shared.variables.params)
+    assert result.agent.policy(result.state).predict(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+def test_one_worker_without_waiting_is_a2c():
+    """Its pushes are never stale, so its weights are those of `update` on the same rollouts."""
+    env = make_env(num_envs=4)
+    agent = A2C(env.spec, num_steps=8, learning_rate=1e-3)
+    rollouts = []
+
+    class Recorded(A2C):
+        def gradients(self, state, rollout, key, **options):
+            jax.debug.callback(lambda *leaves: rollouts.append(leaves), *jax.tree.leaves(rollout), ordered=True)
+            return A2C.gradients(self, state, rollout, key, **options)
+
+    fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    result = train(1, env=env, agent=Recorded(**fields), steps=200)
+    jax.effects_barrier()
+    state = agent.init(jax.random.split(KEY, 3)[0])
+    update = jax.jit(agent.update)
+    time_step = jax.tree.map(jax.numpy.asarray, env.reset(0))
+    example = polyak.Rollout(time_step, np.zeros(4, np.int32), (), ())
+    structure = jax.tree.structure(example)
+    pushed = result.progress.iteration
+    for leaves in rollouts[:pushed]:
+        state, _ = update(state, jax.tree.unflatten(structure, leaves), KEY)
+    assert len(rollouts) >= pushed >= 6
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
+        result.state.copies.online.params,
+        state.copies.online.params,
+    )
+
+
+@pytest.mark.parametrize("shared_optimizer", [True, False])
+def test_workers_that_die_cost_nothing(shared_optimizer):
+    result = train(engine=lambda: FaultyPushes({2: "lost", 7: "lost"}), shared_optimizer=shared_optimizer)
+    assert result.metrics["workers/restarts"] == 2 and result.metrics["pushes/repeated"] == 0
+    assert result.progress.env_steps >= 400 and all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
+
+
+def with_nan(push):
+    halves = {dtype: np.full_like(x, np.nan) if dtype == "float32" else x for dtype, x in push.halves.items()}
+    return dataclasses.replace(push, halves=halves)
+
+
+def test_gradients_with_nan_are_refused_and_their_worker_replaced():
+    result = train(engine=lambda: FaultyPushes({4: with_nan, 6: with_nan, 8: with_nan}), max_bad=3)
+    assert result.metrics["pushes/refused"] == 3
+    assert result.metrics["workers/restarts"] == 1
+    assert all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
+
+
+def test_stale_gradients_are_dropped():
+    result = train(4, max_staleness=0)
+    assert result.metrics["pushes/stale"] > 0
+    assert result.metrics["pushes/applied"] + result.metrics["pushes/stale"] == result.progress.iteration
+
+
+def test_an_exception_of_an_environment_ends_the_training_or_its_episodes():
+    env = polyak.envs.make(raising_env, num_envs=4)
+    with pytest.raises(ArithmeticError, match="of a test"):
+        train(env=env)
+    result = train(env=env, options={"on_env_error": "restart"})
+    assert result.metrics["workers/restarts"] >= 1 and result.progress.env_steps >= 400
+
+
+def raising_env():
+    return Counting(raises_at=60)
+
+
+def test_an_agent_without_halves_is_rejected():
+    env = make_env(num_envs=4)
+    with pytest.raises(TypeError, match="PPO sends no gradients; use A2C or IMPALA"):
+        train(env=env, agent=make_agent(env.spec))
