@@ -11,7 +11,6 @@ from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer, check_key
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
-from polyak.envs.parts import split
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, Target, TrainResult, check_agent
@@ -78,6 +77,9 @@ def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> W
         if source.options.get("vectorization", "auto") == "auto" and not str(source.id).startswith("ALE/"):
             # A vectorised form has one random generator for all its environments.
             source = EnvSource(source.id, {**source.options, "vectorization": "sync"})
+        # Gymnasium is imported only where environments need it.
+        from polyak.envs.parts import split
+
         parts = split(source, num_envs, workers.number)
         make_engine = workers.make_engine or (lambda: RayWorkers(workers.number, workers.address))
         return WorkerEnvs(WorkerGroup(parts, env.spec, num_envs, make_engine, workers), source)
