@@ -67,8 +67,6 @@ def run(
 ) -> Result[State]:
     """Train until `env_steps` valid transitions are done: what `polyak train` does, with the same numbers for the same seed.
 
-    Ctrl-C and SIGTERM stop after the current iteration (`stopped="interrupt"`); a second Ctrl-C raises `KeyboardInterrupt`.
-
     Args:
         agent: the agent, or the name of an algorithm (`"ppo"`), which takes the preset for the environment.
         env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
@@ -89,7 +87,8 @@ def run(
         workers: number of worker processes that step the environments, or how they work; see `train.distributed`.
         devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
         resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.
-        should_stop: called between iterations; True ends the training.
+        should_stop: called between iterations; True ends the training, as Ctrl-C and SIGTERM do (`stopped="interrupt"`; a
+            second Ctrl-C raises `KeyboardInterrupt`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
