@@ -67,6 +67,7 @@ def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
     assert len(pids) > 5 and all(map(is_running, pids))
     process.kill()
     process.wait()
+    process.stdout.close()
     deadline = time.monotonic() + 20
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
