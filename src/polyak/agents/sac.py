@@ -43,7 +43,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class SAC:
-    """SAC for Box actions in [-1, 1] (`envs.make(..., action_scaling="rescale")`), and for Discrete actions.
+    """SAC for Box actions in [-1, 1] (`make(..., action_scaling="rescale")`), and for Discrete actions.
 
         J_Q(θ) = E[ Σ_i ½ (Q_θi(s, a) - y)² ],    y = r + γ^m (min_i Q_target,i(s', a') - α log π(a'|s')),  a' ~ π(·|s')
         J_π(φ) = E[ α log π_φ(a|s) - min_i Q_θi(s, a) ],    a ~ π_φ(·|s)
