@@ -44,7 +44,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class TQC:
-    """TQC for Box actions in [-1, 1] (`make(..., action_scaling="rescale")`): SAC with quantiles as critics.
+    """TQC for Box actions in [-1, 1] (`make(..., action_scaling="rescale")`): SAC with quantile critics.
 
         J_Z(θ) = E[ Σ_i 1/M Σ_m 1/K Σ_k |τ_m - 1{u < 0}| L_κ(u) / κ ],    u = y_k - θ_i,m(s, a),  τ_m = (2m - 1) / 2M
         y_k    = r + γ^m (z_k(s', a') - α log π(a'|s')),    a' ~ π(·|s')
