@@ -60,7 +60,10 @@ def run(supervisor, wanted, patience=1000):
     """Wait for so many results of `rollout`."""
     results = []
     for _ in range(patience):
-        results += [(worker, result) for worker, method, result in supervisor.results(1.0) if method == "rollout"]
+        for worker, method, result in supervisor.results(1.0):
+            if method == "rollout":
+                supervisor.accept(worker)
+                results.append((worker, result))
         if len(results) >= wanted:
             return results
     raise AssertionError(f"only {results}")
@@ -146,3 +149,34 @@ def test_the_result_of_a_worker_that_was_given_up_is_ignored():
     late = supervisor.workers[0].call
     assert run(supervisor, 1) == [(0, "new")]
     assert late not in [worker.call for worker in supervisor.workers]
+
+
+def test_results_that_are_not_accepted_do_not_end_the_pauses():
+    """An environment that raises at once in every new worker must not use up the budget in a second."""
+    supervisor, engine, _ = make(["raised"] * 5, budget=10)
+    supervisor.request(0, "rollout", 1)
+    for _ in range(40):
+        for worker, method, _ in supervisor.results(1.0):
+            if method == "rollout" and len(engine.results[b"0"]):
+                supervisor.request(0, "rollout", 1)
+                supervisor.fail(worker, "raised")
+    assert engine.now >= 1 + 2 + 4
+
+
+def test_a_worker_that_compiles_gets_more_time_until_its_first_result():
+    supervisor, engine, _ = make([LATE, "a", LATE, "b"], timeout=3.0)
+    supervisor.warm_up = 20.0
+    supervisor.request(0, "rollout", 1)
+    run(supervisor, 1)
+    assert 23 <= engine.now < 23.2
+    supervisor.request(0, "rollout", 2)
+    run(supervisor, 1)
+    assert 26 <= engine.now < 26.4, "a result was accepted before"
+
+
+def test_a_second_training_has_the_whole_budget_again():
+    supervisor, _, _ = make([DEAD, "a", DEAD, "b"], budget=1)
+    for number in range(2):
+        supervisor.request(0, "rollout", number)
+        run(supervisor, 1)
+        supervisor.forget_failures()

@@ -15,6 +15,7 @@ from polyak.workers.worker_group import check_versions
 from tests.workers.setting import (
     KEY,
     Counting,
+    Fault,
     FaultyWorkers,
     arrays_of,
     assert_same_bits,
@@ -131,6 +132,60 @@ def test_lag_one_resumes_to_the_bit(cartpole):
     envs.restore(pickle.loads(snapshot))
     resumed = polyak.train.host(agent, envs, env_steps=STEPS, key=KEY, resume_from=state, env_steps_done=done, report_every=1)
     assert_same_bits(resumed.loop_state, whole.loop_state)
+
+
+def test_lag_one_resumes_to_the_bit_after_a_rollout_was_discarded(cartpole, monkeypatch):
+    """Some workers have begun the next rollout when a stop discards this one."""
+    monkeypatch.setattr("polyak.loops.rollouts.ROLLOUT_SECONDS", 0.0)
+    agent = make_agent(cartpole.spec, values_when="collect")
+    whole = train(cartpole, 2, agent=agent, options={"lag": 1})
+    engine = FaultyWorkers({6: "late"})
+    stop = []
+    envs = make_workers(cartpole, 2, lambda: engine, lag=1)
+    first = polyak.train.host(
+        agent, envs, env_steps=STEPS, key=KEY, should_stop=lambda: engine.calls > 6 and (stop.append(1) or len(stop) > 3)
+    )
+    assert first.stopped == "request" and int(first.loop_state.iteration) < int(whole.loop_state.iteration)
+    resumed_envs = make_workers(cartpole, 2, lag=1)
+    resumed_envs.restore(pickle.loads(pickle.dumps(first.progress.env.snapshot())))
+    done = first.progress.env_steps
+    resumed = polyak.train.host(
+        agent, resumed_envs, env_steps=STEPS, key=KEY, resume_from=first.loop_state, env_steps_done=done
+    )
+    assert_same_bits(resumed.loop_state, whole.loop_state)
+
+
+def test_a_worker_that_dies_while_all_begin_again_is_started_once_more(cartpole):
+    engine = FaultyWorkers({})
+    envs = make_workers(cartpole, 2, lambda: engine)
+    before = envs.reset(3)
+    call = engine.call
+    deaths = []
+
+    def dying(handle, method, arguments):
+        if method == "begin" and not deaths:
+            deaths.append(handle)
+            return Fault("lost")
+        return call(handle, method, arguments)
+
+    engine.call = dying
+    again = envs.reset(3)
+    jax.tree.map(np.testing.assert_array_equal, before, again)
+    np.testing.assert_array_equal(envs.reset(4).obs, make_env().reset(4).obs)
+    assert deaths and envs.group.supervisor.is_settled()
+
+
+def test_replacements_must_have_the_learners_versions(cartpole, monkeypatch):
+    versions = []
+
+    def changing():
+        versions.append(1)
+        return {"python": "3", "jax": "0.1" if len(versions) > 3 else "1"}
+
+    monkeypatch.setattr("polyak.workers.rollout_worker.own_versions", changing)
+    monkeypatch.setattr("polyak.workers.worker_group.own_versions", lambda: {"python": "3", "jax": "1"})
+    with pytest.raises(RuntimeError, match=r"has other versions: jax 0\.1"):
+        train(cartpole, 2, lambda: FaultyWorkers({1: "lost", 3: "lost", 5: "lost"}))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])

@@ -11,7 +11,7 @@ from polyak.cli.imports import ImportFlag
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnFlags
 from polyak.cli.training_run import run_to_exit_code
-from polyak.core.checks import check_integer
+from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
 from polyak.loops.loop import mesh_over
 from polyak.ops.schedules import Linear
@@ -40,6 +40,8 @@ class ResumeFlags:
     """processes that step the environments, as many as you like; 0 steps them in this process"""
     ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
     """Ray cluster on which the workers run"""
+    worker_timeout: float = 60.0
+    """seconds that a rollout may take before its worker is replaced"""
     imports: ImportFlag = None
     """module of an environment named `MODULE:Name-v0`, which is imported only if it is named here"""
     compilation_cache: bool = True
@@ -62,6 +64,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
     if flags.workers is not None:
         check_integer("polyak resume", "--workers", flags.workers, at_least=0, at_most=MAX_WORKERS)
+    check_number("polyak resume", "--worker-timeout", flags.worker_timeout, above=0.0)
     if flags.env_steps is not None:
         check_integer("polyak resume", "--env-steps", flags.env_steps)
     if flags.force:
@@ -76,7 +79,9 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
         config, split = with_workers(config, flags.workers)
-        split = dataclasses.replace(split, address=flags.ray_address) if split else None
+        if split is None and flags.ray_address is not None:
+            raise UsageError(f"--ray-address {flags.ray_address} needs workers; give --workers N")
+        split = dataclasses.replace(split, address=flags.ray_address, timeout=flags.worker_timeout) if split else None
         configure_devices(config.devices, config.loop, config.num_envs)
         if config.loop != "compiled" and config.devices == 1:
             dispatch_synchronously()

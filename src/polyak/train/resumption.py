@@ -24,11 +24,14 @@ from polyak.storage.directory import find
 from polyak.storage.progress import check_settings, read_progress, replay_path
 from polyak.storage.run_directory import Run, open_run
 from polyak.train.devices import configure_devices, is_jax_started
+from polyak.train.display import Screen
 from polyak.train.evaluation import make_env
 from polyak.train.new_training import close_if_made, make_envs
 from polyak.train.result import Result
-from polyak.train.training import Start, Training, run_training
+from polyak.train.training import Start, Training, report_events, run_training
 from polyak.train.workers import Workers, as_workers, split_over_workers
+from polyak.workers.worker_envs import WorkerEnvs
+from polyak.workers.worker_rollouts import check_lag
 
 
 @suggest_arguments("polyak.resume")
@@ -89,6 +92,8 @@ def resume(
                 "run does not store; pass env=..., as in the training"
             )
         config, split = with_workers(config, workers)
+        if split is not None and isinstance(env, Env | HostEnv):
+            raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {env!r:.80}")
         copies = None if isinstance(env, Env | HostEnv) else 1 if split else config.num_envs
         made = make_env(config, copies or 1) if env is None else make_envs("polyak.resume", "", env, copies)[0]
         made = made if split is None else split_over_workers(made, config.num_envs, split)
@@ -135,6 +140,9 @@ def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force
         raise ValueError(f"polyak.resume: env must have the run's num_envs={config.num_envs}, got {env.num_envs}")
     # Checked before anything of the run changes.
     mesh_over(config.devices, config.num_envs)
+    check_lag(config.agent, config.lag)
+    if isinstance(env, WorkerEnvs):
+        env.group.on_event = report_events(run, Screen())
     key = run_key(config.seed or 0)
     made = env if config.loop == "compiled" else as_host_env(env, key)
     start = restore_start(run, config, made, force=force)

@@ -156,6 +156,7 @@ class _Pushes:
         self._waiting: list[tuple[int, WorkerGradients]] = []
         self._weights: Any = None
         group.acting, group.is_ahead = task, True
+        group.supervisor.warm_up = group.options.start_timeout
         for worker in range(group.num_workers):
             part = part_of(time_step, group.rows(worker))
             group.states[worker] = replace(group.states[worker], snapshot=group.snapshots[worker], time_step=part, carry=carry)
@@ -210,7 +211,9 @@ class _Pushes:
 
     def _take(self, worker: int, method: str, result: Any) -> None:
         group, state = self._group, self._group.states[worker]
-        if isinstance(result, Failure):
+        if method == "start":
+            group.check_start(worker, result)
+        elif isinstance(result, Failure):
             if group.options.on_env_error == "raise" or method != "gradients":
                 group.check_result(worker, result)
             self._numbers[worker] -= 1
@@ -222,6 +225,7 @@ class _Pushes:
             seed = seed_of_new_episodes(state.seed, result.number)
             group.states[worker] = WorkerState(seed, result.snapshot, result.time_step, result.carry)
             group.snapshots[worker] = result.snapshot
+            group.supervisor.accept(worker)
             self._waiting.append((worker, result))
 
 

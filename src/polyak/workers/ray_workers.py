@@ -19,6 +19,10 @@ START_SECONDS = 60.0
 """How long a private Ray may take to start."""
 
 CLOSE_SECONDS = 5.0
+
+KILL_SECONDS = 1.0
+"""How long the end waits for each worker that is being killed; the end of Ray kills it as well."""
+
 STORE_BYTES_PER_WORKER = 64 * 2**20
 """Of shared memory, for the rollouts and policies that are under way."""
 
@@ -46,6 +50,8 @@ class RayWorkers:
         if address is None:
             size = store_bytes or max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER)
             address = self._start_head(workers, size)
+        # Read when Ray is imported: a call after the end must not start another Ray.
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         import ray
 
         if ray.is_initialized():
@@ -57,6 +63,9 @@ class RayWorkers:
             self._end_head()
             raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
         self._ray = ray
+        self._kills: list[threading.Thread] = []
+        if self._head is None:
+            print(self.describe())
         self._actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(_RayWorker)
 
     def start(self, payload: bytes) -> Any:
@@ -97,10 +106,14 @@ class RayWorkers:
     def end(self, handle: Any) -> None:
         """Kill the actor, in a thread: for a stopped process it takes five seconds."""
         if handle is not None:
-            threading.Thread(target=self._kill, args=(handle,), daemon=True).start()
+            thread = threading.Thread(target=self._kill, args=(handle,), daemon=True)
+            self._kills.append(thread)
+            thread.start()
 
     def close(self) -> None:
         """Disconnect, and end the private Ray with all its processes; a second call does nothing."""
+        for thread in self._kills:
+            thread.join(KILL_SECONDS)
         self._ray.shutdown()
         self._end_head()
 

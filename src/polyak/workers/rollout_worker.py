@@ -67,7 +67,7 @@ class Acting:
 
 
 @dataclass(frozen=True)
-class Begun:
+class WorkerStart:
     """A worker that is ready.
 
     Attributes:
@@ -153,7 +153,7 @@ class RolloutWorker:
         self._acting: Acting | GradientTask | None = None
         self._programs: GradientPrograms | None = None
 
-    def begin(self, state: WorkerState, acting: Acting | GradientTask | None) -> "Begun | Failure":
+    def begin(self, state: WorkerState, acting: Acting | GradientTask | None) -> "WorkerStart | Failure":
         """Create the environments, if there are none yet, and start or continue episodes."""
         return _failure_of(self._begin, state, acting)
 
@@ -191,7 +191,7 @@ class RolloutWorker:
         env, self._env = self._env, None
         return None if env is None else _failure_of(env.close)
 
-    def _begin(self, state: WorkerState, acting: Acting | GradientTask | None) -> Begun:
+    def _begin(self, state: WorkerState, acting: Acting | GradientTask | None) -> WorkerStart:
         if self._env is None:
             self._env = cloudpickle.loads(self._make_env)()
         env = self._env
@@ -203,7 +203,7 @@ class RolloutWorker:
             self._time_step = state.time_step
         self._carry, self._acting = state.carry, acting
         process = platform.node(), os.getpid()
-        return Begun(env.spec, self._time_step, env.snapshot(), process, own_versions())
+        return WorkerStart(env.spec, self._time_step, env.snapshot(), process, own_versions())
 
     def _prepare(self, acting: Acting | GradientTask, time_step: TimeStep, carry: PyTree) -> None:
         self._acting, self._time_step, self._carry = acting, time_step, carry

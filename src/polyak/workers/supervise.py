@@ -70,7 +70,8 @@ class _Worker:
         deadline: when it must have.
         is_starting: the call is `begin`.
         request: the method and arguments to call once it has started, or again after a restart.
-        failures: in a row.
+        failures: since the last result that was accepted.
+        is_warm: a result was accepted since its start.
         start_at: when to start it again.
         restarts: how often it was.
     """
@@ -81,6 +82,7 @@ class _Worker:
     is_starting: bool = False
     request: tuple[str, Sequence[Any]] | None = None
     failures: int = 0
+    is_warm: bool = False
     start_at: float = 0.0
     restarts: int = 0
 
@@ -101,6 +103,7 @@ class Supervisor:
         budget: restarts of all workers together, after which the training ends.
         on_event: called with every event.
         clock: the monotonic clock in seconds.
+        warm_up: further seconds that requests may take until a result is accepted: a worker may have to compile.
 
     Raises:
         RuntimeError: the budget is spent.
@@ -114,10 +117,11 @@ class Supervisor:
     budget: int
     on_event: Callable[[WorkerEvent], None]
     clock: Callable[[], float] = time.monotonic
+    warm_up: float = 0.0
     workers: list[_Worker] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start all workers, and return at once; their `begin` is the first result of each."""
+        """Start all workers, and return at once; the result of each start is named `"start"`."""
         self.workers = [_Worker() for _ in self.payloads]
         for index in range(len(self.workers)):
             self._start(index)
@@ -134,10 +138,23 @@ class Supervisor:
         """Whether a worker has no request."""
         return self.workers[index].request is None
 
+    def is_settled(self) -> bool:
+        """Whether all workers have started, and none has a request."""
+        return all(worker.request is None and worker.handle is not None and not worker.is_starting for worker in self.workers)
+
+    def accept(self, index: int) -> None:
+        """Count a result as a success: the next failure of its worker is the first in a row."""
+        self.workers[index].failures, self.workers[index].is_warm = 0, True
+
+    def forget_failures(self) -> None:
+        """Begin to count failures and restarts anew, for another training."""
+        for worker in self.workers:
+            worker.failures = worker.restarts = 0
+
     def results(self, seconds: float) -> list[tuple[int, str, Any]]:
         """Wait for results, at most for so long: `(worker, method, result)` of those that have returned.
 
-        The `begin` of workers is among them; a worker that failed is started again, and its request is repeated.
+        Starts of workers are among them, as `"start"`; a worker that failed is started again, and its request is repeated.
 
         Raises:
             RuntimeError: the budget of restarts is spent.
@@ -159,7 +176,8 @@ class Supervisor:
             if worker.call is not None and self.clock() >= worker.deadline:
                 limit = self.start_timeout if worker.is_starting else self.timeout
                 name = "start_timeout" if worker.is_starting else "timeout"
-                self.fail(index, f"did not return from {self._method(worker)}() within {name}={limit:g} s")
+                method = "begin" if worker.is_starting or worker.request is None else worker.request[0]
+                self.fail(index, f"did not return from {method}() within {name}={limit:g} s")
         return results
 
     def fail(self, index: int, reason: str) -> None:
@@ -197,31 +215,28 @@ class Supervisor:
     def _start(self, index: int) -> None:
         worker = self.workers[index]
         worker.handle = self.engine.start(self.payloads[index])
-        worker.is_starting = True
+        worker.is_starting, worker.is_warm = True, False
         worker.deadline = self.clock() + self.start_timeout
         worker.call = self.engine.call(worker.handle, "begin", self.begin_arguments(index))
 
     def _send(self, worker: _Worker) -> None:
         assert worker.request is not None, "checked by the callers"
-        worker.deadline = self.clock() + self.timeout
+        worker.deadline = self.clock() + self.timeout + (0.0 if worker.is_warm else self.warm_up)
         worker.call = self.engine.call(worker.handle, *worker.request)
 
     def _returned(self, index: int) -> str:
         """Note that the worker's call has returned; the name of its method."""
         worker = self.workers[index]
-        method = self._method(worker)
         worker.call = None
         if not worker.is_starting:
-            worker.request, worker.failures = None, 0
+            assert worker.request is not None, "it was called"
+            method, worker.request = worker.request[0], None
             return method
         worker.is_starting = False
         self.on_event(WorkerEvent(index, "restarted" if worker.restarts else "started"))
         if worker.request is not None:
             self._send(worker)
-        return method
-
-    def _method(self, worker: _Worker) -> str:
-        return "begin" if worker.is_starting or worker.request is None else worker.request[0]
+        return "start"
 
     def _patience(self, seconds: float) -> float:
         """The time until the next deadline or start, at most `seconds`."""

@@ -47,8 +47,10 @@ class WorkerEnvs:
         """
         if snapshot.get("num_envs") != self.num_envs or not isinstance(snapshot.get("batch"), list):
             raise ValueError(f"{self.spec.id}: the snapshot must be of num_envs={self.num_envs} environments")
-        if len(snapshot["batch"]) != self.num_envs and self.num_workers > 1:
-            raise ValueError(f"{self.spec.id}: the snapshot is of a vector environment, which cannot be split over workers")
+        if snapshot.get("form") == "vector":
+            raise ValueError(
+                f"{self.spec.id}: the snapshot is of a vector environment, which has no parts; resume with workers=0"
+            )
         self.group.under_way = snapshot.get("under_way")
         parts = [_split_snapshot(snapshot, self.group.rows(worker)) for worker in range(self.num_workers)]
         self.group.begin([WorkerState(int(snapshot["seed"]), part) for part in parts])

@@ -1,4 +1,4 @@
-"""A group of workers that share a batch of environments: where each of them is, and how to ask them all."""
+"""A group of workers that share a batch of environments: where each of them is, and requests to all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.types import HostEnv
 from polyak.loops.loop import check_spec
 from polyak.workers.gradient_worker import GradientTask
-from polyak.workers.rollout_worker import Acting, Begun, Failure, WorkerState, own_versions
+from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, own_versions
 from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
 
 WAIT_SECONDS = 0.05
@@ -119,7 +119,7 @@ class WorkerGroup:
         rows = self.rows(worker)
         return f"worker {worker} ({self.spec.id}, envs {rows.start} to {rows.stop - 1})"
 
-    def begin(self, states: Sequence[WorkerState]) -> list[Begun]:
+    def begin(self, states: Sequence[WorkerState]) -> list[WorkerStart]:
         """Let every worker begin there; start them if they are not.
 
         Raises:
@@ -128,28 +128,38 @@ class WorkerGroup:
         """
         self.states = list(states)
         supervisor = self.supervisor
-        if supervisor.workers:
-            self._gather_requests()
+        was_started = bool(supervisor.workers)
+        if was_started:
+            self._settle()
+            supervisor.forget_failures()
             for worker, state in enumerate(states):
                 supervisor.request(worker, "begin", state, self.acting)
         else:
             supervisor.start()
-        begun: list[Begun] = self.gather("begin")
-        for worker, one in enumerate(begun):
-            check_versions(self.name_of(worker), one.versions)
-            check_spec(self.name_of(worker), self.spec, one.spec, whose="learner")
+        begun: list[WorkerStart] = self.gather("begin" if was_started else "start")
         self.snapshots, self.is_ahead = [one.snapshot for one in begun], False
         return begun
 
-    def check_result(self, worker: int, result: Any) -> Any:
-        """The result of a worker.
+    def check_result(self, worker: int, result: Any) -> None:
+        """Check the result of a worker.
 
         Raises:
             Exception: what was raised in the worker, with its name and traceback.
+            RuntimeError: a worker that has started has other versions of Python or packages.
+            ValueError: its environments have other spaces.
         """
         if isinstance(result, Failure):
             raise result.exception(self.name_of(worker))
-        return result
+        if isinstance(result, WorkerStart):
+            check_versions(self.name_of(worker), result.versions)
+            check_spec(self.name_of(worker), self.spec, result.spec, whose="learner")
+
+    def check_start(self, worker: int, result: Any) -> None:
+        """As `check_result`, for a worker that was made again; starts it once more after an exception, if these do that."""
+        if isinstance(result, Failure) and self.options.on_env_error == "restart":
+            self.supervisor.fail(worker, f"raised {result.summary}")
+        else:
+            self.check_result(worker, result)
 
     def gather(self, method: str) -> list[Any]:
         """The results of this method of all workers."""
@@ -161,9 +171,9 @@ class WorkerGroup:
                     results[worker] = result
         return [results[worker] for worker in range(self.num_workers)]
 
-    def _gather_requests(self) -> None:
-        """Wait for requests that are under way, whose results nobody needs any more."""
-        while not all(self.supervisor.is_idle(worker) for worker in range(self.num_workers)):
+    def _settle(self) -> None:
+        """Wait for starts and requests that are under way, whose results nobody needs any more."""
+        while not self.supervisor.is_settled():
             self.supervisor.results(WAIT_SECONDS)
 
     def close(self) -> None:

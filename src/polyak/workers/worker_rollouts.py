@@ -28,9 +28,6 @@ T = TypeVar("T")
 LEARNING_SECONDS = 0.005
 """How long the end of an update may go unnoticed while workers collect."""
 
-MAX_INVALID = 3
-"""Rollouts in a row with NaN, infinity or wrong shapes, after which a worker is replaced."""
-
 
 class WorkerRollouts:
     """The rollouts of one training, collected by workers that may be ahead of the learner.
@@ -80,8 +77,14 @@ class WorkerRollouts:
         self._number = self._learned = int(state.iteration)
         self._requested = [self._number] * group.num_workers
         self._received: list[deque[WorkerRollout]] = [deque() for _ in range(group.num_workers)]
-        self._invalid = [0] * group.num_workers
         self._policy: dict[str, npt.NDArray[Any]] = {}
+        self._policies: dict[int, tuple[int, Any, dict[str, npt.NDArray[Any]]]] = {}
+        under_way = group.under_way
+        if self._lag == 1 and under_way is not None and under_way["number"] == self._number:
+            vectors = dict(under_way["policy"])
+            self._policies[self._number] = int(under_way["version"]), vectors, vectors
+        else:
+            group.under_way = None
         self._shared_policy: Any = None
         self._random: dict[int, npt.NDArray[Any]] = {}
         self._times = _Times(time.monotonic())
@@ -125,6 +128,7 @@ class WorkerRollouts:
             finally:
                 result = future.result()
         self._learned += 1
+        self._note_rollout_under_way()
         self._times.updated += time.monotonic() - start
         return result
 
@@ -138,6 +142,7 @@ class WorkerRollouts:
         """Send the workers the way to act, and where they are in the episodes."""
         group, supervisor = self._group, self._group.supervisor
         group.acting = self._acting
+        supervisor.warm_up = 0.0 if self._acting.in_numpy else group.options.start_timeout
         states = []
         for worker in range(group.num_workers):
             time_step, carry = part_of((state.time_step, state.carry), group.rows(worker))
@@ -160,6 +165,13 @@ class WorkerRollouts:
         self._policy = {dtype: np.asarray(vector) for dtype, vector in policy.items()}
         self._shared_policy = self._group.supervisor.engine.share(self._policy)
 
+    def _note_rollout_under_way(self) -> None:
+        """With a lag of 1, let snapshots hold the policy of the rollout that is learned from next."""
+        self._policies = {number: policy for number, policy in self._policies.items() if number >= self._learned}
+        if self._learned in self._policies:
+            version, _, vectors = self._policies[self._learned]
+            self._group.under_way = {"number": self._learned, "version": version, "policy": vectors}
+
     def _request(self) -> None:
         """Ask every idle worker for its next rollout, if the lag allows."""
         group = self._group
@@ -167,12 +179,9 @@ class WorkerRollouts:
             if number > self._learned + self._lag or not group.supervisor.is_idle(worker):
                 continue
             policy, version = self._shared_policy, self._learned
-            under_way = group.under_way
-            if under_way is not None and under_way["number"] == number:
-                # A resumed training collects again what was under way, with the policy of that time.
-                policy, version = dict(under_way["policy"]), int(under_way["version"])
-            elif self._lag == 1:
-                group.under_way = {"number": number, "version": version, "policy": self._policy}
+            if self._lag == 1:
+                # All parts of a rollout are of one policy, also those that are collected again.
+                version, policy, _ = self._policies.setdefault(number, (version, policy, self._policy))
             group.supervisor.request(worker, "rollout", number, version, policy, self._random_for(worker, number))
             self._requested[worker] = number + 1
 
@@ -186,6 +195,8 @@ class WorkerRollouts:
         for worker, method, result in self._group.supervisor.results(seconds):
             if method == "rollout":
                 self._take(worker, result)
+            elif method == "start":
+                self._group.check_start(worker, result)
             else:
                 self._group.check_result(worker, result)
         self._request()
@@ -207,10 +218,9 @@ class WorkerRollouts:
             last = jax.tree.map(lambda x: x[-1], result.arrays[0])
             group.states[worker] = WorkerState(seed, result.snapshot, last, result.arrays[3])
             self._received[worker].append(result)
-            self._invalid[worker] = 0
+            group.supervisor.accept(worker)
             return
         self._times.invalid += 1
-        self._invalid[worker] += 1
         self._received[worker].append(_without_weight(result, self._expected, state))
         group.states[worker] = WorkerState(seed, carry=state.carry)
         group.supervisor.fail(worker, f"returned a rollout in which {problem}")
@@ -312,7 +322,7 @@ def _stacked(tree: Any, steps: int) -> Any:
 def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) -> str | None:
     """What is wrong with what a worker returned, or None."""
     if not isinstance(rollout, WorkerRollout):
-        return f"nothing is a rollout, but a {type(rollout).__name__}"
+        return f"a WorkerRollout was expected, got {type(rollout).__name__}"
     structure: Any = jax.tree.structure(expected)
     if jax.tree.structure(rollout.arrays) != structure:
         return "arrays are missing"
