@@ -4,7 +4,7 @@ Run `python benchmarks/code_to_read.py`. Counted are lines of code (no docstring
 functions, methods and constants that an agent's `init`, `policy`, `collect_policy`, `update` and `diagnose` reach by name. Not
 followed is what stands behind an interface that a reader knows: `core` (spaces and types), networks, policies, kernels (each
 equal to a plain function), distributions and schedules; nor protocols, which have no code; nor what an algorithm works
-without: checks of inputs, histograms, options of the replay, workers.
+without: checks of inputs, histograms, normalisation, options of the replay, workers.
 """
 
 import argparse
@@ -22,6 +22,7 @@ NOT_THE_ALGORITHM = (
     "learning/asynchronous",
     "learning/check_rollout",
     "learning/histograms",
+    "learning/normalizers",
     "learning/prefill",
     "learning/sequences",
     "replay/prioritized",

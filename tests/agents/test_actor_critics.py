@@ -254,6 +254,27 @@ def test_td3_trains_its_actor_every_second_time():
     assert changed == [False, True, False, True]
 
 
+def test_updates_of_td3_without_an_actor_step_leave_its_loss_out_of_the_mean():
+    agent = make("td3", num_steps=1, updates_per_step=0.5)
+    state, losses = agent.init(KEY), []
+    for number in range(4):
+        state, metrics = updated(agent, [random_rollout(agent, seed=number)], state)
+        losses.append(metrics["train/actor_loss"])
+    assert [float(loss.count) for loss in losses] == [0.0, 1.0, 0.0, 1.0]
+    assert [float(loss.total) for loss in losses[::2]] == [0.0, 0.0] and float(losses[1].total) != 0.0
+
+
+@pytest.mark.parametrize(("name", "settings"), [("td3", {}), ("ddpg", {}), ("ddpg", {"exploration": "gaussian"})])
+def test_no_exploration_noise_collects_greedily(name, settings):
+    agent = make(name, exploration_noise=0.0, **settings)
+    state, steps = agent.init(KEY), first_steps(jnp.ones((3, 3)))
+    policies = agent.collect_policy(state), agent.policy(state)
+    collected, greedy = (policy.action(steps, policy.initial_state(3), KEY).action for policy in policies)
+    np.testing.assert_allclose(collected, greedy, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"exploration_noise must be a number in \[0, inf\)"):
+        make(name, exploration_noise=-0.1, **settings)
+
+
 def test_sac_target_of_known_numbers(monkeypatch):
     agent = make(
         "sac", critics=Probe(lambda obs, action, train: jnp.tile(jnp.array([[5.0, 4.0]]), (obs.shape[0], 1))), alpha=0.2

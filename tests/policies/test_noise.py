@@ -195,7 +195,7 @@ def test_smoothed_action_on_a_bound_has_the_probability_of_the_bound():
     ("build", "said"),
     [
         (lambda: GaussianNoise(Inner({}, DISCRETE)), "GaussianNoise: some action must be a Box.*EpsilonGreedy"),
-        (lambda: GaussianNoise(inner(), 0.0), r"GaussianNoise: scale must be a number in \(0, inf\)"),
+        (lambda: GaussianNoise(inner(), -0.1), r"GaussianNoise: scale must be a number in \[0, inf\)"),
         (lambda: OUNoise(Inner({}, DISCRETE)), "OUNoise: some action must be a Box"),
         (lambda: OUNoise(inner(), -1.0), "OUNoise: scale"),
         (lambda: OUNoise(inner(), theta=1.5), r"OUNoise: theta must be a number in \(0, 1\], got 1.5"),

@@ -26,6 +26,7 @@ from polyak.learning.actor_critic import (
     join_logs,
     q_values,
 )
+from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
     REPLAY_FIELD,
     OffPolicyState,
@@ -43,7 +44,7 @@ from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_s
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise, OUNoise
 from polyak.replay.uniform import Transition
 
@@ -81,10 +82,15 @@ class DDPG:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+            when acting and when transitions are drawn.
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         max_dqda: clip each number of ∇_a Q to ± this; None disables clipping.
         exploration: noise on actions that are collected: `"ou"` (Ornstein-Uhlenbeck) or `"gaussian"`.
-        exploration_noise: its standard deviation in one step, a number or a schedule.
+        exploration_noise: its standard deviation in one step, a number or a schedule; 0 adds none.
         theta: how fast Ornstein-Uhlenbeck noise returns to 0.
         tau: fraction by which the targets move towards the online networks at each target update.
         period: gradient steps between target updates.
@@ -120,10 +126,13 @@ class DDPG:
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)
     reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     max_dqda: Scalar | None = number(default=None, above=0, optional=True)
     exploration: Literal["ou", "gaussian"] = choice(default="ou", choices=("ou", "gaussian"))
-    exploration_noise: Schedule = setting(default=0.2, check=check_schedule)
+    exploration_noise: Schedule = setting(default=0.2, check=partial(check_schedule, above=-1.0, at_least=0))
     theta: Scalar = number(default=0.15, above=0, at_most=1)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
     period: int = integer(default=1)
@@ -139,6 +148,7 @@ class DDPG:
         object.__setattr__(self, "critics", feedforward_or_default("DDPG", self.critics, Critics(num_critics=1), self.spec))
         check_settings(self)
         check_optimizer(self)
+        check_normalizers(self)
         if self.exploration == "gaussian":
             check_unset(self, ("theta",), "has no effect with exploration='gaussian'; leave it out")
 
@@ -165,12 +175,13 @@ class DDPG:
         check_state("DDPG.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> WarmUp:
+    def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
         policy, scale = self._network_policy(state), self.exploration_noise
-        if self.exploration == "ou":
-            return WarmUp(OUNoise(policy, scale, self.theta, state.env_steps), self.learning_starts, state.env_steps)
-        return WarmUp(GaussianNoise(policy, scale, state.env_steps), self.learning_starts, state.env_steps)
+        is_ou = self.exploration == "ou"
+        noisy = OUNoise(policy, scale, self.theta, state.env_steps) if is_ou else GaussianNoise(policy, scale, state.env_steps)
+        warm_up = WarmUp(noisy, self.learning_starts, state.env_steps)
+        return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -272,7 +283,7 @@ class DDPG:
         return -weighted_sum(jnp.sum(each, axis=1), batch.weight), {}
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.actor.online, None, self._actor, self.spec, squash=True)
+        return NetworkPolicy(state.copies.actor.online, state.normalizers.obs, self._actor, self.spec, squash=True)
 
     @property
     def _follow(self) -> Follow:

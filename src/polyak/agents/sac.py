@@ -21,6 +21,7 @@ from polyak.learning.actor_critic import (
     has_small_products,
     q_values,
 )
+from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.soft_actor import (
@@ -37,7 +38,7 @@ from polyak.ops.gradient_step import check_optimizer
 from polyak.ops.losses import of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.replay.uniform import Transition
 
 
@@ -80,6 +81,11 @@ class SAC:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+            when acting and when transitions are drawn.
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
         alpha: the weight of the entropy; None learns it.
         initial_alpha: where learning α begins.
         target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; None takes -dim A, or
@@ -122,6 +128,9 @@ class SAC:
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)
     reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
     target_entropy: Scalar | None = number(default=None, optional=True)
@@ -142,6 +151,7 @@ class SAC:
         object.__setattr__(self, "critics", feedforward_or_default("SAC", self.critics, Critics(), self.spec))
         check_settings(self)
         check_optimizer(self)
+        check_normalizers(self)
         check_temperature(self)
 
     add = add_rollout
@@ -168,9 +178,10 @@ class SAC:
         check_state("SAC.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> WarmUp:
+    def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's distribution; until `learning_starts` uniformly random actions."""
-        return WarmUp(self._network_policy(state), self.learning_starts, state.env_steps)
+        policy = WarmUp(self._network_policy(state), self.learning_starts, state.env_steps)
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -256,4 +267,4 @@ class SAC:
         return loss, {"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)}
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.actor.online, None, networks_of(self)[0], self.spec, squash=True)
+        return NetworkPolicy(state.copies.actor.online, state.normalizers.obs, networks_of(self)[0], self.spec, squash=True)

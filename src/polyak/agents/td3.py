@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from polyak.learning.actor_critic import (
     q_values,
     train_if,
 )
+from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
     REPLAY_FIELD,
     OffPolicyState,
@@ -43,7 +45,7 @@ from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_s
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
 from polyak.replay.uniform import Transition
 
@@ -83,11 +85,16 @@ class TD3:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+            when acting and when transitions are drawn.
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         policy_delay: gradient steps of the critics for one of the actor.
         target_noise: σ, of the target actor's actions.
         target_noise_clip: c, which that noise is clipped to.
-        exploration_noise: the standard deviation of the noise on actions that are collected, a number or a schedule.
+        exploration_noise: the standard deviation of the noise on actions that are collected, a number or a schedule; 0 is none.
         tau: fraction by which the targets move towards the online networks at each target update.
         period: gradient steps between target updates.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
@@ -122,11 +129,14 @@ class TD3:
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)
     reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     policy_delay: int = integer(default=2)
     target_noise: Scalar = number(default=0.2, at_least=0)
     target_noise_clip: Scalar = number(default=0.5, at_least=0)
-    exploration_noise: Schedule = setting(default=0.1, check=check_schedule)
+    exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     tau: Scalar = number(default=0.005, above=0, at_most=1)
     period: int = integer(default=2)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
@@ -141,6 +151,7 @@ class TD3:
         object.__setattr__(self, "critics", feedforward_or_default("TD3", self.critics, Critics(), self.spec))
         check_settings(self)
         check_optimizer(self)
+        check_normalizers(self)
 
     add = add_rollout
     check = check_off_policy
@@ -163,10 +174,11 @@ class TD3:
         check_state("TD3.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> WarmUp:
+    def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with Gaussian noise; until `learning_starts` uniformly random actions."""
         noisy = GaussianNoise(self._network_policy(state), self.exploration_noise, state.env_steps)
-        return WarmUp(noisy, self.learning_starts, state.env_steps)
+        policy = WarmUp(noisy, self.learning_starts, state.env_steps)
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -272,7 +284,7 @@ class TD3:
         return map_space(add_noise, self.spec.action, action)
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.actor.online, None, self._actor, self.spec, squash=True)
+        return NetworkPolicy(state.copies.actor.online, state.normalizers.obs, self._actor, self.spec, squash=True)
 
     @property
     def _follow(self) -> Follow:

@@ -16,6 +16,7 @@ from polyak.core.spaces import Discrete, EnvSpec, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
 from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.normalizers import Normalizers, create_normalizers
 from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
@@ -155,6 +156,7 @@ class OffPolicyState:
         copies: the networks: online and target, with their optimizers' states. One `NetworkCopies`, or the agent's own tree of
             several.
         replay: the transitions to learn from; split by environment over devices.
+        normalizers: statistics of observations and rewards.
         guard: counts of skipped gradient steps.
         env_steps: valid transitions seen; schedules are functions of it.
         updates: gradient steps.
@@ -162,6 +164,7 @@ class OffPolicyState:
 
     copies: PyTree
     replay: ReplayState
+    normalizers: Normalizers
     guard: Guard
     env_steps: UInt32[Array, ""]
     updates: UInt32[Array, ""]
@@ -178,7 +181,7 @@ def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
         carry = {"carry": jax.tree.map(lambda x: x[0], settings.network.initial_carry(1))}
     replay = ring.init(zeros(spec.obs), zeros(spec.action), mask, **carry)
     env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
-    return OffPolicyState(copies, replay, Guard.init(), env_steps, updates)
+    return OffPolicyState(copies, replay, create_normalizers(settings), Guard.init(), env_steps, updates)
 
 
 def replay_of(settings: OffPolicySettings) -> AnyReplay:
@@ -237,7 +240,7 @@ def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
 def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
     """The rows of the replay are split by environment; all else is replicated."""
     whole: Any = PartitionSpec()
-    return OffPolicyState(whole, replay_of(settings).partition(axis_name), whole, whole, whole)
+    return OffPolicyState(whole, replay_of(settings).partition(axis_name), whole, whole, whole, whole)
 
 
 def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
@@ -269,6 +272,7 @@ def add_and_learn(
     rollout, ring = as_arrays(rollout), replay_of(settings)
     # Added first: a program that samples before it adds would copy the replay.
     replay = ring.add(state.replay, rollout)
+    normalizers = state.normalizers.update(rollout, settings.gamma, axis_name)
     valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
     env_steps = saturating_add(state.env_steps, valid)
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
@@ -276,10 +280,7 @@ def add_and_learn(
     keys = jax.random.split(key, (num_gradient_steps, 2))
     if axis_name is not None:
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
-    # A resumed run may start with an empty replay.
-    num_stored = replay.size * jnp.uint32(num_envs * devices)
-    is_filled = (replay.size > 0) & (num_stored >= jnp.uint32(_filled_size(settings, num_envs * devices)))
-    is_learning = has_started(settings, env_steps) & is_filled
+    is_learning = has_started(settings, env_steps) & _is_filled(settings, replay.size, num_envs * devices)
     options: Any = {"num_envs": num_envs, "n_step": settings.n_step, "gamma": settings.gamma}
     if isinstance(settings, PrioritizedSettings) and settings.prioritized:
         beta = PRIORITY_BETA if settings.priority_beta is None else settings.priority_beta
@@ -288,7 +289,7 @@ def add_and_learn(
     def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
         sample_key, train_key = keys
         stored, batch_size = dataclasses.replace(replay, priorities=priorities), settings.batch_size // devices
-        batch = ring.sample(stored, sample_key, batch_size, **options)
+        batch = normalizers.normalize(ring.sample(stored, sample_key, batch_size, **options))
         total = sum_over_devices(batch.weight.sum(), axis_name)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
         copies, log = train_step(copies, batch, train_key, total > 0)
@@ -317,6 +318,7 @@ def add_and_learn(
     new_state = OffPolicyState(
         copies=copies,
         replay=dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities),
+        normalizers=normalizers,
         guard=_count_skips(state.guard, log, is_lost, _bad_data(rollout, axis_name)),
         env_steps=env_steps,
         updates=saturating_add(state.updates, log.applied.sum(dtype=jnp.uint32)),
@@ -327,10 +329,14 @@ def add_and_learn(
     return new_state, metrics
 
 
-def _filled_size(settings: OffPolicySettings, num_envs: int) -> int:
-    """Transitions in the replay from which learning starts: `learning_starts`, but no more than there can be."""
+def _is_filled(settings: OffPolicySettings, size: UInt32[Array, ""], num_envs: int) -> Bool[Array, ""]:
+    """Whether the replay has enough to learn from: a resumed run may start with an empty one.
+
+    Enough are `learning_starts` transitions, but no more than there can be.
+    """
     slots = settings.capacity // (num_envs * settings.num_steps) * settings.num_steps
-    return min(settings.learning_starts, (slots - 1) * num_envs)
+    least = min(settings.learning_starts, (slots - 1) * num_envs)
+    return (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
 
 
 def train_copies(

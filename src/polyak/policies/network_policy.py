@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
-from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
+from polyak.core.types import Network, NumPyPolicy, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
 from polyak.networks.recurrent import reset_carry
 from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
 from polyak.ops.normalize import ObsNormalizer
@@ -145,7 +145,7 @@ class DiscountedReturn:
     saved and reset with its environment.
     """
 
-    policy: NetworkPolicy
+    policy: PolicyWithSpec
     gamma: Scalar
 
     spec = inner_spec
@@ -169,15 +169,16 @@ class DiscountedReturn:
 
     def suits_numpy(self, num_envs: int) -> bool:
         """As the inner policy."""
-        return type(self) is DiscountedReturn and self.policy.suits_numpy(num_envs)
+        is_plain = type(self) is DiscountedReturn and isinstance(self.policy, NumPyPolicy)
+        return is_plain and self._inner.suits_numpy(num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """The inner policy's."""
-        return self.policy.noise(key, num_envs)
+        return self._inner.noise(key, num_envs)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """The inner policy's, and the new return."""
-        act, gamma = self.policy.in_numpy(), np.float32(self.gamma)
+        act, gamma = self._inner.in_numpy(), np.float32(self.gamma)
 
         def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
             inner, discounted = carry
@@ -188,5 +189,10 @@ class DiscountedReturn:
             )
 
         return step
+
+    @property
+    def _inner(self) -> NumPyPolicy:
+        assert isinstance(self.policy, NumPyPolicy), "as suits_numpy says"
+        return self.policy
 
     predict = inner_predict

@@ -41,7 +41,7 @@ class GaussianNoise:
         env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is not a policy or has no Box action, or `scale` is not above 0.
+        TypeError, ValueError: `policy` is not a policy or has no Box action, or `scale` is below 0.
     """
 
     policy: PolicyWithSpec
@@ -50,7 +50,7 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         check_wrapped("GaussianNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
-        check_schedule("GaussianNoise", "scale", self.scale)
+        check_schedule("GaussianNoise", "scale", self.scale, above=-1.0, at_least=0)
         check_env_steps(self)
 
     spec = inner_spec
@@ -84,7 +84,7 @@ class OUNoise:
         env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is not a policy or has no Box action, `scale` is not above 0, or `theta` not in (0, 1].
+        TypeError, ValueError: `policy` is not a policy or has no Box action, `scale` is below 0, or `theta` not in (0, 1].
 
     Source: Lillicrap et al. 2016, arXiv:1509.02971, section 7, whose θ and scale are the defaults.
     """
@@ -96,7 +96,7 @@ class OUNoise:
 
     def __post_init__(self) -> None:
         check_wrapped("OUNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
-        check_schedule("OUNoise", "scale", self.scale)
+        check_schedule("OUNoise", "scale", self.scale, above=-1.0, at_least=0)
         check_settings(self)
         check_env_steps(self)
 

@@ -1,0 +1,109 @@
+"""Running statistics that agents normalise transitions with when they are drawn from a replay, and observations when acting.
+
+What is stored stays as it came: every batch is normalised by the statistics of now.
+"""
+
+import dataclasses
+from typing import Literal, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+
+from polyak.core.spaces import EnvSpec
+from polyak.core.struct import struct
+from polyak.core.types import Rollout, Scalar
+from polyak.ops.losses import finite_rows
+from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
+from polyak.replay.uniform import Transition
+
+
+@runtime_checkable
+class NormalizedSettings(Protocol):
+    """The settings of an agent that may normalise observations and rewards."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's spaces."""
+        ...
+
+    @property
+    def gamma(self) -> Scalar:
+        """Discount per step."""
+        ...
+
+    @property
+    def normalize_obs(self) -> bool:
+        """Whether observations are normalised by their running mean and standard deviation."""
+        ...
+
+    @property
+    def clip_obs(self) -> float | None:
+        """Normalised observations are clipped to ± this value."""
+        ...
+
+    @property
+    def normalize_reward(self) -> Literal["return", "reward"] | None:
+        """What rewards are divided by the running standard deviation of."""
+        ...
+
+
+@struct
+class Normalizers:
+    """Statistics of all valid transitions that an agent has seen.
+
+    Attributes:
+        obs: of observations, or None.
+        reward: what rewards are divided by, or None.
+    """
+
+    obs: ObsNormalizer | None = None
+    reward: RewardScaler | None = None
+
+    def update(self, rollout: Rollout, gamma: Scalar, axis_name: str | None = None) -> "Normalizers":
+        """The statistics after a rollout; its rows that only reset, and those with NaN or infinity, are left out.
+
+        Raises:
+            ValueError: rewards are scaled by the deviation of returns, and the rollout is not from `collect_policy`.
+        """
+        obs, reward = self.obs, self.reward
+        if obs is not None:
+            obs = obs.update(rollout.obs, rollout.valid & finite_rows(rollout.obs, 2), axis_name)
+        if reward is not None:
+            carry = rollout.carry
+            if reward.of == "return" and not (
+                isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]
+            ):
+                raise ValueError(
+                    f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}"
+                )
+            included = rollout.valid & jnp.isfinite(rollout.reward)
+            reward = reward.update(rollout, included.astype(jnp.float32), gamma, axis_name)
+        return Normalizers(obs, reward)
+
+    def normalize(self, batch: Transition) -> Transition:
+        """A batch with normalised observations and scaled rewards."""
+        if self.obs is not None:
+            batch = dataclasses.replace(batch, obs=self.obs.normalize(batch.obs), next_obs=self.obs.normalize(batch.next_obs))
+        if self.reward is not None:
+            batch = dataclasses.replace(batch, reward=batch.reward / self.reward.stats.stddev())
+        return batch
+
+
+def create_normalizers(settings: object) -> Normalizers:
+    """Empty statistics of what the settings normalise."""
+    if not isinstance(settings, NormalizedSettings):
+        return Normalizers()
+    obs = ObsNormalizer.init(settings.spec.obs, settings.clip_obs) if settings.normalize_obs else None
+    return Normalizers(obs, None if settings.normalize_reward is None else RewardScaler.init(settings.normalize_reward))
+
+
+def check_normalizers(settings: NormalizedSettings) -> None:
+    """Check that there are observations to normalise.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if settings.normalize_obs and not can_normalize(settings.spec.obs):
+        raise ValueError(
+            f"{type(settings).__name__}: normalize_obs must be False for observations without a Box other than uint8, got "
+            f"{settings.spec.obs}"
+        )

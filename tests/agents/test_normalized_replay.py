@@ -1,0 +1,136 @@
+"""Observations and rewards of a replay, normalised by the statistics of now: when drawn, when acting, and in exports."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak import train
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import Rollout
+from polyak.export.write_policy import write_policy
+from polyak.learning.off_policy import replay_of
+from polyak.policies.network_policy import DiscountedReturn
+from tests.agents.test_actor_critics import KEY, SPEC, equal, first_steps, random_rollout
+
+AGENTS = {"ddpg": polyak.DDPG, "td3": polyak.TD3, "sac": polyak.SAC, "tqc": polyak.TQC}
+every_agent = pytest.mark.parametrize("name", AGENTS)
+update = jax.jit(lambda agent, state, rollout, key: agent.update(state, rollout, key))
+
+
+def make(name, spec=SPEC, **settings):
+    actor = polyak.Actor((8,), std="fixed" if name in ("ddpg", "td3") else "state")
+    critics = polyak.Critics((8,), num_critics=1 if name == "ddpg" else 2)
+    small = {"actor": actor, "critics": critics, "capacity": 512, "batch_size": 16, "learning_starts": 0, "num_steps": 4}
+    return AGENTS[name](spec, **{**small, "updates_per_step": 0.5, "normalize_obs": True, **settings})
+
+
+def collected(agent, seed=0, **changes):
+    """A rollout of large numbers, with the returns so far in its carry."""
+    far = {"obs": lambda x: 3.0 + 5.0 * x, "reward": lambda x: 10.0 * x, **changes}
+    rollout = random_rollout(agent, seed=seed, **far)
+    return dataclasses.replace(rollout, carry=((), jnp.array([1.0, -2.0])))
+
+
+@every_agent
+def test_statistics_are_those_of_the_valid_rows_of_all_rollouts(name):
+    agent = make(name)
+    rollouts = [collected(agent, seed, terminated=lambda x: x.at[2].set(True)) for seed in range(3)]
+    state = agent.init(KEY)
+    for rollout in rollouts:
+        state, _ = update(agent, state, rollout, KEY)
+    # Row 2 is a terminal state, from which the environment only resets.
+    seen = np.concatenate([np.asarray(r.obs)[[0, 1, 3]].reshape(-1, 3) for r in rollouts])
+    stats = state.normalizers.obs.stats
+    assert int(stats.count) == len(seen) == 18
+    np.testing.assert_allclose(stats.mean, seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats.variance, seen.var(0), rtol=1e-4)
+
+
+def test_a_row_with_nan_is_left_out_of_the_statistics():
+    agent = make("sac")
+    state, _ = update(agent, agent.init(KEY), collected(agent, obs=lambda x: x.at[1, 0, 0].set(jnp.nan)), KEY)
+    assert int(state.normalizers.obs.stats.count) == 7
+    assert bool(jnp.isfinite(state.normalizers.obs.stats.mean).all())
+
+
+@every_agent
+def test_batches_are_normalised_by_the_statistics_of_now(name):
+    """The update equals one on a replay of normalised rows, with an agent that normalises nothing."""
+    agent = make(name, normalize_reward="reward", updates_per_step=0.125)
+    first, second = collected(agent, 0), collected(agent, 1)
+    before, _ = update(agent, agent.init(KEY), first, KEY)
+    found, _ = update(agent, before, second, jax.random.key(5))
+
+    obs, rewards = (np.concatenate([np.asarray(f(r)) for r in (first, second)]) for f in (lambda r: r.obs, lambda r: r.reward))
+    mean, std, scale = obs.mean((0, 1)), obs.std((0, 1)), rewards.std()
+
+    def normal(rollout):
+        steps = rollout.time_steps
+        obs, reward = (np.asarray(steps.obs) - mean) / std, np.asarray(steps.reward) / scale
+        return Rollout(dataclasses.replace(steps, obs=jnp.asarray(obs), reward=jnp.asarray(reward)), rollout.actions)
+
+    plain = make(name, normalize_obs=False, updates_per_step=0.125)
+    ring = replay_of(plain)
+    start = plain.init(KEY)
+    state = dataclasses.replace(
+        start, copies=before.copies, replay=ring.add(start.replay, normal(first)), env_steps=before.env_steps
+    )
+    wanted, _ = update(plain, state, normal(second), jax.random.key(5))
+    for a, b in zip(jax.tree.leaves(found.copies), jax.tree.leaves(wanted.copies), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+    assert not equal(found.copies.critics.online.params, before.copies.critics.online.params)
+    np.testing.assert_array_equal(found.replay.rows.obs[:4], np.asarray(first.obs)[:2].reshape(4, 3))
+
+
+@every_agent
+def test_policies_see_normalised_observations_in_jax_numpy_and_exports(name, tmp_path):
+    agent = make(name, normalize_obs=True)
+    state, _ = update(agent, agent.init(KEY), collected(agent), KEY)
+    stats = state.normalizers.obs.stats
+    obs = np.linspace(-12.0, 15.0, 30, dtype=np.float32).reshape(10, 3)
+    normal = np.clip((obs - np.asarray(stats.mean)) / np.sqrt(np.asarray(stats.variance) + 1e-8), -10, 10)
+    copies = state.copies.actor.online
+    (params, _), _, _ = agent.actor.apply(copies, jnp.asarray(normal))
+    wanted = np.tanh(params["loc"])
+    policy = agent.policy(state)
+    np.testing.assert_allclose(policy.action(first_steps(jnp.asarray(obs)), (), KEY).action, wanted, atol=1e-5)
+    np.testing.assert_allclose(policy.predict(obs)[0], wanted, atol=1e-5)
+    write_policy(policy, SPEC, "numpy", tmp_path / "policy.npz", {})
+    np.testing.assert_allclose(polyak.load_policy(tmp_path / "policy.npz").predict(obs)[0], wanted, atol=1e-5)
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+    agent = make("sac", normalize_reward="return", gamma=0.9)
+    rollout = collected(agent)
+    state, _ = update(agent, agent.init(KEY), rollout, KEY)
+    running, seen = np.array([1.0, -2.0]), []
+    for step in range(5):
+        running = np.asarray(rollout.time_steps.reward)[step] + 0.9 * running
+        seen.append(running)
+    np.testing.assert_allclose(state.normalizers.reward.stats.stddev(), np.std(seen[1:]), rtol=1e-5)
+    assert isinstance(agent.collect_policy(state), DiscountedReturn)
+    with pytest.raises(ValueError, match="normalize_reward='return' needs rollouts of collect_policy"):
+        agent.update(state, random_rollout(agent), KEY)
+
+
+@pytest.mark.parametrize("loop", [train.compiled, train.host])
+def test_normalised_agents_train_in_both_loops(loop):
+    env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
+    agent = make("td3", env.spec, normalize_reward="return", learning_starts=64, updates_per_step=0.25)
+    result = loop(agent, env, env_steps=256, key=KEY)
+    assert int(result.state.updates) > 0
+    # A step that truncates is one of the environment's, and the one after it is not.
+    assert int(result.state.normalizers.obs.stats.count) == int(result.state.env_steps) >= 256
+    assert int(result.state.normalizers.reward.stats.count) == int(result.state.env_steps)
+    assert float(result.state.normalizers.reward.stats.stddev()) > 1.0
+
+
+def test_observations_without_numbers_are_rejected():
+    spec = EnvSpec(Discrete(3), Box([-1.0], [1.0]))
+    for name in AGENTS:
+        with pytest.raises(ValueError, match=f"{AGENTS[name].__name__}: normalize_obs must be False for observations without"):
+            make(name, spec)
