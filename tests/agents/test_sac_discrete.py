@@ -193,6 +193,18 @@ def test_the_better_action_of_each_state_is_learned():
     assert actions.tolist() == [0, 1]
 
 
+@pytest.mark.slow
+def test_cartpole_is_learned():
+    small = {"actor": polyak.Actor((64, 64)), "critics": polyak.Critics((64, 64)), "batch_size": 64, "updates_per_step": 0.5}
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
+    agent = polyak.SAC(
+        env.spec, **small, capacity=20_000, learning_rate=1e-3, tau=0.01, gamma=0.98, target_entropy=0.1, learning_starts=1_000
+    )
+    result = train.compiled(agent, env, env_steps=10_000, key=KEY)
+    # Random actions keep the pole up for 22 steps.
+    assert train.evaluate(agent.policy(result.state), env, episodes=20, key=KEY).mean_return >= 66
+
+
 def test_a_discrete_agent_by_name_acts_exports_and_loads(tmp_path):
     settings = {"capacity": 256, "learning_starts": 16, "actor": polyak.Actor((8,)), "critics": polyak.Critics((8,))}
     result = train.run("sac", "CartPole-v1", env_steps=64, seed=0, progress=False, settings=settings)
