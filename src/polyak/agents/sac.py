@@ -39,6 +39,8 @@ from polyak.ops.losses import of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.predict import PolicyWithSpec
+from polyak.policies.sde import StateDependentExploration
 from polyak.replay.uniform import Transition
 
 
@@ -88,6 +90,9 @@ class SAC:
             None leaves rewards unchanged.
         alpha: the weight of the entropy; None learns it.
         initial_alpha: where learning α begins.
+        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
+            number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
+            independently.
         target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; None takes -dim A, or
             0.98 log n of n Discrete actions that are allowed.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
@@ -133,6 +138,7 @@ class SAC:
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
+    sde_sample_freq: int | None = integer(default=None, optional=True)
     target_entropy: Scalar | None = number(default=None, optional=True)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     subset: int | None = integer(default=None, optional=True)
@@ -147,12 +153,19 @@ class SAC:
         check_env_spec("SAC", self.spec)
         if not isinstance(self.spec.action, Discrete):
             check_unit_actions("SAC", self.spec, "or one Discrete; PPO takes every space")
-        object.__setattr__(self, "actor", feedforward_or_default("SAC", self.actor, Actor(), self.spec))
+        default = Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
+        object.__setattr__(self, "actor", feedforward_or_default("SAC", self.actor, default, self.spec))
         object.__setattr__(self, "critics", feedforward_or_default("SAC", self.critics, Critics(), self.spec))
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
         check_temperature(self)
+        has_sde = isinstance(self.actor, Actor) and self.actor.std == "sde"
+        if has_sde != (self.sde_sample_freq is not None):
+            raise ValueError(
+                f"SAC: sde_sample_freq must be set with Actor(std='sde') and only then, got {self.sde_sample_freq} with "
+                f"{self.actor!r}"
+            )
 
     add = add_rollout
     check = check_off_policy
@@ -179,9 +192,12 @@ class SAC:
         return Greedy(self._network_policy(state))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
-        """The actor's distribution; until `learning_starts` uniformly random actions."""
-        policy = WarmUp(self._network_policy(state), self.learning_starts, state.env_steps)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
+        policy: PolicyWithSpec = self._network_policy(state)
+        if self.sde_sample_freq is not None:
+            policy = StateDependentExploration(self._network_policy(state), self.sde_sample_freq)
+        warm_up = WarmUp(policy, self.learning_starts, state.env_steps)
+        return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": nnx.gelu,
     "silu": nnx.silu,
 }
-Std: TypeAlias = Literal["free", "state", "fixed"]
+Std: TypeAlias = Literal["free", "state", "fixed", "sde"]
 MAX_NARROW_WIDTH = 256
 # Of methods and attributes; an entry of that name would be hidden by it, or hide it.
 TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
@@ -79,7 +79,10 @@ class Layers(Protocol):
 
     @property
     def std(self) -> Std:
-        """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head; `"fixed"`: a constant."""
+        """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head; `"fixed"`: a constant.
+
+        `"sde"`: state-dependent exploration, of an `Actor`.
+        """
         ...
 
     @property
@@ -88,12 +91,12 @@ class Layers(Protocol):
         ...
 
 
-def check_layers(settings: Layers) -> None:
+def check_layers(settings: Layers, stds: tuple[Std, ...] = ("free", "state", "fixed")) -> None:
     """Refuse settings that no network can be built from, by name; widths become a tuple."""
     object.__setattr__(settings, "hidden", widths("hidden", settings.hidden))
     check_choice("network", "activation", settings.activation, tuple(ACTIVATIONS))
     check_number("network", "log_std", settings.log_std)
-    check_choice("network", "std", settings.std, ("free", "state", "fixed"))
+    check_choice("network", "std", settings.std, stds)
     for name in ("shared_torso", "orthogonal", "squash_mean"):
         check_choice("network", name, getattr(settings, name), (True, False))
 

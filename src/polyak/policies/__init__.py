@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
     from polyak.policies.python.policy import PythonPolicy
     from polyak.policies.scripted import Scripted, Uniform
+    from polyak.policies.sde import StateDependentExploration
     from polyak.policies.stable_baselines import StableBaselinesPolicy
     from polyak.policies.tf_agents import from_tf_agents
 
@@ -28,6 +29,7 @@ __all__ = [
     "PythonPolicy",
     "Scripted",
     "StableBaselinesPolicy",
+    "StateDependentExploration",
     "Uniform",
     "WarmUp",
     "WithInfo",
@@ -43,6 +45,7 @@ _MODULES = {
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),
     "noise": ("ActionSmoothing", "GaussianNoise", "OUNoise"),
     "python.policy": ("PythonPolicy",),
+    "sde": ("StateDependentExploration",),
     "scripted": ("Scripted", "Uniform"),
     "stable_baselines": ("StableBaselinesPolicy",),
     "tf_agents": ("from_tf_agents",),

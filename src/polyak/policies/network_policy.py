@@ -62,6 +62,13 @@ class NetworkPolicy:
         (_, value), _, _ = self.network.apply(self.variables, obs, reset_carry(self.network, carry, time_step.first))
         return value
 
+    def action_params(self, time_step: TimeStep) -> tuple[PyTree, PyTree]:
+        """The output of a network that is not recurrent: the parameters of the action's distribution, and its second part."""
+        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+        out, _, _ = self.network.apply(self.variables, obs)
+        params, extra = out
+        return params, extra
+
     def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
         obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
         carry = reset_carry(self.network, carry, time_step.first)
