@@ -36,7 +36,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class C51:
-    """C51 for Discrete actions: the distribution of returns on fixed atoms z_1 ... z_K.
+    """C51 for Discrete and MultiDiscrete actions: the distribution of returns on fixed atoms z_1 ... z_K.
 
         L(θ) = E[ -Σ_i m_i log p_i(s, a; θ) ],    m = Φ(r + γ^m z, p(s', a'; target)),    a' = argmax_a Σ_i z_i p_i(s', a)
 
@@ -44,7 +44,7 @@ class C51:
     and noisy network, three steps and a prioritized replay it is Rainbow (Hessel et al. 2018, arXiv:1710.02298).
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
+        spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns the logits `[B, n, num_atoms]`; None takes `q_network_for(spec)`. A built-in one gets
             that number of outputs. It is applied in evaluation mode: dropout is off, and statistics stay as they were
             initialised.
@@ -217,7 +217,7 @@ class C51:
         return ExpectedValues(self._network, (self.v_min, self.v_max))
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._expected, self.spec)
+        return NetworkPolicy(state.copies.online, None, self._expected, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

@@ -43,7 +43,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class DQN:
-    """DQN for Discrete actions.
+    """DQN for Discrete and MultiDiscrete actions.
 
         L(θ) = E[ huber_κ(r + γ^m Q_target(s', a') - Q_θ(s, a)) ],    a' = argmax_a Q_θ(s', a)
 
@@ -51,7 +51,7 @@ class DQN:
     environment has an action mask, a' is an allowed action.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
+        spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns `(q, value)`, such as `polyak.q_mlp(dueling=True)`; None takes `q_network_for(spec)`. It
             is applied in evaluation mode: dropout is off, and statistics stay as they were initialised.
         num_steps: steps of each environment between updates.
@@ -215,7 +215,7 @@ class DQN:
         return q
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._network, self.spec)
+        return NetworkPolicy(state.copies.online, None, self._network, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

@@ -36,7 +36,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class IQN:
-    """IQN for Discrete actions: the quantile function of the returns as a network of (s, τ).
+    """IQN for Discrete and MultiDiscrete actions: the quantile function of the returns as a network of (s, τ).
 
         L(θ) = E[ Σ_i 1/N' Σ_j |τ_i - 1{u_ij < 0}| L_κ(u_ij) / κ ],    u_ij = r + γ^m Z(s', a', τ'_j; target) - Z(s, a, τ_i)
 
@@ -44,7 +44,7 @@ class IQN:
     K such fractions. Policies take the mean over the midpoints of K equal parts. With `double` the online network chooses a'.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
+        spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network with `quantiles(variables, obs, tau, key)`, such as `polyak.iqn_mlp()`; None takes
             `iqn_network_for(spec)`. It is applied in evaluation mode.
         num_steps: steps of each environment between updates.
@@ -211,7 +211,7 @@ class IQN:
         return tau, self._network.quantiles(variables, obs, tau, noise_key)
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._network, self.spec)
+        return NetworkPolicy(state.copies.online, None, self._network, self.spec, combined=True)
 
     @property
     def _network(self) -> QuantileNetwork:

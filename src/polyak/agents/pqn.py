@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_state
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import check_settings, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import Batch, any_over_devices
@@ -22,6 +22,7 @@ from polyak.learning.epochs import mean_terms, train_epochs
 from polyak.learning.minibatches import check_divides, count_microbatches, map_steps
 from polyak.networks.layers import is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
+from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
 from polyak.ops.gradient_step import (
     StepLog,
     check_optimizer,
@@ -57,7 +58,7 @@ class PQNState:
 
 @struct
 class PQN:
-    """PQN for Discrete actions, with many environments.
+    """PQN for Discrete and MultiDiscrete actions, with many environments.
 
         L(θ) = E[ (G_t - Q_θ(s_t, a_t))² ],    G_t = r_t + γ (λ G_{t+1} + (1 - λ) max_a Q(s_{t+1}, a))
 
@@ -65,7 +66,7 @@ class PQN:
     network has, take the place of a target network.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
+        spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns `(q, value)`; None takes `q_network_for(spec)` with `layer_norm=True`. It is applied in
             evaluation mode.
         num_steps: rollout length T, in steps of each environment.
@@ -116,7 +117,7 @@ class PQN:
 
     def init(self, key: PRNGKeyArray) -> PQNState:
         """A new state."""
-        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None)
+        copies = NetworkCopies.create(self._network, key, as_discrete("PQN", self.spec), optimizer=None)
         check_q_network(self._network, copies.online, self.spec)
         env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
         return PQNState(copies.with_optimizer_state(optimizer_of(self)), env_steps, updates)
@@ -165,7 +166,7 @@ class PQN:
         check_state("PQN.update", state, PQNState)
         num_steps, num_envs = check_rollout(rollout, self.spec)
         check_divides(num_steps, num_envs, self.num_minibatches)
-        rollout, copies, optimizer = as_arrays(rollout), state.copies, optimizer_of(self, state.env_steps)
+        rollout, copies, optimizer = self._combine(as_arrays(rollout)), state.copies, optimizer_of(self, state.env_steps)
         check_optimizer_state(optimizer, copies.online.params, copies.optimizer_state)
         batch, bad = self._make_batch(copies.online, rollout, axis_name)
         params, optimizer_state, log = train_epochs(
@@ -233,6 +234,15 @@ class PQN:
         skips = describe_skips(in_a_row, first_bad, self.max_bad_steps, "updates")
         return None if skips is None else f"PQN: {skips}"
 
+    def _combine(self, rollout: Rollout) -> Rollout:
+        """The rollout with actions and masks of whole combinations, where actions are MultiDiscrete."""
+        if not isinstance(self.spec.action, MultiDiscrete):
+            return rollout
+        nvec, steps = self.spec.action.nvec, rollout.time_steps
+        if steps.action_mask is not None:
+            steps = dataclasses.replace(steps, action_mask=combine_mask(nvec, steps.action_mask))
+        return dataclasses.replace(rollout, time_steps=steps, actions=ravel_action(nvec, rollout.actions))
+
     def _make_batch(
         self, variables: Variables, rollout: Rollout, axis_name: str | None
     ) -> tuple[Batch, Bool[Array, " quantities"]]:
@@ -268,7 +278,7 @@ class PQN:
         return value_at(EPSILON if self.epsilon is None else self.epsilon, state.env_steps)
 
     def _network_policy(self, state: PQNState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._network, self.spec)
+        return NetworkPolicy(state.copies.online, None, self._network, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

@@ -36,7 +36,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class QRDQN:
-    """QR-DQN for Discrete actions: the distribution of returns as K quantiles θ_1 ... θ_K.
+    """QR-DQN for Discrete and MultiDiscrete actions: the distribution of returns as K quantiles θ_1 ... θ_K.
 
         L(θ) = E[ Σ_i 1/K Σ_j |τ_i - 1{u_ij < 0}| L_κ(u_ij) / κ ],    u_ij = r + γ^m θ_j(s', a'; target) - θ_i(s, a)
 
@@ -44,7 +44,7 @@ class QRDQN:
     else the target network.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
+        spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns quantiles `[B, n, num_quantiles]`; None takes `q_network_for(spec)`. A built-in one gets
             that number of outputs. It is applied in evaluation mode: dropout is off, and statistics stay as they were
             initialised.
@@ -204,7 +204,7 @@ class QRDQN:
         return quantiles
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, ExpectedValues(self._network), self.spec)
+        return NetworkPolicy(state.copies.online, None, ExpectedValues(self._network), self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

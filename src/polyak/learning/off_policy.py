@@ -12,11 +12,12 @@ from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_state
-from polyak.core.spaces import Discrete, EnvSpec, zeros
+from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.normalizers import Normalizers, create_normalizers
+from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
@@ -173,7 +174,8 @@ class OffPolicyState:
 def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
     """A new state with these copies and an empty replay."""
     spec = settings.spec
-    mask = jnp.zeros(spec.action.n, bool) if spec.has_action_mask and isinstance(spec.action, Discrete) else None
+    shape = parameter_shapes(spec.action) if isinstance(spec.action, Discrete | MultiDiscrete) else None
+    mask = None if shape is None or not spec.has_action_mask else jnp.zeros(shape, bool)
     ring = replay_of(settings)
     carry = {}
     if isinstance(ring, SequenceReplay):

@@ -21,6 +21,7 @@ from polyak.learning.off_policy import (
     train_copies,
 )
 from polyak.networks.layers import is_narrow
+from polyak.ops.distributions.combinations import as_discrete, combine_actions
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
 from polyak.ops.schedules import Linear, Schedule, value_at
 from polyak.replay.uniform import Transition
@@ -67,7 +68,8 @@ class QSettings(OffPolicySettings, OptimizerSettings, Protocol):
 
 def create_q_state(settings: QSettings, network: Network, key: PRNGKeyArray) -> OffPolicyState:
     """A new state: the network, its target, an optimizer and an empty replay."""
-    copies = NetworkCopies.create(network, key, settings.spec, optimizer=None, target=_follow(settings))
+    spec = as_discrete(type(settings).__name__, settings.spec)
+    copies = NetworkCopies.create(network, key, spec, optimizer=None, target=_follow(settings))
     return create_state(settings, copies.with_optimizer_state(optimizer_of(settings)))
 
 
@@ -99,6 +101,7 @@ def train_q(
     axis_name: str | None = None,
 ) -> tuple[NetworkCopies, StepLog]:
     """One gradient step of `settings.loss`, after which the target follows."""
+    batch = combine_actions(settings.spec.action, batch)
     loss = partial(settings.loss, online=copies.online, target=copies.variables("target"), key=key)
     copies, log = train_copies(copies, loss, optimizer, batch, due=due, axis_name=axis_name)
     return copies.follow(updates=log.applied.astype(jnp.uint32)), log

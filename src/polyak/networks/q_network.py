@@ -17,6 +17,7 @@ from polyak.networks.actor_critic import ActorCritic, network_or_default
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, Layer, is_image, widths
 from polyak.networks.noisy import NoisyLayer, split_key
+from polyak.ops.distributions.combinations import as_discrete
 
 
 @runtime_checkable
@@ -137,11 +138,10 @@ def q_network_or_default(
 
     Raises:
         TypeError: it is no network.
-        ValueError: it is recurrent and may not be, or actions are not Discrete.
+        ValueError: it is recurrent and may not be, or actions are not Discrete and no few combinations of a MultiDiscrete.
     """
     check_env_spec(owner, spec)
-    if not isinstance(spec.action, Discrete):
-        raise ValueError(f"{owner}: actions must be Discrete, got {spec.action}; PPO takes every space")
+    as_discrete(owner, spec)
     default = replace(q_network_for(spec), layer_norm=layer_norm)
     network = default if network is None else network_or_default(owner, network, spec)
     if isinstance(network, RecurrentNetwork) and not recurrent:
@@ -160,7 +160,8 @@ def check_q_network(network: Network, variables: Variables, spec: EnvSpec, outpu
         TypeError: it returns something else, or another precision.
         ValueError: q has another shape than `[B, n]`, the value than `[B]`, or the array than `[B, n, outputs]`.
     """
-    assert isinstance(spec.action, Discrete), "agents of action values check it"
+    spec = as_discrete("network", spec)
+    assert isinstance(spec.action, Discrete), "it is now"
     rows = 2
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
     out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)

@@ -16,6 +16,7 @@ from polyak.networks.adapters import FlaxNNX
 from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, Layer, is_image, widths
 from polyak.networks.noisy import split_key
 from polyak.networks.q_network import QHead, QLayers, QNetwork, encoded_size
+from polyak.ops.distributions.combinations import as_discrete
 from polyak.ops.value_distributions import midpoints
 
 
@@ -123,8 +124,7 @@ def iqn_network_or_default(owner: str, network: Any, spec: EnvSpec) -> QuantileN
         ValueError: actions are not Discrete.
     """
     check_env_spec(owner, spec)
-    if not isinstance(spec.action, Discrete):
-        raise ValueError(f"{owner}: actions must be Discrete, got {spec.action}; PPO takes every space")
+    as_discrete(owner, spec)
     if network is None:
         return iqn_network_for(spec)
     if isinstance(network, type) or not isinstance(network, QuantileNetwork):

@@ -14,6 +14,7 @@ from polyak.core.spaces import Discrete, MultiBinary, MultiDiscrete
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Distribution, Joint
+from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from polyak.ops.distributions.exploration import EpsilonMixture, Select, uniform_over
 from polyak.ops.schedules import Schedule, check_schedule, value_at
@@ -178,6 +179,9 @@ def _soften(distribution: Any, temperature: Float[Array, ""]) -> Any:
             # From the largest down, so that a small temperature overflows towards probability 0 only.
             logits = distribution.log_probs()
             return Categorical((logits - logits.max(-1, keepdims=True)) / temperature, distribution.mask)
+        case Combinations():
+            softened = _soften(distribution.numbers, temperature)
+            return Combinations(softened.logits, distribution.nvec, distribution.mask)
         case MultiCategorical():
             return MultiCategorical(distribution.logits / temperature, distribution.nvec, distribution.mask)
         case Bernoulli():

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, NumPyPolicy, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
 from polyak.networks.recurrent import reset_carry
 from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
+from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return_step
 from polyak.policies import numpy_actor
@@ -32,6 +33,7 @@ class NetworkPolicy:
             network's outputs of the time of acting.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
         noise_key: the key of the network's noise; None applies it without noise.
+        combined: the network has an output for each combination of a MultiDiscrete action, not for each choice of its parts.
     """
 
     variables: Variables
@@ -41,6 +43,7 @@ class NetworkPolicy:
     return_info: bool = static(default=False)
     squash: bool = static(default=False)
     noise_key: PRNGKeyArray | None = None
+    combined: bool = static(default=False)
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The network's initial carry; `()` where it is not recurrent."""
@@ -73,6 +76,8 @@ class NetworkPolicy:
         obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
         carry = reset_carry(self.network, carry, time_step.first)
         (params, value), carry, _ = self.network.apply(self.variables, obs, carry, key=self.noise_key)
+        if self.combined and isinstance(self.spec.action, MultiDiscrete):
+            return Combinations(params, self.spec.action.nvec, time_step.action_mask), carry, ()
         distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
         return (
             distribution,
