@@ -176,7 +176,7 @@ def make_envs(
     if not is_jax_started():
         configure_devices(devices, "compiled" if _is_in_jax(env) and loop != "host" else "host", count)
     if is_made and workers is not None:
-        raise ValueError(f"{owner}: env must be a name or a function with workers, which make it, got {env!r:.80}")
+        raise ValueError(f"{owner}: env must be a name or a function with workers, which make it, got {type(env).__name__}")
     if is_made:
         return env, source_of(env)
     # An environment of Gymnasium that exists has its own number of copies.

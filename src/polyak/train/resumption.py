@@ -93,7 +93,8 @@ def resume(
             )
         config, split = with_workers(config, workers)
         if split is not None and isinstance(env, Env | HostEnv):
-            raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {env!r:.80}")
+            got = type(env).__name__
+            raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {got}")
         copies = None if isinstance(env, Env | HostEnv) else 1 if split else config.num_envs
         made = make_env(config, copies or 1) if env is None else make_envs("polyak.resume", "", env, copies)[0]
         made = made if split is None else split_over_workers(made, config.num_envs, split)

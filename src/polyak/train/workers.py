@@ -95,7 +95,7 @@ def _make(agent: Agent, env: Any, num_envs: int, options: Workers) -> WorkerEnvs
     if num_envs % options.number:
         raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={options.number}")
     if not (isinstance(env, str) or callable(env)):
-        raise TypeError(f"train: env must be a name, or a function that creates it, got {env!r:.80}")
+        raise TypeError(f"train: env must be a name, or a function that creates it, got {type(env).__name__}")
     return split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options)
 
 
