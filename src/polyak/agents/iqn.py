@@ -36,7 +36,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class IQN:
-    """IQN for Discrete and MultiDiscrete actions: the quantile function of the returns as a network of (s, τ).
+    """IQN for Discrete and MultiDiscrete actions: the quantile function of returns as a network.
 
         L(θ) = E[ Σ_i 1/N' Σ_j |τ_i - 1{u_ij < 0}| L_κ(u_ij) / κ ],    u_ij = r + γ^m Z(s', a', τ'_j; target) - Z(s, a, τ_i)
 

@@ -36,7 +36,7 @@ from polyak.replay.uniform import Transition
 
 @struct
 class QRDQN:
-    """QR-DQN for Discrete and MultiDiscrete actions: the distribution of returns as K quantiles θ_1 ... θ_K.
+    """QR-DQN for Discrete and MultiDiscrete actions: the distribution of returns as K quantiles.
 
         L(θ) = E[ Σ_i 1/K Σ_j |τ_i - 1{u_ij < 0}| L_κ(u_ij) / κ ],    u_ij = r + γ^m θ_j(s', a'; target) - θ_i(s, a)
 
