@@ -50,8 +50,10 @@ class RayWorkers:
         if address is None:
             size = store_bytes or max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER)
             address = self._start_head(workers, size)
-        # Read when Ray is imported: a call after the end must not start another Ray.
+        # Read when Ray is imported: a call after the end must not start another Ray, and a Ray that does not answer is an error
+        # after two tries of a minute, not after 20.
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
         import ray
 
         if ray.is_initialized():
