@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "ray_script.py"
+NO_RAY = 77
+"""The exit code of the script where Ray does not start, as on an overloaded machine."""
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +22,10 @@ def report(tmp_path_factory):
     """What the script prints; it runs once for all tests of this file."""
     path = tmp_path_factory.mktemp("ray")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)], cwd=path, env=environment(), capture_output=True, text=True, timeout=400
+        [sys.executable, str(SCRIPT)], cwd=path, env=environment(), capture_output=True, text=True, timeout=280
     )
+    if done.returncode == NO_RAY:
+        pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -63,7 +67,11 @@ def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "forever"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
     )
-    pids = json.loads(process.stdout.readline())
+    line = process.stdout.readline()
+    if not line and process.wait() == NO_RAY:
+        process.stdout.close()
+        pytest.skip("Ray does not start here")
+    pids = json.loads(line)
     assert len(pids) > 5 and all(map(is_running, pids))
     process.kill()
     process.wait()
