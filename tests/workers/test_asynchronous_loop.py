@@ -56,6 +56,13 @@ def test_the_result_has_the_shared_weights_as_online_copy():
     assert result.agent.policy(result.state).predict(np.zeros(4, np.float32))[0] in (0, 1)
 
 
+def test_states_that_callbacks_keep_stay_usable():
+    kept = []
+    result = train(callbacks=[lambda progress, metrics, state: kept.append(state.agent)])
+    actions = [result.agent.policy(state).predict(np.zeros(4, np.float32))[0] for state in (*kept, result.state)]
+    assert len(actions) > 3 and set(map(int, actions)) <= {0, 1}
+
+
 def test_one_worker_without_waiting_is_a2c():
     """Its pushes are never stale, so its weights are those of `update` on the same rollouts."""
     env = make_env(num_envs=4)

@@ -104,6 +104,7 @@ def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault):
     assert reports[1][0] - reports[0][0] <= 4 * 16 < reports[0][0]
     assert [metrics["rollouts/invalid"] for _, metrics in reports][:3] == [0, 1, 0]
     assert all(metrics["train/skipped_steps"] == 0 for _, metrics in reports)
+    assert all(metrics["staleness/max"] == 0 for _, metrics in reports)
     assert all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
     assert result.metrics["workers/restarts"] == 1
     # Episodes that were cut are not among the finished ones, whose lengths are those of CartPole.

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.copies.receive import Push
-from polyak.core.types import Agent, Callback, Metrics, PyTree, Rollout, TimeStep
+from polyak.core.types import Agent, Callback, Metrics, PyTree, Rollout, TimeStep, copy_buffers
 from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import reset
 from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_match
@@ -201,13 +201,14 @@ class _Pushes:
         return ages | dict(self._group.supervisor.metrics())
 
     def loop_state(self, state: Any, key: PRNGKeyArray) -> LoopState:
-        """The state of a loop, with the shared weights as online copy."""
+        """The state of a loop, with the shared weights as online copy, in buffers that no later push takes."""
         states: list[Any] = self._group.states
         copies = state.copies.update_online()
         time_step = jax.tree.map(jnp.asarray, join([one.time_step for one in states]))
         carry, episodes = jax.tree.map(jnp.asarray, join([one.carry for one in states]))
         assert isinstance(episodes, Episodes), "as first_carry makes it"
-        return LoopState(replace(state, copies=copies), (), time_step, carry, episodes, key, jnp.uint32(sum(self._numbers)))
+        own = copy_buffers(replace(state, copies=copies))
+        return LoopState(own, (), time_step, carry, episodes, key, jnp.uint32(sum(self._numbers)))
 
     def _take(self, worker: int, method: str, result: Any) -> None:
         group, state = self._group, self._group.states[worker]

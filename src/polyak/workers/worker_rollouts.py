@@ -221,7 +221,7 @@ class WorkerRollouts:
             group.supervisor.accept(worker)
             return
         self._times.invalid += 1
-        self._received[worker].append(_without_weight(result, self._expected, state))
+        self._received[worker].append(_without_weight(number, self._learned, self._expected, state))
         group.states[worker] = WorkerState(seed, carry=state.carry)
         group.supervisor.fail(worker, f"returned a rollout in which {problem}")
 
@@ -337,7 +337,9 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
     return None
 
 
-def _without_weight(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree], state: WorkerState) -> WorkerRollout:
+def _without_weight(
+    number: int, version: int, expected: tuple[TimeStep, PyTree, PyTree, PyTree], state: WorkerState
+) -> WorkerRollout:
     """A rollout in which nothing happens: every row both starts and ends an episode, and has weight 0 everywhere."""
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), expected)
     time_steps: TimeStep = zeros[0]
@@ -346,5 +348,4 @@ def _without_weight(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTr
     record = None if time_steps.record is None else EpisodeRecord(np.zeros_like(time_steps.record.reward), ~ones, ones)
     empty = TimeStep(time_steps.obs, time_steps.reward, ~ones, ones, ones, mask, record)
     carry = zeros[3] if state.carry is None else state.carry
-    number, version = (rollout.number, rollout.version) if isinstance(rollout, WorkerRollout) else (0, 0)
     return WorkerRollout(number, version, (empty, zeros[1], zeros[2], carry), InfoSums(), None, 0.0)
