@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from polyak.loops.host_loop import host
-from polyak.workers.ray_workers import RayWorkers
+from polyak.workers.ray_workers import RayWorkers, set_private_environment
 from tests.workers.setting import KEY, arrays_of, make_agent, make_env, make_workers
 
 STEPS = 600
+NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 def descendants(pid):
@@ -147,5 +149,55 @@ def forever():
     host(make_agent(env.spec), envs, env_steps=10**9, key=KEY, callbacks=[show], report_every=1)
 
 
+def cluster():
+    """Train on a cluster of three nodes on this machine, of which one is removed while its worker works."""
+    # Before JAX has threads: the cluster's daemons are forked from this process, and share its token.
+    set_private_environment()
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="polyak-ray-", ignore_cleanup_errors=True) as directory:
+        try:
+            nodes = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": directory})
+            for _ in range(2):
+                nodes.add_node(**NODE)
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            sys.exit(77)
+        print(json.dumps(remove_node(nodes)), flush=True)
+        nodes.shutdown()
+
+
+def remove_node(nodes):
+    """Train with four workers; a node is removed at the first report."""
+    env = make_env()
+    agent = make_agent(env.spec)
+    undisturbed = arrays_of(train(agent, env).loop_state)
+    envs = make_workers(env, 4, lambda: RayWorkers(4, nodes.address), timeout=30.0)
+    events, removed = [], []
+    envs.group.on_event = lambda event: events.append((time.monotonic(), event))
+
+    def workers_of(node):
+        return set(descendants(node.all_processes["raylet"][0].process.pid)) & set(worker_processes())
+
+    def remove(progress, metrics, state):
+        if not removed:
+            node = max(nodes.worker_nodes, key=lambda node: len(workers_of(node)))
+            removed.extend(workers_of(node))
+            nodes.remove_node(node, allow_graceful=False)
+            removed.append(time.monotonic())
+
+    result = train(agent, envs, [remove])
+    failed = [moment for moment, event in events if event.event == "failed"]
+    envs.close()
+    return {
+        "same_bits": all(np.array_equal(a, b) for a, b in zip(arrays_of(result.loop_state), undisturbed, strict=True)),
+        "removed": len(removed) - 1,
+        "restarts": [event.detail for _, event in events if event.event == "failed"],
+        "noticed": [moment - removed[-1] for moment in failed],
+        "alive": result.metrics["workers/alive"],
+        "listening": listening(descendants(os.getpid())),
+    }
+
+
 if __name__ == "__main__":
-    forever() if sys.argv[1:] == ["forever"] else main()
+    {"forever": forever, "cluster": cluster}.get("".join(sys.argv[1:]), main)()

@@ -19,19 +19,25 @@ NO_RAY = 77
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """What the script prints; it runs once for all tests of this file."""
-    path = tmp_path_factory.mktemp("ray")
+    """What the script prints; it runs once for most tests of this file."""
+    return run(tmp_path_factory.mktemp("ray"))
+
+
+def run(path, *arguments):
+    """What the script prints last; Ray prints lines of its own."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)], cwd=path, env=environment(), capture_output=True, text=True, timeout=280
+        [sys.executable, str(SCRIPT), *arguments], cwd=path, env=environment(), capture_output=True, text=True, timeout=280
     )
     if done.returncode == NO_RAY:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
 
 
 def environment():
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "JAX_PLATFORMS": "cpu"}
+    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    # A private Ray must not become a client of the cluster that this names.
+    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "RAY_ADDRESS": "127.0.0.1:1"}
 
 
 def test_two_workers_have_the_bits_of_the_host_loop(report):
@@ -61,6 +67,14 @@ def test_closing_ends_all_processes_within_seconds(report):
 
 def test_a_ray_that_is_connected_already_is_an_error(report):
     assert "Ray is already connected in this process" in report["connected"]
+
+
+@pytest.mark.slow
+def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_path):
+    report = run(tmp_path, "cluster")
+    assert report["removed"] >= 1 and len(report["restarts"]) >= 1
+    assert report["same_bits"] and report["alive"] == 4
+    assert report["listening"] == ["127.0.0.1"]
 
 
 def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):

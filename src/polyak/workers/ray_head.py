@@ -26,7 +26,9 @@ def main() -> None:
     try:
         import ray
 
+        # Without "local", RAY_ADDRESS in the environment would make it a client of another Ray.
         context: Any = ray.init(
+            "local",
             num_cpus=int(sys.argv[1]),
             object_store_memory=int(sys.argv[2]),
             include_dashboard=False,

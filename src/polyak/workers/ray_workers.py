@@ -130,7 +130,7 @@ class RayWorkers:
             self._ray.kill(handle, no_restart=True)
 
     def _start_head(self, workers: int, store_bytes: int) -> str:
-        _set_private_environment()
+        set_private_environment()
         for _ in range(START_TRIES):
             command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes)]
             self._head = subprocess.Popen(
@@ -170,7 +170,7 @@ class _RayWorker(RolloutWorker):
         super().__init__(make_env)
 
 
-def _set_private_environment() -> None:
+def set_private_environment() -> None:
     """Let Ray listen on loopback only, ask for a token, and report nothing."""
     os.environ["RAY_AUTH_MODE"] = "token"
     # Ray reads the token once in a process, so later ones of this process need the same.
