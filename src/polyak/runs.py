@@ -43,7 +43,10 @@ MAX_THREADS = 1024
 MAX_WORKERS = 2**12
 """Maximum number of worker processes of a run."""
 
-LOOPS = ("compiled", "host", "distributed")
+LOOPS = ("compiled", "host", "distributed", "asynchronous")
+
+LOOPS_OF_WORKERS = ("distributed", "asynchronous")
+"""The loops whose environments are in worker processes."""
 
 
 ENV_OPTIONS = (
@@ -68,7 +71,7 @@ class RunConfig:
         num_envs: number of copies of the environment.
         seed: the run's key is `jax.random.key(seed)`; None for another key, which the checkpoints hold.
         env_steps: total number of valid transitions.
-        loop: `"compiled"`, `"host"` or `"distributed"`.
+        loop: `"compiled"`, `"host"`, `"distributed"` or `"asynchronous"`.
         devices: number of devices over which the environments are split.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         checkpoint_every: env_steps between checkpoints.
@@ -81,8 +84,10 @@ class RunConfig:
         eval_every: env_steps between evaluations of the greedy policy while training; None for none.
         eval_episodes: episodes of each of them.
         checkpoint_replay: checkpoints contain the agent's replay, if it has one.
-        workers: number of worker processes of the distributed loop; None in the others.
+        workers: number of worker processes of the last two loops; None in the others.
         lag: how many updates old the policy of a rollout may be.
+        shared_optimizer: in the asynchronous loop: one optimizer state for all workers, or each its own.
+        max_staleness: in the asynchronous loop: how many steps old the weights of a gradient may be; None is any number.
     """
 
     algorithm: str
@@ -105,6 +110,8 @@ class RunConfig:
     checkpoint_replay: bool = True
     workers: int | None = None
     lag: int = 0
+    shared_optimizer: bool = True
+    max_staleness: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -128,8 +135,13 @@ class RunConfig:
         if self.seed is not None:
             check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, LOOPS)
-        if (self.loop == "distributed") != (self.workers is not None):
-            raise ValueError(f"run: workers must be a number with loop='distributed', else None, got {self.workers}")
+        if (self.loop in LOOPS_OF_WORKERS) != (self.workers is not None):
+            loops = " or ".join(map(repr, LOOPS_OF_WORKERS))
+            raise ValueError(f"run: workers must be a number with loop={loops}, else None, got {self.workers}")
+        if self.loop == "asynchronous" and (self.lag or self.devices > 1):
+            raise ValueError(f"run: lag must be 0 and devices 1 with loop='asynchronous', got {self.lag} and {self.devices}")
+        check_choice("run", "shared_optimizer", self.shared_optimizer, (False, True))
+        check_integer("run", "max_staleness", self.max_staleness, at_least=0, optional=True)
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
         check_choice("run", "own_env", self.own_env, (False, True))
         check_choice("run", "checkpoint_replay", self.checkpoint_replay, (False, True))

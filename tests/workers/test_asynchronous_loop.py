@@ -27,10 +27,12 @@ class FaultyPushes(FaultyWorkers):
         return call
 
 
-def train(workers=2, engine=InProcessWorkers, steps=400, env=None, agent=None, options=None, **arguments):
+def train(workers=2, engine=InProcessWorkers, steps=400, env=None, agent=None, snapshot=None, options=None, **arguments):
     env = env or make_env(num_envs=4)
     envs = make_workers(env, workers, engine, **options or {})
     try:
+        if snapshot is not None:
+            envs.restore(snapshot)
         return train_asynchronously(
             agent or A2C(env.spec, num_steps=8, learning_rate=1e-3), envs, env_steps=steps, key=KEY, **arguments
         )
@@ -42,18 +44,32 @@ def test_every_push_is_applied_once_and_steps_are_those_of_the_rollouts():
     reports = []
     result = train(callbacks=[lambda progress, metrics, state: reports.append(dict(metrics))])
     assert result.progress.env_steps >= 400
-    assert int(result.state.copies.shared.version) == result.metrics["pushes/applied"] == result.progress.iteration
+    assert result.metrics["pushes/applied"] == result.progress.iteration
     assert result.metrics["pushes/stale"] == result.metrics["pushes/refused"] == result.metrics["pushes/repeated"] == 0
     assert int(result.state.env_steps) == result.progress.env_steps
     assert max(report["staleness/max"] for report in reports) == 1, "the push of the other worker"
     assert reports[-1]["rollout/ep_len_mean"] >= 8
 
 
-def test_the_result_has_the_shared_weights_as_online_copy():
-    result = train()
-    copies = result.state.copies
-    jax.tree.map(np.testing.assert_array_equal, copies.online.params, copies.shared.variables.params)
+@pytest.mark.parametrize("shared_optimizer", [True, False])
+def test_the_result_is_a_state_of_the_host_loop_and_either_loop_goes_on(shared_optimizer):
+    env, options = make_env(num_envs=4), {"shared_optimizer": shared_optimizer}
+    agent = A2C(env.spec, num_steps=8, learning_rate=1e-3)
+    kept = []
+    result = train(agent=agent, options=options, callbacks=[lambda progress, *_: kept.append(progress.env.snapshot())])
+    done = result.progress.env_steps
+    assert jax.tree.structure(result.state) == jax.tree.structure(agent.init(KEY))
     assert result.agent.policy(result.state).predict(np.zeros(4, np.float32))[0] in (0, 1)
+    assert result.progress.nondeterminism
+    moments = jax.tree.leaves(result.state.copies.optimizer_state)
+    assert any(np.asarray(x).any() for x in moments), "the optimizer of the workers"
+    more = {"steps": done + 200, "resume_from": result.loop_state, "env_steps_done": done}
+    again = train(agent=agent, options=options, snapshot=kept[-1], **more)
+    assert done + 200 <= again.progress.env_steps < done + 300
+    assert int(again.state.env_steps) == again.progress.env_steps, "the statistics go on"
+    env.restore(kept[-1])
+    hosted = polyak.train.host(agent, env, key=KEY, env_steps=more.pop("steps"), **more)
+    assert int(hosted.state.env_steps) == hosted.progress.env_steps
 
 
 def test_states_that_callbacks_keep_stay_usable():
@@ -95,7 +111,8 @@ def test_one_worker_without_waiting_is_a2c():
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])
 def test_workers_that_die_cost_nothing(shared_optimizer):
-    result = train(engine=lambda: FaultyPushes({2: "lost", 7: "lost"}), shared_optimizer=shared_optimizer)
+    options = {"shared_optimizer": shared_optimizer}
+    result = train(engine=lambda: FaultyPushes({2: "lost", 7: "lost"}), options=options)
     assert result.metrics["workers/restarts"] == 2 and result.metrics["pushes/repeated"] == 0
     assert result.progress.env_steps >= 400 and all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
 
@@ -106,14 +123,14 @@ def with_nan(push):
 
 
 def test_gradients_with_nan_are_refused_and_their_worker_replaced():
-    result = train(engine=lambda: FaultyPushes({4: with_nan, 6: with_nan, 8: with_nan}), max_bad=3)
+    result = train(engine=lambda: FaultyPushes({4: with_nan, 6: with_nan, 8: with_nan}), options={"max_bad": 3})
     assert result.metrics["pushes/refused"] == 3
     assert result.metrics["workers/restarts"] == 1
     assert all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
 
 
 def test_stale_gradients_are_dropped():
-    result = train(4, max_staleness=0)
+    result = train(4, options={"max_staleness": 0})
     assert result.metrics["pushes/stale"] > 0
     assert result.metrics["pushes/applied"] + result.metrics["pushes/stale"] == result.progress.iteration
 

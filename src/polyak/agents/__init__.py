@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 AGENTS = {
     "a2c": "polyak.agents.a2c:A2C",
+    # After "a2c", the name of the class: what makes it A3C is the loop of presets/a3c.py.
+    "a3c": "polyak.agents.a2c:A2C",
     "c51": "polyak.agents.c51:C51",
     "ddpg": "polyak.agents.ddpg:DDPG",
     "dqn": "polyak.agents.dqn:DQN",

@@ -9,7 +9,7 @@ from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
-from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker
+from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker, unshare_copies
 from polyak.learning.batch import make_batch
 from polyak.learning.on_policy import (
     OnPolicyState,
@@ -113,6 +113,7 @@ class A2C:
     partition = replicate
     apply = apply_gradients
     share = share_copies
+    unshare = unshare_copies
     worker_state = state_of_worker
     receive = receive_gradients
     diagnose = diagnose_on_policy

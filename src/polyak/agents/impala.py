@@ -10,7 +10,7 @@ from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
-from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker
+from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker, unshare_copies
 from polyak.learning.batch import log_probs, make_batch, outputs_in_info
 from polyak.learning.on_policy import (
     OnPolicyState,
@@ -116,6 +116,7 @@ class IMPALA:
     partition = replicate
     apply = apply_gradients
     share = share_copies
+    unshare = unshare_copies
     worker_state = state_of_worker
     receive = receive_gradients
     diagnose = diagnose_on_policy

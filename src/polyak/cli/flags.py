@@ -85,13 +85,17 @@ class TrainFlags:
     """train with this many seeds, from --seed on: at once in the compiled loop, else one after another"""
     run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME", "PATH")] = None
     """run directory; must not hold a run yet"""
-    loop: Literal["auto", "compiled", "host", "distributed"] = "auto"
+    loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     """compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python;
-    distributed: in --workers processes"""
+    distributed: in --workers processes; asynchronous: these push gradients (A3C)"""
     workers: Annotated[int | None, default_hint("none: the environments step in this process", "INT")] = None
     """processes that step the environments, in equal parts; needs polyak[ray]"""
     lag: int = 0
     """how many updates old the policy of a rollout may be: 0 waits for each update, 1 collects while the agent learns"""
+    shared_optimizer: Literal["yes", "no"] = "yes"
+    """no: in the asynchronous loop, each worker has an optimizer of its own"""
+    max_staleness: Annotated[int | None, default_hint("any", "INT")] = None
+    """in the asynchronous loop, gradients of weights more than this many steps old are dropped and counted"""
     ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
     """Ray cluster on which the workers run; auto finds the one of this machine"""
     worker_timeout: float = 60.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyak import envs
-from polyak.agents import action_scaling_of
+from polyak.agents import action_scaling_of, agent_class
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
 from polyak.cli.own import env_maker, make_own_agent
@@ -25,7 +25,8 @@ from polyak.networks.q_network import QNetwork, q_mlp, q_nature_cnn
 from polyak.networks.quantile_network import IQNetwork, iqn_mlp, iqn_nature_cnn
 from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
 from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
-from polyak.runs import MAX_WORKERS, algorithm_name, check_seed
+from polyak.presets import preset
+from polyak.runs import LOOPS_OF_WORKERS, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, start_jax
 from polyak.train.new_training import make_agent, prepare
@@ -65,6 +66,7 @@ def train_new_run(
     """
     try:
         _check(flags)
+        _check_own_loop(algorithm, env_id, flags)
         workers = _workers(flags)
         loop = _choose_loop(env_id, flags.loop, workers)
         at_once = flags.seeds > 1 and loop == "compiled"
@@ -157,23 +159,52 @@ def _prepare(
     )
 
 
+def _check_own_loop(algorithm: str, env_id: str, flags: TrainFlags) -> None:
+    """Check that an algorithm whose loop makes it what it is gets that loop.
+
+    Raises:
+        UsageError: it has another.
+    """
+    own = preset(algorithm, env_id).loop
+    if own == "auto":
+        return
+    same = f"{algorithm} is {agent_class(algorithm).__name__} in the {own} loop"
+    if flags.loop != own:
+        raise UsageError(f"--loop {flags.loop}: {same}; leave --loop out")
+    if env_id.startswith(JAX_PREFIXES):
+        raise UsageError(f"{same}, whose workers step environments outside JAX; got {env_id}")
+
+
 def _workers(flags: TrainFlags) -> Workers | None:
     """The workers that flags ask for, or None."""
     check_integer("polyak train", "--lag", flags.lag, at_least=0)
     check_number("polyak train", "--worker-timeout", flags.worker_timeout, above=0.0)
+    check_integer("polyak train", "--max-staleness", flags.max_staleness, at_least=0, optional=True)
+    pushes = {"--shared-optimizer no": flags.shared_optimizer == "no"}
+    pushes[f"--max-staleness {flags.max_staleness}"] = flags.max_staleness is not None
+    for flag, is_set in pushes.items():
+        if is_set and flags.loop != "asynchronous":
+            raise UsageError(f"{flag} needs --loop asynchronous, whose workers push gradients")
     if flags.workers is None:
-        needed = {"--loop distributed": flags.loop == "distributed", f"--lag {flags.lag}": flags.lag}
+        needed = {f"--loop {flags.loop}": flags.loop in LOOPS_OF_WORKERS, f"--lag {flags.lag}": flags.lag > 0}
         needed[f"--ray-address {flags.ray_address}"] = flags.ray_address is not None
         for flag, is_set in needed.items():
             if is_set:
                 raise UsageError(f"{flag} needs --workers N")
         return None
     check_integer("polyak train", "--workers", flags.workers, at_most=MAX_WORKERS)
-    if flags.loop not in ("auto", "distributed"):
+    if flags.loop not in ("auto", *LOOPS_OF_WORKERS):
         raise UsageError(f"--workers {flags.workers} must be left out with --loop {flags.loop}")
     if flags.num_envs % flags.workers:
         raise UsageError(f"--workers {flags.workers} must divide --num-envs {flags.num_envs}")
-    return Workers(flags.lag, flags.worker_timeout, number=flags.workers, address=flags.ray_address)
+    return Workers(
+        flags.lag,
+        flags.worker_timeout,
+        shared_optimizer=flags.shared_optimizer == "yes",
+        max_staleness=flags.max_staleness,
+        number=flags.workers,
+        address=flags.ray_address,
+    )
 
 
 def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
@@ -181,7 +212,7 @@ def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
     if workers is not None:
         if is_jax:
             raise UsageError(f"--workers {workers.number} must be left out: {env_id} is in JAX, and compiled with the agent")
-        return "distributed"
+        return "distributed" if loop == "auto" else loop
     if loop == "compiled" and not is_jax:
         raise UsageError(f"--loop compiled needs an environment in JAX (jax/..., gymnax/...); {env_id} steps on the host")
     return loop if loop != "auto" else "compiled" if is_jax else "host"

@@ -8,7 +8,7 @@ from polyak.cli.agent_flags import agent_flags
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.own_flags import OwnFlags
 from polyak.core.names import unknown_name
-from polyak.presets import preset
+from polyak.presets import Preset, preset
 
 
 def train(arguments: list[str]) -> int:
@@ -64,10 +64,14 @@ def _value_of(flag: str, arguments: list[str]) -> str | None:
     return None
 
 
+def _defaults(preset: Preset) -> TrainFlags:
+    return TrainFlags(preset.env_steps, preset.num_envs, loop=preset.loop, workers=preset.workers)
+
+
 def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
-        ("train", TrainFlags, dataclasses.field(default=TrainFlags(defaults.env_steps, defaults.num_envs))),
+        ("train", TrainFlags, dataclasses.field(default=_defaults(defaults))),
         ("own", OwnFlags, dataclasses.field(default=OwnFlags())),
     ]
     if algorithm:

@@ -36,6 +36,29 @@ def share_copies(
     return dataclasses.replace(state, copies=copies), senders
 
 
+def unshare_copies(settings: OnPolicySettings, state: OnPolicyState, senders: Senders) -> OnPolicyState:
+    """The state of `share` as one of `init`, with the shared weights as online copy.
+
+    It has the shared copy's optimizer state, or where every worker has its own, the first one's.
+
+    Raises:
+        ValueError: there is no shared copy.
+    """
+    check_state(f"{type(settings).__name__}.unshare", state, OnPolicyState)
+    copies, shared = state.copies, state.copies.shared
+    if shared is None:
+        raise ValueError(f"{type(settings).__name__}: unshare needs a state of share, got one without a shared copy")
+    first = jax.tree.map(lambda x: x[0], senders.optimizer_state)
+    own = dataclasses.replace(
+        copies,
+        online=shared.variables,
+        shared=None,
+        optimizer_state=shared.optimizer_state if copies.shared_optimizer else first,
+        shared_optimizer=False,
+    )
+    return dataclasses.replace(state, copies=own)
+
+
 def state_of_worker(settings: OnPolicySettings, state: OnPolicyState) -> OnPolicyState:
     """What a worker pulls of the receiver's state: all that `collect_policy` and `gradients` use."""
     check_state(f"{type(settings).__name__}.worker_state", state, OnPolicyState)

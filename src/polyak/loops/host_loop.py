@@ -93,7 +93,8 @@ def host(
     state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, hosted, key))
     state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
-    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, relay.nondeterminism)
+    reasons = (*relay.nondeterminism, *(hosted.nondeterminism if isinstance(hosted, MakesRollouts) else ()))
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, reasons)
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
         rollouts, actor = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)

@@ -60,7 +60,13 @@ class Rollouts(Protocol):
 
 @runtime_checkable
 class MakesRollouts(Protocol):
-    """Environments that collect their rollouts in another way than step by step in this process."""
+    """Environments that collect their rollouts in another way than step by step in this process.
+
+    Attributes:
+        nondeterminism: why a resumed run may differ from an uninterrupted one.
+    """
+
+    nondeterminism: tuple[str, ...]
 
     def rollouts(self, agent: Agent, state: LoopState, settings: list[Any], should_stop: Callable[[], bool]) -> Rollouts:
         """The rollouts of a training.

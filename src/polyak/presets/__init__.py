@@ -1,6 +1,6 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import a2c, c51, ddpg, dqn, impala, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3, tqc
+from polyak.presets import a2c, a3c, c51, ddpg, dqn, impala, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3, tqc
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -9,6 +9,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     (algorithm, env_id): preset
     for algorithm, presets in (
         ("a2c", a2c.PRESETS),
+        ("a3c", a3c.PRESETS),
         ("c51", c51.PRESETS),
         ("ddpg", ddpg.PRESETS),
         ("dqn", dqn.PRESETS),
@@ -27,7 +28,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
 
 DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's defaults")
 
-DEFAULTS: dict[str, Preset] = {"rainbow": rainbow.DEFAULT}
+DEFAULTS: dict[str, Preset] = {"a3c": a3c.DEFAULT, "rainbow": rainbow.DEFAULT}
 """Algorithms that are settings of another one: those settings, for environments without a preset."""
 
 

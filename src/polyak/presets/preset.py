@@ -28,6 +28,8 @@ class Preset:
         values: the agent's fields; `network`, `actor` and `critics` hold arguments of what makes that network.
         source: where the numbers come from.
         make_network: the function that makes `network`.
+        loop: the loop that the algorithm is made for; `"auto"` goes by the environment.
+        workers: number of worker processes of that loop.
     """
 
     env_steps: int
@@ -35,6 +37,8 @@ class Preset:
     values: Mapping[str, Any]
     source: str
     make_network: Literal["mlp", "q_mlp", "iqn_mlp"] = "mlp"
+    loop: Literal["auto", "asynchronous"] = "auto"
+    workers: int | None = None
 
     def settings(self, env_steps: int) -> dict[str, Any]:
         """The agent's fields for a training of `env_steps`.

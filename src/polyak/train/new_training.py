@@ -24,15 +24,14 @@ from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, chec
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.presets.preset import with_length
-from polyak.runs import ENV_OPTIONS, LOOPS, RunConfig, algorithm_name, check_seed, run_key
+from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.evaluation import require_source
 from polyak.train.result import Result
 from polyak.train.training import Start, Training, run_training
-from polyak.train.workers import Workers, as_workers, split_over_workers
+from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers
 from polyak.workers.worker_envs import WorkerEnvs
-from polyak.workers.worker_rollouts import check_lag
 
 # In the slowest environments these are minutes of work.
 MAX_ENV_STEPS_BETWEEN_CHECKPOINTS = 100_000
@@ -58,7 +57,7 @@ def run(
     eval_episodes: int | None = None,
     eval_env: Env | HostEnv | None = None,
     callbacks: Sequence[Callback] = (),
-    loop: Literal["auto", "compiled", "host", "distributed"] = "auto",
+    loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto",
     workers: int | Workers | None = None,
     devices: int | None = None,
     resume_from: LoopState | None = None,
@@ -83,12 +82,11 @@ def run(
         eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else no evaluation.
         eval_env: environments for evaluation; None makes copies of `env`.
         callbacks: called at every report; see `Callback`.
-        loop: `"compiled"` (one program), `"host"`, `"distributed"` (with `workers`), or `"auto"`, by the environment.
-        workers: number of worker processes that step the environments, or how they work; see `train.distributed`.
+        loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
+        workers: number of worker processes of the last two, or how they work; see `train.Workers`.
         devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
         resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.
-        should_stop: called between iterations; True ends the training, as Ctrl-C and SIGTERM do (`stopped="interrupt"`; a
-            second Ctrl-C raises `KeyboardInterrupt`).
+        should_stop: called between iterations; True ends the training, as Ctrl-C and SIGTERM do (a second Ctrl-C raises).
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
@@ -96,7 +94,8 @@ def run(
         TrainingDiverged: see `Agent.diagnose`.
     """
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
-    made, source = make_envs("train.run", agent, env, num_envs, loop, devices, _check_workers(loop, workers))
+    chosen, split = _choose_workers(agent, env, loop, workers)
+    made, source = make_envs("train.run", agent, env, num_envs, chosen, devices, split)
     try:
         training = prepare(
             make_agent(agent, made.spec, source, env_steps, settings),
@@ -111,7 +110,7 @@ def run(
             eval_every=eval_every,
             eval_episodes=eval_episodes,
             eval_env=eval_env,
-            loop=loop,
+            loop=chosen,
             devices=devices,
             source=source,
             algorithm=agent.lower() if isinstance(agent, str) else None,
@@ -136,20 +135,23 @@ def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | No
     return seed
 
 
-def _check_workers(loop: str, workers: int | Workers | None) -> Workers | None:
-    """The workers of the distributed loop, or None.
+def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | None) -> tuple[str, Workers | None]:
+    """The loop, and its workers or None; an algorithm that is named may have its own.
 
     Raises:
         ValueError: one is given without the other.
     """
     check_choice("train.run", "loop", loop, ("auto", *LOOPS))
+    defaults = preset(agent.lower() if isinstance(agent, str) else "", str(env))
+    loop = defaults.loop if loop == "auto" else loop
+    workers = defaults.workers if workers is None and loop == defaults.loop else workers
     if workers is None:
-        if loop == "distributed":
-            raise ValueError("train.run: loop='distributed' needs workers=N")
-        return None
-    if loop not in ("auto", "distributed"):
+        if loop in LOOPS_OF_WORKERS:
+            raise ValueError(f"train.run: loop={loop!r} needs workers=N")
+        return loop, None
+    if loop not in ("auto", *LOOPS_OF_WORKERS):
         raise ValueError(f"train.run: workers must be None with loop={loop!r}, got {workers!r:.80}")
-    return as_workers("train.run", workers)
+    return "distributed" if loop == "auto" else loop, as_workers("train.run", workers)
 
 
 def make_envs(
@@ -256,11 +258,13 @@ def prepare(
     """
     if run_dir is not None and start is not None and start.state is not None:
         raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
-    workers, lag = (env.num_workers, env.group.options.lag) if isinstance(env, WorkerEnvs) else (None, 0)
-    if workers is not None:
-        check_lag(agent, lag)
-        loop = "distributed"
     devices = default_devices(agent, env) if devices is None else devices
+    workers: dict[str, Any] = {}
+    if isinstance(env, WorkerEnvs):
+        loop = "distributed" if loop == "auto" else loop
+        workers = {name: getattr(env.group.options, name) for name in ("lag", "shared_optimizer", "max_staleness")}
+        workers["workers"] = env.num_workers
+        check_workers(agent, loop, env.group.options.lag, devices)
     check_match(agent, env, devices)
     mesh_over(devices, env.num_envs)
     check_memory(agent, devices)
@@ -291,8 +295,7 @@ def prepare(
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
         checkpoint_replay=checkpoint_replay,
-        workers=workers,
-        lag=lag,
+        **workers,
     )
     run = None if run_dir is None else create(run_dir, config.to_json())
     return Training(config, env, run_key(seed or 0) if key is None else key, start or Start(), run, eval_env, eval_episodes)

@@ -18,7 +18,7 @@ from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import as_host_env, reset
 from polyak.loops.loop import LoopState, check_match, initial, mesh_over
 from polyak.loops.replay_memory import check_memory, with_new_replay
-from polyak.runs import RunConfig, read_config, run_key
+from polyak.runs import LOOPS_OF_WORKERS, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
 from polyak.storage.directory import find
 from polyak.storage.progress import check_settings, read_progress, replay_path
@@ -29,9 +29,8 @@ from polyak.train.evaluation import make_env
 from polyak.train.new_training import close_if_made, make_envs
 from polyak.train.result import Result
 from polyak.train.training import Start, Training, report_events, run_training
-from polyak.train.workers import Workers, as_workers, split_over_workers
+from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers
 from polyak.workers.worker_envs import WorkerEnvs
-from polyak.workers.worker_rollouts import check_lag
 
 
 @suggest_arguments("polyak.resume")
@@ -119,15 +118,19 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
             raise ValueError(f"polyak.resume: workers={workers}: the run is in the compiled loop, which has none")
         return config, None
     if workers is None:
-        split = Workers(config.lag, number=config.workers) if config.workers else None
+        split = Workers(number=config.workers) if config.workers else None
     elif isinstance(workers, int) and workers == 0:
         split = None
     else:
         split = as_workers("polyak.resume", workers)
-        split = split if isinstance(workers, Workers) else dataclasses.replace(split, lag=config.lag)
     if split is None:
         return dataclasses.replace(config, loop="host", workers=None, lag=0), None
-    return dataclasses.replace(config, loop="distributed", workers=split.number, lag=split.lag), split
+    names = ("lag", "shared_optimizer", "max_staleness")
+    if not isinstance(workers, Workers):
+        split = dataclasses.replace(split, **{name: getattr(config, name) for name in names})
+    loop = config.loop if config.loop in LOOPS_OF_WORKERS else "distributed"
+    own = {name: getattr(split, name) for name in names}
+    return dataclasses.replace(config, loop=loop, workers=split.number, **own), split
 
 
 def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Training:
@@ -141,8 +144,8 @@ def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force
         raise ValueError(f"polyak.resume: env must have the run's num_envs={config.num_envs}, got {env.num_envs}")
     # Checked before anything of the run changes.
     mesh_over(config.devices, config.num_envs)
-    check_lag(config.agent, config.lag)
     if isinstance(env, WorkerEnvs):
+        check_workers(config.agent, config.loop, config.lag, config.devices)
         env.group.on_event = report_events(run, Screen())
     key = run_key(config.seed or 0)
     made = env if config.loop == "compiled" else as_host_env(env, key)

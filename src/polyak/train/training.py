@@ -25,6 +25,7 @@ from polyak.train.evaluation import PeriodicEvaluation, evaluate_policy, evaluat
 from polyak.train.interrupt import Interrupt, catch_interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
+from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.supervise import WorkerEvent
 from polyak.workers.worker_envs import WorkerEnvs
 
@@ -104,7 +105,8 @@ def train(training: Training, console: Screen, callbacks: Sequence[Callback], sh
     a callback adds to the metrics is written.
     """
     config, run, start = training.config, training.run, training.start
-    loop: Any = compiled if config.loop == "compiled" else host
+    loop: Any = {"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously}[config.loop]
+    split = {} if config.loop == "asynchronous" else {"devices": config.devices}
     with record_failure([training]), ExitStack() as stack:
         evaluation = stack.enter_context(periodic_evaluation(training))
         title = f"{config.algorithm} {config.env}"
@@ -123,7 +125,7 @@ def train(training: Training, console: Screen, callbacks: Sequence[Callback], sh
                 *(writers(run, config, start) if run else []),
             ],
             report_every=config.report_every,
-            devices=config.devices,
+            **split,
             resume_from=start.state,
             donate=start.is_own,
             env_steps_done=start.env_steps,

@@ -14,7 +14,7 @@ from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, Target, TrainResult, check_agent
-from polyak.workers.asynchronous_loop import train_asynchronously
+from polyak.workers.asynchronous_loop import check_shares_gradients, train_asynchronously
 from polyak.workers.ray_workers import RayWorkers
 from polyak.workers.supervise import Engine
 from polyak.workers.worker_envs import WorkerEnvs
@@ -88,6 +88,26 @@ def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> W
             env.close()
 
 
+def check_workers(agent: Agent, loop: str, lag: int, devices: int = 1) -> None:
+    """Check that an agent can be trained with workers in this loop.
+
+    Raises:
+        TypeError: it cannot push gradients.
+        ValueError: it does not bear the lag; or it pushes gradients, and there is a lag, or more than one device.
+    """
+    check_agent("train", agent)
+    if loop == "distributed":
+        check_lag(agent, lag)
+        return
+    check_shares_gradients(agent)
+    if lag:
+        raise ValueError(
+            f"train: lag={lag}: workers that push gradients wait for nobody; max_staleness bounds how old they are"
+        )
+    if devices != 1:
+        raise ValueError(f"train: devices={devices}: gradients that workers push come from one device")
+
+
 def _make(agent: Agent, env: Any, num_envs: int, options: Workers) -> WorkerEnvs:
     """The environments of `distributed` and `asynchronous`, after a check of everything."""
     check_agent("train", agent)
@@ -108,30 +128,29 @@ def asynchronous(
     workers: int | Workers,
     env_steps: int,
     key: PRNGKeyArray,
-    shared_optimizer: bool = True,
-    max_staleness: int | None = None,
-    max_bad: int = 10,
     callbacks: Sequence[Callback] = (),
     report_every: int | None = None,
+    resume_from: LoopState | None = None,
+    env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult[State]:
     """Train asynchronously (A3C): every worker pushes gradients to a shared copy of the network, and pulls its weights.
 
     Nobody waits for anybody, so two trainings differ, and none can be resumed exactly. `distributed` with `lag` and IMPALA
-    learns as fast, and sends rollouts in place of gradients.
+    learns as fast, and sends rollouts in place of gradients. The result has the state of the other loops, with the shared
+    weights as online copy.
 
     Args:
         agent: an agent whose update has two halves: `A2C` or `IMPALA`.
         env: name of the environment, or a function that creates it; it is made in the workers.
         num_envs: environments in all; workers have equal parts.
-        workers: number of processes, or how they work (whose `lag` has no meaning here).
-        env_steps: total number of valid transitions.
+        workers: number of processes, or how they work, with `shared_optimizer`, `max_staleness` and `max_bad`.
+        env_steps: total number of valid transitions, including `env_steps_done`.
         key: source of all randomness.
-        shared_optimizer: whether the shared copy has the only optimizer state, or each worker its own.
-        max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts any.
-        max_bad: pushes with NaN or infinity in a row after which a worker is replaced.
         callbacks: called at every report.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        resume_from: the state of a stopped run; new episodes start.
+        env_steps_done: env_steps that the stopped run had completed.
         should_stop: called while waiting for workers; True ends the training.
 
     Raises:
@@ -146,18 +165,21 @@ def asynchronous(
     Target(env_steps, report_every)
     check_key("train", key)
     check_callbacks("train", callbacks)
-    made = _make(agent, env, num_envs, as_workers("train.asynchronous", workers))
+    options = as_workers("train.asynchronous", workers)
+    check_workers(agent, "asynchronous", options.lag)
+    made = _make(agent, env, num_envs, options)
     try:
+        if resume_from is not None:
+            resume_from = dataclasses.replace(resume_from, time_step=made.reset(int(resume_from.iteration)))
         return train_asynchronously(
             agent,
             made,
             env_steps=env_steps,
             key=key,
-            shared_optimizer=shared_optimizer,
-            max_staleness=max_staleness,
-            max_bad=max_bad,
             callbacks=callbacks,
             report_every=report_every,
+            resume_from=resume_from,
+            env_steps_done=env_steps_done,
             should_stop=should_stop,
         )
     finally:
@@ -224,13 +246,12 @@ def distributed(
     check_key("train", key)
     check_callbacks("train", callbacks)
     check_integer("train", "workers", workers)
-    options = Workers(lag, timeout, start_timeout, restarts, on_env_error, workers, address)
-    check_lag(agent, lag)
+    options = Workers(lag, timeout, start_timeout, restarts, on_env_error, number=workers, address=address)
+    check_workers(agent, "distributed", lag)
     made = _make(agent, env, num_envs, options)
     try:
         if resume_from is not None:
-            time_step = made.reset(int(resume_from.iteration))
-            resume_from = dataclasses.replace(resume_from, time_step=time_step)
+            resume_from = dataclasses.replace(resume_from, time_step=made.reset(int(resume_from.iteration)))
         return host(
             agent,
             made,

@@ -13,14 +13,16 @@ from jaxtyping import Array, PRNGKeyArray
 from polyak.copies.receive import Push
 from polyak.core.types import Agent, Callback, Metrics, PyTree, Rollout, TimeStep, copy_buffers
 from polyak.loops.episodes import Episodes
-from polyak.loops.host_loop import reset
-from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_match
+from polyak.loops.host_loop import start
+from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_match, first_state
 from polyak.loops.metrics import add_metrics
-from polyak.workers.gradient_worker import GradientTask, WorkerGradients, first_carry
+from polyak.workers.gradient_worker import GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_worker import Failure, WorkerState, part_of
 from polyak.workers.worker_envs import WorkerEnvs
 from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, join, seed_of_new_episodes
+
+NONDETERMINISM = ("the gradients of workers arrive in any order",)
 
 
 @runtime_checkable
@@ -29,6 +31,10 @@ class SharesGradients(Protocol):
 
     def share(self, state: Any, num_workers: int, *, shared_optimizer: bool = True) -> tuple[Any, Any]:
         """The state of the receiver, and the counts of its workers."""
+        ...
+
+    def unshare(self, state: Any, senders: Any) -> Any:
+        """The state of the receiver as one of `Agent.init`."""
         ...
 
     def worker_state(self, state: Any) -> Any:
@@ -60,28 +66,29 @@ def train_asynchronously(
     *,
     env_steps: int,
     key: PRNGKeyArray,
-    shared_optimizer: bool = True,
-    max_staleness: int | None = None,
-    max_bad: int = 10,
     callbacks: Sequence[Callback] = (),
     report_every: int | None = None,
+    resume_from: LoopState | None = None,
+    donate: bool = False,
+    env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
     """Train until the rollouts whose gradients arrived have `env_steps` valid transitions.
 
     Every worker pulls the newest weights, collects a rollout, and pushes its gradients, without waiting for the others. The
-    order in which they arrive decides, so two runs differ. Callbacks get the state with the shared weights as online copy.
+    order in which they arrive decides, so two runs differ. Callbacks and the result get the state of the host loop, with the
+    shared weights as online copy: each of the two loops continues what the other began.
 
     Args:
         agent: an agent whose update has two halves (`A2C`, `IMPALA`).
-        envs: the workers' environments.
-        env_steps: valid transitions in all.
+        envs: the workers' environments, with the options of their pushes.
+        env_steps: valid transitions in all, including `env_steps_done`.
         key: source of all randomness.
-        shared_optimizer: whether the shared copy has the only optimizer state, or each worker its own.
-        max_staleness: gradients of weights more than this many steps old are dropped; None accepts any.
-        max_bad: refused pushes in a row (NaN, infinity) after which a worker is replaced.
         callbacks: called at every report.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
+        resume_from: the state of a stopped run; copied, unless `donate` takes its arrays. Own optimizers of workers all start
+            from its one.
+        env_steps_done: env_steps that the stopped run had completed.
         should_stop: called while waiting for workers; True ends the training.
 
     Raises:
@@ -92,17 +99,18 @@ def train_asynchronously(
     """
     target = Target(env_steps, report_every)
     check_match(agent, envs, 1, key, callbacks)
-    if not isinstance(agent, SharesGradients):
-        raise TypeError(f"train: {type(agent).__name__} sends no gradients; use A2C or IMPALA, or workers that send rollouts")
-    time_step = reset(envs, key)
+    halves, options = check_shares_gradients(agent), envs.group.options
     agent.check(envs.num_envs // envs.num_workers)
-    state, senders = agent.share(agent.init(jax.random.split(key, 3)[0]), envs.num_workers, shared_optimizer=shared_optimizer)
-    reporter = Reporter(agent, target, 0, 0, envs)
+    loop_state = first_state(agent, None, resume_from, donate, lambda: start(agent, envs, key))
+    state, senders = halves.share(loop_state.agent, envs.num_workers, shared_optimizer=options.shared_optimizer)
+    reporter = Reporter(agent, target, env_steps_done, int(loop_state.iteration), envs, NONDETERMINISM)
     with reporter.compiling():
-        pushes = _Pushes(agent, envs.group, state, time_step, key)
-        receive = jax.jit(partial(agent.receive, max_staleness=max_staleness, max_bad=max_bad), donate_argnums=(0, 1))
+        pushes = _Pushes(agent, envs.group, state, loop_state)
+        receive = jax.jit(
+            partial(halves.receive, max_staleness=options.max_staleness, max_bad=options.max_bad), donate_argnums=(0, 1)
+        )
         pushes.pull(state)
-    stopped, due, since_report = None, target.next_report(0), dict[str, Any]()
+    stopped, due, since_report = None, target.next_report(env_steps_done), dict[str, Any]()
     while reporter.env_steps < env_steps and stopped is None:
         with reporter.training():
             worker, result = pushes.next(should_stop)
@@ -114,9 +122,9 @@ def train_asynchronously(
             before, valid = pushes.version, int(summary.env_steps)
             state, senders, metrics = receive(state, senders, push, gradients, summary)
             pushes.pull(state)
-            if bool(senders.is_quarantined(max_bad)[worker]):
+            if bool(senders.is_quarantined(options.max_bad)[worker]):
                 senders = senders.readmit(worker)
-                pushes.replace(worker, f"sent NaN or infinity in {max_bad} pushes in a row")
+                pushes.replace(worker, f"sent NaN or infinity in {options.max_bad} pushes in a row")
             pushes.request(worker)
         since_report = add_metrics(since_report, metrics)
         pushes.staleness.append(before - result.version)
@@ -124,11 +132,22 @@ def train_asynchronously(
         if reporter.is_due(metrics, due) or should_stop():
             due = target.next_report(reporter.env_steps)
             go_on, _ = reporter.report(
-                {**since_report, **pushes.metrics(), **_counts(senders)}, pushes.loop_state(state, key), callbacks
+                {**since_report, **pushes.metrics(), **_counts(senders)}, pushes.loop_state(state, senders), callbacks
             )
             since_report = {}
             stopped = "request" if should_stop() else None if go_on else "callback"
-    return reporter.result(pushes.loop_state(state, key), stopped if reporter.env_steps < env_steps else None)
+    return reporter.result(pushes.loop_state(state, senders), stopped if reporter.env_steps < env_steps else None)
+
+
+def check_shares_gradients(agent: Agent) -> SharesGradients:
+    """The agent, whose update has two halves.
+
+    Raises:
+        TypeError: it has not.
+    """
+    if not isinstance(agent, SharesGradients):
+        raise TypeError(f"train: {type(agent).__name__} sends no gradients; use A2C or IMPALA, or workers that send rollouts")
+    return agent
 
 
 class _Pushes:
@@ -139,28 +158,31 @@ class _Pushes:
         staleness: of the pushes since the last report: steps that were applied between pull and push.
     """
 
-    def __init__(self, agent: Any, group: WorkerGroup, state: Any, time_step: TimeStep, key: PRNGKeyArray) -> None:
-        self._agent, self._group = agent, group
+    def __init__(self, agent: Any, group: WorkerGroup, state: Any, loop_state: LoopState) -> None:
+        self._agent, self._group, self._key = agent, group, loop_state.key
         self.version, self.staleness = 0, list[int]()
         own = jax.eval_shape(agent.worker_state, state)
-        share = group.num_envs // group.num_workers
-        carry = first_carry(agent.collect_policy(agent.worker_state(state)).initial_state, share)
-        halves = jax.eval_shape(partial(_gradients_of_nothing, agent, share), own, time_step, carry[0], key)
+        time_step, carry = jax.tree.map(np.asarray, (loop_state.time_step, (loop_state.carry, loop_state.episodes)))
+        one = partial(part_of, rows=group.rows(0))
+        halves = jax.eval_shape(partial(_gradients_of_nothing, agent), own, one(time_step), one(carry[0]), self._key)
         self._halves_tree: Any = jax.tree.structure(halves)
         packing, self._result = Packing.of(own), Packing.of(halves)
         template = jax.tree.unflatten(jax.tree.structure(own), range(len(jax.tree.leaves(own))))
-        task = GradientTask(agent, template, packing, self._result, str(jax.random.key_impl(key)))
+        task = GradientTask(agent, template, packing, self._result, str(jax.random.key_impl(self._key)))
         self._pack = jax.jit(lambda state: packing.pack(agent.worker_state(state)))
-        self._bits = jax.jit(partial(_key_bits, jax.random.split(key, 3)[2]))
-        self._numbers = [0] * group.num_workers
+        self._bits = jax.jit(partial(_key_bits, jax.random.split(self._key, 3)[2]))
+        # Above those of a run that is continued, whose keys are not used again.
+        self._first_number = int(loop_state.iteration)
+        self._numbers = [self._first_number] * group.num_workers
         self._waiting: list[tuple[int, WorkerGradients]] = []
         self._weights: Any = None
         group.acting, group.is_ahead = task, True
         group.supervisor.warm_up = group.options.start_timeout
         for worker in range(group.num_workers):
-            part = part_of(time_step, group.rows(worker))
-            group.states[worker] = replace(group.states[worker], snapshot=group.snapshots[worker], time_step=part, carry=carry)
-            group.supervisor.request(worker, "prepare", task, part, carry)
+            part, own_carry = part_of((time_step, carry), group.rows(worker))
+            snapshot = group.snapshots[worker]
+            group.states[worker] = replace(group.states[worker], snapshot=snapshot, time_step=part, carry=own_carry)
+            group.supervisor.request(worker, "prepare", task, part, own_carry)
 
     def pull(self, state: Any) -> None:
         """Let workers pull these weights from now on."""
@@ -200,15 +222,15 @@ class _Pushes:
         ages = {"staleness/mean": float(np.mean(staleness)), "staleness/max": float(max(staleness))}
         return ages | dict(self._group.supervisor.metrics())
 
-    def loop_state(self, state: Any, key: PRNGKeyArray) -> LoopState:
-        """The state of a loop, with the shared weights as online copy, in buffers that no later push takes."""
+    def loop_state(self, state: Any, senders: Any) -> LoopState:
+        """The state of the host loop, with the shared weights as online copy, in buffers that no later push takes."""
         states: list[Any] = self._group.states
-        copies = state.copies.update_online()
         time_step = jax.tree.map(jnp.asarray, join([one.time_step for one in states]))
         carry, episodes = jax.tree.map(jnp.asarray, join([one.carry for one in states]))
-        assert isinstance(episodes, Episodes), "as first_carry makes it"
-        own = copy_buffers(replace(state, copies=copies))
-        return LoopState(own, (), time_step, carry, episodes, key, jnp.uint32(sum(self._numbers)))
+        assert isinstance(episodes, Episodes), "as the host loop begins"
+        own = copy_buffers(self._agent.unshare(state, senders))
+        iteration = self._first_number + sum(number - self._first_number for number in self._numbers)
+        return LoopState(own, (), time_step, carry, episodes, self._key, jnp.uint32(iteration))
 
     def _take(self, worker: int, method: str, result: Any) -> None:
         group, state = self._group, self._group.states[worker]
@@ -230,9 +252,8 @@ class _Pushes:
             self._waiting.append((worker, result))
 
 
-def _gradients_of_nothing(agent: Any, rows: int, own: Any, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> Any:
+def _gradients_of_nothing(agent: Any, own: Any, first: TimeStep, carry: PyTree, key: PRNGKeyArray) -> Any:
     """The gradients of a rollout, only traced for their shapes."""
-    first: TimeStep = jax.tree.map(lambda x: x[:rows], time_step)
     step = agent.collect_policy(own).action(first, carry, key)
 
     def stacked(tree: PyTree, steps: int) -> PyTree:

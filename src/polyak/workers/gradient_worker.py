@@ -1,6 +1,6 @@
 """A worker that computes gradients of its own rollouts (A3C)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.types import HostEnv, PolicyStep, PyTree, Rollout, TimeStep
-from polyak.loops.episodes import Episodes, EpisodeTotals, InfoSums, measure
+from polyak.loops.episodes import EpisodeTotals, InfoSums, measure
 from polyak.loops.rollouts import collect_rollout
 from polyak.workers.packing import Packing
 
@@ -109,8 +109,3 @@ class GradientPrograms:
 
     def _compute(self, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> Mapping[str, Any]:
         return self.task.result.pack(self.task.agent.gradients(state, rollout, key))
-
-
-def first_carry(make_carry: Callable[[int], PyTree], num_envs: int) -> PyTree:
-    """The carry of new episodes, with the running returns."""
-    return jax.tree.map(np.asarray, (make_carry(num_envs), Episodes.fresh(num_envs)))

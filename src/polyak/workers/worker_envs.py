@@ -28,6 +28,7 @@ class WorkerEnvs:
         self.group, self.source = group, source
         self.spec, self.num_envs, self.num_workers = group.spec, group.num_envs, group.num_workers
         self.info: Mapping[str, npt.NDArray[np.float64]] = {}
+        self.nondeterminism = ("workers are several rollouts ahead",) if group.options.lag > 1 else ()
 
     def rollouts(self, agent: Agent, state: LoopState, settings: list[Any], should_stop: Callable[[], bool]) -> Rollouts:
         """The rollouts of a training; see `WorkerRollouts`."""

@@ -31,6 +31,10 @@ class WorkerOptions:
         restarts: how many times workers may be replaced in a training.
         on_env_error: what an exception of an environment does: it ends the training (`"raise"`), or its worker starts new
             episodes (`"restart"`), which counts as a restart.
+        shared_optimizer: where workers send gradients: the shared copy has the only optimizer state, or each worker its own.
+        max_staleness: where workers send gradients: those of weights more than this many steps old are dropped and counted;
+            None accepts any.
+        max_bad: where workers send gradients: those with NaN or infinity in a row after which a worker is replaced.
 
     Raises:
         TypeError, ValueError: an option is out of range.
@@ -41,6 +45,9 @@ class WorkerOptions:
     start_timeout: float = 300.0
     restarts: int = 100
     on_env_error: Literal["raise", "restart"] = "raise"
+    shared_optimizer: bool = True
+    max_staleness: int | None = None
+    max_bad: int = 10
 
     def __post_init__(self) -> None:
         check_integer("train", "lag", self.lag, at_least=0)
@@ -48,6 +55,9 @@ class WorkerOptions:
         check_number("train", "start_timeout", self.start_timeout, above=0.0)
         check_integer("train", "restarts", self.restarts, at_least=0)
         check_choice("train", "on_env_error", self.on_env_error, ("raise", "restart"))
+        check_choice("train", "shared_optimizer", self.shared_optimizer, (False, True))
+        check_integer("train", "max_staleness", self.max_staleness, at_least=0, optional=True)
+        check_integer("train", "max_bad", self.max_bad)
 
 
 class WorkerGroup:

@@ -1,0 +1,101 @@
+"""Runs with workers from Python, all in this process: what `polyak train ... --workers N` does on Ray."""
+
+import json
+
+import numpy as np
+import pytest
+
+import polyak
+from polyak.train.workers import Workers
+from polyak.workers.in_process_workers import InProcessWorkers
+
+SETTINGS = {"num_steps": 8, "network": polyak.mlp((8,))}
+
+
+def workers(number=2, **options):
+    return Workers(number=number, make_engine=InProcessWorkers, **options)
+
+
+def says(directory):
+    """How exactly the newest checkpoint resumes."""
+    newest = max((directory / "checkpoints").iterdir())
+    return json.loads((newest / "manifest.json").read_text())["meta"]["resume"]
+
+
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())
+
+
+def test_a3c_trains_evaluates_and_goes_on_with_other_workers_and_without(tmp_path):
+    split = workers(max_staleness=8, shared_optimizer=False)
+    result = polyak.train.run(
+        "a3c",
+        "CartPole-v1",
+        env_steps=300,
+        num_envs=4,
+        settings=SETTINGS,
+        run_dir=tmp_path / "run",
+        workers=split,
+        report_every=100,
+        eval_episodes=2,
+        progress=False,
+    )
+    config = config_of(tmp_path / "run")
+    written = {name: config[name] for name in ("algorithm", "loop", "workers", "lag", "max_staleness", "shared_optimizer")}
+    assert written == {
+        "algorithm": "a3c",
+        "loop": "asynchronous",
+        "workers": 2,
+        "lag": 0,
+        "max_staleness": 8,
+        "shared_optimizer": False,
+    }
+    assert result.evaluation is not None and np.asarray(result.policy.predict(np.zeros(4, np.float32))[0]) in (0, 1)
+    events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events].count("started") == 2
+
+    assert "not bit-exact because the gradients of workers arrive in any order" in says(tmp_path / "run")
+
+    more = polyak.resume(tmp_path / "run", env_steps=450, workers=workers(4), progress=False)
+    assert more.progress.env_steps >= 450 and more.config.loop == "asynchronous"
+    alone = polyak.resume(tmp_path / "run", env_steps=600, workers=0, progress=False)
+    assert alone.progress.env_steps >= 600 and alone.config.loop == "host"
+    assert int(alone.state.env_steps) == alone.progress.env_steps, "all that was learned from, in three parts"
+
+
+def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):
+    monkeypatch.setattr("polyak.train.workers.RayWorkers", lambda number, address: InProcessWorkers())
+    result = polyak.train.run("A3C", "CartPole-v1", env_steps=40, settings=SETTINGS, progress=False)
+    assert (result.config.loop, result.config.workers, result.config.num_envs) == ("asynchronous", 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("agent", "arguments", "message"),
+    [
+        ("ppo", {"loop": "asynchronous", "workers": workers()}, "PPO sends no gradients; use A2C or IMPALA"),
+        ("a2c", {"loop": "asynchronous"}, "loop='asynchronous' needs workers=N"),
+        ("a2c", {"loop": "host", "workers": workers()}, "workers must be None with loop='host'"),
+        ("a3c", {"workers": workers(lag=2)}, "lag=2: workers that push gradients wait for nobody"),
+        ("a3c", {"workers": workers(), "devices": 2}, "devices=2: gradients that workers push come from one device"),
+        ("a3c", {"workers": workers(3)}, "num_envs=4 cannot be split over workers=3"),
+        ("ppo", {"workers": workers(lag=1)}, "lag=1, but PPO with these settings"),
+    ],
+)
+def test_what_does_not_fit_is_rejected_before_a_run_directory_is_made(tmp_path, agent, arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        polyak.train.run(agent, "CartPole-v1", env_steps=100, num_envs=4, run_dir=tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_a_lag_of_two_says_that_it_is_not_exact(tmp_path):
+    polyak.train.run(
+        "impala",
+        "CartPole-v1",
+        env_steps=100,
+        num_envs=4,
+        settings=SETTINGS,
+        workers=workers(lag=2),
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    assert "not bit-exact because workers are several rollouts ahead" in says(tmp_path / "run")
