@@ -62,6 +62,7 @@ WRONG = {
     "clip_obs": [0.0, -1.0, NAN, "5"],
     "clip_reward": [0.0, -1.0, NAN, "5"],
     "histograms": [1, None],
+    "sde_sample_freq": [0, -1, 1.5, True, "4"],
     "squash": [1, None],
     "network": ["mlp", 3, mlp],
     "spec": [None, "CartPole-v1", SPEC.obs],

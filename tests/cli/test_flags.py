@@ -82,6 +82,7 @@ OUT_OF_RANGE = {
     "normalize-reward": ("true",),
     "clip-reward": ZERO_TOO,
     "histograms": ("1",),
+    "sde-sample-freq": NOT_POSITIVE,
     "squash": ("1",),
     "adam-eps": ZERO_TOO,
     "max-bad-steps": NOT_POSITIVE,

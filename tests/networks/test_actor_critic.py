@@ -274,7 +274,7 @@ def test_settings_are_values():
         ({"activation": "tahn"}, "network: activation must be one of 'tanh', 'relu', .*got 'tahn'"),
         ({"log_std": float("nan")}, "network: log_std must be a number"),
         ({"shared_torso": "no"}, "network: shared_torso must be one of True, False, got 'no'"),
-        ({"std": "learned"}, "network: std must be one of 'free', 'state', 'fixed', got 'learned'"),
+        ({"std": "learned"}, "network: std must be one of 'free', 'state', 'fixed', 'sde', got 'learned'"),
         ({"squash_mean": None}, "network: squash_mean must be one of True, False, got None"),
         ({"orthogonal": 1}, "network: orthogonal must be one of True, False, got 1"),
         ({"value_hidden": (4, 0)}, "network: value_hidden must be an integer >= 1, got 0"),

@@ -21,13 +21,14 @@ NETWORK = polyak.Actor((6,), std="sde", log_std=-0.5)
 RNG = np.random.default_rng(0)
 
 
-def variables():
+def variables(network):
     """σ differs from number to number."""
-    found = NETWORK.init(KEY, SPEC)
-    return dataclasses.replace(found, params=found.params | {"log_std": jnp.asarray(RNG.normal(size=(6, 2)), jnp.float32)})
+    found = network.init(KEY, SPEC)
+    head = found.params["policy"] | {"log_std": {"all": jnp.asarray(RNG.normal(size=(6, 2)), jnp.float32)}}
+    return dataclasses.replace(found, params=found.params | {"policy": head})
 
 
-VARIABLES = variables()
+VARIABLES = variables(NETWORK)
 
 
 def policy(sample_freq=None, squash=False):
@@ -43,7 +44,7 @@ def features_and_mean(obs):
     params = jax.tree.map(np.asarray, VARIABLES.params)
     layer, head = params["actor"]["dense"]["layers"][0], params["policy"]["linear"]
     z = np.maximum(obs @ layer["kernel"] + layer["bias"], 0.0)
-    return z, z @ head["kernel"] + head["bias"], np.exp(params["log_std"])
+    return z, z @ head["kernel"] + head["bias"], np.exp(params["policy"]["log_std"]["all"])
 
 
 def test_the_deviation_is_that_of_features_times_sigma():
@@ -95,15 +96,19 @@ def test_an_episode_that_begins_draws_its_own_noise():
     assert after.steps.tolist() == [1, 0]
 
 
-def make(spec=SPEC, **settings):
+def sigma_of(online):
+    return online.params["policy"]["log_std"]["all"]
+
+
+def make(spec=SPEC, agent=polyak.SAC, **settings):
     small = {"actor": NETWORK, "critics": polyak.Critics((8,)), "capacity": 512, "batch_size": 16, "learning_starts": 0}
-    return polyak.SAC(spec, **{**small, "sde_sample_freq": 4, "num_steps": 4, "updates_per_step": 0.5, **settings})
+    return agent(spec, **{**small, "sde_sample_freq": 4, "num_steps": 4, "updates_per_step": 0.5, **settings})
 
 
 def test_sac_learns_sigma():
     agent = make()
     state, metrics = jax.jit(agent.update)(agent.init(KEY), random_rollout(agent), KEY)
-    before, after = (s.copies.actor.online.params["log_std"] for s in (agent.init(KEY), state))
+    before, after = (sigma_of(s.copies.actor.online) for s in (agent.init(KEY), state))
     assert int(metrics["train/skipped_steps"]) == 0 and not np.array_equal(before, after)
     assert isinstance(agent.collect_policy(state).policy, StateDependentExploration)
 
@@ -117,21 +122,82 @@ def test_sac_with_state_dependent_exploration_trains_in_both_loops():
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
-def test_the_default_actor_of_sac_follows_the_setting():
-    assert polyak.SAC(SPEC, sde_sample_freq=8).actor == polyak.Actor(std="sde", log_std=-3.0)
+@pytest.mark.parametrize("agent", [polyak.SAC, polyak.TD3, polyak.TQC])
+def test_default_actors_follow_the_setting(agent):
+    assert agent(SPEC, sde_sample_freq=8).actor == polyak.Actor(std="sde", log_std=-3.0)
+
+
+@pytest.mark.parametrize("agent", [polyak.PPO, polyak.A2C])
+def test_default_networks_follow_the_setting(agent):
+    assert agent(SPEC, sde_sample_freq=4).network == polyak.mlp(std="sde")
+
+
+def test_td3_explores_by_the_state_and_keeps_sigma():
+    agent = make(agent=polyak.TD3)
+    state, metrics = jax.jit(agent.update)(agent.init(KEY), random_rollout(agent), KEY)
+    before, after = (s.copies.actor.online for s in (agent.init(KEY), state))
+    assert int(metrics["train/skipped_steps"]) == 0
+    np.testing.assert_array_equal(sigma_of(before), sigma_of(after))
+    assert not np.array_equal(before.params["policy"]["linear"]["kernel"], after.params["policy"]["linear"]["kernel"])
+    explorer = agent.collect_policy(state).policy
+    assert isinstance(explorer, StateDependentExploration) and explorer.policy.squash and explorer.sample_freq == 4
+
+
+def test_log_probabilities_of_actor_critics_are_those_of_stable_baselines3():
+    """Normal(μ, √(z² · σ² + 1e-6)), whose gradient reaches the features z by μ alone: `learn_features=False`."""
+    network = polyak.mlp((6,), std="sde")
+    params = jax.tree.map(np.asarray, variables(network).params)
+    obs, action = (RNG.normal(size=(5, n)).astype(np.float32) for n in (3, 2))
+
+    def log_prob(params):
+        found = dataclasses.replace(network.init(KEY, SPEC), params=params)
+        distribution, _ = NetworkPolicy(found, None, network, SPEC).distribution(steps(obs))
+        return distribution.log_prob(jnp.asarray(action)).sum()
+
+    found, gradient = jax.value_and_grad(log_prob)(jax.tree.map(jnp.asarray, params))
+    layer, head = params["actor"]["dense"]["layers"][0], params["policy"]["linear"]
+    sigma = np.exp(params["policy"]["log_std"]["all"])
+    z = np.tanh(obs @ layer["kernel"] + layer["bias"])
+    error = action - z @ head["kernel"] - head["bias"]
+    variance = z**2 @ sigma**2 + 1e-6
+    np.testing.assert_allclose(found, np.sum(-0.5 * (error**2 / variance + np.log(2 * np.pi * variance))), rtol=1e-4)
+    of_variance = 0.5 * (error**2 / variance - 1) / variance
+    np.testing.assert_allclose(gradient["policy"]["log_std"]["all"], 2 * sigma**2 * (z.T**2 @ of_variance), rtol=2e-4)
+    of_features = (error / variance) @ head["kernel"].T
+    wanted = obs.T @ (of_features * (1 - z**2))
+    np.testing.assert_allclose(gradient["actor"]["dense"]["layers"][0]["kernel"], wanted, rtol=2e-4, atol=1e-5)
+
+
+def test_ppo_learns_the_same_from_values_of_acting_and_of_updating():
+    env = polyak.envs.make("jax/Pendulum-v1", num_envs=2)
+    settings = {"num_steps": 8, "num_minibatches": 2, "num_epochs": 1, "normalize_reward": "return"}
+    results = []
+    for values_when in ("collect", "update"):
+        agent = polyak.PPO(
+            env.spec, polyak.mlp((4,), std="sde", log_std=-1.0), sde_sample_freq=4, values_when=values_when, **settings
+        )
+        results.append(train.compiled(agent, env, env_steps=32, key=KEY).state.copies.online)
+    assert not np.array_equal(sigma_of(results[0]), np.full((4, 1), -1.0, np.float32))
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: make(sde_sample_freq=None), "sde_sample_freq must be set with Actor"),
-        (lambda: make(actor=polyak.Actor((8,))), "sde_sample_freq must be set with Actor"),
+        (lambda: make(sde_sample_freq=None), "sde_sample_freq must be set with a network"),
+        (lambda: make(actor=polyak.Actor((8,))), "sde_sample_freq must be set with a network"),
         (lambda: make(sde_sample_freq=0), "sde_sample_freq"),
-        (lambda: make(EnvSpec(SPEC.obs, Discrete(2))).init(KEY), "std='sde' needs an action that is one Box"),
-        (lambda: polyak.mlp(std="sde"), "std must be"),
+        (lambda: make(EnvSpec(SPEC.obs, Discrete(2))), "sde_sample_freq must be None unless the action is one Box, got 4 with"),
+        (lambda: NETWORK.init(KEY, EnvSpec(SPEC.obs, Discrete(2))), "std='sde' needs an action that is one Box"),
+        (lambda: polyak.lstm(std="sde"), "std must be"),
+        (lambda: make(agent=polyak.TQC, sde_sample_freq=None), "sde_sample_freq must be set with a network"),
+        (lambda: make(agent=polyak.TD3, exploration_noise=0.2), "exploration_noise has no effect with sde_sample_freq"),
+        (lambda: polyak.PPO(SPEC, sde_sample_freq=4, network=polyak.mlp()), "sde_sample_freq must be set with a network"),
+        (lambda: polyak.A2C(SPEC, network=polyak.mlp(std="sde")), "sde_sample_freq must be set with a network"),
         (
             lambda: StateDependentExploration(NetworkPolicy(VARIABLES, None, polyak.Actor((6,)), SPEC)),
-            r"network must be an Actor\(std='sde'\)",
+            "the network must have std='sde'",
         ),
     ],
 )

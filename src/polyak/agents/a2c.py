@@ -31,6 +31,7 @@ from polyak.networks.actor_critic import network_or_default
 from polyak.ops.returns import gae
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.sde import StateDependentExploration, check_sde, explore
 
 
 @struct
@@ -64,6 +65,9 @@ class A2C:
             None leaves rewards unchanged.
         clip_reward: clip normalised rewards to ± this value; None disables clipping.
         squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
+        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
+            number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions
+            independently.
         optimizer_name: `"rmsprop"`, that of TensorFlow 1 with which A2C was published, or `"adam"`.
         rms_decay: RMSProp's α, the decay of the mean square.
         rms_eps: RMSProp's ε, inside the square root.
@@ -94,6 +98,7 @@ class A2C:
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
     squash: bool = choice(default=False, choices=(True, False))
+    sde_sample_freq: int | None = integer(default=None, optional=True)
     optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))
     rms_decay: Scalar = number(default=0.99, at_least=0, at_most=1)
     rms_eps: Scalar = number(default=1e-5, above=0)
@@ -103,9 +108,11 @@ class A2C:
 
     def __post_init__(self) -> None:
         check_env_spec("A2C", self.spec)
-        object.__setattr__(self, "network", network_or_default("A2C", self.network, self.spec))
+        has_sde = self.sde_sample_freq is not None
+        object.__setattr__(self, "network", network_or_default("A2C", self.network, self.spec, sde=has_sde))
         check_settings(self)
         check_on_policy(self)
+        check_sde(self, model_of(self).network)
 
     init = create_state
     check = check_no_limit
@@ -124,11 +131,12 @@ class A2C:
         check_state("A2C.policy", state, OnPolicyState)
         return Greedy(self._network_policy(state, newest_variables(state)))
 
-    def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
+    def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """A sample from the policy of the online network."""
         check_state("A2C.collect_policy", state, OnPolicyState)
         policy = self._network_policy(state, state.copies.online)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        explorer = explore(policy, self.sde_sample_freq)
+        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def update(
         self,

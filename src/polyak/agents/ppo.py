@@ -50,6 +50,7 @@ from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, saturating_add, value_at
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.sde import StateDependentExploration, check_sde, explore
 
 # fmt: off
 # One minibatch an epoch, and the Adam of TensorFlow 1.
@@ -136,6 +137,9 @@ class PPO:
             None leaves rewards unchanged.
         clip_reward: clip normalised rewards to ± this value; None disables clipping.
         squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
+        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
+            number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions
+            independently.
         adam_eps: Adam's ε.
         optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
         ema_tau: keep a target copy of the network that moves by this fraction towards the online one after every update, and
@@ -188,6 +192,7 @@ class PPO:
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
     squash: bool = choice(default=False, choices=(True, False))
+    sde_sample_freq: int | None = integer(default=None, optional=True)
     adam_eps: Scalar = number(default=1e-5, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
     ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
@@ -207,7 +212,8 @@ class PPO:
 
     def __post_init__(self) -> None:
         check_env_spec("PPO", self.spec)
-        object.__setattr__(self, "network", network_or_default("PPO", self.network, self.spec))
+        has_sde = self.sde_sample_freq is not None
+        object.__setattr__(self, "network", network_or_default("PPO", self.network, self.spec, sde=has_sde))
         check_settings(self)
         check_needed(self, "kl_beta", "kl_target")
         check_needed(self, "kl_cutoff_coef", "kl_cutoff_factor")
@@ -225,6 +231,7 @@ class PPO:
             )
         check_optimizer(self)
         check_squashing("PPO", self._network, self.spec, squash=self.squash)
+        check_sde(self, self._network)
         check_kernels("PPO", self._network, self.spec, self._l2)
 
     def init(self, key: PRNGKeyArray) -> PPOState:
@@ -273,11 +280,12 @@ class PPO:
         evaluated = "online" if state.copies.target is None else "target"
         return Greedy(self._network_policy(state, state.copies.variables(evaluated)))
 
-    def collect_policy(self, state: PPOState) -> NetworkPolicy | DiscountedReturn:
+    def collect_policy(self, state: PPOState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """A sample from the policy of the online network."""
         check_state("PPO.collect_policy", state, PPOState)
         policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        explorer = explore(policy, self.sde_sample_freq)
+        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def update(
         self,

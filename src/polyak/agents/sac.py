@@ -39,8 +39,7 @@ from polyak.ops.losses import of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.predict import PolicyWithSpec
-from polyak.policies.sde import StateDependentExploration
+from polyak.policies.sde import check_sde, explore
 from polyak.replay.uniform import Transition
 
 
@@ -160,12 +159,7 @@ class SAC:
         check_optimizer(self)
         check_normalizers(self)
         check_temperature(self)
-        has_sde = isinstance(self.actor, Actor) and self.actor.std == "sde"
-        if has_sde != (self.sde_sample_freq is not None):
-            raise ValueError(
-                f"SAC: sde_sample_freq must be set with Actor(std='sde') and only then, got {self.sde_sample_freq} with "
-                f"{self.actor!r}"
-            )
+        check_sde(self, networks_of(self)[0])
 
     add = add_rollout
     check = check_off_policy
@@ -193,11 +187,9 @@ class SAC:
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
-        policy: PolicyWithSpec = self._network_policy(state)
-        if self.sde_sample_freq is not None:
-            policy = StateDependentExploration(self._network_policy(state), self.sde_sample_freq)
-        warm_up = WarmUp(policy, self.learning_starts, state.env_steps)
-        return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
+        explorer = explore(self._network_policy(state), self.sde_sample_freq)
+        policy = WarmUp(explorer, self.learning_starts, state.env_steps)
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

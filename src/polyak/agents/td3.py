@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
-from polyak.core.checks import check_state
+from polyak.core.checks import check_state, check_unset
 from polyak.core.spaces import Box, EnvSpec, Leaf, check_env_spec, leaf_spaces, map_space
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
@@ -47,6 +47,7 @@ from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
+from polyak.policies.sde import StateDependentExploration, check_sde
 from polyak.replay.uniform import Transition
 
 
@@ -95,6 +96,9 @@ class TD3:
         target_noise: σ, of the target actor's actions.
         target_noise_clip: c, which that noise is clipped to.
         exploration_noise: the standard deviation of the noise on actions that are collected, a number or a schedule; 0 is none.
+        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) in place of it, drawn anew
+            every this number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. No loss of
+            TD3 has a density, so σ stays e^log_std. None draws noise independently.
         tau: fraction by which the targets move towards the online networks at each target update.
         period: gradient steps between target updates.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
@@ -137,6 +141,7 @@ class TD3:
     target_noise: Scalar = number(default=0.2, at_least=0)
     target_noise_clip: Scalar = number(default=0.5, at_least=0)
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
+    sde_sample_freq: int | None = integer(default=None, optional=True)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
     period: int = integer(default=2)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
@@ -147,11 +152,15 @@ class TD3:
     def __post_init__(self) -> None:
         check_env_spec("TD3", self.spec)
         check_unit_actions("TD3", self.spec)
-        object.__setattr__(self, "actor", feedforward_or_default("TD3", self.actor, Actor(std="fixed"), self.spec))
+        default = Actor(std="fixed") if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
+        object.__setattr__(self, "actor", feedforward_or_default("TD3", self.actor, default, self.spec))
         object.__setattr__(self, "critics", feedforward_or_default("TD3", self.critics, Critics(), self.spec))
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
+        check_sde(self, self._actor)
+        if self.sde_sample_freq is not None:
+            check_unset(self, ("exploration_noise",), "has no effect with sde_sample_freq; leave it out")
 
     add = add_rollout
     check = check_off_policy
@@ -175,10 +184,12 @@ class TD3:
         return Greedy(self._network_policy(state))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
-        """The actor's action with Gaussian noise; until `learning_starts` uniformly random actions."""
-        noisy = GaussianNoise(self._network_policy(state), self.exploration_noise, state.env_steps)
-        policy = WarmUp(noisy, self.learning_starts, state.env_steps)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
+        policy, freq = self._network_policy(state), self.sde_sample_freq
+        noisy = GaussianNoise(policy, self.exploration_noise, state.env_steps)
+        explorer = noisy if freq is None else StateDependentExploration(policy, freq)
+        warm_up = WarmUp(explorer, self.learning_starts, state.env_steps)
+        return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

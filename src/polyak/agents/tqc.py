@@ -40,6 +40,7 @@ from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.value_distributions import midpoints, quantile_huber_loss
 from polyak.policies.exploration import WarmUp
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.sde import check_sde, explore
 from polyak.replay.uniform import Transition
 
 
@@ -90,6 +91,9 @@ class TQC:
             None leaves rewards unchanged.
         alpha: the weight of the entropy; None learns it.
         initial_alpha: where learning α begins.
+        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
+            number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
+            independently.
         target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; None takes -dim A.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
         tau: fraction by which the target critics move towards the online ones at each target update.
@@ -135,6 +139,7 @@ class TQC:
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
+    sde_sample_freq: int | None = integer(default=None, optional=True)
     target_entropy: Scalar | None = number(default=None, optional=True)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     tau: Scalar = number(default=0.005, above=0, at_most=1)
@@ -152,10 +157,12 @@ class TQC:
         if isinstance(critics, Critics):
             critics = dataclasses.replace(critics, num_quantiles=self.num_quantiles)
         object.__setattr__(self, "critics", critics)
-        object.__setattr__(self, "actor", feedforward_or_default("TQC", self.actor, Actor(), self.spec))
+        default = Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
+        object.__setattr__(self, "actor", feedforward_or_default("TQC", self.actor, default, self.spec))
         check_optimizer(self)
         check_normalizers(self)
         check_temperature(self)
+        check_sde(self, networks_of(self)[0])
         if self.dropped_quantiles >= self.num_quantiles:
             raise ValueError(
                 f"TQC: dropped_quantiles={self.dropped_quantiles} must be less than num_quantiles={self.num_quantiles}"
@@ -183,8 +190,9 @@ class TQC:
         return Greedy(self._network_policy(state))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
-        """The actor's distribution; until `learning_starts` uniformly random actions."""
-        policy = WarmUp(self._network_policy(state), self.learning_starts, state.env_steps)
+        """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
+        explorer = explore(self._network_policy(state), self.sde_sample_freq)
+        policy = WarmUp(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(

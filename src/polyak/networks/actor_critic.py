@@ -49,7 +49,9 @@ class ActorCritic:
         orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the value's, and
             biases 0; else weights and biases uniform within ±1/√inputs, as PyTorch has them.
         std: `"free"`: that logarithm is a parameter, the same in every state; `"state"`: an output of the policy's last layer,
-            which starts at `log_std`; `"fixed"`: it is `log_std`.
+            which starts at `log_std`; `"fixed"`: it is `log_std`; `"sde"`: for state-dependent exploration of one Box action,
+            that of √(z(s)² · σ²), z(s) the features of the last dense layer, which get no gradient of it, and σ a matrix of
+            parameters, whose logarithms start at `log_std`.
         squash_mean: the mean of Box actions is middle + half_range · tanh(x), inside the bounds of the action.
         value_hidden: widths of the critic's dense layers; None: those of the actor.
         value_activation: between the critic's layers; None: as between the actor's.
@@ -70,7 +72,7 @@ class ActorCritic:
     value_activation: Activation | None = None
 
     def __post_init__(self) -> None:
-        check_layers(self)
+        check_layers(self, ("free", "state", "fixed", "sde"))
         for name in ("value_hidden", "value_activation"):
             if self.shared_torso and getattr(self, name) is not None:
                 raise ValueError(f"network: {name} must be None where shared_torso is True, got {getattr(self, name)!r}")
@@ -137,14 +139,17 @@ def network_for(spec: EnvSpec) -> ActorCritic:
     return nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else mlp()
 
 
-def network_or_default(owner: str, network: Any, spec: EnvSpec) -> Network:
+def network_or_default(owner: str, network: Any, spec: EnvSpec, *, sde: bool = False) -> Network:
     """This network, or the default one for None.
+
+    Args:
+        sde: the default has `std="sde"`.
 
     Raises:
         TypeError: it is a Flax module, which needs an adapter, or no network at all.
     """
     if network is None:
-        return network_for(spec)
+        return replace(network_for(spec), std="sde") if sde else network_for(spec)
     if isinstance(network, linen.Module | nnx.Module):
         adapter = "FlaxLinen(module)" if isinstance(network, linen.Module) else "FlaxNNX(make), with make(spec, rngs)"
         raise TypeError(f"{owner}: network must be polyak.{adapter}, got the module itself, a {type(network).__name__}")
@@ -210,7 +215,7 @@ class _ActorCriticModule(nnx.Module):
         # One object under two names is one set of parameters to NNX.
         self.critic = self.actor if settings.shared_torso else Torso(settings.of_critic, spec, rngs)
         self.value = Layer(self.critic.features, 1, settings, 1.0, rngs)
-        self.policy = PolicyHead(self.actor.features, settings, spec, rngs)
+        self.policy = PolicyHead(self.actor.features, settings, spec, rngs, learn_features=False)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, Float[Array, " B"]]:
         hidden = self.actor(obs)

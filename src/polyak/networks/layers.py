@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
-from polyak.core.types import Network, PyTree
+from polyak.core.struct import struct
+from polyak.core.types import Network, PyTree, Variables
 from polyak.kernels.convolution import convolve
 from polyak.kernels.matmul import matmul
 from polyak.networks.initializers import constant, orthogonal, uniform
@@ -29,6 +30,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 Std: TypeAlias = Literal["free", "state", "fixed", "sde"]
 MAX_NARROW_WIDTH = 256
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Between these the logarithm of a standard deviation is clipped, so that the density of an action stays finite."""
+
+SDE_EPS = 1e-6
+"""Added to the variance of state-dependent exploration, which features of 0 make 0."""
+
 # Of methods and attributes; an entry of that name would be hidden by it, or hide it.
 TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
@@ -81,7 +88,7 @@ class Layers(Protocol):
     def std(self) -> Std:
         """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head; `"fixed"`: a constant.
 
-        `"sde"`: state-dependent exploration, of an `Actor`.
+        `"sde"`: state-dependent exploration, of networks that are not recurrent.
         """
         ...
 
@@ -245,23 +252,59 @@ class Torso(nnx.Module):
         return self.dense(self.encoder(obs))
 
 
+@struct
+class SDE:
+    """What state-dependent exploration needs beside the parameters of an action's distribution.
+
+    Attributes:
+        features: z(s).
+        std: σ, a row for each feature and a column for each number of the action.
+
+    Source: Raffin et al. 2020, arXiv:2005.05719.
+    """
+
+    features: Float[Array, "B F"]
+    std: Float[Array, "F A"]
+
+    @property
+    def log_scale(self) -> Float[Array, "B A"]:
+        """The logarithm of √(z² · σ²), the deviation of the sum of independent numbers z_f σ_fa ε_fa."""
+        return 0.5 * jnp.log(jnp.square(self.features) @ jnp.square(self.std) + SDE_EPS)
+
+
+def sde_of(variables: Variables, obs: PyTree) -> SDE:
+    """Features and σ of a built-in network with `std="sde"`; in one program with `apply`, XLA computes its layers once."""
+    module = nnx.merge(variables.graph, variables.params, variables.stats)
+    sde: SDE = module.policy.sde(module.actor(obs))
+    return sde
+
+
 class PolicyHead(nnx.Module):
     """One linear layer for all parts of the action, and the logarithm of the standard deviation for Box parts.
 
-    The deviation that depends on the state starts at the same number in every state: its kernel starts at 0.
+    The deviation that depends on the state starts at the same number in every state: its kernel starts at 0. That of
+    state-dependent exploration is √(z² · σ²), of the features z; with `learn_features` False its gradient is that of σ alone.
     """
 
-    def __init__(self, features: int, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+    def __init__(self, features: int, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs, *, learn_features: bool = True) -> None:
         self.spec = spec
+        self.has_sde, self.learn_features = settings.std == "sde", learn_features
+        if self.has_sde and not isinstance(spec.action, Box):
+            raise ValueError(f"network: std='sde' needs an action that is one Box, got {spec.action}")
         check_means(settings, spec.action)
         self.squash_mean = settings.squash_mean
         boxes = [(path, leaf) for path, leaf in leaf_spaces(spec.action) if isinstance(leaf, Box)]
         outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
         self.linear = Layer(features, outputs, settings, 0.01, rngs)
-        free = boxes if settings.std == "free" else []
+        shapes: dict[str, tuple[int, ...]] = {path: leaf.shape for path, leaf in boxes if settings.std == "free"}
+        if self.has_sde:
+            shapes = {"": (features, outputs)}
         self.fixed_log_std = settings.log_std
         self.log_std = nnx.Dict(
-            {_name(path): nnx.Param(jax.device_put(np.full(leaf.shape, settings.log_std, np.float32))) for path, leaf in free}
+            {
+                _name(path): nnx.Param(jax.device_put(np.full(shape, settings.log_std, np.float32)))
+                for path, shape in shapes.items()
+            }
         )
         self.scales = nnx.Dict(
             {
@@ -296,7 +339,13 @@ class PolicyHead(nnx.Module):
 
         return map_space(leaf_params, self.spec.action)
 
+    def sde(self, hidden: Float[Array, "B features"]) -> SDE:
+        """Features and σ of state-dependent exploration."""
+        return SDE(hidden, jnp.exp(jnp.clip(self.log_std[_name("")][...], *LOG_STD_RANGE)))
+
     def _log_scale(self, hidden: Array, path: str, shape: tuple[int, ...]) -> Array:
+        if self.has_sde:
+            return self.sde(hidden if self.learn_features else jax.lax.stop_gradient(hidden)).log_scale.reshape(shape)
         name = _name(path)
         if name in self.scales:
             return self.scales[name](hidden).reshape(shape)

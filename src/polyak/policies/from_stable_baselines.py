@@ -63,7 +63,7 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
     except DAMAGED as error:
         raise ValueError(f"from_stable_baselines3: {path} is not a model of Stable-Baselines3: {error}") from error
     if settings.get("use_sde"):
-        raise ValueError(f"from_stable_baselines3: {path} was trained with use_sde=True, whose noise polyak does not have")
+        raise ValueError(f"from_stable_baselines3: {path} was trained with use_sde=True; models with gSDE cannot be imported")
     network, params = _network_and_params(str(path), settings, tensors)
     return make_policy("from_stable_baselines3", str(path), spec, network, params)
 

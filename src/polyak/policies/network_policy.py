@@ -61,29 +61,25 @@ class NetworkPolicy:
 
     def value(self, time_step: TimeStep, carry: PyTree = ()) -> Float[Array, " B"]:
         """V(s) of each row, by the network's value head."""
-        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
-        (_, value), _, _ = self.network.apply(self.variables, obs, reset_carry(self.network, carry, time_step.first))
+        carry = reset_carry(self.network, carry, time_step.first)
+        (_, value), _, _ = self.network.apply(self.variables, self.network_obs(time_step), carry)
         return value
 
-    def action_params(self, time_step: TimeStep) -> tuple[PyTree, PyTree]:
-        """The output of a network that is not recurrent: the parameters of the action's distribution, and its second part."""
-        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
-        out, _, _ = self.network.apply(self.variables, obs)
-        params, extra = out
-        return params, extra
+    def network_obs(self, time_step: TimeStep) -> PyTree:
+        """The observations as the network sees them."""
+        return time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+
+    def info(self, params: PyTree, value: PyTree) -> PyTree:
+        """The `info` of a step with these outputs of the network."""
+        return {"value": value, "params": broadcast_params(self.spec.action, params)} if self.return_info else ()
 
     def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
-        obs = time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
         carry = reset_carry(self.network, carry, time_step.first)
-        (params, value), carry, _ = self.network.apply(self.variables, obs, carry, key=self.noise_key)
+        (params, value), carry, _ = self.network.apply(self.variables, self.network_obs(time_step), carry, key=self.noise_key)
         if self.combined and isinstance(self.spec.action, MultiDiscrete):
             return Combinations(params, self.spec.action.nvec, time_step.action_mask), carry, ()
         distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
-        return (
-            distribution,
-            carry,
-            {"value": value, "params": broadcast_params(self.spec.action, params)} if self.return_info else (),
-        )
+        return distribution, carry, self.info(params, value)
 
     def suits_numpy(self, num_envs: int) -> bool:
         """Whether the network is small and built in, and a step has no info."""

@@ -1,20 +1,35 @@
 """Generalised state-dependent exploration: noise that is a function of the state for some steps."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
 from polyak.core.checks import check_integer
-from polyak.core.spaces import Box
+from polyak.core.spaces import Box, EnvSpec
 from polyak.core.struct import static, struct
-from polyak.core.types import PolicyStep, PyTree, TimeStep
-from polyak.networks.actor import SDE, Actor
+from polyak.core.types import Network, PolicyStep, PyTree, TimeStep
+from polyak.networks.layers import Layers, sde_of
 from polyak.ops.distributions import Distribution
 from polyak.policies.network_policy import NetworkPolicy
 from polyak.policies.predict import as_python, predict
 from polyak.policies.wrapper import inner_spec
+
+
+@runtime_checkable
+class SDESettings(Protocol):
+    """The settings of an agent that may explore so."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's spaces."""
+        ...
+
+    @property
+    def sde_sample_freq(self) -> int | None:
+        """Steps with one ε; None explores otherwise."""
+        ...
 
 
 @struct
@@ -32,7 +47,7 @@ class SDECarry:
 
 @struct
 class StateDependentExploration:
-    """Actions of an actor whose noise is linear in the features z(s) of the state.
+    """Actions of a network whose noise is linear in the features z(s) of the state.
 
         a = μ(s) + z(s)ᵀ (σ ∘ ε),    ε_fa ~ N(0, 1), drawn anew every `sample_freq` steps and where an episode begins
 
@@ -40,7 +55,7 @@ class StateDependentExploration:
     with variance z² · σ², which is the `distribution`; with `squash` all passes through tanh.
 
     Attributes:
-        policy: of an `Actor(std="sde")`.
+        policy: of an `Actor(std="sde")`, or an actor-critic network such as `mlp(std="sde")`.
         sample_freq: steps with one ε; None draws it once an episode.
 
     Raises:
@@ -53,16 +68,18 @@ class StateDependentExploration:
     sample_freq: int | None = static(default=None)
 
     def __post_init__(self) -> None:
-        network = self.policy.network
-        if not (isinstance(network, Actor) and network.std == "sde"):
-            raise ValueError(f"StateDependentExploration: the network must be an Actor(std='sde'), got {network!r}")
+        if not has_sde(self.policy.network):
+            raise ValueError(
+                f"StateDependentExploration: the network must have std='sde', as Actor(std='sde') and mlp(std='sde') have, "
+                f"got {self.policy.network!r}"
+            )
         check_integer("StateDependentExploration", "sample_freq", self.sample_freq, optional=True)
 
     spec = inner_spec
 
     def initial_state(self, batch_size: int) -> SDECarry:
         """No noise yet."""
-        features = self.policy.variables.params["log_std"].shape
+        features = self.policy.variables.params["policy"]["log_std"]["all"].shape
         return SDECarry(jnp.zeros((batch_size, *features)), jnp.full(batch_size, -1, jnp.int32))
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
@@ -78,12 +95,39 @@ class StateDependentExploration:
             is_due |= steps >= self.sample_freq
         fresh = jax.random.normal(key, carry.noise.shape)
         noise = jnp.where(is_due[:, None, None], fresh, carry.noise)
-        params, sde = self.policy.action_params(time_step)
-        assert isinstance(sde, SDE) and isinstance(self.spec.action, Box), "as the network of the policy says"
+        variables, obs = self.policy.variables, self.policy.network_obs(time_step)
+        (params, value), _, _ = self.policy.network.apply(variables, obs)
+        sde = sde_of(variables, obs)
         shift = jnp.einsum("bf,bfa->ba", sde.features, sde.std[None] * noise)
         action: Any = params["loc"] + shift.reshape(params["loc"].shape)
         action = jnp.tanh(action) if self.policy.squash else action
-        return PolicyStep(action, SDECarry(noise, jnp.where(is_due, 0, steps)))
+        return PolicyStep(action, SDECarry(noise, jnp.where(is_due, 0, steps)), self.policy.info(params, value))
 
     predict = predict
     as_python = as_python
+
+
+def has_sde(network: Network) -> bool:
+    """Whether this is a built-in network for state-dependent exploration."""
+    return isinstance(network, Layers) and network.std == "sde"
+
+
+def check_sde(settings: SDESettings, network: Network) -> None:
+    """Check that an agent's `sde_sample_freq` is set where its network has `std="sde"`, and only there.
+
+    Raises:
+        ValueError: it is not, or the action is not one Box.
+    """
+    owner, sample_freq, action = type(settings).__name__, settings.sde_sample_freq, settings.spec.action
+    if sample_freq is not None and not isinstance(action, Box):
+        raise ValueError(f"{owner}: sde_sample_freq must be None unless the action is one Box, got {sample_freq} with {action}")
+    if has_sde(network) != (sample_freq is not None):
+        raise ValueError(
+            f"{owner}: sde_sample_freq must be set with a network that has std='sde' and only then, got {sample_freq} with "
+            f"{network!r}"
+        )
+
+
+def explore(policy: NetworkPolicy, sample_freq: int | None) -> NetworkPolicy | StateDependentExploration:
+    """The policy with state-dependent exploration; by itself where `sample_freq` is None."""
+    return policy if sample_freq is None else StateDependentExploration(policy, sample_freq)
