@@ -4,8 +4,8 @@
         [--at-once N] [--results docs/results.md]
 
 Every seed is a process of its own, two at a time: `polyak train ALGO ENV --seed S`. The return comes from its `summary.json`,
-the curve (`rollout/ep_rew_mean` by `env_steps`) from its `metrics.jsonl`. The report has the return of each seed, their
-mean, and their interquartile mean with a 95% bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), next to the
+the curve (`rollout/ep_rew_mean` by `env_steps` and seconds) from its `metrics.jsonl`. The report has the return of each seed,
+their mean, and their interquartile mean with a 95% bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264), next to the
 published result. `--json benchmarks/results/SUITE.json` records the run for `plot_learning.py`, which draws the curves;
 `--results` replaces the suite's line in the table of that page.
 """
@@ -75,6 +75,8 @@ SUITES = {
     "iqn-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="iqn"),
     "rainbow-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="rainbow"),
     "pqn-cartpole": Suite("jax/CartPole-v1", 300_000, 10, 500.0, "maximum", algorithm="pqn"),
+    "ppo-jax-pendulum": Suite("jax/Pendulum-v1", 300_000, 3, -200.0, "own"),
+    "ddpg-pendulum": Suite("jax/Pendulum-v1", 20_000, 3, -160.0, algorithm="ddpg"),
     "sac-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="sac"),
     "td3-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="td3"),
     "tqc-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, algorithm="tqc"),
@@ -101,6 +103,7 @@ SUITES = {
 }
 EPISODES = 100
 RETURN = "rollout/ep_rew_mean"
+SECONDS = "time/time_elapsed"
 HEADER = [
     "environment",
     "mean return",
@@ -140,10 +143,11 @@ def summary_of(run: Path, env_steps: int) -> dict[str, Any]:
 
 
 def learning_curve(metrics: Path) -> dict[str, list[float]]:
-    """The training return (`rollout/ep_rew_mean`) by `env_steps`, from a run's `metrics.jsonl`."""
+    """The training return (`rollout/ep_rew_mean`) by `env_steps`, and by seconds without compilation, of a `metrics.jsonl`."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rows = [row for row in rows if row.get(RETURN) is not None]
-    return {"env_steps": [row["env_steps"] for row in rows], "ep_rew_mean": [round(row[RETURN], 3) for row in rows]}
+    curve = {"env_steps": [row["env_steps"] for row in rows], "ep_rew_mean": [round(row[RETURN], 3) for row in rows]}
+    return curve | {"seconds": [round(row[SECONDS], 3) for row in rows if SECONDS in row]}
 
 
 def iqm(values: Sequence[float]) -> float:

@@ -3,8 +3,9 @@
     python benchmarks/plot_learning.py [--results benchmarks/results] [--pictures docs/pictures]
 
 Each `SUITE.json` becomes `learning-SUITE.svg`: the training return (`rollout/ep_rew_mean`) of every seed, their mean, and the
-published result of the greedy policy. `learning-curves.svg` shows all suites side by side. Every picture stores the SHA-256 of
-the results that it shows, so that a test finds a picture that is out of date. Needs matplotlib: `pip install '.[plots]'`.
+published result of the greedy policy. `learning-curves.svg` shows all suites side by side, and `learning-comparison.svg` the
+agents for continuous actions, at equal steps and at equal time. Every picture stores the SHA-256 of the results that it shows,
+so that a test finds a picture that is out of date. Needs matplotlib: `pip install '.[plots]'`.
 """
 
 import argparse
@@ -26,6 +27,14 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
 OVERVIEW = ("cartpole", "acrobot", "pendulum", "invertedpendulum")
+# By name: suite, environments and color. Episodes of Pendulum-v1 have 200 steps.
+COMPARISON = {
+    "PPO": ("ppo-jax-pendulum", 4, "#757575"),
+    "TD3": ("td3-pendulum", 1, "#00897b"),
+    "SAC": ("sac-pendulum", 1, "#303f9f"),
+    "TQC": ("tqc-pendulum", 1, "#c2185b"),
+}
+EPISODE_STEPS, WINDOW, FEWEST_EPISODES = 200, 100, 10
 SEED_COLOR, MEAN_COLOR, TARGET_COLOR = "#9fa8da", "#303f9f", "#c2185b"
 STYLE = {
     "svg.hashsalt": "polyak",
@@ -55,13 +64,54 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
     if result["wanted"] is not None:
         label = "target" if result["source"] in ("own", "maximum") else result["source"]
         axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=f"{label}: {result['wanted']:g}")
-    axes.set_title(result["env"] + (" (DQN)" if result["suite"].startswith("dqn-") else ""))
+    algorithm, _, _ = result["suite"].partition("-")
+    axes.set_title(result["env"] + (f" ({algorithm.upper()})" if algorithm in ("dqn", "ddpg", "td3", "sac", "tqc") else ""))
     axes.set_xlim(0, result["env_steps"])
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.set_xlabel("env_steps")
     axes.set_ylabel("mean episode return")
     axes.legend(loc="lower right")
+
+
+def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -> None:
+    """Draw the mean over seeds of each agent, with the range of the seeds, by `env_steps` and by seconds of training."""
+    for name, (suite, num_envs, color) in COMPARISON.items():
+        result = results[suite]
+        curves = [summary["curve"] for summary in result["summaries"]]
+        returns = [recent_returns(curve, num_envs) for curve in curves]
+        for axes, unit in ((by_steps, "env_steps"), (by_time, "seconds")):
+            times = [np.array(curve[unit]) for curve in curves]
+            start, end = max(x[0] for x in times), min(x[-1] for x in times)
+            grid = np.linspace(start, end, 200) if unit == "env_steps" else np.geomspace(start, end, 200)
+            seeds = np.array([np.interp(grid, x, y) for x, y in zip(times, returns, strict=True)])
+            axes.plot(grid, seeds.mean(axis=0), color=color, linewidth=2, label=f"{name}, {len(curves)} seeds")
+            axes.fill_between(grid, seeds.min(axis=0), seeds.max(axis=0), color=color, alpha=0.15, linewidth=0)
+    by_steps.set_xlim(0, min(results[suite]["env_steps"] for suite, *_ in COMPARISON.values()))
+    by_steps.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    by_steps.set_xlabel("env_steps")
+    by_steps.set_ylabel("mean return of the newest episodes")
+    by_steps.set_title("Pendulum-v1, equal steps")
+    by_time.set_xscale("log")
+    by_time.set_xlabel("seconds of training, on a logarithmic axis")
+    by_time.set_title("Pendulum-v1, equal time")
+    by_steps.legend(loc="lower right")
+
+
+def recent_returns(curve: dict[str, list[float]], num_envs: int) -> list[float]:
+    """The mean return of the episodes since a report that is at least ten episodes older.
+
+    `rollout/ep_rew_mean` is the mean over all episodes so far, up to a hundred; so n times it is their sum. From then on it is
+    that of the last hundred, and stands as it is.
+    """
+    episodes = [num_envs * int(steps / num_envs // EPISODE_STEPS) for steps in curve["env_steps"]]
+    sums = [n * mean for n, mean in zip(episodes, curve["ep_rew_mean"], strict=True)]
+    recent = []
+    for n, total, mean in zip(episodes, sums, curve["ep_rew_mean"], strict=True):
+        older = [(m, part) for m, part in zip(episodes, sums, strict=True) if m <= n - FEWEST_EPISODES]
+        m, part = older[-1] if older else (0, 0.0)
+        recent.append(mean if n > WINDOW else (total - part) / (n - m))
+    return recent
 
 
 def save(figure: Figure, picture: Path, sources: Sequence[Path]) -> None:
@@ -88,6 +138,11 @@ def main() -> None:
     for number, (_, result) in enumerate(shown):
         draw(figure.add_subplot(2, 2, number + 1), result)
     save(figure, args.pictures / "learning-curves.svg", [path for path, _ in shown])
+    compared = {suite: results[suite] for suite, *_ in COMPARISON.values() if suite in results}
+    if len(compared) == len(COMPARISON):
+        figure = Figure(figsize=(10.0, 4.0), layout="constrained")
+        compare(*figure.subplots(1, 2, sharey=True), {suite: result for suite, (_, result) in compared.items()})
+        save(figure, args.pictures / "learning-comparison.svg", [path for path, _ in compared.values()])
 
 
 if __name__ == "__main__":
