@@ -88,6 +88,7 @@ class RunConfig:
         lag: how many updates old the policy of a rollout may be.
         shared_optimizer: in the asynchronous loop: one optimizer state for all workers, or each its own.
         max_staleness: in the asynchronous loop: how many steps old the weights of a gradient may be; None is any number.
+        learners: number of processes that split the devices of the compiled loop.
     """
 
     algorithm: str
@@ -112,6 +113,7 @@ class RunConfig:
     lag: int = 0
     shared_optimizer: bool = True
     max_staleness: int | None = None
+    learners: int = 1
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -120,7 +122,7 @@ class RunConfig:
                 raise TypeError(f"run: {name} must be a str, got {value!r}")
             if not value.isprintable():
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
-        for name in ("num_envs", "env_steps", "devices", "checkpoint_every"):
+        for name in ("num_envs", "env_steps", "devices", "checkpoint_every", "learners"):
             check_integer("run", name, getattr(self, name))
         for name in ("report_every", "threads", "eval_every", "workers"):
             if getattr(self, name) is not None:
@@ -142,6 +144,10 @@ class RunConfig:
             raise ValueError(f"run: lag must be 0 and devices 1 with loop='asynchronous', got {self.lag} and {self.devices}")
         check_choice("run", "shared_optimizer", self.shared_optimizer, (False, True))
         check_integer("run", "max_staleness", self.max_staleness, at_least=0, optional=True)
+        if self.learners > 1 and self.loop != "compiled":
+            raise ValueError(f"run: learners must be 1 with loop={self.loop!r}, got {self.learners}")
+        if self.devices % self.learners:
+            raise ValueError(f"run: learners={self.learners} must divide devices={self.devices}")
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
         check_choice("run", "own_env", self.own_env, (False, True))
         check_choice("run", "checkpoint_replay", self.checkpoint_replay, (False, True))

@@ -38,6 +38,7 @@ OUT_OF_RANGE = {
     "max-staleness": ("-1", "3"),
     "ray-address": ("auto",),
     "worker-timeout": ZERO_TOO,
+    "learners": (*NOT_POSITIVE, "2"),
     "devices": (*NOT_POSITIVE, "3"),
     "eval-episodes": ("-1", "1.5", "many"),
     "report-every": NOT_POSITIVE,

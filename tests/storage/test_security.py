@@ -302,9 +302,11 @@ ALLOWED = {
     "dynamics/names.py": {"find_spec"},
     # An unpickler that accepts tensors only; tests/policies/test_from_stable_baselines.py attacks it.
     "policies/from_stable_baselines.py": {"pickle"},
-    # Functions that make environments, and exceptions, between a training and the workers that it has started; no file.
+    # Functions, results and exceptions, between a training and the processes that it has started; no file.
     "workers/rollout_worker.py": {"pickle", "cloudpickle"},
     "workers/worker_group.py": {"cloudpickle"},
+    "workers/learner_group.py": {"pickle", "cloudpickle"},
+    "workers/learner_process.py": {"pickle", "cloudpickle"},
     "workers/ray_workers.py": {"find_spec"},
     "cli/imports.py": {"import_module"},
     "cli/agent_flags.py": {"find_spec"},

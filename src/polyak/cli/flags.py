@@ -100,6 +100,9 @@ class TrainFlags:
     """Ray cluster on which the workers run; auto finds the one of this machine"""
     worker_timeout: float = 60.0
     """seconds that a rollout may take before its worker is replaced"""
+    learners: int = 1
+    """processes that train together in the compiled loop and split --devices; if one dies, all start again from the newest
+    checkpoint"""
     devices: Annotated[int | None, default_hint("two cores in the compiled loop where it pays, else one", "INT")] = None
     """devices (on a CPU: cores) that share the environments"""
     eval_episodes: int = 100

@@ -28,11 +28,13 @@ from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
 from polyak.presets import preset
 from polyak.runs import LOOPS_OF_WORKERS, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
-from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, start_jax
+from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, leave_accelerators, start_jax
+from polyak.train.learners import as_learners
 from polyak.train.new_training import make_agent, prepare
 from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
 from polyak.train.workers import Workers, split_over_workers
+from polyak.workers.learner_group import Learners
 
 ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
 Q_NETWORKS: Mapping[str, Any] = {"mlp": q_mlp, "cnn": q_nature_cnn, "lstm": q_lstm, "gru": q_gru}
@@ -72,7 +74,12 @@ def train_new_run(
         at_once = flags.seeds > 1 and loop == "compiled"
         if at_once and flags.devices not in (None, 1):
             raise UsageError(f"--devices {flags.devices}: several seeds are trained at once on one device")
-        devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
+        learners = _learners(flags, loop)
+        if learners is not None:
+            leave_accelerators()
+            devices = flags.devices or learners.number
+        else:
+            devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
         if loop != "compiled" and flags.devices in (None, 1):
             dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)
@@ -91,15 +98,16 @@ def train_new_run(
                 settings |= _recurrent_settings(settings, network_flags)
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
                 agent = _change_network(agent, network_flags or NetworkFlags())
-            if flags.devices is None and not _accepts(agent, flags.num_envs // devices, devices):
+            is_free = flags.devices is None and learners is None
+            if is_free and not _accepts(agent, flags.num_envs // devices, devices):
                 devices = 1
             threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)
                 check_memory(agent, seeds=flags.seeds if at_once else 1)
-                devices = devices if flags.devices else min(devices, available)
+                devices = min(devices, available) if is_free else devices
                 name = algorithm if own.agent is None else algorithm_name(agent)
-                prepare_seed = partial(_prepare, flags, name, agent, env, source, loop, devices, threads)
+                prepare_seed = partial(_prepare, flags, name, agent, env, source, loop, devices, threads, learners)
                 return _train(prepare_seed, name, env, env_id, flags, at_once)
         finally:
             if isinstance(env, HostEnv):
@@ -137,6 +145,7 @@ def _prepare(
     loop: str,
     devices: int,
     threads: int | None,
+    learners: Learners | None,
     seed: int,
     directory: Path,
 ) -> Training:
@@ -156,6 +165,7 @@ def _prepare(
         threads=threads,
         source=source,
         algorithm=algorithm,
+        learners=learners,
     )
 
 
@@ -207,6 +217,18 @@ def _workers(flags: TrainFlags) -> Workers | None:
     )
 
 
+def _learners(flags: TrainFlags, loop: str) -> Learners | None:
+    """The processes that train together, or None."""
+    learners = as_learners("polyak train", flags.learners)
+    if learners is not None and loop != "compiled":
+        raise UsageError(f"--learners {flags.learners} needs an environment in JAX (jax/..., gymnax/...) and the compiled loop")
+    if learners is not None and flags.seeds > 1:
+        raise UsageError(f"--learners {flags.learners} must be left out with --seeds {flags.seeds}, which train in one process")
+    if learners is not None and flags.devices and flags.devices % flags.learners:
+        raise UsageError(f"--learners {flags.learners} must divide --devices {flags.devices}")
+    return learners
+
+
 def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
     is_jax = env_id.startswith(JAX_PREFIXES)
     if workers is not None:
@@ -220,8 +242,8 @@ def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
 
 def _check(flags: TrainFlags) -> None:
     """Check the ranges, by the names of the flags, before anything is created."""
-    names = ("env_steps", "num_envs", "seeds", "eval_episodes", "devices", "report_every", "checkpoint_every", "eval_every")
-    for name in names:
+    counts = ("env_steps", "num_envs", "seeds", "eval_episodes", "learners", "devices")
+    for name in (*counts, "report_every", "checkpoint_every", "eval_every"):
         value = getattr(flags, name)
         if value is not None:
             check_integer("polyak train", f"--{name.replace('_', '-')}", value, at_least=0 if name == "eval_episodes" else 1)

@@ -19,8 +19,8 @@ from polyak.runs import MAX_WORKERS, RunConfig, read_config
 from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
-from polyak.train.devices import configure_devices, dispatch_synchronously, start_jax
-from polyak.train.resumption import prepare_resumption, with_workers
+from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
+from polyak.train.resumption import prepare_resumption, with_learners, with_workers
 from polyak.train.workers import split_over_workers
 
 
@@ -42,6 +42,8 @@ class ResumeFlags:
     """Ray cluster on which the workers run"""
     worker_timeout: float = 60.0
     """seconds that a rollout may take before its worker is replaced"""
+    learners: Annotated[int | None, default_hint("the run's", "INT")] = None
+    """processes that train together in the compiled loop; any number that divides the run's devices, 1 for this process"""
     imports: ImportFlag = None
     """module of an environment named `MODULE:Name-v0`, which is imported only if it is named here"""
     compilation_cache: bool = True
@@ -51,8 +53,9 @@ class ResumeFlags:
 def resume(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        flags = "[--env-steps N] [--eval-episodes N] [--force] [--workers N] [--agent M:N] [--env M:N] [--import M] [--help]"
-        return print_usage(f"polyak resume RUN {flags}\n\nRUN is a run directory.", arguments)
+        flags = "[--env-steps N] [--eval-episodes N] [--force] [--workers N] [--learners N]"
+        own = "[--agent M:N] [--env M:N] [--import M] [--help]"
+        return print_usage(f"polyak resume RUN {flags} {own}\n\nRUN is a run directory.", arguments)
     try:
         return _resume(Path(arguments[0]), arguments[1:])
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
@@ -82,17 +85,22 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         if split is None and flags.ray_address is not None:
             raise UsageError(f"--ray-address {flags.ray_address} needs workers; give --workers N")
         split = dataclasses.replace(split, address=flags.ray_address, timeout=flags.worker_timeout) if split else None
-        configure_devices(config.devices, config.loop, config.num_envs)
+        config, learners = with_learners(config, flags.learners)
+        if learners is None:
+            configure_devices(config.devices, config.loop, config.num_envs)
+        else:
+            leave_accelerators()
         if config.loop != "compiled" and config.devices == 1:
             dispatch_synchronously()
         start_jax(config.threads)
-        mesh_over(config.devices, config.num_envs)
+        if learners is None:
+            mesh_over(config.devices, config.num_envs)
         env = own.make_env(1 if split else config.num_envs)
         env = split_over_workers(env, config.num_envs, split) if split else env
         try:
             config = with_agent(config, flags.own, env.spec)
             _note_ended_schedules(config)
-            training = prepare_resumption(run, config, env, force=flags.force)
+            training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:
                 print(f"{directory}: env_steps changed from {planned:,} to {config.env_steps:,}")
             return run_to_exit_code(dataclasses.replace(training, eval_episodes=flags.eval_episodes))

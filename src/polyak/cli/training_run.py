@@ -15,9 +15,10 @@ from polyak.storage.directory import find
 from polyak.storage.run_directory import SUMMARY, open_run
 from polyak.train.display import Screen
 from polyak.train.result import Result
+from polyak.train.run_training import train
 from polyak.train.seeds import train_at_once
 from polyak.train.statistics import seed_statistics
-from polyak.train.training import Training, finish, resume_command, train
+from polyak.train.training import Training, finish, resume_command
 
 # A signal ends the evaluation at once.
 TRAINING_SAVED = "training is finished and saved; evaluate it with `polyak evaluate`"

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_same_types
 from polyak.core.names import suggest_arguments
-from polyak.core.policy_faults import ExceptionRelay
+from polyak.core.policy_faults import ExceptionRelay, has_error_flags
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, State, TimeStep
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import (
@@ -35,6 +35,7 @@ from polyak.loops.loop import (
     update_on,
 )
 from polyak.loops.metrics import add_metrics
+from polyak.loops.processes import agree, gather, is_first_process, put, spans_processes
 from polyak.loops.program_cache import cached_per_env, jitted_init, shape_of
 from polyak.loops.replay_memory import put_on_devices
 
@@ -64,6 +65,9 @@ def compiled(
     The same agent, environment, key and number of devices give the same numbers, independent of `report_every` and of
     stopping and resuming. Training ends after the first iteration that reaches `env_steps`.
 
+    Where `jax.distributed` has connected processes, all of them call this function with equal arguments and `devices` of all
+    of them together. The first process alone calls the callbacks and `should_stop`; the result is whole in each.
+
     Args:
         agent: the agent to train.
         env: the JAX environment.
@@ -71,7 +75,7 @@ def compiled(
         key: source of all randomness; not used when resuming.
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
-        devices: number of host devices or accelerators over which the environments are split.
+        devices: number of host devices or accelerators over which the environments are split, in all processes.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
         should_stop: called between chunks, about twice a second; True ends training after a last report.
@@ -88,6 +92,9 @@ def compiled(
     state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, env, key))
     state = _place(agent, state, mesh, env.num_envs)
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
+    if spans_processes(mesh) and (relay.active or has_error_flags(state.carry)):
+        raise ValueError("train: a policy in Python, or a script, acts in one process only; train without other learners")
+    callbacks = callbacks if is_first_process(mesh) else ()
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.nondeterminism)
     with reporter.compiling():
         chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, 1).compile()
@@ -102,16 +109,20 @@ def compiled(
             steps, iterations = (int(x) for x in jax.device_get(done))
         reporter.advance(steps, iterations, finished)
         max_iterations = iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
-        stopped = "request" if should_stop() else None
-        if stopped or reporter.is_due(metrics, due):
+        # Clocks, signals and callbacks are those of the first process.
+        decisions = (max_iterations, should_stop(), reporter.is_due(metrics, due))
+        max_iterations, must_stop, must_report = agree(mesh, *decisions)
+        stopped = "request" if must_stop else None
+        if must_stop or must_report:
             due = target.next_report(reporter.env_steps)
-            go_on, state = reporter.report(metrics, state, callbacks)
-            stopped = stopped or (None if go_on else "callback")
+            go_on, whole = reporter.report(metrics, gather(mesh, state), callbacks)
+            state = state if spans_processes(mesh) else whole
+            stopped = stopped or (None if all(agree(mesh, go_on)) else "callback")
         else:
             reporter.add_metrics(metrics)
         if stopped:
             break
-    return reporter.result(state, stopped if reporter.env_steps < env_steps else None)
+    return reporter.result(gather(mesh, state), stopped if reporter.env_steps < env_steps else None)
 
 
 def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
@@ -208,7 +219,7 @@ def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> 
 
     def split(tree: Any) -> Any:
         batched = jax.tree.map(lambda x: x.ndim > 0 and x.shape[0] == num_envs, tree)
-        return jax.tree.map(lambda x, is_batched: jax.device_put(x, by_env if is_batched else replicated), tree, batched)
+        return jax.tree.map(lambda x, is_batched: put(x, by_env if is_batched else replicated), tree, batched)
 
     return LoopState(
         agent=put_on_devices(state.agent, state_sharding(agent, mesh)),
@@ -216,8 +227,8 @@ def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> 
         time_step=split(state.time_step),
         carry=split(state.carry),
         episodes=split(state.episodes),
-        key=jax.device_put(state.key, replicated),
-        iteration=jax.device_put(state.iteration, replicated),
+        key=put(state.key, replicated),
+        iteration=put(state.iteration, replicated),
     )
 
 

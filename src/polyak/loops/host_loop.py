@@ -44,6 +44,7 @@ from polyak.loops.loop import (
     update_on,
 )
 from polyak.loops.metrics import PackedMetrics
+from polyak.loops.processes import spans_processes
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import put_on_devices
 from polyak.loops.rollouts import Collected, LocalRollouts, MakesRollouts, Rollouts, actor_maker, stack
@@ -88,6 +89,8 @@ def host(
     target = Target(env_steps, report_every)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
+    if spans_processes(mesh):
+        raise ValueError("train.host: several processes train together in the compiled loop only, in environments in JAX")
     _check_resumable(env, resume_from)
     hosted = as_host_env(env, key)
     state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, hosted, key))

@@ -224,20 +224,26 @@ def default_devices(agent: Agent, env: Env | HostEnv) -> int:
 def mesh_over(devices: int, num_envs: int) -> Mesh | None:
     """A mesh of `devices` devices over which the environments are split, or None for one device.
 
+    Where `jax.distributed` has connected processes, each of them gives an equal share of more than one device.
+
     Raises:
         ValueError: JAX has fewer devices, or `num_envs` is not divisible by `devices`.
     """
     check_integer("train", "devices", devices)
-    available = jax.local_device_count()
-    if devices > available:
+    processes = jax.process_count() if devices > 1 else 1
+    if devices % processes:
+        raise ValueError(f"train: devices={devices} must be a multiple of the number of processes, {processes}")
+    available, share = jax.local_device_count(), devices // processes
+    if share > available:
         raise ValueError(
-            f"train: devices={devices}, but JAX sees {available}; on a CPU call "
-            f"jax.config.update('jax_num_cpu_devices', {devices}) before any other use of JAX"
+            f"train: devices={devices}, but JAX sees {available}{' in each process' if processes > 1 else ''}; on a CPU call "
+            f"jax.config.update('jax_num_cpu_devices', {share}) before any other use of JAX"
         )
     check_shares(devices, num_envs)
     if devices == 1:
         return None
-    return jax.make_mesh((devices,), (ENVS,), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+    own = [jax.local_devices(process)[:share] for process in (range(processes) if processes > 1 else [None])]
+    return jax.make_mesh((devices,), (ENVS,), (AxisType.Auto,), devices=[device for some in own for device in some])
 
 
 def check_shares(devices: int, num_envs: int) -> None:

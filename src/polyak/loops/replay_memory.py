@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+from jax.sharding import Sharding
 
 from polyak.core.types import Agent, HasReplay, PyTree, copy_buffers
+from polyak.loops.processes import put
 
 T = TypeVar("T")
 
@@ -106,7 +107,16 @@ def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
     Args:
         shardings: a tree that is a prefix of `tree`.
     """
-    return jax.tree.map(partial(jax.device_put, donate=True), tree, jax.tree.broadcast(shardings, tree))
+    return jax.tree.map(_move, tree, jax.tree.broadcast(shardings, tree))
+
+
+def _move(x: Any, sharding: Sharding) -> jax.Array:
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding, donate=True)
+    placed = put(x, sharding)
+    if isinstance(x, jax.Array) and x is not placed:
+        x.delete()
+    return placed
 
 
 def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None) -> PyTree:

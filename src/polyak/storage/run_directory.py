@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from filelock import BaseFileLock
+from filelock import BaseFileLock, FileLock
 
 from polyak.storage.files import dump_json
 from polyak.storage.json import finite_or_none
@@ -40,6 +40,7 @@ __all__ = [
     "is_run_file",
     "library_version",
     "machine_shape",
+    "open_for_parent",
     "open_run",
     "package_version",
 ]
@@ -270,6 +271,11 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
             run.close()
             raise
     return run
+
+
+def open_for_parent(directory: Path) -> Run:
+    """Open a run directory for writing in a process whose parent is its writer, and does not write meanwhile."""
+    return Run(directory, FileLock(directory / LOCK, thread_local=False))
 
 
 def is_run_file(path: Path) -> bool:

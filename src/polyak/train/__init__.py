@@ -16,9 +16,11 @@ from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
 from polyak.train.statistics import SeedStatistics, seed_statistics
 from polyak.train.workers import Workers, asynchronous, distributed
+from polyak.workers.learner_group import Learners
 
 __all__ = [
     "Evaluation",
+    "Learners",
     "LoopState",
     "Result",
     "SeedStatistics",

@@ -34,6 +34,12 @@ def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
     return devices
 
 
+def leave_accelerators() -> None:
+    """Compute on the CPU in this process, unless JAX has started: learners have the accelerators."""
+    if not is_jax_started():
+        jax.config.update("jax_platforms", "cpu")
+
+
 def dispatch_synchronously() -> None:
     """For the host loop on one device: another thread costs as much as the step of 50 µs that it would compute."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -3,7 +3,8 @@
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import jax
@@ -28,9 +29,12 @@ from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorit
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.evaluation import require_source
+from polyak.train.learners import as_learners, check_learners
 from polyak.train.result import Result
-from polyak.train.training import Start, Training, run_training
+from polyak.train.run_training import run_training
+from polyak.train.training import Start, Training
 from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers
+from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 
 # In the slowest environments these are minutes of work.
@@ -59,6 +63,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto",
     workers: int | Workers | None = None,
+    learners: int | Learners | None = None,
     devices: int | None = None,
     resume_from: LoopState | None = None,
     env_steps_done: int = 0,
@@ -84,9 +89,10 @@ def run(
         callbacks: called at every report; see `Callback`.
         loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
         workers: number of worker processes of the last two, or how they work; see `train.Workers`.
+        learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
         devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
         resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.
-        should_stop: called between iterations; True ends the training, as Ctrl-C and SIGTERM do (a second Ctrl-C raises).
+        should_stop: called between iterations; True ends the training, as Ctrl-C and SIGTERM do (`stopped="interrupt"`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
@@ -94,9 +100,9 @@ def run(
         TrainingDiverged: see `Agent.diagnose`.
     """
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
+    group = _check_group(learners, loop, workers, run_dir, callbacks, resume_from)
     chosen, split = _choose_workers(agent, env, loop, workers)
-    made, source = make_envs("train.run", agent, env, num_envs, chosen, devices, split)
-    try:
+    with temporary_envs(agent, env, num_envs, chosen, 1 if group else devices, split) as (made, source):
         training = prepare(
             make_agent(agent, made.spec, source, env_steps, settings),
             made,
@@ -115,10 +121,9 @@ def run(
             source=source,
             algorithm=agent.lower() if isinstance(agent, str) else None,
             start=Start(resume_from, env_steps_done),
+            learners=group,
         )
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
-    finally:
-        close_if_made(made, env)
 
 
 def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | None, callbacks: Any) -> int | None:
@@ -152,6 +157,26 @@ def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | No
     if loop not in ("auto", *LOOPS_OF_WORKERS):
         raise ValueError(f"train.run: workers must be None with loop={loop!r}, got {workers!r:.80}")
     return "distributed" if loop == "auto" else loop, as_workers("train.run", workers)
+
+
+def _check_group(
+    learners: int | Learners | None, loop: str, workers: Any, run_dir: Any, callbacks: Sequence[Callback], resume_from: Any
+) -> Learners | None:
+    """The processes that train together, or None.
+
+    Raises:
+        ValueError: they are combined with what lives in this process, or with another loop.
+    """
+    group = as_learners("train.run", learners)
+    if group is None:
+        return None
+    if run_dir is None:
+        raise ValueError(f"train.run: learners={group.number} needs run_dir, from whose checkpoints they start again")
+    alone = {"callbacks": len(callbacks), "resume_from": resume_from is not None, "workers": workers is not None}
+    for name, is_set in (alone | {"loop": loop not in ("auto", "compiled")}).items():
+        if is_set:
+            raise ValueError(f"train.run: {name} must be left out with learners={group.number}, which train in other processes")
+    return group
 
 
 def make_envs(
@@ -191,6 +216,18 @@ def make_envs(
         return parts, parts.source
     made = envs.make(env, **options)
     return made, source_of(made) or EnvSource(env, {})
+
+
+@contextmanager
+def temporary_envs(
+    agent: Any, env: Any, num_envs: int | None, loop: str, devices: int | None, workers: Workers | None
+) -> Iterator[tuple[Env | HostEnv, EnvSource | None]]:
+    """The environments of `make_envs`, closed at the end unless the caller made them."""
+    made, source = make_envs("train.run", agent, env, num_envs, loop, devices, workers)
+    try:
+        yield made, source
+    finally:
+        close_if_made(made, env)
 
 
 def close_if_made(made: Env | HostEnv, env: Any) -> None:
@@ -248,6 +285,7 @@ def prepare(
     source: EnvSource | None = None,
     algorithm: str | None = None,
     start: Start | None = None,
+    learners: Learners | None = None,
 ) -> Training:
     """Check everything, and create the run directory; see `run` for the arguments.
 
@@ -255,10 +293,14 @@ def prepare(
         threads: number of XLA threads, for the config; None is XLA's default.
         source: how the environments were made, if it is known.
         algorithm: the name that the caller used, of several with the agent's class; None is `algorithm_name(agent)`.
+        learners: processes that train together; None trains in this process.
     """
     if run_dir is not None and start is not None and start.state is not None:
         raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
-    devices = default_devices(agent, env) if devices is None else devices
+    if devices is None:
+        devices = default_devices(agent, env) if learners is None else learners.number
+    if learners is not None:
+        check_learners(learners, env, devices)
     workers: dict[str, Any] = {}
     if isinstance(env, WorkerEnvs):
         loop = "distributed" if loop == "auto" else loop
@@ -266,7 +308,8 @@ def prepare(
         workers["workers"] = env.num_workers
         check_workers(agent, loop, env.group.options.lag, devices)
     check_match(agent, env, devices)
-    mesh_over(devices, env.num_envs)
+    if learners is None:
+        mesh_over(devices, env.num_envs)
     check_memory(agent, devices)
     if loop == "compiled":
         check_in_jax("train.run: loop='compiled'", env)
@@ -296,9 +339,11 @@ def prepare(
         eval_episodes=eval_episodes if eval_every else 0,
         checkpoint_replay=checkpoint_replay,
         **workers,
+        learners=1 if learners is None else learners.number,
     )
     run = None if run_dir is None else create(run_dir, config.to_json())
-    return Training(config, env, run_key(seed or 0) if key is None else key, start or Start(), run, eval_env, eval_episodes)
+    key = run_key(seed or 0) if key is None else key
+    return Training(config, env, key, start or Start(), run, eval_env, eval_episodes, learners)
 
 
 def intervals(

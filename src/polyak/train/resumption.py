@@ -26,10 +26,13 @@ from polyak.storage.run_directory import Run, open_run
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
 from polyak.train.evaluation import make_env
+from polyak.train.learners import as_learners, check_learners
 from polyak.train.new_training import close_if_made, make_envs
 from polyak.train.result import Result
-from polyak.train.training import Start, Training, report_events, run_training
+from polyak.train.run_training import run_training
+from polyak.train.training import Start, Training, report_events
 from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers
+from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 
 
@@ -46,6 +49,7 @@ def resume(
     callbacks: Sequence[Callback] = (),
     force: bool = False,
     workers: int | Workers | None = None,
+    learners: int | Learners | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Continue a run from its newest valid checkpoint; the result equals that of an uninterrupted training.
@@ -65,6 +69,8 @@ def resume(
         force: accept a `config.json` that was edited, or differs from the settings of the checkpoint.
         workers: number of worker processes of a run in an environment outside JAX, or how they work; 0 trains in this process;
             None is the run's number. It may change: a checkpoint is not of workers.
+        learners: number of processes that train together in the compiled loop, or how they are watched; 1 trains in this one;
+            None is the run's number. It may change, as long as it divides the run's devices.
         should_stop: called between iterations; True ends the training.
 
     Raises:
@@ -83,8 +89,11 @@ def resume(
         done = max(steps(run.checkpoints), default=0)
         if env_steps is not None and env_steps < done:
             raise ValueError(f"polyak.resume: env_steps={env_steps:,}: {run.directory} has already done {done:,}")
+        config, group = with_learners(config, learners)
+        if group is not None and callbacks:
+            raise ValueError(f"polyak.resume: callbacks must be left out with learners={group.number}, which train elsewhere")
         if not is_jax_started():
-            configure_devices(config.devices, config.loop, config.num_envs)
+            configure_devices(1 if group else config.devices, config.loop, config.num_envs)
         if env is None and config.own_env:
             raise ValueError(
                 f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a "
@@ -99,12 +108,27 @@ def resume(
         made = made if split is None else split_over_workers(made, config.num_envs, split)
         try:
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
-            training = prepare_resumption(run, config, made, force=force)
+            training = prepare_resumption(run, config, made, force=force, learners=group)
             episodes = config.eval_episodes if eval_episodes is None else eval_episodes
             training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
             close_if_made(made, env)
+
+
+def with_learners(config: RunConfig, learners: int | Learners | None) -> tuple[RunConfig, Learners | None]:
+    """The config with another number of learners, and the group; None for one, which is this process.
+
+    Raises:
+        TypeError, ValueError: they are out of range, do not divide the devices, or the run is in another loop.
+    """
+    group = as_learners("polyak.resume", config.learners if learners is None else learners)
+    number = 1 if group is None else group.number
+    if group is not None and config.loop != "compiled":
+        raise ValueError(f"polyak.resume: learners={number}: the run is in the {config.loop} loop, which has none")
+    if config.devices % number:
+        raise ValueError(f"polyak.resume: learners={number} must divide the run's devices={config.devices}")
+    return dataclasses.replace(config, learners=number), group
 
 
 def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunConfig, Workers | None]:
@@ -133,7 +157,9 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
     return dataclasses.replace(config, loop=loop, workers=split.number, **own), split
 
 
-def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Training:
+def prepare_resumption(
+    run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False, learners: Learners | None = None
+) -> Training:
     """Restore the checkpoint, and drop what was written after it.
 
     Raises:
@@ -143,7 +169,10 @@ def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force
     if env.num_envs != config.num_envs:
         raise ValueError(f"polyak.resume: env must have the run's num_envs={config.num_envs}, got {env.num_envs}")
     # Checked before anything of the run changes.
-    mesh_over(config.devices, config.num_envs)
+    if learners is None:
+        mesh_over(config.devices, config.num_envs)
+    else:
+        check_learners(learners, env, config.devices)
     if isinstance(env, WorkerEnvs):
         check_workers(config.agent, config.loop, config.lag, config.devices)
         env.group.on_event = report_events(run, Screen())
@@ -152,7 +181,11 @@ def prepare_resumption(run: Run, config: RunConfig, env: Env | HostEnv, *, force
     start = restore_start(run, config, made, force=force)
     run.change_config(env_steps=config.env_steps)
     run.rewind(start.env_steps)
-    return Training(config, made, key, start, run, eval_env=None if isinstance(env, HostEnv) else env)
+    eval_env = None if isinstance(env, HostEnv) else env
+    if learners is not None:
+        # They restore it themselves.
+        start = Start(env_steps=start.env_steps)
+    return Training(config, made, key, start, run, eval_env=eval_env, learners=learners)
 
 
 def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Start:

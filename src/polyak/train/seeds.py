@@ -22,6 +22,7 @@ from polyak.train.display import Screen, once_per_iteration, show_progress
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
 from polyak.train.result import Result
+from polyak.train.run_training import run_training
 from polyak.train.statistics import seed_statistics
 from polyak.train.training import (
     Training,
@@ -30,7 +31,6 @@ from polyak.train.training import (
     name_interrupt,
     periodic_evaluation,
     record_failure,
-    run_training,
     save_last,
     with_evaluations,
     writers,

@@ -22,10 +22,11 @@ from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import Run, RunError
 from polyak.train.display import Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, evaluate_policy, evaluation_env
-from polyak.train.interrupt import Interrupt, catch_interrupt
+from polyak.train.interrupt import Interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
 from polyak.workers.asynchronous_loop import train_asynchronously
+from polyak.workers.learner_group import Learners
 from polyak.workers.supervise import WorkerEvent
 from polyak.workers.worker_envs import WorkerEnvs
 
@@ -57,6 +58,7 @@ class Training:
         run: the run directory, opened for writing, or None.
         eval_env: the caller's environments for evaluation; None makes copies of `env`.
         eval_episodes: episodes of the evaluation at the end; 0 for none.
+        learners: processes that train together, in place of this one; None for none.
         started_at: the monotonic clock when it was prepared.
     """
 
@@ -67,6 +69,7 @@ class Training:
     run: Run | None = None
     eval_env: Env | HostEnv | None = None
     eval_episodes: int = 0
+    learners: Learners | None = None
     started_at: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> "Training":
@@ -77,29 +80,14 @@ class Training:
             self.run.close()
 
 
-def run_training(
-    training: Training,
-    *,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = True,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Result:
-    """Train, evaluate and write the summary; the first Ctrl-C stops in order."""
-    console = Screen(quiet=not progress)
-    with training:
-        with catch_interrupt() as interrupt:
-            result = train(training, console, callbacks, lambda: interrupt.received or should_stop())
-        return finish(training, name_interrupt(result, interrupt), console)
-
-
 def name_interrupt(result: Result, interrupt: Interrupt) -> Result:
     """The result, in which a signal that stopped the training is named."""
     is_interrupted = interrupt.received and result.stopped == "request"
     return dataclasses.replace(result, stopped="interrupt") if is_interrupted else result
 
 
-def train(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
-    """Train, and save the final state in the run directory.
+def train_here(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
+    """Train in this process, and save the final state in the run directory.
 
     Callbacks are called in this order: the periodic evaluation, the caller's, the display, and those that write, so that what
     a callback adds to the metrics is written.

@@ -10,6 +10,11 @@ MAX_BACK_OFF = 60.0
 """Longest time in seconds before a worker is started again."""
 
 
+def back_off(failures: int) -> float:
+    """Seconds before the next start: none after the first failure in a row, then 1, 2, 4, ... up to 60."""
+    return 0.0 if failures <= 1 else min(2.0 ** (failures - 2), MAX_BACK_OFF)
+
+
 class WorkerLost(Exception):
     """A worker died; the message says how."""
 
@@ -194,8 +199,7 @@ class Supervisor:
             raise RuntimeError(f"worker {index} {reason}; no restart is left of restarts={self.budget}")
         worker.restarts += 1
         worker.failures += 1
-        # After one failure at once; then 1, 2, 4, ... seconds.
-        pause = 0.0 if worker.failures == 1 else min(2.0 ** (worker.failures - 2), MAX_BACK_OFF)
+        pause = back_off(worker.failures)
         worker.start_at = self.clock() + pause
         if not pause:
             self._start(index)

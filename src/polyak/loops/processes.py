@@ -1,0 +1,96 @@
+"""Several processes that run one compiled loop over the devices of all of them: what they share and what they agree on.
+
+`jax.distributed` connects them. Every process runs the same program the same number of times, so whatever depends on a clock,
+a signal or a callback is decided by the first process.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from polyak.core.types import PyTree
+
+KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+def spans_processes(mesh: Mesh | None) -> bool:
+    """Whether a mesh has devices of other processes."""
+    return mesh is not None and mesh.is_multi_process
+
+
+def is_first_process(mesh: Mesh | None) -> bool:
+    """Whether this process is the only one of a mesh, or the one that calls callbacks and writes."""
+    return not spans_processes(mesh) or jax.process_index() == 0
+
+
+def agree(mesh: Mesh | None, *values: int) -> tuple[int, ...]:
+    """The integers of the first process, in every process; all must call it."""
+    if not spans_processes(mesh):
+        return values
+    return tuple(map(int, multihost_utils.broadcast_one_to_all(np.array(values, np.int32))))
+
+
+def put(x: Any, sharding: Sharding) -> jax.Array:
+    """Put an array, whole and equal in every process, onto devices; one that has devices of several processes stays there."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return x
+    whole = x if _is_key(x) else np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: whole[index])
+
+
+def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """Arrays that are split over processes, whole on a device of each; all must call it."""
+    if mesh is None or not spans_processes(mesh):
+        return tree
+    whole = jax.jit(_identity, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
+    return jax.tree.map(lambda x: x.addressable_data(0), whole)
+
+
+def from_first_process(tree: PyTree, shapes: PyTree) -> PyTree:
+    """The first process's tree, to the bit, in every process; all must call it.
+
+    Args:
+        tree: arrays and keys; ignored in the other processes.
+        shapes: their shapes and dtypes.
+    """
+    raw = jax.tree.map(lambda x: jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x, shapes)
+    sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(raw)]
+    # As integers: a sum of floats would turn -0.0 into 0.0.
+    words = np.zeros(-(-sum(sizes) // 4), np.uint32)
+    if jax.process_index() == 0:
+        leaves = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in jax.tree.leaves(tree)]
+        parts = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in leaves]
+        words.view(np.uint8)[: sum(sizes)] = np.concatenate(parts)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(words)).view(np.uint8)
+    ends = np.cumsum(sizes)
+    parts = [received[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    leaves = [
+        part.copy().view(np.dtype(leaf.dtype)).reshape(leaf.shape)
+        for part, leaf in zip(parts, jax.tree.leaves(raw), strict=True)
+    ]
+    arrays = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    return jax.tree.map(_as_leaf, arrays, shapes)
+
+
+def _as_leaf(array: Any, shape: Any) -> Any:
+    if isinstance(shape, np.ndarray):
+        return array
+    if not _is_key(shape):
+        return jnp.asarray(array)
+    dtypes = {jax.eval_shape(partial(jax.random.key, 0, impl=name)).dtype: name for name in KEY_IMPLEMENTATIONS}
+    return jax.random.wrap_key_data(array, impl=dtypes[shape.dtype])
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
+
+
+def _identity(tree: PyTree) -> PyTree:
+    return tree

@@ -1,0 +1,182 @@
+"""Training with several learners: processes that split the devices, and so the environments, of the compiled loop.
+
+The group is started again from the newest checkpoint whenever one of its processes dies. The run directory is all that the
+first of them and this process share: it writes the checkpoints, and this process reads the last one.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.checks import check_integer
+from polyak.core.types import Env, HostEnv, Progress
+from polyak.loops.compiled_loop import start as start_compiled
+from polyak.loops.evaluate import Evaluation
+from polyak.loops.loop import LoopState, TrainResult, check_shares
+from polyak.loops.processes import from_first_process
+from polyak.loops.replay_memory import with_new_replay
+from polyak.runs import RunConfig, restore_policy
+from polyak.storage.checkpoint import restore, steps
+from polyak.storage.progress import replay_path
+from polyak.storage.run_directory import Run, open_for_parent
+from polyak.train.devices import start_jax
+from polyak.train.display import Screen
+from polyak.train.result import Result
+from polyak.train.training import Start, Training, make_result, record_failure, train_here
+from polyak.workers.learner_group import MAX_LEARNERS, Learners, run_group, start_here
+from polyak.workers.supervise import WorkerEvent
+
+CACHE_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+    "jax_persistent_cache_enable_xla_caches",
+)
+"""Of JAX, which learners have in common with the process that starts them."""
+
+
+@dataclass(frozen=True)
+class LearnerTask:
+    """What every learner is told.
+
+    Attributes:
+        config: the settings.
+        env: the environment.
+        key_data: of the run's key.
+        key_impl: its implementation.
+        directory: of the run, which the first learner alone opens.
+        jax_settings: of JAX's cache of compiled programs.
+    """
+
+    config: RunConfig
+    env: Env
+    key_data: npt.NDArray[np.uint32]
+    key_impl: str
+    directory: Path
+    jax_settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LearnerResult:
+    """What the first learner sends back; the state is in the run directory."""
+
+    progress: Progress
+    metrics: Mapping[str, float]
+    stopped: str | None
+    evaluations: Mapping[int, Evaluation]
+
+
+def as_learners(owner: str, learners: Learners | int | None) -> Learners | None:
+    """Learners, of which only the number may be given; None for one, which is this process.
+
+    Raises:
+        TypeError, ValueError: it is neither, or out of range.
+    """
+    if not isinstance(learners, Learners):
+        check_integer(owner, "learners", learners, at_most=MAX_LEARNERS, optional=True)
+        learners = Learners(learners or 1)
+    return None if learners.number == 1 else learners
+
+
+def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None:
+    """Check that learners can share a training.
+
+    Raises:
+        ValueError: the environment steps on the host, or the devices or environments cannot be split equally.
+    """
+    if isinstance(env, HostEnv):
+        raise ValueError(
+            f"train: learners={learners.number} needs an environment in JAX (jax/..., gymnax/...), got {env.spec.id}, which "
+            "workers=N steps in several processes"
+        )
+    if devices % learners.number:
+        raise ValueError(f"train: devices={devices} must be a multiple of learners={learners.number}")
+    check_shares(devices, env.num_envs)
+
+
+def train_with_learners(training: Training, learners: Learners, console: Screen, should_stop: Callable[[], bool]) -> Result:
+    """Train in a group of processes; this one watches it, and then reads the last checkpoint.
+
+    Raises:
+        RuntimeError: no restart is left.
+        Exception: what a learner raised, of its type.
+    """
+    config, run, env = training.config, training.run, training.env
+    assert run is not None and isinstance(env, Env), "checked when it was prepared"
+    task = LearnerTask(
+        config,
+        env,
+        np.asarray(jax.random.key_data(training.key)),
+        str(jax.random.key_impl(training.key)),
+        run.directory,
+        {name: jax.config.values[name] for name in CACHE_SETTINGS},
+    )
+    with record_failure([training]):
+        learned: LearnerResult = run_group(
+            partial(start_here, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
+            learners,
+            progress=lambda: max(steps(run.checkpoints), default=0),
+            on_event=partial(_report, run, console),
+            should_stop=should_stop,
+        )
+        state = _restore(run, config, env, training.key, learned.progress.env_steps).state
+    assert state is not None, "a checkpoint"
+    trained: TrainResult = TrainResult(config.agent, state.agent, state, learned.progress, learned.metrics, learned.stopped)
+    result = dataclasses.replace(make_result(training, trained, None), evaluations=learned.evaluations)
+    if steps(run.best):
+        result = dataclasses.replace(result, best_policy=restore_policy(run.best, config.agent)[0])
+    return result
+
+
+def learn(task: LearnerTask, rank: int, should_stop: Callable[[], bool], *, is_quiet: bool) -> LearnerResult:
+    """Train as one of several processes that `jax.distributed` has connected; the first one writes."""
+    config, env = task.config, task.env
+    for name, value in task.jax_settings.items():
+        jax.config.update(name, value)
+    start_jax(config.threads)
+    key = jax.random.wrap_key_data(jnp.asarray(task.key_data), impl=task.key_impl)
+    run, start = None, Start()
+    if rank == 0:
+        run = open_for_parent(task.directory)
+        start = _restore(run, config, env, key)
+        run.rewind(start.env_steps)
+    done = from_first_process(np.array([start.env_steps, start.state is not None], np.int64), np.zeros(2, np.int64))
+    if done[1]:
+        state = from_first_process(start.state, _shape(config, env, key))
+        start = Start(state, int(done[0]), is_own=True)
+    training = Training(config, env, key, start, run)
+    result = train_here(training, Screen(quiet=is_quiet or rank > 0), (), should_stop)
+    progress = dataclasses.replace(result.progress, histograms={})
+    return LearnerResult(progress, dict(result.metrics), result.stopped, result.evaluations)
+
+
+def _restore(run: Run, config: RunConfig, env: Env, key: PRNGKeyArray, step: int | None = None) -> Start:
+    """The newest checkpoint, or the one of this step; the beginning if there is none."""
+    if not steps(run.checkpoints):
+        return Start()
+    restored = restore(run.checkpoints, _shape(config, env, key), step=step, optional=replay_path(config.agent))
+    state: LoopState = restored.tree
+    if not restored.is_complete:
+        state = dataclasses.replace(state, agent=with_new_replay(config.agent, state.agent))
+    return Start(state, restored.step, is_own=True)
+
+
+def _shape(config: RunConfig, env: Env, key: PRNGKeyArray) -> Any:
+    """Shapes and dtypes of the loop's state."""
+    return jax.eval_shape(partial(start_compiled, config.agent, env), key)
+
+
+def _report(run: Run, console: Screen, event: WorkerEvent) -> None:
+    """Write the death of a learner into `workers.jsonl`, and print it."""
+    run.append_worker_event({"time": time.time(), "learner": event.worker, "event": event.event, "detail": event.detail})
+    console.print_line(f"learner {event.worker} {event.detail}; starting all again from the newest checkpoint")

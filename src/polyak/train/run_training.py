@@ -1,0 +1,32 @@
+"""Runs a prepared training where it belongs: in this process, or in learners."""
+
+from collections.abc import Callable, Sequence
+
+from polyak.core.types import Callback
+from polyak.train.display import Screen
+from polyak.train.interrupt import catch_interrupt
+from polyak.train.learners import train_with_learners
+from polyak.train.result import Result
+from polyak.train.training import Training, finish, name_interrupt, train_here
+
+
+def run_training(
+    training: Training,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train, evaluate and write the summary; the first Ctrl-C stops in order."""
+    console = Screen(quiet=not progress)
+    with training:
+        with catch_interrupt() as interrupt:
+            result = train(training, console, callbacks, lambda: interrupt.received or should_stop())
+        return finish(training, name_interrupt(result, interrupt), console)
+
+
+def train(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
+    """Train, and save the final state in the run directory."""
+    if training.learners is not None:
+        return train_with_learners(training, training.learners, console, should_stop)
+    return train_here(training, console, callbacks, should_stop)

@@ -1,0 +1,281 @@
+"""A group of learners: processes that train as one, and are started again together when one of them dies.
+
+It knows nothing of training: a function is called in each process, and can go on from what it has saved.
+"""
+
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from typing import IO, Any, Protocol, runtime_checkable
+
+import cloudpickle
+
+from polyak.core.checks import check_integer
+from polyak.workers.learner_process import STOP, LearnerEnd, LearnerStart
+from polyak.workers.supervise import WorkerEvent, back_off
+
+MAX_LEARNERS = 2**12
+"""Maximum number of processes of a group."""
+
+POLL_SECONDS = 0.05
+"""How long the death of a learner may go unnoticed."""
+
+GRACE_SECONDS = 5.0
+"""How long, beyond the heartbeat, the death of another learner may take to explain an error of JAX."""
+
+END_SECONDS = 5.0
+"""How long a process that was killed may take to end."""
+
+
+class LearnerLost(Exception):
+    """A learner died.
+
+    Attributes:
+        rank: its number.
+        reason: how it ended.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"learner {rank} {reason}")
+        self.rank, self.reason = rank, reason
+
+
+@dataclass(frozen=True)
+class Learners:
+    """Processes that train together, and how they are watched.
+
+    Attributes:
+        number: how many; they share the devices, and so the environments, equally.
+        restarts: how many times the group may be started again.
+        heartbeat: seconds without a sign of life after which a learner is dead to the others.
+        start_timeout: seconds that the start of the group may take.
+    """
+
+    number: int
+    restarts: int = 100
+    heartbeat: int = 10
+    start_timeout: int = 300
+
+    def __post_init__(self) -> None:
+        check_integer("train", "learners", self.number, at_most=MAX_LEARNERS)
+        check_integer("train", "restarts", self.restarts, at_least=0)
+        check_integer("train", "heartbeat", self.heartbeat)
+        check_integer("train", "start_timeout", self.start_timeout)
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A process of a group, here or on another machine."""
+
+    def poll(self) -> LearnerEnd | str | None:
+        """What came of it, or a sentence about how it died; None while it runs."""
+        ...
+
+    def ask_to_stop(self) -> None:
+        """Let it stop in order."""
+        ...
+
+    def kill(self) -> None:
+        """End it now; a second call does nothing."""
+        ...
+
+
+class LocalLearner:
+    """A learner on this machine, which ends with this process.
+
+    Args:
+        start: what it is made of.
+    """
+
+    def __init__(self, start: LearnerStart) -> None:
+        self._connection, remote = Pipe()
+        first = start.rank == 0
+        self._log: IO[bytes] | None = None if first else tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
+        # A session of its own: Ctrl-C is for the process that started it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "polyak.workers.learner_process", str(remote.fileno())],
+            pass_fds=[remote.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=None if first else subprocess.DEVNULL,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        remote.close()
+        self._connection.send_bytes(pickle.dumps(start))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def poll(self) -> LearnerEnd | str | None:
+        """What came of it, or a sentence about how it died; None while it runs."""
+        try:
+            if self._connection.poll():
+                # Bytes of a process that this one has started.
+                end: LearnerEnd = pickle.loads(self._connection.recv_bytes())
+                return end
+        except (EOFError, OSError):
+            return self._describe_end()
+        return None
+
+    def ask_to_stop(self) -> None:
+        """Let it stop in order."""
+        try:
+            self._connection.send_bytes(STOP)
+        except OSError:
+            return  # It has ended, which `poll` reports.
+
+    def kill(self) -> None:
+        """End it now; a second call does nothing."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _describe_end(self) -> str:
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code == -signal.SIGABRT:
+            return "was killed by SIGABRT, as where another one gives no sign of life"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}{self._last_line()}"
+
+    def _last_line(self) -> str:
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        return f": {lines[-1][:200]}" if lines else ""
+
+
+def start_here(function: Callable[[int, Callable[[], bool]], Any], devices: int, learners: Learners) -> list[Learner]:
+    """Start a group on this machine.
+
+    Args:
+        function: called in each process as `function(rank, should_stop)`.
+        devices: of all processes together.
+        learners: how many there are.
+    """
+    coordinator, pickled = f"127.0.0.1:{_free_port()}", cloudpickle.dumps(function)
+    limits = (learners.heartbeat, learners.start_timeout)
+    group: list[Learner] = []
+    try:
+        for rank in range(learners.number):
+            share = devices // learners.number
+            start = LearnerStart(rank, learners.number, coordinator, share, *limits, list(sys.path), pickled)
+            group.append(LocalLearner(start))
+    except BaseException:
+        _kill(group)
+        raise
+    return group
+
+
+def run_group(
+    start: Callable[[], Sequence[Learner]],
+    options: Learners,
+    *,
+    progress: Callable[[], int],
+    on_event: Callable[[WorkerEvent], None],
+    should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Any:
+    """The result of the first learner of a group, which is started again whenever one of its learners dies.
+
+    It is started again at once, and later if it dies again and again without progress.
+
+    Args:
+        start: starts all learners.
+        options: how it is watched.
+        progress: grows with what the learners save, and a new group goes on from.
+        on_event: called with every death.
+        should_stop: True asks the first learner to stop.
+        clock: in seconds.
+        sleep: waits for so many seconds.
+
+    Raises:
+        RuntimeError: no restart is left.
+        Exception: what a learner raised, of its type.
+    """
+    restarts = failures = 0
+    saved = progress()
+    while True:
+        group: Sequence[Learner] = ()
+        try:
+            group = start()
+            return _watch(group, options, should_stop, clock, sleep)
+        except LearnerLost as error:
+            lost = error
+        finally:
+            _kill(group)
+        on_event(WorkerEvent(lost.rank, "failed", lost.reason))
+        if restarts >= options.restarts:
+            raise RuntimeError(f"{lost}; no restart is left of restarts={options.restarts}")
+        restarts += 1
+        failures, saved = 1 if progress() > saved else failures + 1, progress()
+        until = clock() + back_off(failures)
+        while clock() < until and not should_stop():
+            sleep(POLL_SECONDS)
+
+
+def _watch(
+    group: Sequence[Learner],
+    options: Learners,
+    should_stop: Callable[[], bool],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Any:
+    """Wait for the first learner's result.
+
+    Raises:
+        LearnerLost: one died.
+        Exception: what one raised; where it may follow from a death, only if none is noticed for a while.
+    """
+    ends: dict[int, LearnerEnd] = {}
+    deadline, asked = float("inf"), False
+    while True:
+        if should_stop() and not asked:
+            asked = True
+            group[0].ask_to_stop()
+        for rank, learner in enumerate(group):
+            end = None if rank in ends else learner.poll()
+            if isinstance(end, str):
+                raise LearnerLost(rank, end)
+            if end is None:
+                continue
+            ends[rank] = end
+            if end.failure is not None and not end.has_joined:
+                raise LearnerLost(rank, f"did not start: {end.failure.summary}")
+            if end.failure is not None:
+                deadline = min(deadline, clock() + options.heartbeat + GRACE_SECONDS)
+        first = ends.get(0)
+        if first is not None and first.failure is None:
+            return first.result
+        failed = [(rank, end.failure) for rank, end in sorted(ends.items()) if end.failure is not None]
+        if failed and (clock() >= deadline or (first is not None and not first.may_be_loss)):
+            rank, failure = failed[0]
+            raise failure.exception(f"learner {rank}")
+        sleep(POLL_SECONDS)
+
+
+def _kill(group: Sequence[Learner]) -> None:
+    for learner in group:
+        learner.kill()
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port

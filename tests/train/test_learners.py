@@ -1,0 +1,157 @@
+"""Trainings with two learners, processes of one CPU device each, against one process with two devices."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import polyak
+from polyak.loops.compiled_loop import start
+from polyak.runs import read_config, run_key
+from polyak.storage.checkpoint import restore, steps
+from polyak.storage.run_directory import open_run
+from tests.cli.conftest import compiled_once
+from tests.cli.processes import environment
+from tests.workers.setting import arrays_of, assert_same_bits
+
+ENV, NUM_ENVS = "jax/CartPole-v1", 4
+FLAGS = "--hidden 4 --num-steps 8 --num-envs 4 --num-epochs 1 --num-minibatches 1 --eval-episodes 0"
+
+
+def make_agent(env):
+    return polyak.PPO(env.spec, network=polyak.mlp((4,)), num_steps=8, num_epochs=2, num_minibatches=1)
+
+
+def make_env():
+    return polyak.envs.make(ENV, num_envs=NUM_ENVS)
+
+
+def train_here(agent, env_steps, devices=2):
+    return polyak.train.run(agent, make_env(), env_steps=env_steps, devices=devices, progress=False)
+
+
+@pytest.fixture(autouse=True)
+def _compile_once(tmp_path_factory, unchecked):
+    """Learners use the cache of the process that starts them."""
+    with compiled_once(tmp_path_factory.getbasetemp() / "jax-cache"):
+        yield
+
+
+def test_learners_have_the_bits_of_devices_and_are_exchanged_for_them(tmp_path):
+    """One update of two learners is that of one batch twice as large; then one process with two devices, and back."""
+    agent, run_dir = make_agent(make_env()), tmp_path / "run"
+    first = polyak.train.run(agent, make_env(), env_steps=1, learners=2, run_dir=run_dir, progress=False)
+    expected = train_here(agent, 1)
+    assert_same_bits(first.loop_state, expected.loop_state)
+    assert first.metrics == expected.metrics and first.stopped is None
+    assert first.progress.env_steps == expected.progress.env_steps
+    for a, b in zip(arrays_of(first.state), arrays_of(train_here(agent, 1, devices=1).state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    assert open_run(run_dir).read_config()["learners"] == 2
+    polyak.resume(run_dir, env_steps=300, learners=1, progress=False)
+    last = polyak.resume(run_dir, env_steps=450, progress=False, eval_episodes=2)
+    assert_same_bits(last.loop_state, train_here(agent, 450).loop_state)
+    assert len(last.evaluation.returns) == 2
+    rows = [row["env_steps"] for row in open_run(run_dir).read_metrics()]
+    assert rows == sorted(set(rows)) and rows[-1] == last.progress.env_steps
+
+
+def test_a_death_costs_no_bit_and_nothing_is_left_of_a_killed_supervisor(tmp_path):
+    words = f"train ppo {ENV} --learners 2 {FLAGS} --env-steps 100000000 --report-every 200 --checkpoint-every 400"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyak", *words.split(), "--run-dir", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    checkpoints, learners = tmp_path / "run" / "checkpoints", []
+    try:
+        wait_for(lambda: steps(checkpoints), process)
+        learners = learners_of(process.pid)
+        assert len(learners) == 2
+        os.kill(learners[1], 9)
+        killed_at, killed = time.monotonic(), learners
+        wait_for(lambda: not any(map(is_running, killed)), process)
+        assert time.monotonic() - killed_at < 10, "without a wait for the heartbeat"
+        saved = max(steps(checkpoints))
+        wait_for(lambda: max(steps(checkpoints)) > saved, process)
+        assert time.monotonic() - killed_at < 60
+        learners = learners_of(process.pid)
+    finally:
+        process.kill()
+        output, _ = process.communicate()
+    wait_for(lambda: not any(map(is_running, learners)))
+    assert len(learners) == 2 and not set(learners) & set(killed)
+    assert "learner 1 was killed by SIGKILL; starting all again from the newest checkpoint" in output
+    assert "Gloo" not in output and "warning" not in output.lower()
+    events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
+    assert [(event["learner"], event["event"]) for event in events] == [(1, "failed")]
+    config = read_config(open_run(tmp_path / "run"))
+    restored = restore(checkpoints, jax.eval_shape(lambda: start(config.agent, make_env(), run_key(0))))
+    assert_same_bits(restored.tree, train_here(config.agent, restored.step).loop_state)
+
+
+def learners_of(pid):
+    """The process ids of the learners that a process has started, by rank."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            words = (path / "cmdline").read_text()
+        except OSError:
+            continue
+        if parent == pid and "learner_process" in words:
+            found.append(int(path.name))
+    return sorted(found)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, process=None, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline and (process is None or process.poll() is None)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run_dir": None}, r"learners=2 needs run_dir"),
+        ({"env": "CartPole-v1"}, r"learners=2 needs an environment in JAX .* got CartPole-v1"),
+        ({"devices": 3, "num_envs": 6}, r"devices=3 must be a multiple of learners=2"),
+        ({"num_envs": 3}, r"num_envs=3 cannot be split over devices=2"),
+        ({"callbacks": [print]}, r"callbacks must be left out with learners=2"),
+        ({"loop": "host"}, r"loop must be left out with learners=2"),
+        ({"workers": 2}, r"workers must be left out with learners=2"),
+        ({"learners": 0}, r"learners must be an integer in \[1, 4096\]"),
+    ],
+)
+def test_what_learners_cannot_do_is_an_error_before_anything_is_written(arguments, message, tmp_path):
+    run_dir = tmp_path / "run"
+    call = {"env": ENV, "env_steps": 100, "num_envs": 4, "learners": 2, "run_dir": run_dir} | arguments
+    with pytest.raises(ValueError, match=message):
+        polyak.train.run("ppo", call.pop("env"), **call)
+    assert not run_dir.exists()
+
+
+def test_a_run_is_resumed_with_learners_that_divide_its_devices_only(tmp_path):
+    agent = make_agent(make_env())
+    polyak.train.run(agent, make_env(), env_steps=40, devices=2, run_dir=tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match=r"learners=3 must divide the run's devices=2"):
+        polyak.resume(tmp_path / "run", learners=3, env_steps=80)
+    with pytest.raises(ValueError, match="callbacks must be left out with learners=2"):
+        polyak.resume(tmp_path / "run", learners=2, env_steps=80, callbacks=[print])

@@ -1,0 +1,197 @@
+"""A group of learners: with learners of the test and its clock, and with real processes that do not train."""
+
+import itertools
+import os
+import signal
+import time
+from functools import partial
+
+import pytest
+
+from polyak.workers.learner_group import LearnerLost, Learners, run_group, start_here
+from polyak.workers.learner_process import LearnerEnd
+from polyak.workers.rollout_worker import Failure
+
+
+class Clock:
+    """A clock that sleeping moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class FakeLearner:
+    """A learner that ends as a test says, at a time of its clock."""
+
+    def __init__(self, clock, end=None, after=0.0):
+        self.clock, self.end, self.at = clock, end, clock() + after
+        self.is_killed = self.is_asked = False
+
+    def poll(self):
+        assert not self.is_killed
+        return self.end if self.clock() >= self.at else None
+
+    def ask_to_stop(self):
+        self.is_asked = True
+        self.end, self.at = LearnerEnd("stopped"), 0.0
+
+    def kill(self):
+        self.is_killed = True
+
+
+def failure(error, **fields):
+    try:
+        raise error
+    except type(error) as raised:
+        return LearnerEnd(failure=Failure.of(raised), **fields)
+
+
+class Groups:
+    """Groups that are started one after another, each with the ends of its learners, `(end, after)`."""
+
+    def __init__(self, *ends, **fields):
+        self.clock, self.ends, self.started, self.events = Clock(), list(ends), [], []
+        self.options = Learners(2, **fields)
+        self.saved = 0
+
+    def start(self):
+        assert all(learner.is_killed for _, group in self.started for learner in group), "one group at a time"
+        group = [FakeLearner(self.clock, *end) for end in self.ends.pop(0)]
+        self.started.append((self.clock(), group))
+        return group
+
+    def run(self, **arguments):
+        arguments = {"progress": lambda: self.saved} | arguments
+        return run_group(
+            self.start, self.options, on_event=self.events.append, clock=self.clock, sleep=self.clock.sleep, **arguments
+        )
+
+
+DIES = [(None, 1e9), ("was killed by SIGKILL", 1.0)]
+DONE = [(LearnerEnd("result"), 1.0), (None, 1e9)]
+
+
+def test_the_result_is_the_first_learners_and_all_are_ended():
+    groups = Groups(DONE)
+    assert groups.run() == "result"
+    assert groups.events == [] and all(learner.is_killed for learner in groups.started[0][1])
+
+
+def test_all_start_again_at_once_when_one_dies():
+    groups = Groups(DIES, DONE)
+    assert groups.run() == "result"
+    (first, _), (second, _) = groups.started
+    assert second - first == pytest.approx(1.0, abs=0.1)
+    assert [(event.worker, event.event, event.detail) for event in groups.events] == [(1, "failed", "was killed by SIGKILL")]
+
+
+def test_deaths_without_progress_are_followed_by_longer_and_longer_pauses():
+    groups = Groups(*[DIES] * 5, DONE)
+    groups.run()
+    times = [start for start, _ in groups.started]
+    pauses = [later - earlier - 1.0 for earlier, later in itertools.pairwise(times)]
+    assert pauses == pytest.approx([0, 1, 2, 4, 8], abs=0.2)
+
+
+def test_progress_resets_the_pause():
+    groups = Groups(*[DIES] * 4, DONE)
+
+    def progress():
+        groups.saved += 1
+        return groups.saved
+
+    groups.run(progress=progress)
+    assert groups.started[-1][0] == pytest.approx(4.0, abs=0.5)
+
+
+def test_the_last_restart_is_the_last():
+    groups = Groups(DIES, DIES, DIES, restarts=1)
+    with pytest.raises(RuntimeError, match=r"learner 1 was killed by SIGKILL; no restart is left of restarts=1"):
+        groups.run()
+    assert len(groups.started) == 2
+
+
+def test_an_exception_of_the_first_learner_ends_the_training():
+    groups = Groups([(failure(ArithmeticError("of a test")), 1.0), (None, 1e9)])
+    with pytest.raises(ArithmeticError, match="of a test") as raised:
+        groups.run()
+    assert "learner 0" in raised.value.__notes__[0]
+    assert groups.clock() < 2
+
+
+def test_an_exception_that_follows_from_a_death_does_not_end_the_training():
+    broken = failure(RuntimeError("connection closed by peer"), may_be_loss=True)
+    groups = Groups([(broken, 1.0), ("was killed by SIGKILL", 5.0)], DONE)
+    assert groups.run() == "result"
+    assert [event.worker for event in groups.events] == [1]
+
+
+def test_an_exception_that_no_death_explains_ends_the_training_after_a_while():
+    broken = failure(RuntimeError("out of memory"), may_be_loss=True)
+    groups = Groups([(None, 1e9), (broken, 1.0)])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        groups.run()
+    assert groups.options.heartbeat < groups.clock() < 30
+
+
+def test_a_learner_that_does_not_find_the_others_is_lost():
+    groups = Groups([(failure(RuntimeError("port in use"), has_joined=False), 1.0), (None, 1e9)], DONE)
+    assert groups.run() == "result"
+    assert "did not start: RuntimeError: port in use" in groups.events[0].detail
+
+
+def test_a_request_to_stop_reaches_the_first_learner_once():
+    groups = Groups([(None, 1e9), (None, 1e9)])
+    assert groups.run(should_stop=lambda: groups.clock() > 3) == "stopped"
+    assert groups.started[0][1][0].is_asked and not groups.started[0][1][1].is_asked
+
+
+def test_a_request_to_stop_ends_the_pause():
+    groups = Groups(*[DIES] * 6, [(None, 1e9), (None, 1e9)])
+    assert groups.run(should_stop=lambda: len(groups.started) == 6) == "stopped"
+    assert groups.clock() < 6 + 1 + 2 + 4 + 8 + 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"number": 0}, "train: learners must be an integer in"),
+        ({"number": 2, "restarts": -1}, "train: restarts must be an integer >= 0, got -1"),
+        ({"number": 2, "heartbeat": 0}, "train: heartbeat must be an integer >= 1, got 0"),
+    ],
+)
+def test_options_out_of_range_are_rejected(fields, message, unchecked):
+    with pytest.raises(ValueError, match=message):
+        Learners(**fields)
+
+
+def act(directory, rank, should_stop):
+    """In a process of its own: the second learner is killed in the first group, and the first one raises in the second."""
+    (directory / f"{rank}-{os.getpid()}").touch()
+    first_time = len(list(directory.glob("1-*"))) < 2
+    if rank == 1 and first_time:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0 and len(list(directory.glob("0-*"))) == 2:
+        raise LookupError("of a test")
+    time.sleep(60)
+
+
+def test_real_processes_start_again_and_their_exceptions_arrive(tmp_path):
+    events, learners = [], Learners(2)
+    with pytest.raises(LookupError, match="of a test"):
+        run_group(
+            partial(start_here, partial(act, tmp_path), 2, learners), learners, progress=lambda: 0, on_event=events.append
+        )
+    assert [(event.worker, event.detail) for event in events] == [(1, "was killed by SIGKILL")]
+    pids = [int(path.name.split("-")[1]) for path in tmp_path.iterdir()]
+    assert len(pids) == 4 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_the_message_of_a_lost_learner_names_it():
+    assert str(LearnerLost(3, "was killed by SIGKILL")) == "learner 3 was killed by SIGKILL"
