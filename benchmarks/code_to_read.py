@@ -3,8 +3,9 @@
 Run `python benchmarks/code_to_read.py`. Counted are lines of code (no docstrings, comments, blank lines or imports) of the
 functions, methods and constants that an agent's `init`, `policy`, `collect_policy`, `update` and `diagnose` reach by name. Not
 followed is what stands behind an interface that a reader knows: `core` (spaces and types), networks, policies, kernels (each
-equal to a plain function), distributions and schedules; nor protocols, which have no code; nor what an algorithm works
-without: checks of inputs, histograms, normalisation, options of the replay, workers.
+equal to a plain function), distributions, schedules, and `ops/updates`, whose `soft_update(online, target, tau)` stands where
+the peers call Optax; nor protocols, which have no code; nor what an algorithm works without: checks of inputs, histograms,
+normalisation, options of the replay, workers, and gradients accumulated in the copies, which no agent does.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 ROOT = Path(__file__).parents[1] / "src" / "polyak"
-INTERFACES = ("core", "networks", "policies", "kernels", "ops/distributions", "ops/schedules")
+INTERFACES = ("core", "networks", "policies", "kernels", "ops/distributions", "ops/schedules", "ops/updates")
 NOT_THE_ALGORITHM = (
+    "copies/accumulated",
     "learning/asynchronous",
     "learning/check_rollout",
     "learning/histograms",
