@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import polyak
 from polyak import train
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep
@@ -102,6 +103,25 @@ def test_evaluation_raises_the_exception_of_the_policy(env):
     with pytest.raises(StopIteration, match="mine") as caught:
         train.evaluate(policy, env, episodes=NUM_ENVS, key=KEY)
     assert "raised by PythonPolicy 'failing' at its step 3, counted from 0" in caught.value.__notes__
+
+
+def test_a_long_evaluation_is_compiled_on_the_way_with_the_same_calls(monkeypatch):
+    found = []
+    for steps in (0, 7, 10_000):
+        monkeypatch.setattr(polyak.loops.evaluate, "STEPS_BEFORE_COMPILING", steps)
+        agent = planning()
+        evaluation = train.evaluate(agent.chosen, ENV, episodes=2 * NUM_ENVS, key=KEY)
+        found.append((evaluation.returns, evaluation.lengths, agent.chosen.callee.target.seen))
+    assert found[0][1].max() > 7
+    for other in found[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), other, found[0])
+
+
+def test_a_new_policy_of_a_short_evaluation_compiles_no_program_with_the_environment(monkeypatch):
+    monkeypatch.setattr("polyak.core.policy_faults._compile", lambda *_: pytest.fail("compiled"))
+    for threshold in (0.0, 0.01):
+        policy = following(lambda obs, threshold=threshold: obs[:, 2] > threshold, ENV.spec).chosen
+        assert train.evaluate(policy, ENV, episodes=NUM_ENVS, key=KEY).episodes == NUM_ENVS
 
 
 def test_evaluation_calls_for_the_steps_that_count_and_no_more():

@@ -15,11 +15,12 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
 from polyak.core.names import suggest_arguments
-from polyak.core.policy_faults import ExceptionRelay, check_carry, count_failures_in
+from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, count_failures_in
 from polyak.core.printing import short_repr
 from polyak.core.tags import RETURN, SUCCESS
-from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo
+from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
 from polyak.loops.actor import make_actor
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     HasSpec,
     check_made,
@@ -31,6 +32,9 @@ from polyak.loops.program_cache import cached_per_env, jitted_init
 
 # Steps between checks whether all episodes have ended.
 CHUNK = 256
+
+# Of a policy in Python that steps a JAX environment: to compile a program that calls it takes as long, for each policy anew.
+STEPS_BEFORE_COMPILING = 4096
 
 
 @short_repr("episodes", "mean_return", "std_return", "mean_length", "success_rate")
@@ -123,7 +127,9 @@ def evaluate(
     env_key, act_key = jax.random.split(key)
     if isinstance(env, HostEnv):
         with ExceptionRelay(policy):
-            return _evaluate_on_host(policy, env, quota, env_key, act_key, max_steps)
+            seed = int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1)
+            log, *_ = _evaluate_on_host(policy, env, seed, quota, act_key, max_steps)
+            return log.result()
     return _evaluate_compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
 
 
@@ -173,14 +179,20 @@ class _EpisodeLog:
 
 
 def _evaluate_on_host(
-    policy: Policy, env: HostEnv, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int | None
-) -> Evaluation:
-    time_step = env.reset(int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1))
-    carry = policy.initial_state(env.num_envs)
+    policy: Policy,
+    env: HostEnv,
+    seed: int,
+    quota: Any,
+    act_key: PRNGKeyArray,
+    max_steps: int | None,
+    stop_at: int | None = None,
+) -> tuple[_EpisodeLog, int, TimeStep, PyTree]:
+    """The episodes, the number of steps, and the last time step and carry; ends after `stop_at` steps, also if incomplete."""
+    time_step, carry = env.reset(seed), policy.initial_state(env.num_envs)
     actor = make_actor(policy, act_key, env.num_envs, exact=True, block=CHUNK)
     reporter = env if isinstance(env, ReportsInfo) else None
     log, t = _EpisodeLog(quota), 0
-    while not log.is_complete:
+    while not log.is_complete and t != stop_at:
         if t == max_steps:
             raise _timeout(env, t)
         step = actor(t, time_step, carry)
@@ -189,17 +201,22 @@ def _evaluate_on_host(
         time_step = env.step(jax.tree.map(np.asarray, step.action))
         log.add(time_step.episode_record, {} if reporter is None else reporter.info)
         t += 1
-    return log.result()
+    return log, t, time_step, carry
 
 
 def _evaluate_compiled(
     policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int
 ) -> Evaluation:
-    chunk = _program(env)
-    env_state, time_step = jitted_init(env)(env_reset_key(env_key))
-    loop = (env_state, time_step, policy.initial_state(env.num_envs))
     relay = ExceptionRelay(policy)
-    log, t = _EpisodeLog(quota), 0
+    if isinstance(policy, CallsPython):
+        hosted = JaxEnvOnHost(env, env_key)
+        with relay:
+            log, t, *last = _evaluate_on_host(policy, hosted, 0, quota, act_key, max_steps, STEPS_BEFORE_COMPILING)
+        loop = (hosted.state, *last)
+    else:
+        env_state, time_step = jitted_init(env)(env_reset_key(env_key))
+        log, t, loop = _EpisodeLog(quota), 0, (env_state, time_step, policy.initial_state(env.num_envs))
+    chunk = _program(env)
     while not log.is_complete:
         if t == max_steps:
             raise _timeout(env, t)

@@ -20,12 +20,15 @@ class JaxEnvOnHost:
     """A `HostEnv` that wraps an `Env`: stores its state, and derives the key of step n from `env_key` and n.
 
     It gives the numbers of the compiled loop with the same run key. `reset` folds a nonzero seed into the key.
+
+    Attributes:
+        state: the environment's, or None before `reset`.
     """
 
     def __init__(self, env: Env, env_key: PRNGKeyArray) -> None:
         self._env, self._env_key, self._key = env, env_key, env_key
         self._init, self._step = jitted_init(env), _jitted_step(env)
-        self._state: PyTree = None
+        self.state: PyTree = None
         self._number = np.uint32(0)
 
     @property
@@ -43,18 +46,18 @@ class JaxEnvOnHost:
         """Start a new episode in every environment."""
         self._key = jax.random.fold_in(self._env_key, seed) if seed else self._env_key
         self._number = np.uint32(0)
-        self._state, time_step = self._init(env_reset_key(self._key))
+        self.state, time_step = self._init(env_reset_key(self._key))
         return jax.tree.map(np.asarray, time_step)
 
     def step(self, action: PyTree) -> TimeStep:
         """Step every environment."""
-        self._state, time_step = self._step(self._state, action, self._key, self._number)
+        self.state, time_step = self._step(self.state, action, self._key, self._number)
         self._number = self._number + np.uint32(1)
         return jax.tree.map(np.asarray, time_step)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state's arrays, the key and the number of steps."""
-        leaves = [np.asarray(jax.device_get(leaf)) for leaf in jax.tree.leaves(self._state)]
+        leaves = [np.asarray(jax.device_get(leaf)) for leaf in jax.tree.leaves(self.state)]
         return {"state": leaves, "key": np.asarray(jax.random.key_data(self._key)), "number": int(self._number)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -70,7 +73,7 @@ class JaxEnvOnHost:
             raise ValueError(
                 f"{self.spec.id}: snapshot arrays must be {expected}, got {got}; restore a snapshot of the same environment"
             )
-        self._state = jax.tree.unflatten(jax.tree.structure(shapes), [jax.numpy.asarray(leaf) for leaf in snapshot["state"]])
+        self.state = jax.tree.unflatten(jax.tree.structure(shapes), [jax.numpy.asarray(leaf) for leaf in snapshot["state"]])
         self._key = jax.random.wrap_key_data(jax.numpy.asarray(snapshot["key"]), impl=jax.random.key_impl(self._key))
         self._number = np.uint32(snapshot["number"])
 
