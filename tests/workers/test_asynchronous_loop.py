@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -8,7 +9,17 @@ import polyak
 from polyak.agents.a2c import A2C
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
-from tests.workers.setting import KEY, Counting, Fault, FaultyWorkers, arrays_of, make_agent, make_env, make_workers
+from tests.workers.setting import (
+    KEY,
+    Counting,
+    Fault,
+    FaultyWorkers,
+    arrays_of,
+    assert_same_bits,
+    make_agent,
+    make_env,
+    make_workers,
+)
 
 
 class FaultyPushes(FaultyWorkers):
@@ -127,6 +138,35 @@ def test_gradients_with_nan_are_refused_and_their_worker_replaced():
     assert result.metrics["pushes/refused"] == 3
     assert result.metrics["workers/restarts"] == 1
     assert all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
+
+
+def with_wrong_shape(push):
+    return dataclasses.replace(push, halves={dtype: x[:-1] for dtype, x in push.halves.items()})
+
+
+def with_huge_numbers(push):
+    halves = {dtype: np.where(x != 0, np.float32(1e30), x) if dtype == "float32" else x for dtype, x in push.halves.items()}
+    return dataclasses.replace(push, halves=halves)
+
+
+def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
+    """W6, W13: the worker is replaced, and computes its push again."""
+    undisturbed = train(1, steps=200)
+    engine = FaultyPushes({1: lambda push: "garbage", 4: with_wrong_shape, 7: lambda push: engine.earlier})
+    engine.faults[0] = lambda push: setattr(engine, "earlier", push) or push
+    result = train(1, lambda: engine, steps=200)
+    assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] == 3
+    assert result.metrics["pushes/repeated"] == result.metrics["pushes/refused"] == 0
+    assert_same_bits(result.loop_state.agent, undisturbed.loop_state.agent)
+
+
+def test_huge_gradients_are_clipped():
+    """W7: one push of 1e30 moves no weight further than a step of the optimizer may."""
+    kept = []
+    train(1, lambda: FaultyPushes({3: with_huge_numbers}), callbacks=[lambda *report: kept.append(report[2])], report_every=1)
+    weights = [arrays_of(state.agent.copies.online.params) for state in kept]
+    moves = [max(float(np.abs(a - b).max()) for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(weights)]
+    assert len(moves) > 5 and np.isfinite(moves).all() and max(moves) <= 0.1
 
 
 def test_stale_gradients_are_dropped():

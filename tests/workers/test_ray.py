@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.processes import descendants
+
 pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "ray_script.py"
@@ -78,6 +80,7 @@ def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_pa
 
 
 def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
+    """W10: its processes and their files."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "forever"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
     )
@@ -87,11 +90,33 @@ def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
         pytest.skip("Ray does not start here")
     pids = json.loads(line)
     assert len(pids) > 5 and all(map(is_running, pids))
+    process.stdout.close()
+    check_that_nothing_is_left(process, pids)
+
+
+def test_nothing_is_left_of_a_learner_that_was_killed_while_ray_started(tmp_path):
+    """W10: the head does not wait until Ray has started."""
+    code = "from polyak.workers.ray_workers import RayWorkers; RayWorkers(2)"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment())
+    deadline = time.monotonic() + 60
+    while not is_starting(pids := descendants(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert is_starting(pids)
+    check_that_nothing_is_left(process, pids)
+
+
+def is_starting(pids):
+    """Whether Ray's first daemon is there."""
+    return any("gcs_server" in read(f"/proc/{pid}/cmdline") for pid in pids)
+
+
+def check_that_nothing_is_left(process, pids):
+    """Kill a learner; its processes are to end within 5 s on a quiet machine."""
     process.kill()
     process.wait()
-    process.stdout.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 8
     while any(map(is_running, pids)) and time.monotonic() < deadline:
+        pids = sorted({*pids, *(child for pid in pids for child in descendants(pid))})
         time.sleep(0.1)
     left = [pid for pid in pids if is_running(pid)]
     for pid in left:
@@ -100,8 +125,12 @@ def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
     assert not any(Path("/tmp").glob(f"polyak-ray-{process.pid}-*"))
 
 
-def is_running(pid):
+def read(path):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(path).read_text()
     except OSError:
-        return False
+        return ""
+
+
+def is_running(pid):
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])

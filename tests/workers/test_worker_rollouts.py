@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import pickle
 
@@ -90,7 +91,22 @@ def with_wrong_shape(rollout):
     return dataclasses.replace(rollout, arrays=(time_steps, actions[:-1], *rest))
 
 
-@pytest.mark.parametrize("fault", [with_nan, with_wrong_shape, lambda rollout: "garbage", lambda rollout: None])
+def without_state(rollout):
+    broken = copy.copy(rollout)
+    object.__setattr__(broken, "info_sums", None)
+    return broken
+
+
+def test_a_rollout_that_arrives_again_is_collected_as_it_was_asked_for(cartpole, undisturbed):
+    """W13: nothing is learned from twice."""
+    engine = FaultyWorkers({4: lambda rollout: engine.earlier, 9: lambda rollout: engine.earlier})
+    engine.faults[0] = lambda rollout: setattr(engine, "earlier", rollout) or rollout
+    result = train(cartpole, 2, lambda: engine)
+    assert_same_bits(result.loop_state, undisturbed)
+    assert result.metrics["workers/restarts"] == 2 and result.metrics["rollouts/invalid"] == 0
+
+
+@pytest.mark.parametrize("fault", [with_nan, with_wrong_shape, lambda rollout: "garbage", without_state])
 def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault):
     reports = []
     result = train(
@@ -263,8 +279,11 @@ def test_packing_returns_the_leaves_with_their_dtypes():
     vectors = {dtype: np.asarray(vector) for dtype, vector in jax.jit(packing.pack)(tree).items()}
     for leaf, wanted in zip(packing.unpack(vectors), jax.tree.leaves(tree), strict=True):
         assert leaf.dtype == wanted.dtype and leaf.shape == wanted.shape and bool((jnp.asarray(leaf) == wanted).all())
-    with pytest.raises(ValueError, match="vectors must have lengths"):
-        packing.unpack({**vectors, "float32": np.zeros(7, np.float32)})
+    for wrong in (np.zeros(7, np.float32), np.zeros(6, np.int32), np.zeros((2, 3), np.float32), "garbage", None):
+        with pytest.raises(ValueError, match="vectors must be"):
+            packing.unpack({**vectors, "float32": wrong})
+    with pytest.raises(ValueError, match="vectors must be"):
+        packing.unpack({})
 
 
 def test_steps_can_be_taken_one_by_one(cartpole):

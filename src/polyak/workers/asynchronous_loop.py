@@ -117,7 +117,7 @@ def train_asynchronously(
             if result is None:
                 stopped = "request"
                 break
-            gradients, summary = pushes.unpack(result)
+            gradients, summary = pushes.halves(result)
             push = Push.create(worker, result.number, result.version)
             before, valid = pushes.version, int(summary.env_steps)
             state, senders, metrics = receive(state, senders, push, gradients, summary)
@@ -156,11 +156,12 @@ class _Pushes:
     Attributes:
         version: of the shared weights that workers pull next.
         staleness: of the pushes since the last report: steps that were applied between pull and push.
+        invalid: results of workers so far that were no push, or not the one that was asked for.
     """
 
     def __init__(self, agent: Any, group: WorkerGroup, state: Any, loop_state: LoopState) -> None:
         self._agent, self._group, self._key = agent, group, loop_state.key
-        self.version, self.staleness = 0, list[int]()
+        self.version, self.staleness, self.invalid = 0, list[int](), 0
         own = jax.eval_shape(agent.worker_state, state)
         time_step, carry = jax.tree.map(np.asarray, (loop_state.time_step, (loop_state.carry, loop_state.episodes)))
         one = partial(part_of, rows=group.rows(0))
@@ -206,8 +207,12 @@ class _Pushes:
                 self._take(worker, method, result)
         return self._waiting.pop(0)
 
-    def unpack(self, result: WorkerGradients) -> Any:
-        """The gradients and their summary."""
+    def halves(self, result: WorkerGradients) -> Any:
+        """The gradients and their summary.
+
+        Raises:
+            ValueError: their arrays are others.
+        """
         return jax.tree.unflatten(self._halves_tree, self._result.unpack(result.halves))
 
     def replace(self, worker: int, reason: str) -> None:
@@ -220,7 +225,7 @@ class _Pushes:
         """What the workers did since the last report."""
         staleness, self.staleness = self.staleness or [0], []
         ages = {"staleness/mean": float(np.mean(staleness)), "staleness/max": float(max(staleness))}
-        return ages | dict(self._group.supervisor.metrics())
+        return ages | {"pushes/invalid": float(self.invalid)} | dict(self._group.supervisor.metrics())
 
     def loop_state(self, state: Any, senders: Any) -> LoopState:
         """The state of the host loop, with the shared weights as online copy, in buffers that no later push takes."""
@@ -244,12 +249,29 @@ class _Pushes:
             self.request(worker)
         elif method == "prepare":
             self.request(worker)
-        elif method == "gradients":
+        elif (problem := self._problem(worker, result)) is not None:
+            self.invalid += 1
+            self._numbers[worker] -= 1
+            group.supervisor.fail(worker, f"returned a push in which {problem}")
+            self.request(worker)
+        else:
             seed = seed_of_new_episodes(state.seed, result.number)
             group.states[worker] = WorkerState(seed, result.snapshot, result.time_step, result.carry)
             group.snapshots[worker] = result.snapshot
             group.supervisor.accept(worker)
             self._waiting.append((worker, result))
+
+    def _problem(self, worker: int, result: Any) -> str | None:
+        """What is wrong with what a worker returned, or None; NaN and infinity are the receiver's to refuse."""
+        if not isinstance(result, WorkerGradients):
+            return f"a WorkerGradients was expected, got {type(result).__name__}"
+        if result.number != self._numbers[worker]:
+            return f"the number is {result.number}, not {self._numbers[worker]}"
+        try:
+            self.halves(result)
+        except ValueError as error:
+            return str(error)
+        return None
 
 
 def _gradients_of_nothing(agent: Any, own: Any, first: TimeStep, carry: PyTree, key: PRNGKeyArray) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array
 
@@ -43,8 +44,15 @@ class Packing:
         """The leaves, views of the vectors; keys are wrapped by JAX.
 
         Raises:
-            ValueError: the vectors have another length.
+            ValueError: the vectors are others, or have other dtypes or lengths.
         """
+        sizes = dict.fromkeys(self.dtypes, 0)
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            sizes[dtype] += prod(shape)
+        got = {dtype: f"{getattr(x, 'dtype', type(x).__name__)}{list(np.shape(x))}" for dtype, x in vectors.items()}
+        wanted = {dtype: f"{dtype}[{size}]" for dtype, size in sizes.items()}
+        if got != wanted:
+            raise ValueError(f"Packing: vectors must be {wanted}, got {got}")
         leaves: list[Any] = []
         positions = dict.fromkeys(vectors, 0)
         for shape, dtype, impl in zip(self.shapes, self.dtypes, self.key_impls, strict=True):
@@ -52,9 +60,6 @@ class Packing:
             positions[dtype] = start + size
             leaf = vectors[dtype][start : start + size].reshape(shape)
             leaves.append(leaf if impl is None else jax.random.wrap_key_data(jnp.asarray(leaf), impl=impl))
-        lengths = {dtype: vector.size for dtype, vector in vectors.items()}
-        if lengths != positions:
-            raise ValueError(f"Packing: vectors must have lengths {positions}, got {lengths}")
         return leaves
 
 

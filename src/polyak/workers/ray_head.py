@@ -5,14 +5,14 @@ prints their address as a line of JSON, and ends them, their files and itself wh
 of them whatever ends the training.
 """
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from typing import Any, NoReturn
+import threading
+from typing import Any
 
 CLOSE_SECONDS = 2.0
 
@@ -23,6 +23,9 @@ def main() -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getppid()}-")
+    is_closed = threading.Event()
+    # A training may end while Ray still starts, or while its end hangs.
+    threading.Thread(target=_end_with_training, args=(is_closed, directory), daemon=True).start()
     try:
         import ray
 
@@ -37,18 +40,23 @@ def main() -> None:
             _temp_dir=directory,
         )
         print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
-        sys.stdin.read()
-        signal.signal(signal.SIGALRM, _raise_timeout)
-        signal.setitimer(signal.ITIMER_REAL, CLOSE_SECONDS)
-        with contextlib.suppress(TimeoutError):
-            ray.shutdown()
+        is_closed.wait()
+        ray.shutdown()
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)
+        _end(directory)
 
 
-def _raise_timeout(*_: object) -> NoReturn:
-    raise TimeoutError
+def _end_with_training(is_closed: threading.Event, directory: str) -> None:
+    """End everything when standard input closes; Ray may end by itself before, for two seconds."""
+    sys.stdin.read()
+    is_closed.set()
+    threading.Event().wait(CLOSE_SECONDS)
+    _end(directory)
+
+
+def _end(directory: str) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 
 KILL_SECONDS = 1.0
-"""How long the end waits for each worker that is being killed; the end of Ray kills it as well."""
+"""How long the end waits for workers that are being killed; the end of Ray kills them as well."""
 
 STORE_BYTES_PER_WORKER = 64 * 2**20
 """Of shared memory, for the rollouts and policies that are under way."""
@@ -114,8 +115,9 @@ class RayWorkers:
 
     def close(self) -> None:
         """Disconnect, and end the private Ray with all its processes; a second call does nothing."""
+        deadline = time.monotonic() + KILL_SECONDS
         for thread in self._kills:
-            thread.join(KILL_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._ray.shutdown()
         self._end_head()
 

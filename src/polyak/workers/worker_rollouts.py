@@ -76,6 +76,7 @@ class WorkerRollouts:
         self._expected = _expected_shapes(agent, state, share)
         self._number = self._learned = int(state.iteration)
         self._requested = [self._number] * group.num_workers
+        self._versions = [self._number] * group.num_workers
         self._received: list[deque[WorkerRollout]] = [deque() for _ in range(group.num_workers)]
         self._policy: dict[str, npt.NDArray[Any]] = {}
         self._policies: dict[int, tuple[int, Any, dict[str, npt.NDArray[Any]]]] = {}
@@ -183,7 +184,7 @@ class WorkerRollouts:
                 # All parts of a rollout are of one policy, also those that are collected again.
                 version, policy, _ = self._policies.setdefault(number, (version, policy, self._policy))
             group.supervisor.request(worker, "rollout", number, version, policy, self._random_for(worker, number))
-            self._requested[worker] = number + 1
+            self._requested[worker], self._versions[worker] = number + 1, version
 
     def _random_for(self, worker: int, number: int) -> npt.NDArray[Any]:
         """What the worker's actions of a rollout are drawn with."""
@@ -212,6 +213,12 @@ class WorkerRollouts:
             self._requested[worker] = number
             group.states[worker] = WorkerState(seed, carry=state.carry)
             group.supervisor.fail(worker, f"raised {result.summary}")
+            return
+        wanted = number, self._versions[worker]
+        if isinstance(result, WorkerRollout) and (result.number, result.version) != wanted:
+            # An earlier rollout that arrived again: the one that was asked for is collected from its snapshot.
+            self._requested[worker] = number
+            group.supervisor.fail(worker, f"returned rollout {result.number}, not {number}")
             return
         problem = _problem(result, self._expected)
         if problem is None:
@@ -323,6 +330,8 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
     """What is wrong with what a worker returned, or None."""
     if not isinstance(rollout, WorkerRollout):
         return f"a WorkerRollout was expected, got {type(rollout).__name__}"
+    if not isinstance(rollout.info_sums, InfoSums) or not isinstance(rollout.snapshot, dict | None):
+        return "the state of the environments is missing"
     structure: Any = jax.tree.structure(expected)
     if jax.tree.structure(rollout.arrays) != structure:
         return "arrays are missing"
