@@ -122,6 +122,7 @@ def test_one_worker_without_waiting_is_a2c():
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])
 def test_workers_that_die_cost_nothing(shared_optimizer):
+    """W1, W12: a push arrives wholly or not at all."""
     options = {"shared_optimizer": shared_optimizer}
     result = train(engine=lambda: FaultyPushes({2: "lost", 7: "lost"}), options=options)
     assert result.metrics["workers/restarts"] == 2 and result.metrics["pushes/repeated"] == 0
@@ -134,6 +135,7 @@ def with_nan(push):
 
 
 def test_gradients_with_nan_are_refused_and_their_worker_replaced():
+    """W5."""
     result = train(engine=lambda: FaultyPushes({4: with_nan, 6: with_nan, 8: with_nan}), options={"max_bad": 3})
     assert result.metrics["pushes/refused"] == 3
     assert result.metrics["workers/restarts"] == 1
@@ -169,7 +171,41 @@ def test_huge_gradients_are_clipped():
     assert len(moves) > 5 and np.isfinite(moves).all() and max(moves) <= 0.1
 
 
+class SlowPushes(InProcessWorkers):
+    """The last of four workers takes 40 times as long as the others, of a time that only the wait for it lets pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.pushes = 0, [0] * 4
+
+    def call(self, handle, method, arguments):
+        call, worker = super().call(handle, method, arguments), self._workers.index(handle)
+        is_push = method == "gradients"
+        self.pushes[worker] += is_push
+        call.returns_at = self.now + is_push * (40 if worker == 3 else 1)
+        return call
+
+    def wait(self, calls, seconds):
+        if not any(call.returns_at <= self.now for call in calls):
+            self.now = min(call.returns_at for call in calls)
+        return [call for call in calls if call.returns_at <= self.now]
+
+
+def test_a_slow_worker_holds_nobody_back_and_what_is_too_old_is_dropped():
+    """W4, W8."""
+    engine = SlowPushes()
+    reports = []
+    result = train(
+        4, lambda: engine, steps=1_300, options={"max_staleness": 10}, callbacks=[lambda *report: reports.append(report[1])]
+    )
+    assert engine.now > 40 and min(engine.pushes[:3]) > 0.9 * 40 * (engine.pushes[3] - 1)
+    assert max(report["staleness/max"] for report in reports) >= 100
+    assert result.metrics["pushes/stale"] == engine.pushes[3] - 1 > 0
+    assert result.metrics["pushes/applied"] >= sum(engine.pushes[:3]) - 3
+
+
 def test_stale_gradients_are_dropped():
+    """W8."""
     result = train(4, options={"max_staleness": 0})
     assert result.metrics["pushes/stale"] > 0
     assert result.metrics["pushes/applied"] + result.metrics["pushes/stale"] == result.progress.iteration

@@ -1,4 +1,4 @@
-"""Faults at random in runs of four workers: none changes a bit, none is lost, nothing hangs."""
+"""W1, W3: faults at random in runs of four workers: none changes a bit, none is lost, nothing hangs."""
 
 import numpy as np
 

@@ -48,6 +48,7 @@ def test_two_workers_have_the_bits_of_the_host_loop(report):
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_worker_that_is_killed_or_stopped_leaves_no_trace(report, fault):
+    """W1, W3, W15."""
     assert report[fault]["same_bits"] and report[fault]["restarts"] >= 1
 
 
@@ -64,6 +65,7 @@ def test_a_policy_in_numpy_starts_no_jax_in_the_workers(report):
 
 
 def test_closing_ends_all_processes_within_seconds(report):
+    """W11."""
     assert report["close_seconds"] < 10 and report["left"] == []
 
 
@@ -73,6 +75,7 @@ def test_a_ray_that_is_connected_already_is_an_error(report):
 
 @pytest.mark.slow
 def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_path):
+    """W15: with the same bits."""
     report = run(tmp_path, "cluster")
     assert report["removed"] >= 1 and len(report["restarts"]) >= 1
     assert report["same_bits"] and report["alive"] == 4

@@ -79,6 +79,7 @@ def test_results_come_from_the_workers_that_were_asked():
 
 @pytest.mark.parametrize("fault", [DEAD, LATE], ids=["dead", "late"])
 def test_a_worker_that_fails_is_made_again_and_repeats_its_request(fault):
+    """W1, W3."""
     supervisor, engine, events = make([fault, "again"])
     supervisor.request(0, "rollout", 7)
     assert run(supervisor, 1) == [(0, "again")]
@@ -94,6 +95,7 @@ def test_a_worker_that_fails_is_made_again_and_repeats_its_request(fault):
 
 
 def test_a_hang_is_noticed_at_the_timeout_and_named():
+    """W3."""
     supervisor, engine, events = make([LATE, "again"], timeout=3.0)
     supervisor.request(0, "rollout", 1)
     run(supervisor, 1)
@@ -125,6 +127,7 @@ def test_the_pause_before_a_restart_doubles_and_ends_with_a_success():
 
 
 def test_other_workers_go_on_while_one_waits_to_be_started_again():
+    """W4."""
     supervisor, engine, _ = make({b"0": [DEAD, DEAD, "a"], b"1": ["b0", "b1"]}, workers=2)
     supervisor.request(0, "rollout", 0)
     supervisor.request(1, "rollout", 0)
@@ -140,6 +143,16 @@ def test_the_budget_of_restarts_ends_the_training_with_the_reason():
     with pytest.raises(RuntimeError, match="worker 0 died: of a test; no restart is left of restarts=2"):
         run(supervisor, 1)
     assert engine.started == 3
+
+
+def test_the_spent_budget_names_the_last_failure_of_every_worker():
+    """W9."""
+    supervisor, _, _ = make({b"0": [DEAD, LATE], b"1": [DEAD, LATE]}, workers=2, budget=2, timeout=2.0)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 1)
+    with pytest.raises(RuntimeError, match=r"worker 0 did not return from rollout\(\) within timeout=2 s") as caught:
+        run(supervisor, 1)
+    assert caught.value.__notes__ == ["worker 1 before: died: of a test"]
 
 
 def test_the_result_of_a_worker_that_was_given_up_is_ignored():

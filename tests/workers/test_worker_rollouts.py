@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import pickle
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.types import copy_buffers
 from polyak.networks.recurrent import lstm
 from polyak.workers.packing import Packing
+from polyak.workers.rollout_worker import Failure
 from polyak.workers.worker_group import check_versions
 from tests.workers.setting import (
     KEY,
@@ -41,6 +43,7 @@ def undisturbed(cartpole):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_give_the_bits_of_the_host_loop(cartpole, undisturbed, workers):
+    """W14: to the bit, not only within 1e-6."""
     result = train(cartpole, workers)
     assert_same_bits(result.loop_state, undisturbed)
     assert result.metrics["staleness/max"] == 0 and result.metrics["workers/alive"] == workers
@@ -66,6 +69,7 @@ def test_several_workers_act_in_jax_with_keys_of_their_own(cartpole):
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_workers_that_die_leave_no_trace(cartpole, undisturbed, workers):
+    """W1."""
     generator = np.random.default_rng(workers)
     faults = {int(call): "lost" for call in generator.choice(12, 6, replace=False)}
     result = train(cartpole, workers, lambda: FaultyWorkers(faults))
@@ -108,6 +112,7 @@ def test_a_rollout_that_arrives_again_is_collected_as_it_was_asked_for(cartpole,
 
 @pytest.mark.parametrize("fault", [with_nan, with_wrong_shape, lambda rollout: "garbage", without_state])
 def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault):
+    """W5, W6."""
     reports = []
     result = train(
         cartpole,
@@ -128,6 +133,7 @@ def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault):
 
 
 def test_lag_one_is_reproducible_and_one_update_old(cartpole):
+    """T1."""
     agent = make_agent(cartpole.spec, values_when="collect")
     results = [train(cartpole, 2, agent=agent, options={"lag": 1}) for _ in range(2)]
     assert_same_bits(results[0].loop_state, results[1].loop_state)
@@ -205,6 +211,18 @@ def test_replacements_must_have_the_learners_versions(cartpole, monkeypatch):
         train(cartpole, 2, lambda: FaultyWorkers({1: "lost", 3: "lost", 5: "lost"}))
 
 
+def test_replacing_a_worker_compiles_nothing(cartpole):
+    """T9."""
+    events, counts = [], []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, _, **__: events.append(event))
+
+    def count(progress, metrics, state):
+        counts.append(sum("backend_compile" in event for event in events))
+
+    result = train(cartpole, 2, lambda: FaultyWorkers({6: "lost", 10: "lost"}), callbacks=[count], report_every=1)
+    assert result.metrics["workers/restarts"] == 2 and len(counts) >= 5 and counts[2] == counts[-1]
+
+
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_snapshots_continue_with_any_number_of_workers(cartpole, undisturbed, workers):
     first = train(cartpole, 2, steps=300)
@@ -219,6 +237,7 @@ def test_snapshots_continue_with_any_number_of_workers(cartpole, undisturbed, wo
 
 
 def test_a_second_training_with_the_same_workers_continues_the_episodes(cartpole, undisturbed):
+    """T2: training twice equals training once."""
     envs, agent = make_workers(cartpole, 2), make_agent(cartpole.spec)
     first = polyak.train.host(agent, envs, env_steps=300, key=KEY)
     second = polyak.train.host(
@@ -246,6 +265,7 @@ def test_environments_without_snapshots_begin_new_episodes():
 
 
 def test_an_exception_of_an_environment_is_the_users_with_its_worker():
+    """W2."""
     env = polyak.envs.make(raising_env, num_envs=4)
     with pytest.raises(ArithmeticError, match="of a test") as caught:
         train(env, 2, steps=400)
@@ -262,7 +282,28 @@ def raising_env():
     return Counting(raises_at=100)
 
 
+class Unpicklable(Exception):
+    """It holds what cannot be sent, or is made again of too few arguments."""
+
+    def __init__(self, first, second):
+        super().__init__(first)
+        self.second = second
+
+
+@pytest.mark.parametrize("second", [lambda: None, threading.Lock()], ids=["too few arguments", "lock"])
+def test_an_exception_that_cannot_travel_arrives_as_text(second):
+    """W2: with its type, its message and the traceback in the worker."""
+    try:
+        raise Unpicklable("of a test", second)
+    except Unpicklable as error:
+        failure = pickle.loads(pickle.dumps(Failure.of(error)))
+    error = failure.exception("worker 3")
+    assert isinstance(error, RuntimeError) and str(error) == "worker 3 raised Unpicklable: of a test"
+    assert "test_an_exception_that_cannot_travel" in error.__notes__[0]
+
+
 def test_workers_must_have_the_learners_versions():
+    """W16."""
     check_versions("worker 0", dict(polyak.workers.rollout_worker.own_versions()))
     with pytest.raises(RuntimeError, match=r"worker 3 has other versions: jax 0.1 \(here .*\); install the same"):
         check_versions("worker 3", {**polyak.workers.rollout_worker.own_versions(), "jax": "0.1"})

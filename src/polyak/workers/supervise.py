@@ -79,6 +79,7 @@ class _Worker:
         is_warm: a result was accepted since its start.
         start_at: when to start it again.
         restarts: how often it was.
+        last_failure: the reason of the last one.
     """
 
     handle: Any = None
@@ -90,6 +91,7 @@ class _Worker:
     is_warm: bool = False
     start_at: float = 0.0
     restarts: int = 0
+    last_failure: str = ""
 
 
 @dataclass
@@ -155,6 +157,7 @@ class Supervisor:
         """Begin to count failures and restarts anew, for another training."""
         for worker in self.workers:
             worker.failures = worker.restarts = 0
+            worker.last_failure = ""
 
     def results(self, seconds: float) -> list[tuple[int, str, Any]]:
         """Wait for results, at most for so long: `(worker, method, result)` of those that have returned.
@@ -193,10 +196,14 @@ class Supervisor:
         """
         worker = self.workers[index]
         self.on_event(WorkerEvent(index, "failed", reason))
-        handle, worker.handle, worker.call = worker.handle, None, None
+        handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
         if sum(one.restarts for one in self.workers) >= self.budget:
             self.engine.end(handle)
-            raise RuntimeError(f"worker {index} {reason}; no restart is left of restarts={self.budget}")
+            error = RuntimeError(f"worker {index} {reason}; no restart is left of restarts={self.budget}")
+            for other, one in enumerate(self.workers):
+                if one.last_failure and one is not worker:
+                    error.add_note(f"worker {other} before: {one.last_failure}")
+            raise error
         worker.restarts += 1
         worker.failures += 1
         pause = back_off(worker.failures)
