@@ -46,8 +46,14 @@ def main():
         return all(np.array_equal(a, b) for a, b in zip(arrays_of(result.loop_state), undisturbed, strict=True))
 
     report = {}
+
+    def on_signal(*_):
+        """As `train.run` has one."""
+
+    signal.signal(signal.SIGTERM, on_signal)
     envs = make_workers(env, 2, lambda: start_ray(4), timeout=5.0)
     report["same_bits"] = is_same(train(agent, envs))
+    report["keeps_handler"] = signal.getsignal(signal.SIGTERM) is on_signal
     report["listening"] = listening(descendants(os.getpid()))
     report["jax_started"] = [starts_jax(pid) for pid in worker_processes()[:2]]
     try:

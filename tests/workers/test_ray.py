@@ -69,6 +69,11 @@ def test_closing_ends_all_processes_within_seconds(report):
     assert report["close_seconds"] < 10 and report["left"] == []
 
 
+def test_ray_leaves_the_handler_of_sigterm(report):
+    """T5: a training ends with its checkpoint, as without workers."""
+    assert report["keeps_handler"]
+
+
 def test_a_ray_that_is_connected_already_is_an_error(report):
     assert "Ray is already connected in this process" in report["connected"]
 

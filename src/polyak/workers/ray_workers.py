@@ -5,11 +5,12 @@ import importlib.util
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from polyak.workers.rollout_worker import RolloutWorker, configure_process, find_sources
@@ -61,7 +62,8 @@ class RayWorkers:
             self._end_head()
             raise RuntimeError("train: Ray is already connected in this process; call ray.shutdown() before")
         try:
-            ray.init(address=address, configure_logging=False, log_to_driver=False)
+            with _keep_handler(signal.SIGTERM):
+                ray.init(address=address, configure_logging=False, log_to_driver=False)
         except Exception as error:
             self._end_head()
             raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
@@ -180,6 +182,17 @@ def set_private_environment() -> None:
     # Without clusters, Ray takes the loopback address for the machine's, on Linux too.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+@contextlib.contextmanager
+def _keep_handler(number: int) -> Iterator[None]:
+    """Restore the handler of a signal: that of Ray would end a training without its checkpoint."""
+    handler = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(number, handler)
 
 
 def _read_line(process: subprocess.Popen[str], seconds: float) -> str:
