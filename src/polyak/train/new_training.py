@@ -96,8 +96,7 @@ def run(
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
-        RunError: the run directory is not new or empty, or cannot be created.
-        TrainingDiverged: see `Agent.diagnose`.
+        RunError, TrainingDiverged: the run directory is not new or empty, or cannot be created; see `Agent.diagnose`.
     """
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
     group = _check_group(learners, loop, workers, run_dir, callbacks, resume_from)
