@@ -28,7 +28,14 @@ from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
 from polyak.presets import preset
 from polyak.runs import LOOPS_OF_WORKERS, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
-from polyak.train.devices import choose_threads, configure_devices, dispatch_synchronously, leave_accelerators, start_jax
+from polyak.train.devices import (
+    choose_threads,
+    configure_devices,
+    configure_devices_for_seeds,
+    dispatch_synchronously,
+    leave_accelerators,
+    start_jax,
+)
 from polyak.train.learners import as_learners
 from polyak.train.new_training import make_agent, prepare
 from polyak.train.seeds import seed_directories
@@ -80,6 +87,8 @@ def train_new_run(
             devices = flags.devices or learners.number
         else:
             devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
+        if at_once:
+            configure_devices_for_seeds(flags.seeds)
         if loop != "compiled" and flags.devices in (None, 1):
             dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)

@@ -40,6 +40,13 @@ def leave_accelerators() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
+def configure_devices_for_seeds(count: int) -> None:
+    """Configure JAX, before it starts, to see as many devices on a CPU as there are cores that can share the seeds equally."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(RuntimeError):
+        jax.config.update(DEVICES, max(n for n in range(1, min(cores, count) + 1) if count % n == 0))
+
+
 def dispatch_synchronously() -> None:
     """For the host loop on one device: another thread costs as much as the step of 50 µs that it would compute."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -18,6 +18,7 @@ from polyak.loops.compiled_seeds import compiled_seeds
 from polyak.loops.loop import Target
 from polyak.runs import check_seed
 from polyak.storage.run_directory import RunError
+from polyak.train.devices import configure_devices_for_seeds, is_jax_started
 from polyak.train.display import Screen, once_per_iteration, show_progress
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
@@ -64,8 +65,8 @@ def run_seeds(
 ) -> list[Result[State]]:
     """Train several seeds, as `polyak train --seeds` does; prints mean, IQM and interval of their returns.
 
-    In the compiled loop the seeds train at once, as one program on one device; in the host loop one after another. Arguments
-    that are not listed here are those of `train.run`.
+    In the compiled loop the seeds train at once, as one program that shares them among the cores; in the host loop one after
+    another. Arguments that are not listed here are those of `train.run`.
 
     Args:
         seeds: the seeds, or their number: 3 is `[0, 1, 2]`.
@@ -88,6 +89,8 @@ def run_seeds(
         raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
     Target(env_steps, report_every)
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
+    if not is_jax_started():
+        configure_devices_for_seeds(len(numbers))
     made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, 1)
     try:
         options: dict[str, Any] = {
