@@ -307,6 +307,7 @@ ALLOWED = {
     "workers/worker_group.py": {"cloudpickle"},
     "workers/learner_group.py": {"pickle", "cloudpickle"},
     "workers/learner_process.py": {"pickle", "cloudpickle"},
+    "workers/ray_learners.py": {"pickle", "cloudpickle"},
     "workers/ray_workers.py": {"find_spec"},
     "cli/imports.py": {"import_module"},
     "cli/agent_flags.py": {"find_spec"},

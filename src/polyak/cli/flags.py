@@ -96,8 +96,8 @@ class TrainFlags:
     """no: in the asynchronous loop, each worker has an optimizer of its own"""
     max_staleness: Annotated[int | None, default_hint("any", "INT")] = None
     """in the asynchronous loop, gradients of weights more than this many steps old are dropped and counted"""
-    ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
-    """Ray cluster on which the workers run; auto finds the one of this machine"""
+    ray_address: Annotated[str | None, default_hint("this machine", "ADDRESS")] = None
+    """Ray cluster on which the workers or learners run; auto finds the one of this machine"""
     worker_timeout: float = 60.0
     """seconds that a rollout may take before its worker is replaced"""
     learners: int = 1

@@ -206,10 +206,11 @@ def _workers(flags: TrainFlags) -> Workers | None:
             raise UsageError(f"{flag} needs --loop asynchronous, whose workers push gradients")
     if flags.workers is None:
         needed = {f"--loop {flags.loop}": flags.loop in LOOPS_OF_WORKERS, f"--lag {flags.lag}": flags.lag > 0}
-        needed[f"--ray-address {flags.ray_address}"] = flags.ray_address is not None
         for flag, is_set in needed.items():
             if is_set:
                 raise UsageError(f"{flag} needs --workers N")
+        if flags.ray_address is not None and flags.learners == 1:
+            raise UsageError(f"--ray-address {flags.ray_address} needs --workers N or --learners N")
         return None
     check_integer("polyak train", "--workers", flags.workers, at_most=MAX_WORKERS)
     if flags.loop not in ("auto", *LOOPS_OF_WORKERS):
@@ -228,7 +229,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
 
 def _learners(flags: TrainFlags, loop: str) -> Learners | None:
     """The processes that train together, or None."""
-    learners = as_learners("polyak train", flags.learners)
+    learners = as_learners("polyak train", Learners(flags.learners, address=flags.ray_address))
     if learners is not None and loop != "compiled":
         raise UsageError(f"--learners {flags.learners} needs an environment in JAX (jax/..., gymnax/...) and the compiled loop")
     if learners is not None and flags.seeds > 1:

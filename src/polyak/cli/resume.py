@@ -39,7 +39,7 @@ class ResumeFlags:
     workers: Annotated[int | None, default_hint("the run's", "INT")] = None
     """processes that step the environments, as many as you like; 0 steps them in this process"""
     ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
-    """Ray cluster on which the workers run"""
+    """Ray cluster on which the workers or learners run"""
     worker_timeout: float = 60.0
     """seconds that a rollout may take before its worker is replaced"""
     learners: Annotated[int | None, default_hint("the run's", "INT")] = None
@@ -82,10 +82,11 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
         config, split = with_workers(config, flags.workers)
-        if split is None and flags.ray_address is not None:
-            raise UsageError(f"--ray-address {flags.ray_address} needs workers; give --workers N")
         split = dataclasses.replace(split, address=flags.ray_address, timeout=flags.worker_timeout) if split else None
         config, learners = with_learners(config, flags.learners)
+        if split is None and learners is None and flags.ray_address is not None:
+            raise UsageError(f"--ray-address {flags.ray_address} needs workers or learners; give --workers N or --learners N")
+        learners = dataclasses.replace(learners, address=flags.ray_address) if learners else None
         if learners is None:
             configure_devices(config.devices, config.loop, config.num_envs)
         else:

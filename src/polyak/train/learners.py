@@ -7,6 +7,7 @@ first of them and this process share: it writes the checkpoints, and this proces
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.training import Start, Training, make_result, record_failure, train_here
 from polyak.workers.learner_group import MAX_LEARNERS, Learners, run_group, start_here
+from polyak.workers.ray_learners import RayLearners
 from polyak.workers.supervise import WorkerEvent
 
 CACHE_SETTINGS = (
@@ -121,9 +123,10 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         run.directory,
         {name: jax.config.values[name] for name in CACHE_SETTINGS},
     )
-    with record_failure([training]):
+    with record_failure([training]), ExitStack() as stack:
+        start = start_here if learners.address is None else stack.enter_context(RayLearners(learners.address)).start
         learned: LearnerResult = run_group(
-            partial(start_here, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
+            partial(start, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
             learners,
             progress=lambda: max(steps(run.checkpoints), default=0),
             on_event=partial(_report, run, console),

@@ -25,6 +25,8 @@ from polyak.workers.supervise import WorkerEvent, back_off
 MAX_LEARNERS = 2**12
 """Maximum number of processes of a group."""
 
+LOOPBACK = "127.0.0.1"
+
 POLL_SECONDS = 0.05
 """How long the death of a learner may go unnoticed."""
 
@@ -57,18 +59,23 @@ class Learners:
         restarts: how many times the group may be started again.
         heartbeat: seconds without a sign of life after which a learner is dead to the others.
         start_timeout: seconds that the start of the group may take.
+        address: of a Ray cluster, such as `"auto"`, which has this machine, and another one for every other learner; None
+            starts all on this machine.
     """
 
     number: int
     restarts: int = 100
     heartbeat: int = 10
     start_timeout: int = 300
+    address: str | None = None
 
     def __post_init__(self) -> None:
         check_integer("train", "learners", self.number, at_most=MAX_LEARNERS)
         check_integer("train", "restarts", self.restarts, at_least=0)
         check_integer("train", "heartbeat", self.heartbeat)
         check_integer("train", "start_timeout", self.start_timeout)
+        if not (self.address is None or isinstance(self.address, str)):
+            raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
 
 
 @runtime_checkable
@@ -167,7 +174,7 @@ def start_here(function: Callable[[int, Callable[[], bool]], Any], devices: int,
         devices: of all processes together.
         learners: how many there are.
     """
-    coordinator, pickled = f"127.0.0.1:{_free_port()}", cloudpickle.dumps(function)
+    coordinator, pickled = f"{LOOPBACK}:{free_port(LOOPBACK)}", cloudpickle.dumps(function)
     limits = (learners.heartbeat, learners.start_timeout)
     group: list[Learner] = []
     try:
@@ -274,8 +281,9 @@ def _kill(group: Sequence[Learner]) -> None:
         learner.kill()
 
 
-def _free_port() -> int:
-    with closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
+def free_port(host: str) -> int:
+    """A port of this machine on which nobody listens."""
+    with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as bound:
+        bound.bind((host, 0))
         port: int = bound.getsockname()[1]
         return port

@@ -31,6 +31,36 @@ STORE_BYTES_PER_WORKER = 64 * 2**20
 MIN_STORE_BYTES = 128 * 2**20
 
 
+def connect(address: str) -> Any:
+    """Connect this process to a Ray cluster, as for `ray.init`; returns the package.
+
+    Raises:
+        ImportError: Ray is not installed.
+        RuntimeError: it cannot be reached, has another version, or is in use by this process.
+    """
+    _check_installed()
+    # Read when Ray is imported: a call after the end must not start another Ray, and a Ray that does not answer is an error
+    # after two tries of a minute, not after 20.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
+    import ray
+
+    if ray.is_initialized():
+        raise RuntimeError("train: Ray is already connected in this process; call ray.shutdown() before")
+    try:
+        with _keep_handler(signal.SIGTERM):
+            ray.init(address=address, configure_logging=False, log_to_driver=False)
+    except Exception as error:
+        raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
+    return ray
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text that is not empty."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 class RayWorkers:
     """An `Engine` whose workers are actors of Ray.
 
@@ -46,32 +76,20 @@ class RayWorkers:
     """
 
     def __init__(self, workers: int, address: str | None = None, store_bytes: int | None = None) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ImportError("train: workers need Ray: pip install 'polyak[ray]'")
+        _check_installed()
         self._head: subprocess.Popen[str] | None = None
         if address is None:
             size = store_bytes or max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER)
             address = self._start_head(workers, size)
-        # Read when Ray is imported: a call after the end must not start another Ray, and a Ray that does not answer is an error
-        # after two tries of a minute, not after 20.
-        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
-        import ray
-
-        if ray.is_initialized():
-            self._end_head()
-            raise RuntimeError("train: Ray is already connected in this process; call ray.shutdown() before")
         try:
-            with _keep_handler(signal.SIGTERM):
-                ray.init(address=address, configure_logging=False, log_to_driver=False)
-        except Exception as error:
+            self._ray = connect(address)
+        except BaseException:
             self._end_head()
-            raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
-        self._ray = ray
+            raise
         self._kills: list[threading.Thread] = []
         if self._head is None:
             print(self.describe())
-        self._actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(_RayWorker)
+        self._actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(_RayWorker)
 
     def start(self, payload: bytes) -> Any:
         """Start an actor; it waits until the cluster has a CPU for it."""
@@ -106,7 +124,7 @@ class RayWorkers:
         try:
             return self._ray.get(call, timeout=CLOSE_SECONDS)
         except self._ray.exceptions.RayError as error:
-            raise WorkerLost(f"died: {_first_line(error)}") from error
+            raise WorkerLost(f"died: {first_line(error)}") from error
 
     def end(self, handle: Any) -> None:
         """Kill the actor, in a thread: for a stopped process it takes five seconds."""
@@ -205,6 +223,6 @@ def _read_line(process: subprocess.Popen[str], seconds: float) -> str:
     return lines[0] if lines else ""
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _check_installed() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise ImportError("train: workers need Ray: pip install 'polyak[ray]'")

@@ -1,0 +1,147 @@
+"""Learners on the machines of a Ray cluster: the first one on this machine, each other one on a machine of its own.
+
+Ray starts them and notices when a machine is lost; their arrays travel by `jax.distributed`.
+"""
+
+import contextlib
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import cloudpickle
+
+from polyak.workers.learner_group import POLL_SECONDS, Learner, LearnerLost, Learners, LocalLearner, free_port
+from polyak.workers.learner_process import LearnerEnd, LearnerStart
+from polyak.workers.ray_workers import connect, first_line
+from polyak.workers.rollout_worker import own_versions
+from polyak.workers.worker_group import check_versions
+
+
+class RayLearners:
+    """Starts groups of learners on a cluster; a context manager that disconnects from it.
+
+    Args:
+        address: of the cluster, as for `ray.init`; this machine belongs to it.
+
+    Raises:
+        ImportError: Ray is not installed.
+        RuntimeError: the cluster cannot be reached, or this process is connected already.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address, self._ray = address, connect(address)
+
+    def __enter__(self) -> "RayLearners":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self._ray.shutdown()
+
+    def start(self, function: Callable[[int, Callable[[], bool]], Any], devices: int, learners: Learners) -> Sequence[Learner]:
+        """Start a group; see `start_here`.
+
+        Raises:
+            RuntimeError: the cluster has too few machines, also after `start_timeout`, or one has other versions.
+        """
+        nodes = self._wait_for_nodes(learners)
+        host = self._ray.util.get_node_ip_address()
+        coordinator, pickled = f"{host}:{free_port(host)}", cloudpickle.dumps(function)
+        limits, share = (learners.heartbeat, learners.start_timeout), devices // learners.number
+        starts = [
+            LearnerStart(rank, learners.number, coordinator, share, *limits, list(sys.path), pickled)
+            for rank in range(learners.number)
+        ]
+        group: list[Learner] = []
+        try:
+            for start, node in zip(starts[1:], nodes, strict=True):
+                group.append(_RemoteLearner(self._ray, start, node))
+            return [LocalLearner(starts[0]), *group]
+        except BaseException:
+            for learner in group:
+                learner.kill()
+            raise
+
+    def _wait_for_nodes(self, learners: Learners) -> list[Any]:
+        """The machines of all learners but the first: as many as needed beside this one."""
+        own, needed = self._ray.get_runtime_context().get_node_id(), learners.number - 1
+        deadline = time.monotonic() + learners.start_timeout
+        while True:
+            nodes = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] != own]
+            if len(nodes) >= needed:
+                return nodes[:needed]
+            if time.monotonic() >= deadline:
+                raise RuntimeError(
+                    f"train: learners={learners.number} needs {needed} machines beside this one, the Ray cluster at "
+                    f"{self._address} has {len(nodes)}"
+                )
+            time.sleep(1.0)
+
+
+class _RemoteLearner:
+    """A learner on another machine.
+
+    Raises:
+        LearnerLost: its machine does not start it.
+        RuntimeError: its machine has other versions.
+    """
+
+    def __init__(self, ray: Any, start: LearnerStart, node: Any) -> None:
+        self._ray = ray
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        # Without a share of the GPUs, Ray hides them.
+        gpus = node["Resources"].get("GPU", 0)
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": strategy}
+        self._actor = ray.remote(**options)(_LearnerActor).remote()
+        try:
+            versions = ray.get(self._actor.versions.remote(), timeout=start.start_timeout)
+            check_versions(f"learner {start.rank} on {node['NodeManagerHostname']}", versions)
+        except BaseException as error:
+            self.kill()
+            if isinstance(error, ray.exceptions.RayError):
+                raise LearnerLost(start.rank, f"did not start: {first_line(error)}") from error
+            raise
+        self._call = self._actor.learn.remote(pickle.dumps(start))
+
+    def poll(self) -> LearnerEnd | str | None:
+        """What came of it, or a sentence about how it died; None while it runs."""
+        if not self._ray.wait([self._call], timeout=0)[0]:
+            return None
+        try:
+            end: LearnerEnd | str = self._ray.get(self._call)
+            return end
+        except self._ray.exceptions.RayError as error:
+            return f"died: {first_line(error)}"
+
+    def ask_to_stop(self) -> None:
+        """Do nothing: the first learner, which is never remote, decides."""
+
+    def kill(self) -> None:
+        """End it now; a second call does nothing."""
+        with contextlib.suppress(Exception):
+            self._ray.kill(self._actor, no_restart=True)
+
+
+class _LearnerActor:
+    """Starts a learner on its machine; the learner ends with it."""
+
+    def versions(self) -> dict[str, str]:
+        """The versions of Python and of the packages here."""
+        return own_versions()
+
+    def learn(self, start: bytes) -> LearnerEnd | str:
+        """Wait for the end of a learner."""
+        # Bytes of the process that started this actor.
+        learner = LocalLearner(pickle.loads(start))
+        try:
+            while (end := learner.poll()) is None:
+                time.sleep(POLL_SECONDS)
+            if isinstance(end, LearnerEnd) and end.failure is None:
+                # The others may still need it.
+                while True:
+                    time.sleep(POLL_SECONDS)
+            return end
+        finally:
+            learner.kill()
