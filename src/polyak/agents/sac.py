@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.checks import check_state
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     check_critics,
     check_unit_actions,
@@ -162,6 +162,7 @@ class SAC:
         check_sde(self, networks_of(self)[0])
 
     add = add_rollout
+    update = update_soft_actor
     check = check_off_policy
     partition = partition_by_env
     diagnose = diagnose_off_policy
@@ -190,22 +191,6 @@ class SAC:
         explorer = explore(self._network_policy(state), self.sde_sample_freq)
         policy = WarmUp(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
-
-    def update(
-        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
-    ) -> tuple[OffPolicyState, Metrics]:
-        """Add a rollout to the replay, then take gradient steps on transitions drawn from it.
-
-        Args:
-            state: donate it; nothing of it is needed afterwards.
-            rollout: `[T, B]` transitions.
-            key: decides the transitions and the actions in the losses.
-            axis_name: inside `shard_map`, the mesh axis that environments are split over.
-
-        Raises:
-            TypeError, ValueError: the rollout does not fit the spec (while tracing).
-        """
-        return update_soft_actor(self, state, rollout, key, axis_name=axis_name)
 
     def critic_loss(
         self,

@@ -173,7 +173,19 @@ def create_soft_actor(settings: SoftActorSettings, key: PRNGKeyArray) -> OffPoli
 def update_soft_actor(
     settings: SoftActorSettings, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
 ) -> tuple[OffPolicyState, Metrics]:
-    """Add a rollout to the replay, then take gradient steps: each of the critics, the actor and α, in that order."""
+    """Add a rollout to the replay, then take gradient steps on transitions drawn from it: `update` of SAC and TQC.
+
+    Each is one of the critics, of the actor and of α, in that order.
+
+    Args:
+        state: donate it; nothing of it is needed afterwards.
+        rollout: `[T, B]` transitions.
+        key: decides the transitions and the actions in the losses.
+        axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+    Raises:
+        TypeError, ValueError: the rollout does not fit the spec (while tracing).
+    """
     rates = settings.learning_rate, settings.actor_learning_rate, settings.alpha_learning_rate
     optimizers = tuple(optimizer_of(settings, state.env_steps, rate) for rate in rates)
     train_step = partial(train_soft_actor, settings, optimizers, axis_name=axis_name)
