@@ -1,5 +1,6 @@
 """Checks of settings: owner and field, got, wanted."""
 
+import dataclasses
 import re
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.checks import check_choice, check_integer, check_number, check_unset
 
 NAN, INF = float("nan"), float("inf")
 
@@ -75,3 +76,13 @@ def test_choices_are_compared_with_their_type(value):
     check_choice("X", "mode", True, ("a", True))
     with pytest.raises(ValueError, match="X: mode must be one of 'a', True, got "):
         check_choice("X", "mode", value, ("a", True))
+
+
+def test_a_default_given_as_an_equal_string_counts_as_unset():
+    @dataclasses.dataclass
+    class Settings:
+        loss: str = "log_alpha"
+
+    check_unset(Settings("".join(["log", "_alpha"])), ("loss",), "has no effect")
+    with pytest.raises(ValueError, match="Settings: loss has no effect"):
+        check_unset(Settings("alpha"), ("loss",), "has no effect")

@@ -179,6 +179,8 @@ def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapp
 
 def _is_default(value: Any, default: Any) -> bool:
     """The value of a setting is that of its field's default."""
+    if isinstance(value, str):
+        return bool(value == default)  # Equal strings of a file or the command line are not the same object.
     if value is None or default is None or not isinstance(value, int | float | np.ndarray | jax.Array):
         return value is default
     return bool(np.all(np.asarray(value) == np.float32(default)) or value == default)
