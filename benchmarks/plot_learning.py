@@ -65,7 +65,8 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
         label = "target" if result["source"] in ("own", "maximum") else result["source"]
         axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=f"{label}: {result['wanted']:g}")
     algorithm, _, _ = result["suite"].partition("-")
-    axes.set_title(result["env"] + (f" ({algorithm.upper()})" if algorithm in ("dqn", "ddpg", "td3", "sac", "tqc") else ""))
+    is_named = algorithm in ("ppo", "dqn", "ddpg", "td3", "sac", "tqc")
+    axes.set_title(result["env"] + (f" ({algorithm.upper()})" if is_named else ""))
     axes.set_xlim(0, result["env_steps"])
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
@@ -93,7 +94,9 @@ def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -
     by_steps.set_ylabel("mean return of the newest episodes")
     by_steps.set_title("Pendulum-v1, equal steps")
     by_time.set_xscale("log")
-    by_time.set_xlabel("seconds of training, on a logarithmic axis")
+    by_time.set_xlim(left=0.1)
+    by_time.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    by_time.set_xlabel("seconds of training, logarithmic")
     by_time.set_title("Pendulum-v1, equal time")
     by_steps.legend(loc="lower right")
 

@@ -148,6 +148,20 @@ def test_learning_curves_show_the_recorded_results():
         assert f"(pictures/learning-{suite}.svg)" in PAGES["docs/results.md"], suite
 
 
+def test_the_comparison_shows_the_newest_episodes(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    recent_returns = importlib.import_module("plot_learning").recent_returns
+    returns = np.random.default_rng(0).normal(size=120)
+    means = [returns[max(0, n - 100) : n].mean() for n in range(1, 121)]
+    found = recent_returns({"env_steps": [200 * n for n in range(1, 121)], "ep_rew_mean": means}, 1)
+    wanted = [returns[max(0, n - 10) : n].mean() for n in range(1, 101)] + means[100:]
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+    # Four environments: reports in the middle of episodes, of 20 episodes each.
+    found = recent_returns({"env_steps": [4076, 8152], "ep_rew_mean": [returns[:20].mean(), returns[:40].mean()]}, 4)
+    np.testing.assert_allclose(found, [returns[:20].mean(), returns[20:40].mean()], atol=1e-9)
+
+
 def test_plotting_draws_the_picture_of_each_result(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
