@@ -6,6 +6,10 @@ WIDE = {"actor": {"hidden": (400, 300)}, "critics": {"hidden": (400, 300)}}
 LUNAR_LANDER = {**WIDE, "learning_rate": LinearOverTraining(7.3e-4), "tau": 0.01, "learning_starts": 10_000}
 BIPEDAL_WALKER = {**WIDE, "learning_rate": 7.3e-4, "gamma": 0.98, "tau": 0.02, "capacity": 300_000, "learning_starts": 10_000}
 MUJOCO = {"learning_starts": 10_000}
+MOUNTAIN_CAR = {
+    "actor": {"hidden": (64, 64), "std": "sde", "log_std": -3.67}, "critics": {"hidden": (64, 64)}, "sde_sample_freq": 32,
+    "num_steps": 32, "batch_size": 512, "capacity": 50_000, "learning_starts": 0, "gamma": 0.9999, "tau": 0.01, "alpha": 0.1,
+}  # fmt: skip
 CARTPOLE = {
     "actor": {"hidden": (128, 128)}, "critics": {"hidden": (128, 128)}, "batch_size": 64, "capacity": 50_000,
     "learning_rate": 1e-3, "gamma": 0.98, "tau": 0.01, "target_entropy": 0.1,
@@ -14,6 +18,7 @@ CARTPOLE = {
 PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(50_000, 1, CARTPOLE, "own"),
     "Pendulum-v1": Preset(20_000, 1, {"learning_rate": 1e-3, "capacity": 20_000}, "RL Zoo"),
+    "MountainCarContinuous-v0": Preset(50_000, 1, MOUNTAIN_CAR, "RL Zoo"),
     "LunarLanderContinuous-v3": Preset(500_000, 1, LUNAR_LANDER, "RL Zoo"),
     "BipedalWalker-v3": Preset(500_000, 1, BIPEDAL_WALKER, "RL Zoo without gSDE"),
     "HalfCheetah-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
