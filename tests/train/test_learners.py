@@ -16,6 +16,7 @@ from polyak.loops.compiled_loop import start
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import restore, steps
 from polyak.storage.run_directory import open_run
+from polyak.train.learners import drop_incomplete_programs
 from tests.cli.conftest import compiled_once
 from tests.cli.processes import environment
 from tests.workers.setting import arrays_of, assert_same_bits
@@ -155,3 +156,12 @@ def test_a_run_is_resumed_with_learners_that_divide_its_devices_only(tmp_path):
         polyak.resume(tmp_path / "run", learners=3, env_steps=80)
     with pytest.raises(ValueError, match="callbacks must be left out with learners=2"):
         polyak.resume(tmp_path / "run", learners=2, env_steps=80, callbacks=[print])
+
+
+def test_a_program_that_may_be_incomplete_leaves_the_cache(tmp_path):
+    for name, age in (("old-cache", 60), ("new-cache", 0), ("new-atime", 0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    drop_incomplete_programs(tmp_path)
+    drop_incomplete_programs(None)
+    assert {path.name for path in tmp_path.iterdir()} == {"old-cache", "new-atime"}

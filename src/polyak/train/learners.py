@@ -4,10 +4,11 @@ The group is started again from the newest checkpoint whenever one of its proces
 first of them and this process share: it writes the checkpoints, and this process reads the last one.
 """
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,13 +39,17 @@ from polyak.workers.learner_group import MAX_LEARNERS, Learners, run_group, star
 from polyak.workers.ray_learners import RayLearners
 from polyak.workers.supervise import WorkerEvent
 
+CACHE_DIRECTORY = "jax_compilation_cache_dir"
 CACHE_SETTINGS = (
-    "jax_compilation_cache_dir",
+    CACHE_DIRECTORY,
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
     "jax_persistent_cache_enable_xla_caches",
 )
 """Of JAX, which learners have in common with the process that starts them."""
+
+RECENT_SECONDS = 2.0
+"""How long ago a file was written that may be incomplete."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,12 @@ class LearnerTask:
     key_impl: str
     directory: Path
     jax_settings: Mapping[str, Any]
+
+    @property
+    def cache_directory(self) -> Path | None:
+        """Of JAX's cache of compiled programs, or None."""
+        directory = self.jax_settings[CACHE_DIRECTORY]
+        return Path(directory) if directory else None
 
 
 @dataclass(frozen=True)
@@ -124,12 +135,13 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         {name: jax.config.values[name] for name in CACHE_SETTINGS},
     )
     with record_failure([training]), ExitStack() as stack:
+        stack.enter_context(_drop_on_failure(task.cache_directory))
         start = start_here if learners.address is None else stack.enter_context(RayLearners(learners.address)).start
         learned: LearnerResult = run_group(
             partial(start, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
             learners,
             progress=lambda: max(steps(run.checkpoints), default=0),
-            on_event=partial(_report, run, console),
+            on_event=partial(_report, run, console, task.cache_directory),
             should_stop=should_stop,
         )
         state = _restore(run, config, env, training.key, learned.progress.env_steps).state
@@ -144,8 +156,10 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
 def learn(task: LearnerTask, rank: int, should_stop: Callable[[], bool], *, is_quiet: bool) -> LearnerResult:
     """Train as one of several processes that `jax.distributed` has connected; the first one writes."""
     config, env = task.config, task.env
-    for name, value in task.jax_settings.items():
-        jax.config.update(name, value)
+    # On another machine there is none.
+    if task.cache_directory is not None and task.cache_directory.is_dir():
+        for name, value in task.jax_settings.items():
+            jax.config.update(name, value)
     start_jax(config.threads)
     key = jax.random.wrap_key_data(jnp.asarray(task.key_data), impl=task.key_impl)
     run, start = None, Start()
@@ -179,7 +193,25 @@ def _shape(config: RunConfig, env: Env, key: PRNGKeyArray) -> Any:
     return jax.eval_shape(partial(start_compiled, config.agent, env), key)
 
 
-def _report(run: Run, console: Screen, event: WorkerEvent) -> None:
+@contextmanager
+def _drop_on_failure(cache: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        drop_incomplete_programs(cache)
+        raise
+
+
+def drop_incomplete_programs(cache: Path | None) -> None:
+    """Remove what a learner that was killed just now may have been writing: JAX writes compiled programs in place."""
+    for path in cache.glob("*-cache") if cache is not None else ():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < RECENT_SECONDS:
+                path.unlink()
+
+
+def _report(run: Run, console: Screen, cache: Path | None, event: WorkerEvent) -> None:
     """Write the death of a learner into `workers.jsonl`, and print it."""
+    drop_incomplete_programs(cache)
     run.append_worker_event({"time": time.time(), "learner": event.worker, "event": event.event, "detail": event.detail})
     console.print_line(f"learner {event.worker} {event.detail}; starting all again from the newest checkpoint")
