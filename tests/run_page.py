@@ -33,7 +33,7 @@ def blocks(text, languages="python|sh"):
 
 def shorten(program):
     """The program with shorter trainings and evaluations."""
-    program = re.sub(r"\benv_steps=[\d_]+", "env_steps=1_024", program)
+    program = re.sub(r"\benv_steps=([\d_]+)", lambda found: f"env_steps={min(int(found[1]), 1_024)}", program)
     return re.sub(r"\bepisodes=\d+", "episodes=3", program)
 
 
