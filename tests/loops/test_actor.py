@@ -71,11 +71,16 @@ def agent_for(action, *, action_scaling="clip", network=mlp((16, 8)), **settings
         ("discrete", {"network": mlp((16,), "relu")}, False),
         *(("wide", {"network": mlp((16,), squash_mean=True), "action_scaling": s}, False) for s in ("clip", "rescale")),
         *((action, {"squash": True, "action_scaling": "rescale"}, False) for action in ("wide", "matrix")),
+        *((action, {"values_when": "collect"}, False) for action in ("discrete", "matrix")),
+        ("discrete", {"values_when": "collect", "normalize_obs": True, "normalize_reward": "return"}, False),
+        ("box", {"values_when": "collect", "network": mlp((16,), shared_torso=True)}, False),
+        ("box", {"values_when": "collect", "network": mlp((16,), value_hidden=(8, 4), value_activation="relu")}, False),
+        ("wide", {"values_when": "collect", "network": mlp((16,), squash_mean=True)}, False),
         ("discrete", {}, True),
         ("box", {"normalize_obs": True, "normalize_reward": "return"}, True),
     ],
 )
-def test_both_actors_give_the_policys_actions_and_carry(action, settings, exact):
+def test_both_actors_give_the_policys_actions_carry_and_info(action, settings, exact):
     rng = np.random.default_rng(0)
     agent = agent_for(ACTIONS[action], **settings)
     state = started(agent, rng)
@@ -89,6 +94,8 @@ def test_both_actors_give_the_policys_actions_and_carry(action, settings, exact)
         assert acted.action.dtype == wanted.action.dtype and acted.action.shape == wanted.action.shape
         np.testing.assert_allclose(acted.action, wanted.action, rtol=2e-5, atol=2e-6)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), carry, its_carry)
+        assert jax.tree.map(np.shape, acted.info) == jax.tree.map(np.shape, wanted.info)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), acted.info, wanted.info)
 
 
 def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
@@ -108,6 +115,7 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
         (agent_for(ACTIONS["box"], network=mlp((16,), "gelu")), 8),
         (agent_for(ACTIONS["box"], network=mlp((256, 256))), 8),
         (agent_for(ACTIONS["box"], network=mlp(())), 8),
+        (agent_for(ACTIONS["box"], values_when="collect", network=mlp((16,), value_hidden=(512, 512))), 8),
         (PPO(EnvSpec(OBS, Discrete(2), has_action_mask=True), num_minibatches=1), 8),
         (PPO(EnvSpec(Discrete(5), Discrete(2)), num_minibatches=1), 8),
         (
@@ -118,7 +126,7 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
             8,
         ),
     ],
-    ids=["activation", "large", "linear", "mask", "integers", "image"],
+    ids=["activation", "large", "linear", "large value", "mask", "integers", "image"],
 )
 def test_policy_without_a_faster_numpy_form_is_jitted(agent, num_envs):
     policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))

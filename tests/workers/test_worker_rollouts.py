@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.agents.impala import IMPALA
 from polyak.agents.ppo import PPO
 from polyak.core.types import copy_buffers
 from polyak.networks.recurrent import lstm
@@ -53,6 +54,12 @@ def test_box_actions_of_shares_of_four_have_the_bits_of_the_host_loop():
     env = make_env("Pendulum-v1")
     agent = make_agent(env.spec, normalize_obs=True, normalize_reward="return")
     assert_same_bits(train(env, 2, agent=agent).loop_state, train(env, agent=agent).loop_state)
+
+
+def test_impala_whose_rollouts_have_the_policys_outputs_has_the_bits_of_the_host_loop(cartpole):
+    agent = IMPALA(cartpole.spec, num_steps=16)
+    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4)
+    assert_same_bits(train(cartpole, 2, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
 
 
 def test_one_worker_acts_in_jax_as_the_host_loop(cartpole):

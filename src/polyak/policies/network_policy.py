@@ -82,10 +82,10 @@ class NetworkPolicy:
         return distribution, carry, self.info(params, value)
 
     def suits_numpy(self, num_envs: int) -> bool:
-        """Whether the network is small and built in, and a step has no info."""
+        """Whether the network is small and built in."""
         # A derived class may act otherwise.
-        plain = type(self) is NetworkPolicy and not self.return_info
-        return plain and numpy_actor.suits_numpy(self.network, self.spec, num_envs)
+        is_plain = type(self) is NetworkPolicy
+        return is_plain and numpy_actor.suits_numpy(self.network, self.spec, num_envs, with_value=self.return_info)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """The noise of a sample."""
@@ -93,8 +93,15 @@ class NetworkPolicy:
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """`action` with its noise given."""
-        act = numpy_actor.numpy_sampler(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
-        return lambda time_step, carry, noise: PolicyStep(act(time_step.obs, noise), carry)
+        act = numpy_actor.numpy_sampler(
+            self.variables, self.normalizer, self.network, self.spec, squash=self.squash, return_info=self.return_info
+        )
+
+        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+            action, info = act(time_step.obs, noise)
+            return PolicyStep(action, carry, info)
+
+        return step
 
     def max_batch_in_numpy(self) -> int:
         """The batch size up to which the mode is faster in NumPy."""
@@ -192,9 +199,8 @@ class DiscountedReturn:
             inner, discounted = carry
             acted = act(time_step, inner, noise)
             reward = np.where(np.isfinite(time_step.reward), time_step.reward, np.float32(0.0))
-            return PolicyStep(
-                acted.action, (acted.carry, np.where(time_step.first, np.float32(0.0), reward + gamma * discounted))
-            )
+            discounted = np.where(time_step.first, np.float32(0.0), reward + gamma * discounted)
+            return PolicyStep(acted.action, (acted.carry, discounted), acted.info)
 
         return step
 

@@ -32,9 +32,15 @@ MAX_PREDICT_PRODUCTS = 2**19
 """Likewise for `predict`, up to which NumPy is faster than a call of JAX."""
 
 
-def suits_numpy(network: Network, spec: EnvSpec, num_envs: int) -> bool:
-    """Whether the network is a small `mlp`, from one vector to one Discrete or Box action without masks."""
+def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: bool = False) -> bool:
+    """Whether the network is a small `mlp`, from one vector to one Discrete or Box action without masks.
+
+    Args:
+        with_value: whether the value is needed too, whose layers must be small likewise.
+    """
     if isinstance(network, ActorCritic | Actor) and network.std != "free":
+        return False
+    if with_value and not (isinstance(network, ActorCritic) and suits_numpy(network.of_critic, spec, num_envs)):
         return False
     return not spec.has_action_mask and num_envs <= max_batch_size(network, spec, MAX_ACT_PRODUCTS)
 
@@ -65,20 +71,36 @@ def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
 
 
 def numpy_sampler(
-    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec, *, squash: bool
-) -> Callable[[Numbers, Numbers], Numbers]:
-    """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws with this noise, up to rounding.
+    variables: Variables,
+    normalizer: ObsNormalizer | None,
+    network: Network,
+    spec: EnvSpec,
+    *,
+    squash: bool,
+    return_info: bool = False,
+) -> Callable[[Numbers, Numbers], tuple[Numbers, PyTree]]:
+    """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws with this noise, up to rounding, and its info.
 
     Args:
         variables: of an `ActorCritic` that `suits_numpy`.
         normalizer: likewise in NumPy, or None.
         squash: Box actions through tanh.
+        return_info: info is the value and the action's parameters, as of `NetworkPolicy`; else `()`.
     """
     output = _output(variables, normalizer, network, spec)
     sample: Callable[[Numbers, Numbers], Numbers] = _sample_categorical
     if isinstance(spec.action, Box):
         sample = _normal_sampler(variables.params["policy"], spec.action.shape, squash=squash)
-    return lambda obs, noise: sample(output(obs), noise)
+    if not return_info:
+        return lambda obs, noise: (sample(output(obs), noise), ())
+    value, params_of = _value(variables, normalizer, network), _params_of(variables.params["policy"], spec)
+
+    def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:
+        out = output(obs)
+        info = {"params": params_of(out), "value": value(obs)}
+        return sample(out, noise), info
+
+    return act
 
 
 def numpy_mode(
@@ -99,11 +121,13 @@ def numpy_mode(
 
 def network_arrays(network: ActorCritic | Actor, params: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
     """The arrays of `numpy_reader.make_network` for the actor of an `mlp`."""
+    return _arrays(params["actor"], params["policy"]["linear"], normalizer)
+
+
+def _arrays(torso: PyTree, head: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
     arrays: dict[str, Numbers] = {}
-    for i in range(len(network.hidden)):
-        layer = params["actor"]["dense"]["layers"][i]
+    for i, layer in torso["dense"]["layers"].items():
         arrays |= {f"kernel{i}": np.asarray(layer["kernel"]), f"bias{i}": np.asarray(layer["bias"])}
-    head = params["policy"]["linear"]
     arrays |= {"head_kernel": np.asarray(head["kernel"]), "head_bias": np.asarray(head["bias"])}
     if normalizer is None or normalizer.stats is None:
         return arrays
@@ -131,6 +155,30 @@ def _output(
         return loc
 
     return squashed
+
+
+def _value(variables: Variables, normalizer: ObsNormalizer | None, network: Network) -> Callable[[Numbers], Numbers]:
+    """The value of observations."""
+    assert isinstance(network, ActorCritic), "as suits_numpy says"
+    critic, params = network.of_critic, variables.params
+    torso = params["actor"] if network.shared_torso else params["critic"]
+    forward = make_network(_arrays(torso, params["value"], normalizer), len(critic.hidden), critic.activation)
+    return lambda obs: forward(obs.reshape(obs.shape[0], -1))[:, 0]
+
+
+def _params_of(policy: PyTree, spec: EnvSpec) -> Callable[[Numbers], PyTree]:
+    """The parameters of the action's distribution, of what `_output` returns."""
+    if isinstance(spec.action, Discrete):
+        # A copy, because the sample is computed in the logits' place.
+        return lambda logits: logits.copy()
+    assert isinstance(spec.action, Box), "as suits_numpy says"
+    shape, log_scale = (-1, *spec.action.shape), np.asarray(policy["log_std"]["all"])
+
+    def params_of(loc: Numbers) -> PyTree:
+        loc = loc.reshape(shape)
+        return {"loc": loc, "log_scale": np.broadcast_to(log_scale, loc.shape)}
+
+    return params_of
 
 
 def _sample_categorical(logits: Numbers, uniform: Numbers) -> Numbers:
