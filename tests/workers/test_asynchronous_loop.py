@@ -1,5 +1,7 @@
+import copy
 import dataclasses
 import itertools
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -162,6 +164,32 @@ def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
     assert_same_bits(result.loop_state.agent, undisturbed.loop_state.agent)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("halves", None),
+        ("version", "x"),
+        ("version", -1),
+        ("finished", None),
+        ("time_step", None),
+        ("carry", None),
+        ("info_sums", None),
+        ("snapshot", "there"),
+    ],
+)
+def test_every_part_of_a_push_is_checked(name, value):
+    """W6."""
+
+    def changed(push):
+        push = copy.copy(push)
+        # The tests' type checker would object in the worker already.
+        object.__setattr__(push, name, value)
+        return push
+
+    result = train(1, lambda: FaultyPushes({2: changed}), steps=150)
+    assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] == 1
+
+
 def test_huge_gradients_are_clipped():
     """W7: one push of 1e30 moves no weight further than a step of the optimizer may."""
     kept = []
@@ -217,6 +245,25 @@ def test_an_exception_of_an_environment_ends_the_training_or_its_episodes():
         train(env=env)
     result = train(env=env, options={"on_env_error": "restart"})
     assert result.metrics["workers/restarts"] >= 1 and result.progress.env_steps >= 400
+
+
+class CountingSeeds(Counting):
+    seeds: ClassVar[list[int]] = []
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.seeds.append(seed)
+        return super().reset(seed=seed, options=options)
+
+
+def test_an_environment_that_raised_begins_with_another_seed_each_time():
+    env = polyak.envs.make(lambda: CountingSeeds(raises_at=30), num_envs=4)
+    CountingSeeds.seeds.clear()
+    result = train(1, env=env, options={"on_env_error": "restart"})
+    assert result.metrics["workers/restarts"] >= 3
+    # An environment is made with seed 0.
+    seeds = [seed for seed in CountingSeeds.seeds if seed]
+    assert len(set(seeds)) == len(seeds) >= 12
 
 
 def raising_env():

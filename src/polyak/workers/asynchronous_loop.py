@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.copies.receive import Push
 from polyak.core.types import Agent, Callback, Metrics, PyTree, Rollout, TimeStep, copy_buffers
-from polyak.loops.episodes import Episodes
+from polyak.loops.episodes import Episodes, EpisodeTotals, InfoSums
 from polyak.loops.host_loop import start
 from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_match, first_state
 from polyak.loops.metrics import add_metrics
@@ -20,7 +20,7 @@ from polyak.workers.gradient_worker import GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_worker import Failure, WorkerState, part_of
 from polyak.workers.worker_envs import WorkerEnvs
-from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, join, seed_of_new_episodes
+from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes
 
 NONDETERMINISM = ("the gradients of workers arrive in any order",)
 
@@ -175,6 +175,7 @@ class _Pushes:
         # Above those of a run that is continued, whose keys are not used again.
         self._first_number = int(loop_state.iteration)
         self._numbers = [self._first_number] * group.num_workers
+        self._requested = [0] * group.num_workers
         self._waiting: list[tuple[int, WorkerGradients]] = []
         self._weights: Any = None
         group.acting, group.is_ahead = task, True
@@ -196,6 +197,7 @@ class _Pushes:
         self._numbers[worker] += 1
         number = self._numbers[worker]
         bits = np.asarray(self._bits(np.uint32(worker), np.uint32(number)))
+        self._requested[worker] = self.version
         self._group.supervisor.request(worker, "gradients", number, self.version, self._weights, bits)
 
     def next(self, should_stop: Callable[[], bool]) -> tuple[int, WorkerGradients | None]:
@@ -218,7 +220,9 @@ class _Pushes:
     def replace(self, worker: int, reason: str) -> None:
         """Start a worker again, in new episodes."""
         state = self._group.states[worker]
-        self._group.states[worker] = replace(state, snapshot=None)
+        # Another seed at each failure: equal episodes would fail again.
+        seed = seed_of_new_episodes(state.seed, self._numbers[worker] + 1)
+        self._group.states[worker] = replace(state, snapshot=None, seed=seed)
         self._group.supervisor.fail(worker, reason)
 
     def metrics(self) -> dict[str, float]:
@@ -267,11 +271,19 @@ class _Pushes:
             return f"a WorkerGradients was expected, got {type(result).__name__}"
         if result.number != self._numbers[worker]:
             return f"the number is {result.number}, not {self._numbers[worker]}"
+        if result.version != self._requested[worker]:
+            return f"the version is {result.version!r:.80}, not {self._requested[worker]}"
+        if not isinstance(result.halves, dict):
+            return "gradients are missing"
         try:
             self.halves(result)
         except ValueError as error:
             return str(error)
-        return None
+        if not isinstance(result.info_sums, InfoSums) or not isinstance(result.snapshot, dict | None):
+            return "the state of the environments is missing"
+        state = self._group.states[worker]
+        expected = state.time_step, state.carry, EpisodeTotals.none()
+        return different((result.time_step, result.carry, result.finished), expected)
 
 
 def _gradients_of_nothing(agent: Any, own: Any, first: TimeStep, carry: PyTree, key: PRNGKeyArray) -> Any:

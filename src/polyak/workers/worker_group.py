@@ -10,7 +10,7 @@ import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
-from polyak.core.types import HostEnv
+from polyak.core.types import HostEnv, PyTree
 from polyak.loops.loop import check_spec
 from polyak.workers.gradient_worker import GradientTask
 from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, own_versions
@@ -210,6 +210,22 @@ def join(trees: Sequence[Any], axis: int = 0) -> Any:
     if len(trees) == 1:
         return trees[0]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
+
+
+def different(got: PyTree, wanted: PyTree) -> str | None:
+    """How a tree of NumPy arrays differs from one in its structure, shapes or dtypes; None if it does not.
+
+    Args:
+        wanted: arrays, or their shapes, in a tuple.
+    """
+    structure: Any = jax.tree.structure(wanted)
+    if jax.tree.structure(got) != structure:
+        return "arrays are missing"
+    for (path, leaf), value in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(got), strict=True):
+        if not isinstance(value, np.ndarray) or value.shape != leaf.shape or value.dtype != leaf.dtype:
+            kind, shape = getattr(value, "dtype", type(value).__name__), list(np.shape(value))
+            return f"{jax.tree_util.keystr(path[1:])} must be {leaf.dtype}{list(leaf.shape)}, got {kind}{shape}"
+    return None
 
 
 def seed_of_new_episodes(seed: int, number: int) -> int:

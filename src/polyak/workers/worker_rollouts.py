@@ -21,7 +21,7 @@ from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.rollouts import Collected, Deadline
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
-from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, join, seed_of_new_episodes
+from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes
 
 T = TypeVar("T")
 
@@ -332,17 +332,12 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
         return f"a WorkerRollout was expected, got {type(rollout).__name__}"
     if not isinstance(rollout.info_sums, InfoSums) or not isinstance(rollout.snapshot, dict | None):
         return "the state of the environments is missing"
-    structure: Any = jax.tree.structure(expected)
-    if jax.tree.structure(rollout.arrays) != structure:
-        return "arrays are missing"
-    for (path, wanted), got in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(rollout.arrays), strict=True):
-        name = jax.tree_util.keystr(path[1:])
-        if not isinstance(got, np.ndarray) or got.shape != wanted.shape or got.dtype != wanted.dtype:
-            return f"{name} must be {wanted.dtype}{list(wanted.shape)}, got {getattr(got, 'dtype', type(got).__name__)}" + str(
-                list(np.shape(got))
-            )
+    problem = different(rollout.arrays, expected)
+    if problem is not None:
+        return problem
+    for path, got in jax.tree.leaves_with_path(rollout.arrays):
         if got.dtype.kind == "f" and not np.isfinite(got).all():
-            return f"{name} has NaN or infinity"
+            return f"{jax.tree_util.keystr(path[1:])} has NaN or infinity"
     return None
 
 
