@@ -319,7 +319,11 @@ def test_usage_errors_name_the_flag(words, message, run, command, workdir):
         ('"devices": 1', '"devices": 0', "devices must be an integer >= 1, got 0"),
         ('"threads": null', '"threads": 100000', "threads must be at most 1024, got 100000"),
         ('"devices": 1', '"devices": 9', "num_envs=2 cannot be split over devices=9"),
-        ('"loop": "host"', '"loop": "hosts"', "loop must be one of 'compiled', 'host', 'distributed', got 'hosts'"),
+        (
+            '"loop": "host"',
+            '"loop": "hosts"',
+            "loop must be one of 'compiled', 'host', 'distributed', 'asynchronous', got 'hosts'",
+        ),
         ('"seed": 0', '"seed": -1', "seed must be an integer >= 0, got -1"),
         ('"env": "CartPole-v1"', '"env": "planted:CartPole-v1"', "would import 'planted'"),
         ('"env": "CartPole-v1"', '"env": "Pendulum-v1"', "of the environment 'Pendulum-v1'"),

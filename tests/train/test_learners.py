@@ -137,6 +137,7 @@ def wait_for(condition, process=None, seconds=90):
         ({"num_envs": 3}, r"num_envs=3 cannot be split over devices=2"),
         ({"callbacks": [print]}, r"callbacks must be left out with learners=2"),
         ({"loop": "host"}, r"loop must be left out with learners=2"),
+        ({"eval_env": object()}, r"eval_env must be left out with learners=2"),
         ({"workers": 2}, r"workers must be left out with learners=2"),
         ({"learners": 0}, r"learners must be an integer in \[1, 4096\]"),
     ],
@@ -156,6 +157,8 @@ def test_a_run_is_resumed_with_learners_that_divide_its_devices_only(tmp_path):
         polyak.resume(tmp_path / "run", learners=3, env_steps=80)
     with pytest.raises(ValueError, match="callbacks must be left out with learners=2"):
         polyak.resume(tmp_path / "run", learners=2, env_steps=80, callbacks=[print])
+    with pytest.raises(ValueError, match="eval_env must be left out with learners=2"):
+        polyak.resume(tmp_path / "run", learners=2, env_steps=80, eval_env=make_env())
 
 
 def test_a_program_that_may_be_incomplete_leaves_the_cache(tmp_path):

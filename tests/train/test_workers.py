@@ -1,14 +1,32 @@
 """Runs with workers from Python, all in this process: what `polyak train ... --workers N` does on Ray."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 import polyak
+import polyak.core.spaces
+from polyak.runs import RunConfig
+from polyak.train.resumption import with_workers
 from polyak.train.workers import Workers
 from polyak.workers.in_process_workers import InProcessWorkers
 
+SPEC = polyak.core.spaces.EnvSpec(polyak.core.spaces.Box([-1.0], [1.0]), polyak.core.spaces.Discrete(2))
+CONFIG = RunConfig(
+    algorithm="a3c",
+    env="CartPole-v1",
+    num_envs=8,
+    seed=0,
+    env_steps=100,
+    loop="asynchronous",
+    devices=1,
+    report_every=None,
+    checkpoint_every=100,
+    agent=polyak.A2C(SPEC),
+    workers=2,
+)
 SETTINGS = {"num_steps": 8, "network": polyak.mlp((8,))}
 
 
@@ -75,6 +93,9 @@ def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):
         ("ppo", {"loop": "asynchronous", "workers": workers()}, "PPO sends no gradients; use A2C or IMPALA"),
         ("a2c", {"loop": "asynchronous"}, "loop='asynchronous' needs workers=N"),
         ("a2c", {"loop": "host", "workers": workers()}, "workers must be None with loop='host'"),
+        ("a3c", {"workers": workers(), "loop": "host"}, "a3c is A2C in the asynchronous loop, got loop='host'"),
+        ("a2c", {"workers": workers(max_staleness=3)}, "max_staleness is for loop='asynchronous'"),
+        ("a2c", {"workers": workers(shared_optimizer=False)}, "shared_optimizer=False is for loop='asynchronous'"),
         ("a3c", {"workers": workers(lag=2)}, "lag=2: workers that push gradients wait for nobody"),
         ("a3c", {"workers": workers(), "devices": 2}, "devices=2: gradients that workers push come from one device"),
         ("a3c", {"workers": workers(3)}, "num_envs=4 cannot be split over workers=3"),
@@ -85,6 +106,31 @@ def test_what_does_not_fit_is_rejected_before_a_run_directory_is_made(tmp_path, 
     with pytest.raises((TypeError, ValueError), match=message):
         polyak.train.run(agent, "CartPole-v1", env_steps=100, num_envs=4, run_dir=tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
+
+
+def test_a3c_steps_no_environment_in_jax_and_trains_no_seeds_at_once():
+    with pytest.raises(ValueError, match="whose workers step environments outside JAX; got one in JAX"):
+        polyak.train.run("a3c", "jax/CartPole-v1", env_steps=100)
+    with pytest.raises(ValueError, match="a3c trains with workers, which are of one run"):
+        polyak.train.run_seeds("a3c", "CartPole-v1", seeds=2, env_steps=100)
+
+
+def test_what_workers_leave_at_their_default_is_the_runs():
+    config = dataclasses.replace(CONFIG, max_staleness=8, shared_optimizer=False)
+    again, split = with_workers(config, Workers(number=4, timeout=7.0))
+    assert (split.number, split.timeout, split.max_staleness, split.shared_optimizer) == (4, 7.0, 8, False)
+    assert (again.workers, again.max_staleness, again.shared_optimizer) == (4, 8, False)
+    assert with_workers(config, Workers(number=4, max_staleness=2))[1].max_staleness == 2
+
+
+@pytest.mark.parametrize("loop", ["asynchronous", "distributed"])
+def test_a_loop_state_is_continued_with_workers(loop):
+    options = {"num_envs": 4, "settings": SETTINGS, "loop": loop, "progress": False}
+    first = polyak.train.run("a2c", "CartPole-v1", env_steps=100, workers=workers(), **options)
+    done = first.progress.env_steps
+    more = {"resume_from": first.loop_state, "env_steps_done": done}
+    second = polyak.train.run("a2c", "CartPole-v1", env_steps=done + 100, workers=workers(4), **more, **options)
+    assert int(second.state.env_steps) == second.progress.env_steps >= done + 100
 
 
 def test_a_run_with_a_lag_of_two_says_that_it_is_not_exact(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyak import envs
-from polyak.agents import action_scaling_of, agent_class
+from polyak.agents import action_scaling_of
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
 from polyak.cli.own import env_maker, make_own_agent
@@ -37,7 +37,7 @@ from polyak.train.devices import (
     start_jax,
 )
 from polyak.train.learners import as_learners
-from polyak.train.new_training import make_agent, prepare
+from polyak.train.new_training import check_own_loop, make_agent, prepare
 from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
 from polyak.train.workers import Workers, split_over_workers
@@ -75,7 +75,8 @@ def train_new_run(
     """
     try:
         _check(flags)
-        _check_own_loop(algorithm, env_id, flags)
+        if (own_loop := preset(algorithm, env_id).loop) != "auto":
+            check_own_loop("polyak train", algorithm, flags.loop, own_loop, is_jax=env_id.startswith(JAX_PREFIXES))
         workers = _workers(flags)
         loop = _choose_loop(env_id, flags.loop, workers)
         at_once = flags.seeds > 1 and loop == "compiled"
@@ -178,22 +179,6 @@ def _prepare(
     )
 
 
-def _check_own_loop(algorithm: str, env_id: str, flags: TrainFlags) -> None:
-    """Check that an algorithm whose loop makes it what it is gets that loop.
-
-    Raises:
-        UsageError: it has another.
-    """
-    own = preset(algorithm, env_id).loop
-    if own == "auto":
-        return
-    same = f"{algorithm} is {agent_class(algorithm).__name__} in the {own} loop"
-    if flags.loop != own:
-        raise UsageError(f"--loop {flags.loop}: {same}; leave --loop out")
-    if env_id.startswith(JAX_PREFIXES):
-        raise UsageError(f"{same}, whose workers step environments outside JAX; got {env_id}")
-
-
 def _workers(flags: TrainFlags) -> Workers | None:
     """The workers that flags ask for, or None."""
     check_integer("polyak train", "--lag", flags.lag, at_least=0)
@@ -216,7 +201,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
     if flags.loop not in ("auto", *LOOPS_OF_WORKERS):
         raise UsageError(f"--workers {flags.workers} must be left out with --loop {flags.loop}")
     if flags.num_envs % flags.workers:
-        raise UsageError(f"--workers {flags.workers} must divide --num-envs {flags.num_envs}")
+        raise UsageError(f"--workers {flags.workers} must divide --num-envs {flags.num_envs}; set one of them")
     return Workers(
         flags.lag,
         flags.worker_timeout,

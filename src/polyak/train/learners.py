@@ -46,7 +46,16 @@ CACHE_SETTINGS = (
     "jax_persistent_cache_min_entry_size_bytes",
     "jax_persistent_cache_enable_xla_caches",
 )
-"""Of JAX, which learners have in common with the process that starts them."""
+NUMERICAL_SETTINGS = (
+    "jax_enable_x64",
+    "jax_threefry_partitionable",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_debug_nans",
+    "jax_debug_infs",
+)
+"""Of JAX, which learners have in common with the process that starts them, and so are the cache's."""
 
 RECENT_SECONDS = 2.0
 """How long ago a file was written that may be incomplete."""
@@ -132,7 +141,7 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         np.asarray(jax.random.key_data(training.key)),
         str(jax.random.key_impl(training.key)),
         run.directory,
-        {name: jax.config.values[name] for name in CACHE_SETTINGS},
+        {name: jax.config.values[name] for name in (*CACHE_SETTINGS, *NUMERICAL_SETTINGS)},
     )
     with record_failure([training]), ExitStack() as stack:
         stack.enter_context(_drop_on_failure(task.cache_directory))
@@ -157,8 +166,9 @@ def learn(task: LearnerTask, rank: int, should_stop: Callable[[], bool], *, is_q
     """Train as one of several processes that `jax.distributed` has connected; the first one writes."""
     config, env = task.config, task.env
     # On another machine there is none.
-    if task.cache_directory is not None and task.cache_directory.is_dir():
-        for name, value in task.jax_settings.items():
+    has_cache = task.cache_directory is not None and task.cache_directory.is_dir()
+    for name, value in task.jax_settings.items():
+        if has_cache or name not in CACHE_SETTINGS:
             jax.config.update(name, value)
     start_jax(config.threads)
     key = jax.random.wrap_key_data(jnp.asarray(task.key_data), impl=task.key_impl)

@@ -1,5 +1,6 @@
 """`polyak.train.run`: trains an agent, or a preset by its name, with everything that `polyak train` gives."""
 
+import dataclasses
 import inspect
 import math
 import os
@@ -99,7 +100,7 @@ def run(
         RunError, TrainingDiverged: the run directory is not new or empty, or cannot be created; see `Agent.diagnose`.
     """
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
-    group = _check_group(learners, loop, workers, run_dir, callbacks, resume_from)
+    group = _check_group(learners, loop, workers, run_dir, callbacks, resume_from, eval_env)
     chosen, split = _choose_workers(agent, env, loop, workers)
     with temporary_envs(agent, env, num_envs, chosen, 1 if group else devices, split) as (made, source):
         training = prepare(
@@ -119,10 +120,17 @@ def run(
             devices=devices,
             source=source,
             algorithm=agent.lower() if isinstance(agent, str) else None,
-            start=Start(resume_from, env_steps_done),
+            start=_start(made, resume_from, env_steps_done),
             learners=group,
         )
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
+
+
+def _start(env: Env | HostEnv, state: LoopState | None, env_steps: int) -> Start:
+    """Where a resumed training starts; workers have to be started, and begin new episodes."""
+    if state is not None and isinstance(env, WorkerEnvs):
+        state = dataclasses.replace(state, time_step=env.reset(int(state.iteration)))
+    return Start(state, env_steps)
 
 
 def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | None, callbacks: Any) -> int | None:
@@ -143,10 +151,12 @@ def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | No
     """The loop, and its workers or None; an algorithm that is named may have its own.
 
     Raises:
-        ValueError: one is given without the other.
+        ValueError: one is given without the other, or the algorithm is made for another loop.
     """
     check_choice("train.run", "loop", loop, ("auto", *LOOPS))
     defaults = preset(agent.lower() if isinstance(agent, str) else "", str(env))
+    if defaults.loop != "auto":
+        check_own_loop("train.run", agent, defaults.loop if loop == "auto" else loop, defaults.loop, is_jax=_is_in_jax(env))
     loop = defaults.loop if loop == "auto" else loop
     workers = defaults.workers if workers is None and loop == defaults.loop else workers
     if workers is None:
@@ -158,8 +168,27 @@ def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | No
     return "distributed" if loop == "auto" else loop, as_workers("train.run", workers)
 
 
+def check_own_loop(owner: str, algorithm: str, loop: str, own: str, *, is_jax: bool) -> None:
+    """Check that an algorithm whose loop makes it what it is gets that loop.
+
+    Raises:
+        ValueError: it has another, or an environment that workers cannot step.
+    """
+    same = f"{algorithm.lower()} is {agent_class(algorithm.lower()).__name__} in the {own} loop"
+    if loop != own:
+        raise ValueError(f"{owner}: {same}, got loop={loop!r}; leave it out")
+    if is_jax:
+        raise ValueError(f"{owner}: {same}, whose workers step environments outside JAX; got one in JAX")
+
+
 def _check_group(
-    learners: int | Learners | None, loop: str, workers: Any, run_dir: Any, callbacks: Sequence[Callback], resume_from: Any
+    learners: int | Learners | None,
+    loop: str,
+    workers: Any,
+    run_dir: Any,
+    callbacks: Sequence[Callback],
+    resume_from: Any,
+    eval_env: Any,
 ) -> Learners | None:
     """The processes that train together, or None.
 
@@ -171,8 +200,8 @@ def _check_group(
         return None
     if run_dir is None:
         raise ValueError(f"train.run: learners={group.number} needs run_dir, from whose checkpoints they start again")
-    alone = {"callbacks": len(callbacks), "resume_from": resume_from is not None, "workers": workers is not None}
-    for name, is_set in (alone | {"loop": loop not in ("auto", "compiled")}).items():
+    alone = {"callbacks": len(callbacks) > 0, "resume_from": resume_from is not None, "workers": workers is not None}
+    for name, is_set in (alone | {"eval_env": eval_env is not None, "loop": loop not in ("auto", "compiled")}).items():
         if is_set:
             raise ValueError(f"train.run: {name} must be left out with learners={group.number}, which train in other processes")
     return group
@@ -305,7 +334,7 @@ def prepare(
         loop = "distributed" if loop == "auto" else loop
         workers = {name: getattr(env.group.options, name) for name in ("lag", "shared_optimizer", "max_staleness")}
         workers["workers"] = env.num_workers
-        check_workers(agent, loop, env.group.options.lag, devices)
+        check_workers(agent, loop, env.group.options, devices)
     check_match(agent, env, devices)
     if learners is None:
         mesh_over(devices, env.num_envs)

@@ -90,8 +90,9 @@ def resume(
         if env_steps is not None and env_steps < done:
             raise ValueError(f"polyak.resume: env_steps={env_steps:,}: {run.directory} has already done {done:,}")
         config, group = with_learners(config, learners)
-        if group is not None and callbacks:
-            raise ValueError(f"polyak.resume: callbacks must be left out with learners={group.number}, which train elsewhere")
+        for name, is_set in {"callbacks": len(callbacks) > 0, "eval_env": eval_env is not None}.items():
+            if group is not None and is_set:
+                raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
         if not is_jax_started():
             configure_devices(1 if group else config.devices, config.loop, config.num_envs)
         if env is None and config.own_env:
@@ -149,12 +150,11 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
         split = as_workers("polyak.resume", workers)
     if split is None:
         return dataclasses.replace(config, loop="host", workers=None, lag=0), None
-    names = ("lag", "shared_optimizer", "max_staleness")
-    if not isinstance(workers, Workers):
-        split = dataclasses.replace(split, **{name: getattr(config, name) for name in names})
+    own = {name: getattr(split, name) for name in ("lag", "shared_optimizer", "max_staleness")}
+    # What `workers` leaves at its default is the run's.
+    own = {name: getattr(config, name) if value == getattr(Workers(), name) else value for name, value in own.items()}
     loop = config.loop if config.loop in LOOPS_OF_WORKERS else "distributed"
-    own = {name: getattr(split, name) for name in names}
-    return dataclasses.replace(config, loop=loop, workers=split.number, **own), split
+    return dataclasses.replace(config, loop=loop, workers=split.number, **own), dataclasses.replace(split, **own)
 
 
 def prepare_resumption(
@@ -174,7 +174,7 @@ def prepare_resumption(
     else:
         check_learners(learners, env, config.devices)
     if isinstance(env, WorkerEnvs):
-        check_workers(config.agent, config.loop, config.lag, config.devices)
+        check_workers(config.agent, config.loop, env.group.options, config.devices)
         env.group.on_event = report_events(run, Screen())
     key = run_key(config.seed or 0)
     made = env if config.loop == "compiled" else as_host_env(env, key)

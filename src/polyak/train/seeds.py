@@ -16,6 +16,7 @@ from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.loops.compiled_seeds import compiled_seeds
 from polyak.loops.loop import Target
+from polyak.presets import preset
 from polyak.runs import check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import configure_devices_for_seeds, is_jax_started
@@ -91,6 +92,8 @@ def run_seeds(
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
     if not is_jax_started():
         configure_devices_for_seeds(len(numbers))
+    if isinstance(agent, str) and preset(agent.lower(), str(env)).loop != "auto":
+        raise ValueError(f"train.run_seeds: {agent} trains with workers, which are of one run; call train.run for each seed")
     made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, 1)
     try:
         options: dict[str, Any] = {

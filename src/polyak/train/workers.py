@@ -88,21 +88,26 @@ def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> W
             env.close()
 
 
-def check_workers(agent: Agent, loop: str, lag: int, devices: int = 1) -> None:
+def check_workers(agent: Agent, loop: str, options: WorkerOptions, devices: int = 1) -> None:
     """Check that an agent can be trained with workers in this loop.
 
     Raises:
         TypeError: it cannot push gradients.
-        ValueError: it does not bear the lag; or it pushes gradients, and there is a lag, or more than one device.
+        ValueError: it does not bear the lag, or the options are of pushes; or it pushes gradients, and there is a lag, or more
+            than one device.
     """
     check_agent("train", agent)
     if loop == "distributed":
-        check_lag(agent, lag)
+        check_lag(agent, options.lag)
+        pushes = {"shared_optimizer=False": not options.shared_optimizer, "max_staleness": options.max_staleness is not None}
+        for name, is_set in pushes.items():
+            if is_set:
+                raise ValueError(f"train: {name} is for loop='asynchronous', whose workers push gradients; leave it out")
         return
     check_shares_gradients(agent)
-    if lag:
+    if options.lag:
         raise ValueError(
-            f"train: lag={lag}: workers that push gradients wait for nobody; max_staleness bounds how old they are"
+            f"train: lag={options.lag}: workers that push gradients wait for nobody; max_staleness bounds how old they are"
         )
     if devices != 1:
         raise ValueError(f"train: devices={devices}: gradients that workers push come from one device")
@@ -166,7 +171,7 @@ def asynchronous(
     check_key("train", key)
     check_callbacks("train", callbacks)
     options = as_workers("train.asynchronous", workers)
-    check_workers(agent, "asynchronous", options.lag)
+    check_workers(agent, "asynchronous", options)
     made = _make(agent, env, num_envs, options)
     try:
         if resume_from is not None:
@@ -247,7 +252,7 @@ def distributed(
     check_callbacks("train", callbacks)
     check_integer("train", "workers", workers)
     options = Workers(lag, timeout, start_timeout, restarts, on_env_error, number=workers, address=address)
-    check_workers(agent, "distributed", lag)
+    check_workers(agent, "distributed", options)
     made = _make(agent, env, num_envs, options)
     try:
         if resume_from is not None:

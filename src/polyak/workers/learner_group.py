@@ -180,7 +180,9 @@ def start_here(function: Callable[[int, Callable[[], bool]], Any], devices: int,
     try:
         for rank in range(learners.number):
             share = devices // learners.number
-            start = LearnerStart(rank, learners.number, coordinator, share, *limits, list(sys.path), pickled)
+            # Without this each would take the first accelerators of the machine.
+            own = list(range(rank * share, (rank + 1) * share))
+            start = LearnerStart(rank, learners.number, coordinator, share, *limits, list(sys.path), pickled, own)
             group.append(LocalLearner(start))
     except BaseException:
         _kill(group)

@@ -30,7 +30,8 @@ class LearnerStart:
         rank: its number, from 0, which is the one that writes.
         learners: how many there are.
         coordinator: host and port at which the first one listens for the others.
-        devices: CPU devices of each.
+        devices: of each; on a CPU it gets as many.
+        accelerators: which accelerators of its machine a learner uses, by number; None are all of them.
         heartbeat: seconds without a sign of life after which a learner is dead to the others.
         start_timeout: seconds that the start of all may take.
         paths: where to import modules from.
@@ -45,6 +46,7 @@ class LearnerStart:
     start_timeout: int
     paths: list[str]
     function: bytes
+    accelerators: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def _learn(start: LearnerStart, should_stop: Callable[[], bool]) -> LearnerEnd:
             start.coordinator,
             start.learners,
             start.rank,
+            local_device_ids=start.accelerators,
             cluster_detection_method="deactivate",
             initialization_timeout=start.start_timeout,
             heartbeat_timeout_seconds=start.heartbeat,
