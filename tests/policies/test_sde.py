@@ -195,6 +195,11 @@ def test_ppo_learns_the_same_from_values_of_acting_and_of_updating():
         (lambda: make(agent=polyak.TD3, exploration_noise=0.2), "exploration_noise has no effect with sde_sample_freq"),
         (lambda: polyak.PPO(SPEC, sde_sample_freq=4, network=polyak.mlp()), "sde_sample_freq must be set with a network"),
         (lambda: polyak.A2C(SPEC, network=polyak.mlp(std="sde")), "sde_sample_freq must be set with a network"),
+        (lambda: polyak.IMPALA(SPEC, network=polyak.mlp(std="sde")), "IMPALA: has no state-dependent exploration"),
+        (
+            lambda: polyak.DDPG(dataclasses.replace(SPEC, action_scaling="rescale"), actor=polyak.Actor(std="sde")),
+            "DDPG: has no state-dependent exploration",
+        ),
         (
             lambda: StateDependentExploration(NetworkPolicy(VARIABLES, None, polyak.Actor((6,)), SPEC)),
             "the network must have std='sde'",

@@ -46,6 +46,7 @@ from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise, OUNoise
+from polyak.policies.sde import check_no_sde
 from polyak.replay.uniform import Transition
 
 
@@ -149,6 +150,7 @@ class DDPG:
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
+        check_no_sde("DDPG", self._actor)
         if self.exploration == "gaussian":
             check_unset(self, ("theta",), "has no effect with exploration='gaussian'; leave it out")
 

@@ -33,6 +33,7 @@ from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import vtrace
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.sde import check_no_sde
 
 
 @struct
@@ -109,6 +110,7 @@ class IMPALA:
         object.__setattr__(self, "network", network_or_default("IMPALA", self.network, self.spec))
         check_settings(self)
         check_on_policy(self)
+        check_no_sde("IMPALA", model_of(self).network)
 
     init = create_state
     check = check_no_limit

@@ -186,8 +186,11 @@ class TD3:
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
         policy, freq = self._network_policy(state), self.sde_sample_freq
-        noisy = GaussianNoise(policy, self.exploration_noise, state.env_steps)
-        explorer = noisy if freq is None else StateDependentExploration(policy, freq)
+        explorer: GaussianNoise | StateDependentExploration
+        if freq is None:
+            explorer = GaussianNoise(policy, self.exploration_noise, state.env_steps)
+        else:
+            explorer = StateDependentExploration(policy, freq)
         warm_up = WarmUp(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
 

@@ -128,6 +128,16 @@ def check_sde(settings: SDESettings, network: Network) -> None:
         )
 
 
+def check_no_sde(owner: str, network: Network) -> None:
+    """Check that a network is none for state-dependent exploration, which the agent has not.
+
+    Raises:
+        ValueError: it is.
+    """
+    if has_sde(network):
+        raise ValueError(f"{owner}: has no state-dependent exploration, so its network must have another std than 'sde'")
+
+
 def explore(policy: NetworkPolicy, sample_freq: int | None) -> NetworkPolicy | StateDependentExploration:
     """The policy with state-dependent exploration; by itself where `sample_freq` is None."""
     return policy if sample_freq is None else StateDependentExploration(policy, sample_freq)
