@@ -68,7 +68,8 @@ def resume(
         callbacks: called at every report.
         force: accept a `config.json` that was edited, or differs from the settings of the checkpoint.
         workers: number of worker processes of a run in an environment outside JAX, or how they work; 0 trains in this process;
-            None is the run's number. It may change: a checkpoint is not of workers.
+            None is the run's number. It may change: a checkpoint is not of workers. What `Workers` leaves at its default
+            is the run's.
         learners: number of processes that train together in the compiled loop, or how they are watched; 1 trains in this one;
             None is the run's number. It may change, as long as it divides the run's devices.
         should_stop: called between iterations; True ends the training.
