@@ -19,7 +19,7 @@ from polyak.loops.loop import Target
 from polyak.presets import preset
 from polyak.runs import check_seed
 from polyak.storage.run_directory import RunError
-from polyak.train.devices import configure_devices_for_seeds, is_jax_started
+from polyak.train.devices import configure_devices_for_seeds
 from polyak.train.display import Screen, once_per_iteration, show_progress
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
@@ -85,15 +85,12 @@ def run_seeds(
         RunError: the directory is not new or empty, or cannot be created.
         TrainingDiverged: a seed diverged in the host loop; those before it are saved.
     """
-    numbers = _check_seeds(seeds)
+    numbers = _check_seeds(seeds, agent, env)
     if not callable(callbacks):
         raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
     Target(env_steps, report_every)
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
-    if not is_jax_started():
-        configure_devices_for_seeds(len(numbers))
-    if isinstance(agent, str) and preset(agent.lower(), str(env)).loop != "auto":
-        raise ValueError(f"train.run_seeds: {agent} trains with workers, which are of one run; call train.run for each seed")
+    configure_devices_for_seeds(len(numbers))
     made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, 1)
     try:
         options: dict[str, Any] = {
@@ -144,8 +141,10 @@ def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
     return {seed: parent / f"seed-{seed}" for seed in seeds}
 
 
-def _check_seeds(seeds: Any) -> list[int]:
+def _check_seeds(seeds: Any, agent: Any, env: Any) -> list[int]:
     """The seeds; a number counts them from 0."""
+    if isinstance(agent, str) and preset(agent.lower(), str(env)).loop != "auto":
+        raise ValueError(f"train.run_seeds: {agent} trains with workers, which are of one run; call train.run for each seed")
     if isinstance(seeds, int):
         check_integer("train.run_seeds", "seeds", seeds)
         return list(range(seeds))
