@@ -203,4 +203,5 @@ def test_numpy_acting_is_limited_to_supported_networks():
         return policy.suits_numpy(2)
 
     assert suits() and suits(squash=True) and suits(mlp((5,), squash_mean=True))
-    assert not suits(return_info=True) and not suits(REMEMBERS["lstm"]) and not suits(mlp((5,), std="state"))
+    assert suits(return_info=True) and not suits(mlp((5,), value_hidden=(1024, 1024)), return_info=True)
+    assert not suits(REMEMBERS["lstm"]) and not suits(mlp((5,), std="state"))
