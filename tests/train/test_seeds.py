@@ -3,6 +3,7 @@
 import os
 import signal
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ import polyak
 from polyak.cli import main
 from polyak.storage.run_directory import RunError, open_run
 from polyak.train import run_seeds
+from polyak.train.devices import configure_devices_for_seeds
 from tests.cli.processes import SETTINGS, last_checkpoint
 
 SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.mlp((4,))}
@@ -101,3 +103,9 @@ def test_invalid_settings_create_no_directory(tmp_path):
     (tmp_path / "runs/file").touch()
     with pytest.raises(RunError, match="need a directory that is new or empty"):
         run_seeds("ppo", "jax/CartPole-v1", seeds=2, run_dir=tmp_path / "runs", **COMMON)
+
+
+def test_devices_that_the_caller_has_configured_stay(monkeypatch):
+    # The tests have eight devices.
+    monkeypatch.setattr(jax.config, "update", lambda *change: pytest.fail(f"changed {change}"))
+    configure_devices_for_seeds(4)

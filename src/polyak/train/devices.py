@@ -41,10 +41,15 @@ def leave_accelerators() -> None:
 
 
 def configure_devices_for_seeds(count: int) -> None:
-    """Configure JAX, before it starts, to see as many devices on a CPU as there are cores that can share the seeds equally."""
+    """Configure JAX, before it starts, to see as many devices on a CPU as there are cores that can share the seeds equally.
+
+    More devices that the caller has configured stay.
+    """
     cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(RuntimeError):
-        jax.config.update(DEVICES, max(n for n in range(1, min(cores, count) + 1) if count % n == 0))
+    devices = max(n for n in range(1, min(cores, count) + 1) if count % n == 0)
+    if devices > max(1, getattr(jax.config, DEVICES)):
+        with contextlib.suppress(RuntimeError):
+            jax.config.update(DEVICES, devices)
 
 
 def dispatch_synchronously() -> None:

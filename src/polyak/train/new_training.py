@@ -155,9 +155,9 @@ def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | No
     """
     check_choice("train.run", "loop", loop, ("auto", *LOOPS))
     defaults = preset(agent.lower() if isinstance(agent, str) else "", str(env))
-    if defaults.loop != "auto":
-        check_own_loop("train.run", agent, defaults.loop if loop == "auto" else loop, defaults.loop, is_jax=_is_in_jax(env))
     loop = defaults.loop if loop == "auto" else loop
+    if defaults.loop != "auto":
+        check_own_loop("train.run", agent, loop, defaults.loop, is_jax=_is_in_jax(env))
     workers = defaults.workers if workers is None and loop == defaults.loop else workers
     if workers is None:
         if loop in LOOPS_OF_WORKERS:
