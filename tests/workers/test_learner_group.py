@@ -174,10 +174,14 @@ def test_options_out_of_range_are_rejected(fields, message, unchecked):
 def act(directory, rank, should_stop):
     """In a process of its own: the second learner is killed in the first group, and the first one raises in the second."""
     (directory / f"{rank}-{os.getpid()}").touch()
-    first_time = len(list(directory.glob("1-*"))) < 2
-    if rank == 1 and first_time:
+    group = len(list(directory.glob(f"{rank}-*")))
+    deadline = time.monotonic() + 60
+    while len(list(directory.glob(f"{1 - rank}-*"))) < group:
+        assert time.monotonic() < deadline, "the other learner did not start"
+        time.sleep(0.01)
+    if rank == 1 and group == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 0 and len(list(directory.glob("0-*"))) == 2:
+    if rank == 0 and group == 2:
         raise LookupError("of a test")
     time.sleep(60)
 
