@@ -1,5 +1,5 @@
-"""Saves in a child that is killed at random moments, again and again; prints how far the saves came and
-how many were torn.
+"""Saves in a child that is killed at random moments, again and again; prints how often, how far the saves came and how
+many were torn.
 
 A process of its own, so that it can fork; the tree is NumPy's, so that JAX does nothing in it.
 """
@@ -19,6 +19,9 @@ from polyak.storage.run_directory import machine_shape
 # Every step overwrites one block of the ring, and each block is one segment.
 BLOCKS = 64
 COLUMNS = 2
+
+MAX_KILLS = 400
+"""However few of them tear a save, which depends on the machine's disk."""
 
 
 def tree(step, rows):
@@ -67,12 +70,13 @@ def is_torn(directory):
     return bool(unlisted) or any(name.startswith((".tmp-", ".replaced-")) for name in os.listdir(directory))
 
 
-def main(directory, kills, rows=0):
+def main(directory, min_kills, min_torn, rows=0):
     machine_shape()
     segments.SEGMENT_BYTES = checkpoint.SEGMENT_BYTES = min(segments.SEGMENT_BYTES, max(rows * COLUMNS * 4 // BLOCKS, 64))
     random.seed(0)
-    step = torn = 0
-    for _ in range(kills):
+    step = torn = kills = 0
+    while kills < min_kills or (torn < min_torn and kills < MAX_KILLS):
+        kills += 1
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -94,7 +98,7 @@ def main(directory, kills, rows=0):
     assert not is_torn(directory)
     left = [name for name in os.listdir(directory) if name.startswith(".") and name != ".lock"]
     assert not left, left
-    print(step, torn)
+    print(kills, step, torn)
 
 
 if __name__ == "__main__":
