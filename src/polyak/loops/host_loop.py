@@ -167,9 +167,14 @@ def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
 
 def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
     """Reset the environment: a JAX environment with its key, any other with a seed derived from the run's key."""
-    seed = 0 if isinstance(env, JaxEnvOnHost) else int(jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1)
+    seed = 0 if isinstance(env, JaxEnvOnHost) else int(_seed(key))
     time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
     return time_step
+
+
+@jax.jit
+def _seed(key: PRNGKeyArray) -> Array:
+    return jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1
 
 
 def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from polyak.core.struct import static, struct
@@ -50,4 +51,5 @@ class PackedMetrics:
 
     def unpack(self) -> Metrics:
         """The metrics by tag."""
-        return {**self.last, **{name: Mean(*row) for name, row in zip(self.names, self.means, strict=True)}}
+        means = np.asarray(self.means)  # Rows of a JAX array would be taken by two compiled programs.
+        return {**self.last, **{name: Mean(*row) for name, row in zip(self.names, means, strict=True)}}
