@@ -45,3 +45,19 @@ def test_an_agent_by_name_gets_rescaled_actions():
         "SAC", "jax/Pendulum-v1", env_steps=8, seed=0, progress=False, settings={"capacity": 64, "learning_starts": 0}
     )
     assert result.agent.spec.action_scaling == "rescale"
+
+
+@pytest.mark.parametrize(
+    ("command", "std"),
+    [
+        ("sac MountainCarContinuous-v0 --sde-sample-freq None --learning-starts 64 --num-steps 1", "state"),
+        (
+            "ppo jax/Pendulum-v1 --sde-sample-freq 4 --network mlp --num-steps 8 --num-minibatches 1 --num-epochs 1",
+            "sde",
+        ),
+    ],
+)
+def test_noise_of_the_network_follows_state_dependent_exploration(command, std, tmp_path):
+    assert polyak_command(f"train {command} --env-steps 8 --eval-episodes 0 --run-dir {tmp_path / 'run'}") == 0
+    agent = config_of(tmp_path / "run").agent
+    assert (agent.network if command.startswith("ppo") else agent.actor).std == std

@@ -6,7 +6,9 @@ import pytest
 
 import polyak
 from polyak.agents import action_scaling_of, agent_class
+from polyak.core.spaces import Box, EnvSpec
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
+from polyak.presets.preset import LinearOverTraining
 
 
 @pytest.mark.filterwarnings("ignore:builtin type")  # Box2D warns while it is imported, and dies where warnings are errors.
@@ -54,6 +56,31 @@ def test_all_atari_games_have_the_preset_of_the_details():
 def test_what_has_no_preset_gets_the_defaults(env_id):
     assert preset("ppo", env_id) is DEFAULT
     assert DEFAULT.settings(1) == {}
+
+
+def test_noise_of_a_presets_network_follows_state_dependent_exploration():
+    spec = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Box([-1.0], [1.0]))
+    checked = set()
+    for (algorithm, env_id), found in PRESETS.items():
+        if algorithm not in ("a2c", "ppo", "sac", "td3", "tqc") or env_id.startswith("ALE/"):
+            continue
+        networks = {}
+        for sample_freq in (None, 8):
+            agent = agent_class(algorithm)(spec=spec, **found.settings(1_000, {"sde_sample_freq": sample_freq}))
+            networks[sample_freq] = agent.network if algorithm in ("a2c", "ppo") else agent.actor
+        independent, dependent = networks[None], networks[8]
+        assert independent.std == {"td3": "fixed", "a2c": "free", "ppo": "free"}.get(algorithm, "state")
+        assert dependent.std == "sde" and independent.hidden == dependent.hidden
+        checked.add((algorithm, independent.hidden, dependent.log_std))
+    assert {("sac", (400, 300), -3.0), ("sac", (64, 64), -3.67), ("td3", (400, 300), -3.0), ("ppo", (64, 64), -1.0)} <= checked
+
+
+def test_changed_settings_take_the_place_of_the_presets():
+    found = preset("sac", "BipedalWalker-v3")
+    actor = polyak.Actor((8,), std="sde")
+    settings = found.settings(500, {"sde_sample_freq": 4, "actor": actor, "learning_rate": LinearOverTraining(0.1)})
+    assert settings["actor"] is actor and settings["critics"] == polyak.Critics((400, 300))
+    assert settings["learning_rate"] == polyak.Linear(0.1, env_steps=500)
 
 
 def test_rainbow_is_c51_with_all_parts_in_every_environment():

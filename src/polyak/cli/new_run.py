@@ -298,6 +298,8 @@ def _make_network(agent: Agent, kind: str, present: Any) -> Any:
         known = f"{{{','.join(makers)}}}" if makers else "no built-in network"
         raise UsageError(f"--network {kind}: {algorithm_name(agent)} takes {known}")
     made = makers[kind]()
+    if isinstance(made, ActorCritic) and isinstance(present, ActorCritic):
+        return dataclasses.replace(made, std=present.std)
     return dataclasses.replace(made, outputs=present.outputs) if isinstance(made, QNetwork) else made
 
 

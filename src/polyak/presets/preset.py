@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from polyak.core.printing import short_repr
 
+SDE_LOG_STD = {"actor": -3.0, "network": 0.0}
+"""Initial logarithm of σ, as in the agents' default networks, where a preset has none."""
+
 
 @short_repr()
 @dataclass(frozen=True, repr=False)
@@ -40,14 +43,18 @@ class Preset:
     loop: Literal["auto", "asynchronous"] = "auto"
     workers: int | None = None
 
-    def settings(self, env_steps: int) -> dict[str, Any]:
+    def settings(self, env_steps: int, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The agent's fields for a training of `env_steps`.
+
+        Args:
+            changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
         """
-        settings = {name: with_length(value, env_steps) for name, value in self.values.items()}
-        if settings.keys() & {"network", "actor", "critics"}:
+        changed = dict(changes or {})
+        settings = {name: with_length(value, env_steps) for name, value in {**self.values, **changed}.items()}
+        if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
             from polyak.networks.actor import Actor
             from polyak.networks.actor_critic import mlp
             from polyak.networks.critics import Critics
@@ -59,8 +66,18 @@ class Preset:
                 "actor": Actor,
                 "critics": Critics,
             }
-            settings |= {name: make(**settings[name]) for name, make in makers.items() if name in settings}
+            has_sde = settings.get("sde_sample_freq") is not None
+            settings |= {name: makers[name](**_with_noise(name, settings[name], has_sde=has_sde)) for name in networks}
         return settings
+
+
+def _with_noise(name: str, arguments: Mapping[str, Any], *, has_sde: bool) -> Mapping[str, Any]:
+    """The arguments of a network; state-dependent exploration needs an actor with `std="sde"`, and nothing else takes one."""
+    if has_sde == (arguments.get("std") == "sde") or name == "critics":
+        return arguments
+    if not has_sde:
+        return {key: value for key, value in arguments.items() if key not in ("std", "log_std")}
+    return {"log_std": SDE_LOG_STD[name], **arguments, "std": "sde"}
 
 
 def with_length(value: Any, env_steps: int) -> Any:

@@ -25,7 +25,6 @@ from polyak.envs.source import EnvSource, source_of
 from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, default_devices, mesh_over
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
-from polyak.presets.preset import with_length
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, is_jax_started
@@ -288,8 +287,7 @@ def make_agent(
     if agent not in AGENTS:
         raise ValueError(f"train.run: {unknown_name(agent, AGENTS, 'algorithm')}")
     task = source.id if source is not None and isinstance(source.id, str) else spec.id
-    changes = {name: with_length(value, env_steps) for name, value in (settings or {}).items()}
-    made: Agent = agent_class(agent)(spec=spec, **preset(agent, task).settings(env_steps) | changes)
+    made: Agent = agent_class(agent)(spec=spec, **preset(agent, task).settings(env_steps, settings))
     return made
 
 
