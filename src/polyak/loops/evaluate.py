@@ -27,6 +27,7 @@ from polyak.loops.loop import (
     check_spec,
     env_reset_key,
     env_step_key,
+    host_seed,
 )
 from polyak.loops.program_cache import cached_per_env, jitted_init
 
@@ -127,8 +128,7 @@ def evaluate(
     env_key, act_key = jax.random.split(key)
     if isinstance(env, HostEnv):
         with ExceptionRelay(policy):
-            seed = int(jax.random.bits(env_key, dtype=jnp.uint32) >> 1)
-            log, *_ = _evaluate_on_host(policy, env, seed, quota, act_key, max_steps)
+            log, *_ = _evaluate_on_host(policy, env, host_seed(env_key), quota, act_key, max_steps)
             return log.result()
     return _evaluate_compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
 

@@ -35,6 +35,7 @@ from polyak.loops.loop import (
     TrainResult,
     check_match,
     first_state,
+    host_seed,
     initial,
     iteration_keys,
     learn,
@@ -167,14 +168,9 @@ def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
 
 def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
     """Reset the environment: a JAX environment with its key, any other with a seed derived from the run's key."""
-    seed = 0 if isinstance(env, JaxEnvOnHost) else int(_seed(key))
+    seed = 0 if isinstance(env, JaxEnvOnHost) else host_seed(run_env_key(key))
     time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
     return time_step
-
-
-@jax.jit
-def _seed(key: PRNGKeyArray) -> Array:
-    return jax.random.bits(run_env_key(key), dtype=jnp.uint32) >> 1
 
 
 def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:

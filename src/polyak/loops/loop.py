@@ -139,6 +139,17 @@ def run_env_key(key: PRNGKeyArray) -> PRNGKeyArray:
     return jax.random.split(key, 3)[1]
 
 
+def host_seed(env_key: PRNGKeyArray) -> int:
+    """The seed of an environment outside JAX, in [0, 2³¹)."""
+    return int(_seed_bits(env_key))
+
+
+@jax.jit
+def _seed_bits(key: PRNGKeyArray) -> UInt32[Array, ""]:
+    # One program instead of the seven that it would be outside jit.
+    return jax.random.bits(key, dtype=jnp.uint32) >> 1
+
+
 def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
     """The loop's state before the first iteration, in buffers of its own, so that it can be donated."""
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
