@@ -119,3 +119,17 @@ def test_the_deviation_of_an_actor_stays_in_a_range_whose_density_is_finite():
     network = polyak.Actor((8,), std="free", log_std=9.0)
     (params, _), _, _ = network.apply(network.init(KEY, SPEC), OBS)
     np.testing.assert_allclose(params["log_scale"], 2.0)
+
+
+def test_the_mean_of_an_actor_is_clipped():
+    def mean_of(network):
+        return network.apply(network.init(KEY, SPEC), OBS)[0][0]["loc"]
+
+    wanted = mean_of(polyak.Actor((8,)))
+    limit = float(np.median(np.abs(wanted)))
+    found = mean_of(polyak.Actor((8,), clip_mean=limit))
+    np.testing.assert_allclose(found, np.clip(wanted, -limit, limit), rtol=1e-6)
+    assert not np.array_equal(found, wanted)
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="clip_mean must be"):
+            polyak.Actor(clip_mean=wrong)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import PRNGKeyArray
 
+from polyak.core.checks import check_number
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
 from polyak.core.types import PyTree, Variables
@@ -29,6 +30,7 @@ class Actor:
             parameters.
         log_std: the logarithm of that deviation, where it is learned the initial one; with `"sde"` of each number of σ.
         squash_mean: the mean of Box actions is middle + half_range · tanh(x), inside the bounds of the action.
+        clip_mean: clip the mean of Box actions to ± this value, before the agent's tanh; None disables clipping.
         orthogonal: orthogonal weights with gain √2, 0.01 in the last layer, and biases 0; else as PyTorch's.
 
     Raises:
@@ -45,9 +47,11 @@ class Actor:
     log_std: float = 0.0
     squash_mean: bool = False
     orthogonal: bool = False
+    clip_mean: float | None = None
 
     def __post_init__(self) -> None:
         check_layers(self, ("free", "state", "fixed", "sde"))
+        check_number("network", "clip_mean", self.clip_mean, above=0, optional=True)
 
     @property
     def shared_torso(self) -> bool:
@@ -77,15 +81,16 @@ class _ActorModule(nnx.Module):
     """Encoder, dense layers, and the head of the action's distribution."""
 
     def __init__(self, settings: Actor, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        self.action = spec.action
+        self.action, self.clip_mean = spec.action, settings.clip_mean
         self.actor = Torso(settings, spec, rngs)
         self.policy = PolicyHead(self.actor.features, settings, spec, rngs)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, None]:
-        return map_space(_in_range, self.action, self.policy(self.actor(obs))), None
+        return map_space(self._in_range, self.action, self.policy(self.actor(obs))), None
 
-
-def _in_range(space: Leaf, params: PyTree) -> PyTree:
-    if not isinstance(space, Box):
-        return params
-    return {"loc": params["loc"], "log_scale": jnp.clip(params["log_scale"], *LOG_STD_RANGE)}
+    def _in_range(self, space: Leaf, params: PyTree) -> PyTree:
+        if not isinstance(space, Box):
+            return params
+        loc, limit = params["loc"], self.clip_mean
+        loc = loc if limit is None else jnp.clip(loc, -limit, limit)
+        return {"loc": loc, "log_scale": jnp.clip(params["log_scale"], *LOG_STD_RANGE)}

@@ -121,7 +121,9 @@ def numpy_mode(
 
 def network_arrays(network: ActorCritic | Actor, params: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
     """The arrays of `numpy_reader.make_network` for the actor of an `mlp`."""
-    return _arrays(params["actor"], params["policy"]["linear"], normalizer)
+    arrays = _arrays(params["actor"], params["policy"]["linear"], normalizer)
+    limit = network.clip_mean if isinstance(network, Actor) else None
+    return arrays if limit is None else {**arrays, "clip_mean": np.array([limit], np.float32)}
 
 
 def _arrays(torso: PyTree, head: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:

@@ -55,6 +55,7 @@ def make_network(arrays: Any, layers: int, activation: str) -> Any:
         normalize = lambda x: np.clip((x - mean - rest) / std, -clip, clip)  # noqa: E731
     dense = [(arrays[f"kernel{i}"], arrays[f"bias{i}"]) for i in range(layers)]
     head, head_bias, activate = arrays["head_kernel"], arrays["head_bias"], ACTIVATIONS[activation]
+    limit = arrays.get("clip_mean")
 
     def network(x: Any) -> Any:
         if normalize is not None:
@@ -65,7 +66,7 @@ def make_network(arrays: Any, layers: int, activation: str) -> Any:
             x = activate(x)
         x = x @ head
         x += head_bias
-        return x
+        return x if limit is None else np.clip(x, -limit, limit)
 
     return network
 
