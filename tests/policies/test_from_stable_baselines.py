@@ -1,5 +1,6 @@
 """Policies of Stable-Baselines3: the same actions, and nothing in a file can run."""
 
+import dataclasses
 import io
 import json
 import pickle
@@ -9,14 +10,18 @@ import jax
 import numpy as np
 import pytest
 
+import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import TimeStep
+from polyak.export.write_policy import write_policy
 from polyak.policies import from_stable_baselines3
 from polyak.policies.from_stable_baselines import _TensorReader
 from tests.policies.stable_baselines_models import FOLDER, observations
 
 CARTPOLE = EnvSpec(Box([-np.inf] * 4, [np.inf] * 4), Discrete(2))
 PENDULUM = EnvSpec(Box([-np.inf] * 3, [np.inf] * 3), Box([-2.0], [2.0]))
+RESCALED = dataclasses.replace(PENDULUM, action_scaling="rescale")
+TWO_ACTIONS = dataclasses.replace(RESCALED, action=Box([-1.0, 0.0], [3.0, 0.5]))
 
 
 def test_greedy_actions_of_a_discrete_model_are_equal_on_1000_observations():
@@ -34,6 +39,41 @@ def test_greedy_actions_of_a_box_model_are_equal_on_1000_observations():
     np.testing.assert_allclose(actions, expected, atol=2e-6)
     assert np.std(expected) > 0.1 and policy.network.activation == "relu"
     assert np.asarray(policy.variables.params["policy"]["log_std"]["all"]) == pytest.approx(-0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "network"),
+    [
+        ("sde", PENDULUM, polyak.mlp((6,), std="sde")),
+        ("sde_squashed", TWO_ACTIONS, polyak.mlp((6,), std="sde")),
+        ("sac", RESCALED, polyak.Actor((8, 6))),
+        ("sac_sde", RESCALED, polyak.Actor((8, 6), std="sde", clip_mean=2.0)),
+        ("td3", RESCALED, polyak.Actor((8, 6), "tanh", std="fixed", log_std=-20.0)),
+    ],
+)
+def test_actions_and_deviations_of_other_models_are_equal_on_1000_observations(name, spec, network):
+    """Greedy actions after tanh and in the environment's units; standard deviations before, over all noise with gSDE."""
+    policy, obs = from_stable_baselines3(FOLDER / f"{name}.zip", spec), observations(3)
+    assert policy.network == network and policy.squash == (spec.action_scaling == "rescale")
+    expected = np.load(FOLDER / f"{name}.npy")
+    np.testing.assert_allclose(policy.predict(obs)[0], expected, atol=1e-5)
+    assert np.std(expected) > 0.5
+    if name == "td3":
+        np.testing.assert_allclose(policy.predict(obs, deterministic=False, key=jax.random.key(0))[0], expected, atol=1e-5)
+    else:
+        params = policy.network.apply(policy.variables, jax.numpy.asarray(obs))[0][0]
+        std = np.load(FOLDER / f"{name}_std.npy")
+        np.testing.assert_allclose(np.exp(params["log_scale"]), std, rtol=1e-4)
+        assert np.ptp(std) > 0.1
+
+
+def test_the_mean_of_gsde_is_clipped_also_in_numpy(tmp_path):
+    policy, obs = from_stable_baselines3(FOLDER / "sac_sde.zip", RESCALED), observations(3)
+    actions = np.load(FOLDER / "sac_sde.npy")
+    at_limit = np.isclose(np.abs(actions), 2 * np.tanh(2.0), atol=1e-5)
+    assert 50 < at_limit.sum() < 950
+    write_policy(policy, RESCALED, "numpy", tmp_path / "policy.npz", {})
+    np.testing.assert_allclose(polyak.load_policy(tmp_path / "policy.npz").predict(obs)[0], actions, atol=1e-5)
 
 
 def changed(tmp_path, **members):
@@ -137,9 +177,15 @@ def test_a_model_of_other_spaces_is_rejected_by_name(spec, message):
         from_stable_baselines3(FOLDER / "discrete.zip", spec)
 
 
+@pytest.mark.parametrize("name", ["sac", "td3", "sde_squashed"])
+def test_a_model_that_squashes_needs_rescaled_actions(name):
+    with pytest.raises(
+        ValueError, match="action_scaling must be 'rescale', as in the library that saved the policy, got 'clip'"
+    ):
+        from_stable_baselines3(FOLDER / f"{name}.zip", PENDULUM)
+
+
 def test_what_polyak_does_not_have_is_rejected_by_name(tmp_path):
-    with pytest.raises(ValueError, match="use_sde=True"):
-        from_stable_baselines3(FOLDER / "sde.zip", PENDULUM)
     with zipfile.ZipFile(FOLDER / "discrete.zip") as model:
         settings = json.loads(model.read("data"))
     settings["policy_kwargs"]["activation_fn"] = "<class 'torch.nn.modules.activation.GELU'>"

@@ -1,4 +1,4 @@
-"""PPO policies that Stable-Baselines3 saved, read without running anything that is in the file."""
+"""Policies that Stable-Baselines3 saved, read without running anything that is in the file."""
 
 import io
 import itertools
@@ -10,17 +10,21 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic, mlp
+from polyak.networks.layers import LOG_STD_RANGE, Std
 from polyak.policies.imported_weights import check_spaces, make_policy
 from polyak.policies.network_policy import NetworkPolicy
 
+OWNER = "from_stable_baselines3"
 MAX_BYTES = 2**30
 MAX_PICKLE_BYTES = 2**20
 DAMAGED = (
@@ -35,79 +39,137 @@ DAMAGED = (
     RuntimeError,
     TypeError,
 )
+NOT_OF_POLICY = ("critic.", "critic_target.", "actor_target.")
+FREE: Std = "free"
+SDE: Std = "sde"
+CLIP_MEAN = 2.0
+"""The default of `clip_mean`, a limit of the mean that SAC and TQC have with gSDE."""
+
 STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2"}
 ACTIVATIONS: dict[str, Literal["tanh", "relu", "elu", "silu"]] = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "SiLU": "silu"}
 
 
 def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> NetworkPolicy:
-    """The policy of a PPO model with an `MlpPolicy` that Stable-Baselines3 saved with `model.save(path)`.
+    """The policy of a model with an `MlpPolicy` that Stable-Baselines3 or its contrib package saved with `model.save(path)`.
 
-    Neither Stable-Baselines3 nor PyTorch is needed. Of the saved model only arrays and the activation's name are read: pickled
-    objects are never loaded, and the index of the arrays can name nothing but arrays. Statistics of `VecNormalize` are in
-    another file, so a policy that was trained with it needs its normalised observations.
+    Models are those of PPO, A2C, SAC, TQC, TD3 and DDPG, also with gSDE. Neither Stable-Baselines3 nor PyTorch is needed. Of
+    the saved model only arrays and plain settings are read: pickled objects are never loaded, and the index of the arrays can
+    name nothing but arrays. Statistics of `VecNormalize` are in another file, so a policy that was trained with it needs its
+    normalised observations.
 
     Args:
         path: the `.zip` file.
-        spec: the environment's; a Box observation, and Discrete or Box actions that are clipped to their bounds.
+        spec: the environment's; a Box observation, and Discrete or Box actions. Those that the model squashes, as all but PPO
+            and A2C do, are rescaled to their bounds (`action_scaling="rescale"`), others are clipped to them.
 
     Returns:
-        A policy that samples as the model does; `predict(obs)` returns the greedy action.
+        A policy that samples as the model does; `predict(obs)` returns the greedy action. With gSDE every sample has new noise;
+        `StateDependentExploration(policy, sample_freq)` keeps it for some steps.
 
     Raises:
         ValueError: the file is no such model or damaged, or its network does not fit the spec; by name.
         TypeError: `spec` is not an `EnvSpec`.
     """
-    check_spaces("from_stable_baselines3", spec)
+    check_env_spec(OWNER, spec)
     try:
         settings, tensors = _read_model(Path(path))
     except DAMAGED as error:
-        raise ValueError(f"from_stable_baselines3: {path} is not a model of Stable-Baselines3: {error}") from error
-    if settings.get("use_sde"):
-        raise ValueError(f"from_stable_baselines3: {path} was trained with use_sde=True; models with gSDE cannot be imported")
-    network, params = _network_and_params(str(path), settings, tensors)
-    return make_policy("from_stable_baselines3", str(path), spec, network, params)
-
-
-def _network_and_params(
-    path: str, settings: Mapping[str, Any], tensors: dict[str, npt.NDArray[Any]]
-) -> tuple[ActorCritic, dict[str, Any]]:
-    """The network with the widths and the activation of the model, and its parameters in polyak's tree."""
-    left = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
-
-    def layer(name: str) -> dict[str, Any]:
-        try:
-            return {"kernel": left.pop(f"{name}.weight").T.copy(), "bias": left.pop(f"{name}.bias")}
-        except KeyError as error:
-            raise ValueError(f"from_stable_baselines3: {path} has no {error}, as an MlpPolicy of PPO has") from None
-
-    def dense(name: str) -> dict[str, Any]:
-        # Every second module is an activation.
-        indices = itertools.takewhile(lambda i: f"{name}.{2 * i}.weight" in left, itertools.count())
-        return {"dense": {"layers": {i: layer(f"{name}.{2 * i}") for i in indices}}}
-
-    params: dict[str, Any] = {
-        "actor": dense("mlp_extractor.policy_net"),
-        "critic": dense("mlp_extractor.value_net"),
-        "policy": {"linear": layer("action_net")},
-        "value": layer("value_net"),
-    }
-    if "log_std" in left:
-        params["policy"]["log_std"] = {"all": left.pop("log_std")}
+        raise ValueError(f"{OWNER}: {path} is not a model of Stable-Baselines3: {error}") from error
+    left = {name: x.astype(np.float32) for name, x in tensors.items() if not name.startswith(NOT_OF_POLICY)}
+    has_actor = any(name.startswith("actor.") for name in left)
+    policy_kwargs = dict(settings.get("policy_kwargs") or {})
+    squash = has_actor or bool(policy_kwargs.get("squash_output"))
+    check_spaces(OWNER, spec, "rescale" if squash else "clip")
+    weights = _Weights(str(path), left)
+    network, params = (_actor if has_actor else _actor_critic)(weights, policy_kwargs)
     if left:
-        raise ValueError(f"from_stable_baselines3: {path} has {min(left)!r}, which is in no MlpPolicy of PPO")
-    actor, critic = (
-        tuple(int(part["bias"].size) for part in params[name]["dense"]["layers"].values()) for name in ("actor", "critic")
-    )
-    return mlp(actor, _activation(path, settings), value_hidden=None if critic == actor else critic), params
+        raise ValueError(f"{OWNER}: {path} has {min(left)!r}, which no MlpPolicy has")
+    return make_policy(OWNER, str(path), spec, network, params, squash=squash)
 
 
-def _activation(path: str, settings: Mapping[str, Any]) -> Literal["tanh", "relu", "elu", "silu"]:
+@dataclass(frozen=True)
+class _Weights:
+    """The tensors of a model, which are taken one after another.
+
+    Attributes:
+        path: the file, for errors.
+        left: those that were not taken yet, by name.
+    """
+
+    path: str
+    left: dict[str, npt.NDArray[np.float32]]
+
+    def layer(self, name: str) -> dict[str, npt.NDArray[np.float32]]:
+        """A linear layer."""
+        try:
+            return {"kernel": self.left.pop(f"{name}.weight").T.copy(), "bias": self.left.pop(f"{name}.bias")}
+        except KeyError as error:
+            raise ValueError(f"{OWNER}: {self.path} has no {error}, as an MlpPolicy has") from None
+
+    def dense(self, name: str) -> list[dict[str, npt.NDArray[np.float32]]]:
+        """Linear layers, with an activation between each two."""
+        indices = itertools.takewhile(lambda i: f"{name}.{2 * i}.weight" in self.left, itertools.count())
+        return [self.layer(f"{name}.{2 * i}") for i in indices]
+
+    def log_sigma(self, name: str, policy_kwargs: Mapping[str, Any], actions: int) -> npt.NDArray[np.float32]:
+        """The logarithm of gSDE's σ, `[features, actions]`, which the model may have in one column, or as expln⁻¹(σ)."""
+        found = self.left.pop(name)
+        if policy_kwargs.get("use_expln"):
+            found = np.where(found > 0, np.log1p(np.log1p(np.maximum(found, 0))), found)
+        return np.repeat(found, actions, axis=1) if found.shape[1] == 1 else found
+
+
+def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[ActorCritic, dict[str, Any]]:
+    """The network of PPO and A2C, with the widths and the activation of the model, and its parameters in polyak's tree."""
+    actor, critic = (weights.dense(f"mlp_extractor.{name}") for name in ("policy_net", "value_net"))
+    policy: dict[str, Any] = {"linear": weights.layer("action_net")}
+    log_std, std = weights.left.get("log_std"), FREE
+    if log_std is not None and log_std.ndim == 2:
+        std = SDE
+        policy["log_std"] = {"all": weights.log_sigma("log_std", policy_kwargs, policy["linear"]["bias"].size)}
+    elif log_std is not None:
+        policy["log_std"] = {"all": weights.left.pop("log_std")}
+    params = {"actor": _torso(actor), "critic": _torso(critic), "policy": policy, "value": weights.layer("value_net")}
+    hidden, value_hidden = _widths(actor), _widths(critic)
+    activation = _activation(weights.path, policy_kwargs, "Tanh")
+    return mlp(hidden, activation, std=std, value_hidden=None if hidden == value_hidden else value_hidden), params
+
+
+def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, dict[str, Any]]:
+    """The actor of SAC and TQC, or the deterministic one of TD3 and DDPG, and its parameters in polyak's tree."""
+    activation = _activation(weights.path, policy_kwargs, "ReLU")
+    if not any(name.startswith("actor.log_std") for name in weights.left):
+        *layers, head = weights.dense("actor.mu") or [weights.layer("actor.mu.0")]
+        # Without a distribution of its own, its samples are the greedy action.
+        network = Actor(_widths(layers), activation, std="fixed", log_std=LOG_STD_RANGE[0])
+        return network, {"actor": _torso(layers), "policy": {"linear": head}}
+    layers = weights.dense("actor.latent_pi")
+    has_sde = "actor.log_std" in weights.left
+    has_limit = "actor.mu.0.weight" in weights.left
+    policy: dict[str, Any] = {"linear": weights.layer("actor.mu.0" if has_limit else "actor.mu")}
+    if has_sde:
+        policy["log_std"] = {"all": weights.log_sigma("actor.log_std", policy_kwargs, policy["linear"]["bias"].size)}
+    else:
+        policy["scales"] = {"all": weights.layer("actor.log_std")}
+    limit = policy_kwargs.get("clip_mean", CLIP_MEAN) if has_limit else None
+    network = Actor(_widths(layers), activation, std=SDE if has_sde else "state", clip_mean=limit)
+    return network, {"actor": _torso(layers), "policy": policy}
+
+
+def _torso(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"dense": {"layers": dict(enumerate(layers))}}
+
+
+def _widths(layers: list[dict[str, Any]]) -> tuple[int, ...]:
+    return tuple(int(layer["bias"].size) for layer in layers)
+
+
+def _activation(path: str, policy_kwargs: Mapping[str, Any], default: str) -> Literal["tanh", "relu", "elu", "silu"]:
     """The activation that `policy_kwargs` names by its class, such as `<class 'torch.nn.modules.activation.ReLU'>`."""
-    described = dict(settings.get("policy_kwargs") or {}).get("activation_fn", "Tanh")
-    name = str(described).rpartition(".")[2].removesuffix("'>")
+    name = str(policy_kwargs.get("activation_fn", default)).rpartition(".")[2].removesuffix("'>")
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"from_stable_baselines3: activation_fn of {path} must be one of {known}, got {name[:80]!r}")
+        raise ValueError(f"{OWNER}: activation_fn of {path} must be one of {known}, got {name[:80]!r}")
     return ACTIVATIONS[name]
 
 
@@ -119,19 +181,19 @@ def _read_model(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]
     with zipfile.ZipFile(io.BytesIO(weights)) as archive:
         index = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(index) != 1:
-            raise ValueError(f"from_stable_baselines3: policy.pth of {path} is not an archive that PyTorch 1.6 or newer wrote")
+            raise ValueError(f"{OWNER}: policy.pth of {path} is not an archive that PyTorch 1.6 or newer wrote")
         root = index[0].removesuffix("/data.pkl")
         if f"{root}/byteorder" in archive.namelist() and _read(archive, f"{root}/byteorder", 16) != b"little":
-            raise ValueError(f"from_stable_baselines3: policy.pth of {path} must be little-endian")
+            raise ValueError(f"{OWNER}: policy.pth of {path} must be little-endian")
         tensors = _TensorReader(archive, root).load()
     if not isinstance(tensors, dict) or not all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
-        raise ValueError(f"from_stable_baselines3: policy.pth of {path} is not a state_dict")
+        raise ValueError(f"{OWNER}: policy.pth of {path} is not a state_dict")
     return settings, dict(tensors)
 
 
 def _read(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     if archive.getinfo(name).file_size > limit:
-        raise ValueError(f"from_stable_baselines3: {name} is larger than {limit:,} bytes")
+        raise ValueError(f"{OWNER}: {name} is larger than {limit:,} bytes")
     return archive.read(name)
 
 

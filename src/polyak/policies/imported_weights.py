@@ -1,20 +1,24 @@
 """A policy of weights that another library saved: the spaces that such a policy may have, and the check of its arrays."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, check_env_spec
 from polyak.core.types import Variables
+from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import is_image
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.network_policy import NetworkPolicy
 
 
-def check_spaces(owner: str, spec: EnvSpec) -> None:
-    """Check that observations are vectors and actions Discrete or a Box whose samples are clipped.
+def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "rescale"] = "clip") -> None:
+    """Check that observations are vectors and actions Discrete or a Box.
+
+    Args:
+        action_scaling: whether the policy's samples are clipped to the bounds, or rescaled to them from [-1, 1].
 
     Raises:
         TypeError: `spec` is not an `EnvSpec`.
@@ -25,14 +29,24 @@ def check_spaces(owner: str, spec: EnvSpec) -> None:
         raise ValueError(f"{owner}: obs must be a Box of numbers, got {spec.obs}")
     if not isinstance(spec.action, Discrete | Box):
         raise ValueError(f"{owner}: action must be Discrete or a Box, got {spec.action}")
-    if spec.action_scaling != "clip":
-        raise ValueError(f"{owner}: action_scaling must be 'clip', as in the library that saved the policy, got 'rescale'")
+    if spec.action_scaling != action_scaling:
+        raise ValueError(
+            f"{owner}: action_scaling must be {action_scaling!r}, as in the library that saved the policy, got "
+            f"{spec.action_scaling!r}"
+        )
 
 
 def make_policy(
-    owner: str, path: str, spec: EnvSpec, network: ActorCritic, params: Any, normalizer: ObsNormalizer | None = None
+    owner: str,
+    path: str,
+    spec: EnvSpec,
+    network: ActorCritic | Actor,
+    params: Any,
+    normalizer: ObsNormalizer | None = None,
+    *,
+    squash: bool = False,
 ) -> NetworkPolicy:
-    """The policy of a network with these parameters.
+    """The policy of a network with these parameters; with `squash` its Box actions pass through tanh.
 
     Raises:
         ValueError: the names and shapes of the parameters are not those of the network for the spec.
@@ -46,4 +60,6 @@ def make_policy(
         if got.get(name) != wanted.get(name):
             shapes = f"has shape {got.get(name)}, the spec needs {wanted.get(name)}"
             raise ValueError(f"{owner}: {name} of {path} {shapes}")
-    return NetworkPolicy(Variables(params, example.stats, example.graph), normalizer, network, spec)
+    return NetworkPolicy(
+        Variables(jax.device_put(params), example.stats, example.graph), normalizer, network, spec, squash=squash
+    )
