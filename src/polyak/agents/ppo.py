@@ -94,7 +94,8 @@ class PPOState:
 class PPO:
     """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
 
-        L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ] + β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
+        L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ]
+               + β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
 
     with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. Expectations are over valid transitions.
 
