@@ -279,7 +279,7 @@ class _Pushes:
             self.halves(result)
         except ValueError as error:
             return str(error)
-        if not isinstance(result.info_sums, InfoSums) or not isinstance(result.snapshot, dict | None):
+        if not isinstance(result.info_sums, InfoSums) or not isinstance(result.snapshot, bytes | None):
             return "the state of the environments is missing"
         state = self._group.states[worker]
         expected = state.time_step, state.carry, EpisodeTotals.none()

@@ -45,7 +45,7 @@ class WorkerGradients:
         halves: the gradients and their summary, as vectors by dtype.
         finished: episodes that ended.
         info_sums: what the environments reported.
-        snapshot: the environments' state after the rollout, or None.
+        snapshot: the environments' state after the rollout, by `pack_snapshot`, or None.
         time_step: the last one.
         carry: the policy's, and the running returns of episodes.
         seconds: how long it took.
@@ -56,7 +56,7 @@ class WorkerGradients:
     halves: Mapping[str, npt.NDArray[Any]]
     finished: EpisodeTotals
     info_sums: InfoSums
-    snapshot: dict[str, Any] | None
+    snapshot: bytes | None
     time_step: TimeStep
     carry: PyTree
     seconds: float

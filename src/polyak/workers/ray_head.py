@@ -16,6 +16,12 @@ from typing import Any
 
 CLOSE_SECONDS = 2.0
 
+WORKER_MODULES = ["polyak.workers.ray_workers", "polyak.envs.parts"]
+"""What processes of workers import while Ray still starts."""
+
+INLINE_BYTES = 1_000_000
+"""What a result may have to travel in the answer to the call: faster than through the store. Ray's own limit is a tenth."""
+
 
 def main() -> None:
     """Start Ray, wait for the end of standard input, and end it."""
@@ -28,7 +34,11 @@ def main() -> None:
     threading.Thread(target=_end_with_training, args=(is_closed, directory), daemon=True).start()
     try:
         import ray
+        from ray._private.node import Node
 
+        # Half a second of a processor each: nothing grows, and nobody reads the logs.
+        node: Any = Node
+        node.start_monitor = node.start_log_monitor = lambda node: None
         # Without "local", RAY_ADDRESS in the environment would make it a client of another Ray.
         context: Any = ray.init(
             "local",
@@ -38,6 +48,7 @@ def main() -> None:
             configure_logging=False,
             log_to_driver=False,
             _temp_dir=directory,
+            _system_config={"max_direct_call_object_size": INLINE_BYTES, "preload_python_modules": WORKER_MODULES},
         )
         print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
         is_closed.wait()

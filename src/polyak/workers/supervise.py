@@ -32,7 +32,7 @@ class Engine(Protocol):
         ...
 
     def share(self, value: Any) -> Any:
-        """What stands for a value in the arguments of several calls, so that it travels once."""
+        """What stands for a mapping of arrays in the arguments of several calls, so that a large one travels once."""
         ...
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:

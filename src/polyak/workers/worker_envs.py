@@ -10,7 +10,7 @@ from polyak.core.printing import short_repr
 from polyak.core.types import Agent, PyTree, TimeStep
 from polyak.loops.loop import LoopState
 from polyak.loops.rollouts import Rollouts
-from polyak.workers.rollout_worker import WorkerState, part_of
+from polyak.workers.rollout_worker import WorkerState, pack_snapshot, part_of, unpack_snapshot
 from polyak.workers.worker_group import WorkerGroup, join
 from polyak.workers.worker_rollouts import WorkerRollouts
 
@@ -54,7 +54,7 @@ class WorkerEnvs:
             )
         self.group.under_way = snapshot.get("under_way")
         parts = [_split_snapshot(snapshot, self.group.rows(worker)) for worker in range(self.num_workers)]
-        self.group.begin([WorkerState(int(snapshot["seed"]), part) for part in parts])
+        self.group.begin([WorkerState(int(snapshot["seed"]), pack_snapshot(part)) for part in parts])
 
     def step(self, action: PyTree) -> TimeStep:
         """Step every environment."""
@@ -69,7 +69,7 @@ class WorkerEnvs:
 
     def snapshot(self) -> dict[str, Any] | None:
         """The state of all environments after the last rollout that was learned from, as of one process; or None."""
-        snapshots = [snapshot for snapshot in self.group.snapshots if snapshot is not None]
+        snapshots = [unpack_snapshot(packed) for packed in self.group.snapshots if packed is not None]
         if len(snapshots) < self.num_workers:
             return None
         joined = _join_snapshots(snapshots, self.num_envs)

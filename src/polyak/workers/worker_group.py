@@ -73,7 +73,7 @@ class WorkerGroup:
     Attributes:
         acting: how the workers act; set by a training.
         states: where each worker begins if it is made again.
-        snapshots: the state of each worker's environments after the last rollout that was learned from.
+        snapshots: the state of each worker's environments after the last rollout that was learned from, by `pack_snapshot`.
         under_way: what a snapshot holds of rollouts that were under way; see `WorkerRollouts`.
         is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
         on_event: called with what happens to workers.
@@ -96,7 +96,7 @@ class WorkerGroup:
         self.spec, self.num_envs, self.num_workers, self.options = spec, num_envs, len(parts), options
         self.acting: Acting | GradientTask | None = None
         self.states = [WorkerState(seed=0)] * self.num_workers
-        self.snapshots: list[dict[str, Any] | None] = []
+        self.snapshots: list[bytes | None] = []
         self.under_way: dict[str, Any] | None = None
         self.is_ahead = False
         self.on_event: Callable[[WorkerEvent], None] = lambda event: None

@@ -330,7 +330,7 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
     """What is wrong with what a worker returned, or None."""
     if not isinstance(rollout, WorkerRollout):
         return f"a WorkerRollout was expected, got {type(rollout).__name__}"
-    if not isinstance(rollout.info_sums, InfoSums) or not isinstance(rollout.snapshot, dict | None):
+    if not isinstance(rollout.info_sums, InfoSums) or not isinstance(rollout.snapshot, bytes | None):
         return "the state of the environments is missing"
     problem = different(rollout.arrays, expected)
     if problem is not None:
