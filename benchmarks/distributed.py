@@ -1,14 +1,14 @@
-"""Env steps per second with worker processes: of environments that wait, of MuJoCo, and of one worker against the host loop.
+"""Env steps per second with worker processes: of environments that wait, of MuJoCo, and against RLlib; start and memory.
 
-    python benchmarks/distributed.py [--quick] [--json PATH]
+    python benchmarks/distributed.py [--quick] [--only KIND ...] [--json PATH]
 
-`waits`: a step waits 1 ms, 4 environments a worker, rollouts of 32 steps. `cheetah`: HalfCheetah-v5, 8 environments, rollouts
-of 64 steps. `host`: the host loop in this shape. All train PPO with two networks of (64, 64), 2 epochs x 2 minibatches, lag 0.
-Every contestant has a private Ray of its own; they work one at a time. Start and memory are those of the contestant with two
-workers.
+`start`: seconds from `train.distributed` with two workers to its first report, without compilation, each in a process that is
+alone. `waits`: a step waits 1 ms, 4 environments a worker, rollouts of 32 steps. `cheetah`: HalfCheetah-v5, 8 environments,
+rollouts of 64 steps. All train PPO with two networks of (64, 64), 2 epochs x 2 minibatches, lag 0 if no other is named; 0
+workers are the host loop. `rllib`: CartPole-v1, 2 workers with 8 environments each, rollouts of 64 steps, 4 epochs x 4
+minibatches, and RLlib's PPO with equal settings. Every contestant has a private Ray of its own; they work one at a time.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -18,9 +18,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 from harness import Pace, arguments, few_threads, median, ratios, report, spread, steps, table, take_turns, times, verdict
+from peers import python_if_possible
 
 WAITING = (1, 2, 4, 8, 16)
 LINEAR = {2: 0.9, 4: 0.9, 8: 0.8, 16: 0.8}
+KINDS = ("start", "waits", "cheetah", "rllib")
+START_SECONDS, START_MEGABYTES = 6.0, 150.0
+SHARED = {"learning_rate": 3e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "ent_coef": 0.0, "vf_coef": 0.5}
+RUNNERS, ENVS, STEPS, EPOCHS, MINIBATCHES = 2, 8, 64, 4, 4
+"""Of the comparison with RLlib: workers, environments of each, steps of a rollout."""
 
 
 class Waits(gymnasium.Env[Any, Any]):
@@ -42,31 +48,77 @@ class Waits(gymnasium.Env[Any, Any]):
         return self.np_random.random(4, np.float32), 1.0, False, self.count == 200, {}
 
 
-def worker(kind: str, workers: int, count: int) -> None:
+def worker(kind: str, workers: int, lag: int, count: int) -> None:
     import jax
 
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     few_threads(1)
+    # Before anything can print: Ray does.
+    pace = Pace()
     import polyak
 
-    start = time.monotonic()
-    env: Any = Waits if kind == "waits" else "HalfCheetah-v5"
-    num_envs, num_steps = (4 * max(workers, 1), 32) if kind == "waits" else (8, 64)
+    pace.about["polyak"] = polyak.__version__
+    env: Any = {"waits": Waits, "cheetah": "HalfCheetah-v5"}.get(kind, "CartPole-v1")
+    num_envs, num_steps = {"waits": (4 * max(workers, 1), 32), "rllib": (RUNNERS * ENVS, STEPS)}.get(kind, (8, 64))
     made = polyak.envs.make(env, num_envs=num_envs if not workers else 1)
-    agent = polyak.PPO(spec=made.spec, num_steps=num_steps, num_epochs=2, num_minibatches=2)
-    paces: list[Pace] = []
+    settings = {"num_epochs": 2, "num_minibatches": 2, "values_when": "collect" if lag else "update"}
+    if kind == "rllib":
+        settings = {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES, "max_grad_norm": 0.5, **SHARED}
+    agent = polyak.PPO(spec=made.spec, num_steps=num_steps, **settings)
+    begin = time.monotonic()
 
     def lap(progress: Any, metrics: Any, state: Any) -> None:
-        if not paces:
-            seconds = time.monotonic() - start - progress.compile_seconds
-            paces.append(Pace(polyak=polyak.__version__, start_seconds=seconds, worker_megabytes=memory_of_workers()))
-        paces[0].lap(progress.env_steps)
+        if kind == "start":
+            seconds = time.monotonic() - begin - progress.compile_seconds
+            pace.about.update(start_seconds=seconds, worker_megabytes=memory_of_workers())
+        pace.lap(progress.env_steps)
 
     options: Any = {"env_steps": 10**9, "key": jax.random.key(0), "report_every": count, "callbacks": [lap]}
     if workers:
-        polyak.train.distributed(agent, env, num_envs=num_envs, workers=workers, **options)
+        polyak.train.distributed(agent, env, num_envs=num_envs, workers=workers, lag=lag, **options)
     else:
         polyak.train.host(agent, made, **options)
+
+
+def rllib_worker(count: int) -> None:
+    """RLlib's PPO on its new stack, in the peer's interpreter."""
+    pace = Pace()
+    import ray
+    import torch
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    torch.set_num_threads(1)
+    pace.about["ray"] = ray.__version__
+    ray.init(num_cpus=RUNNERS + 1, include_dashboard=False, log_to_driver=False)
+    batch = RUNNERS * ENVS * STEPS
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=RUNNERS, num_envs_per_env_runner=ENVS, rollout_fragment_length=STEPS)
+        .learners(num_learners=0)
+        .training(
+            lr=SHARED["learning_rate"],
+            gamma=SHARED["gamma"],
+            lambda_=SHARED["gae_lambda"],
+            clip_param=SHARED["clip_range"],
+            entropy_coeff=SHARED["ent_coef"],
+            vf_loss_coeff=SHARED["vf_coef"],
+            use_kl_loss=False,
+            grad_clip=0.5,
+            train_batch_size_per_learner=batch,
+            minibatch_size=batch // MINIBATCHES,
+            num_epochs=EPOCHS,
+        )
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False))
+    )
+    algorithm = config.build_algo()
+    done = 0
+    while True:
+        end = done + count
+        while done < end:
+            done = int(algorithm.train()["env_runners"]["num_env_steps_sampled_lifetime"])
+        pace.lap(done)
 
 
 def memory_of_workers() -> list[float]:
@@ -88,48 +140,88 @@ def memory_of_workers() -> list[float]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
-    parser.add_argument("--worker", nargs=2, metavar=("KIND", "WORKERS"), help="(what the benchmark starts itself with)")
+    parser.add_argument("--worker", nargs=3, metavar=("KIND", "WORKERS", "LAG"), help="(what the benchmark starts itself with)")
     parser.add_argument("--count", type=int, default=4096, help="env steps in a measurement, for one worker")
     parser.add_argument("--most", type=int, default=16, help="workers, at most, whose steps wait")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}")
     args = parser.parse_args()
     if args.worker:
-        worker(args.worker[0], int(args.worker[1]), args.count)
+        kind, *numbers = args.worker
+        rllib_worker(args.count) if kind == "peer" else worker(kind, *map(int, numbers), args.count)
         return
-    rounds, most = (2, 2) if args.quick else (args.rounds, args.most)
-    waiting = [number for number in WAITING if number <= most]
-    me = Path(__file__).resolve()
-
-    def command(kind: str, number: int) -> list[Any]:
-        count = args.count // 4 if args.quick else args.count
-        return [
-            sys.executable,
-            me,
-            "--worker",
-            kind,
-            number,
-            "--count",
-            count * max(number, 1) if kind == "waits" else count * 2,
-        ]
-
+    rounds, most, count = (2, 2, args.count // 4) if args.quick else (args.rounds, args.most, args.count)
     rows, rates, about = [], {}, {}
-    for kind, numbers in (("waits", [0, *waiting]), ("cheetah", [0, 1, 2])):
-        group = {f"{kind}-{number}": command(kind, number) for number in numbers}
-        measured, said = take_turns(group, rounds)
+    for kind in args.only:
+        if kind == "start":
+            about["start"] = [start_once() for _ in range(rounds)]
+            continue
+        numbers = {
+            "waits": [(0, 0), *((number, 0) for number in WAITING if number <= most)],
+            "cheetah": [(0, 0), (1, 0), (2, 0), (2, 1)],
+            "rllib": [(RUNNERS, 0)],
+        }[kind]
+        group = {
+            name_of(kind, *pair): command(kind, *pair, count * max(pair[0], 1) if kind == "waits" else count * 2)
+            for pair in numbers
+        }
+        peer = python_if_possible("rllib") if kind == "rllib" else None
+        if peer is not None:
+            group["rllib-peer"] = command("peer", RUNNERS, 0, count * 2, str(peer))
+        measured, said = take_turns(group, rounds, one_by_one=True)
         rates |= measured
         about |= said
-        for number in numbers:
-            name, base = f"{kind}-{number}", f"{kind}-{'0' if number == 1 else '1'}"
-            ratio = ratios(measured, name, base)
-            targets = {("waits", 1): 0.95, ("cheetah", 1): 0.95, ("cheetah", 2): 1.7}
-            target = targets.get((kind, number), LINEAR.get(number, 0) * number)
-            against = "" if number == 0 else f"{'host loop' if number == 1 else 'one worker'}: {spread(ratio, times)}"
-            label = "host loop" if number == 0 else f"{number} workers"
-            rows.append([kind, label, spread(measured[name], steps), against, verdict(median(ratio), target) if number else ""])
+        rows += rows_of(kind, numbers, measured)
     text = table(["environment", "", "env steps/s", "times", "target"], rows)
-    two = about["waits-2"]
-    text += f"\n\nstart {two['start_seconds']:.1f} s; {max(two['worker_megabytes']):.0f} MB a worker (proportional set size)"
-    text += f"\n{os.cpu_count()} cores"
+    text += describe_start(about["start"]) if "start" in about else ""
     report(text, {"benchmark": "distributed", "rates": rates, "about": about, "quick": args.quick}, args.json)
+
+
+def command(kind: str, workers: int, lag: int, count: int, python: str = sys.executable) -> list[Any]:
+    return [python, Path(__file__).resolve(), "--worker", kind, workers, lag, "--count", count]
+
+
+def name_of(kind: str, workers: int, lag: int) -> str:
+    return f"{kind}-{workers}" + (f"-lag-{lag}" if lag else "")
+
+
+def start_once() -> dict[str, Any]:
+    """What one contestant that is alone says of its start."""
+    _, about = take_turns({"start": command("start", 2, 0, 1)}, 0)
+    said: dict[str, Any] = about["start"]
+    return said
+
+
+def describe_start(starts: list[dict[str, Any]]) -> str:
+    seconds = [start["start_seconds"] for start in starts]
+    megabytes = [max(start["worker_megabytes"]) for start in starts]
+    met = verdict(-median(seconds), -START_SECONDS).replace(">= -", "<= ")
+    memory = verdict(-median(megabytes), -START_MEGABYTES).replace(">= -", "<= ")
+    return (
+        f"\n\nstart {spread(seconds, lambda x: f'{x:.1f}')} s: {met}; "
+        f"{median(megabytes):.0f} MB a worker (proportional set size): {memory}"
+    )
+
+
+def rows_of(kind: str, numbers: list[tuple[int, int]], measured: dict[str, list[float]]) -> list[list[str]]:
+    rows = []
+    for workers, lag in numbers:
+        name = name_of(kind, workers, lag)
+        base, against, target = f"{kind}-1", "one worker", LINEAR.get(workers, 0) * workers
+        if kind == "rllib":
+            base, against, target = "rllib-peer", "RLlib", 3.0
+        elif workers == 1:
+            base, against, target = f"{kind}-0", "host loop", 0.95
+        elif kind == "cheetah":
+            target = 1.7
+        label = "host loop" if workers == 0 else f"{workers} workers" + (f", lag {lag}" if lag else "")
+        row = [kind, label, spread(measured[name], steps), "", ""]
+        if workers and base in measured:
+            ratio = ratios(measured, name, base)
+            row[3:] = [f"{against}: {spread(ratio, times)}", verdict(median(ratio), target)]
+        rows.append(row)
+    if "rllib-peer" in measured:
+        rows.append([kind, f"RLlib's PPO, {RUNNERS} workers", spread(measured["rllib-peer"], steps), "", ""])
+    return rows
 
 
 if __name__ == "__main__":

@@ -25,13 +25,17 @@ HERE = Path(__file__).resolve().parent
 class Pace:
     """The worker's side: `lap(count)` reports what was done since the last lap and waits for the next turn.
 
-    The first lap says that the worker is warm, and reports nothing. Whatever else is printed goes to stderr.
+    The first lap says that the worker is warm, and reports nothing. What is printed after the pace was made goes to stderr.
+
+    Attributes:
+        about: what the first lap says.
     """
 
     def __init__(self, **about: Any) -> None:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        self._about: dict[str, Any] | None = about
+        self.about = about
+        self._is_warm = False
         self._count = 0
         self._start = 0.0
 
@@ -42,8 +46,8 @@ class Pace:
             count: the units of work (env steps, updates) done since the worker started.
         """
         seconds = time.perf_counter() - self._start
-        answer = {"count": count - self._count, "seconds": seconds} if self._about is None else {"about": self._about}
-        self._about = None
+        answer = {"count": count - self._count, "seconds": seconds} if self._is_warm else {"about": self.about}
+        self._is_warm = True
         print(json.dumps(answer), file=self._answers, flush=True)
         if not sys.stdin.readline():
             raise SystemExit(0)
@@ -61,6 +65,7 @@ class Worker:
 
     def __init__(self, name: str, command: Sequence[str | Path]) -> None:
         self.name = name
+        self._about: dict[str, Any] | None = None
         # A pipe that nobody reads would fill up and block the worker.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         words = [str(word) for word in command]
@@ -68,8 +73,9 @@ class Worker:
 
     def wait_until_warm(self) -> dict[str, Any]:
         """What the worker says about itself once it is ready."""
-        about: dict[str, Any] = self._answer()["about"]
-        return about
+        if self._about is None:
+            self._about = self._answer()["about"]
+        return self._about
 
     def measure(self) -> float:
         """Units of work per second, in one turn."""
@@ -101,12 +107,22 @@ class Worker:
         raise SystemExit(f"{self.name}: the worker ended with {self._process.wait()}:\n{said}")
 
 
-def take_turns(commands: dict[str, Sequence[str | Path]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Measure all, so many times, in turns; returns the rates by contestant and what they said about themselves."""
+def take_turns(
+    commands: dict[str, Sequence[str | Path]], rounds: int, *, one_by_one: bool = False
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Measure all, so many times, in turns; returns the rates by contestant and what they said about themselves.
+
+    Args:
+        commands: start the contestants.
+        rounds: measurements of each.
+        one_by_one: start the next contestant when the one before it is warm.
+    """
     workers: list[Worker] = []
     try:
         for name, command in commands.items():
             workers.append(Worker(name, command))
+            if one_by_one:
+                workers[-1].wait_until_warm()
         about = {worker.name: worker.wait_until_warm() for worker in workers}
         rates: dict[str, list[float]] = {worker.name: [] for worker in workers}
         for _ in range(rounds):
