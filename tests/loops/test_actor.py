@@ -27,6 +27,7 @@ ACTIONS = {
     "wide": Box([-1.0, 0.0], [7.0, 1.0]),
     "matrix": Box(-np.ones((2, 2)), np.ones((2, 2))),
 }
+NARROW = {polyak.SAC: polyak.Actor((16,)), polyak.TD3: polyak.Actor((16,), std="fixed")}
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
@@ -96,6 +97,49 @@ def test_both_actors_give_the_policys_actions_carry_and_info(action, settings, e
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), carry, its_carry)
         assert jax.tree.map(np.shape, acted.info) == jax.tree.map(np.shape, wanted.info)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), acted.info, wanted.info)
+
+
+STEEP = polyak.Actor((16, 8), clip_mean=0.5, log_std=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "settings", "is_over"),
+    [
+        (polyak.SAC, "box", {}, False),
+        (polyak.SAC, "matrix", {"actor": STEEP, "normalize_obs": True, "normalize_reward": "return"}, True),
+        (polyak.SAC, "wide", {"actor": polyak.Actor((8,), std="free")}, True),
+        (polyak.TD3, "wide", {"exploration_noise": polyak.Linear(1.0, 0.0, 80), "normalize_obs": True}, True),
+        (polyak.TD3, "matrix", {"actor": polyak.Actor((8,), std="fixed"), "exploration_noise": 0.5}, False),
+    ],
+)
+def test_actors_of_replay_agents_act_in_numpy(kind, action, settings, is_over):
+    """With random actions until learning starts, and after that."""
+    rng = np.random.default_rng(0)
+    small = {"critics": polyak.Critics((4,)), "capacity": 64, "learning_starts": 50, "num_steps": NUM_STEPS}
+    agent = kind(EnvSpec(OBS, ACTIONS[action], action_scaling="rescale"), **{"actor": NARROW[kind], **small, **settings})
+    state = agent.init(jax.random.key(3))
+    larger = jax.tree.map(lambda x: 4 * x + 0.1, state.copies.actor.online.params)
+    actor = dataclasses.replace(state.copies.actor.online, params=larger)
+    copies = dataclasses.replace(state.copies, actor=dataclasses.replace(state.copies.actor, online=actor))
+    normalizers = state.normalizers
+    if normalizers.obs is not None:
+        seen = seen_by(normalizers.obs, jnp.asarray(2 + 5 * rng.normal(size=(50, 3)), jnp.float32))
+        normalizers = dataclasses.replace(normalizers, obs=seen)
+    env_steps = jnp.asarray(50 if is_over else 49, state.env_steps.dtype)
+    state = dataclasses.replace(state, copies=copies, normalizers=normalizers, env_steps=env_steps)
+    policy, key = agent.collect_policy(state), jax.random.key(5)
+    act = make_actor(policy, key, NUM_ENVS, exact=False, block=2)
+    assert isinstance(act, NumPyActor)
+    carry = policy.initial_state(NUM_ENVS)
+    its_carry, wanted_step = jax.tree.map(np.asarray, carry), jax.jit(type(policy).action)
+    for t in range(3):
+        now = time_step(rng)
+        acted, wanted = act(t, now, its_carry), wanted_step(policy, now, carry, jax.random.fold_in(key, t))
+        its_carry, carry = acted.carry, wanted.carry
+        assert acted.action.dtype == wanted.action.dtype and acted.action.shape == wanted.action.shape
+        np.testing.assert_allclose(acted.action, wanted.action, rtol=2e-5, atol=2e-6)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), its_carry, carry)
+        assert np.std(acted.action) > 0.2
 
 
 def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():

@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
-from polyak.core.policy_faults import check_carry
+from polyak.core.policy_faults import ExceptionRelay, check_carry
 from polyak.core.types import Agent, HostEnv, Policy, PolicyStep, PyTree, ReportsInfo, TimeStep
-from polyak.loops.actor import Actor, JitActor, make_actor
+from polyak.loops.actor import Actor, make_actor
 from polyak.loops.episodes import InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
@@ -150,7 +150,8 @@ def actor_maker(
 ) -> Callable[[list[Any]], Actor]:
     """A function that makes the actor for the next rollout from the leaves of the state.
 
-    With rollouts of one step, a compiled policy acts in one call, which also makes the policy and the key.
+    With rollouts of one step, one compiled call makes the policy and the key and acts: for NumPy the policy's arrays would have
+    to be fetched first. A policy that calls Python is called directly.
     """
     shape = shape_of(agent, state)
     program, num_envs = _policy_program(shape), state.time_step.reward.shape[0]
@@ -162,7 +163,8 @@ def actor_maker(
             policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
         return make_actor(policy, key, num_envs, exact=exact, block=agent.num_steps)
 
-    if agent.num_steps > 1 or mesh is not None or not isinstance(make(jax.tree.leaves(state)), JitActor):
+    calls_python = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent)).active
+    if agent.num_steps > 1 or mesh is not None or calls_python:
         return make
     act = _one_step_program(shape)
     return lambda leaves: lambda t, time_step, carry: act(settings, leaves, time_step, carry)

@@ -4,15 +4,17 @@ Rates may be schedules of the field `env_steps`, which the agent sets from its s
 `EpsilonGreedy(policy, Linear(1.0, 0.05), state.env_steps)`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.spaces import Discrete, MultiBinary, MultiDiscrete
+from polyak.core.policy_faults import CallsPython
+from polyak.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from polyak.core.struct import struct
-from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.core.types import NumPyPolicy, PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Distribution, Joint
 from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
@@ -160,6 +162,31 @@ class WarmUp:
         random = uniform_over(self.spec, time_step.first.shape[0], time_step.action_mask).sample(seed=random_key)
         action = jax.tree.map(lambda x, y: jnp.where(self._is_over, x, y), step.action, random)
         return PolicyStep(action, step.carry, step.info)
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """Whether the action is one Box of floats, and as the inner policy, which draws one number for each of the action's."""
+        action, policy = self.spec.action, self.policy
+        if type(self) is not WarmUp or isinstance(policy, CallsPython | WarmUp) or not isinstance(policy, NumPyPolicy):
+            return False
+        return isinstance(action, Box) and action.dtype.kind == "f" and policy.suits_numpy(num_envs)
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """The inner policy's beside the random action, `[B, 2, ...]`."""
+        assert isinstance(self.policy, NumPyPolicy), "as suits_numpy says"
+        random_key, key = jax.random.split(key)
+        random = uniform_over(self.spec, num_envs).sample(seed=random_key)
+        return jnp.stack([self.policy.noise(key, num_envs), random], axis=1)
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """The inner policy's step, its action replaced until the end of the warm-up."""
+        assert isinstance(self.policy, NumPyPolicy), "as suits_numpy says"
+        act, is_over = self.policy.in_numpy(), int(self.env_steps) >= int(self.steps)
+
+        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+            acted = act(time_step, carry, noise[:, 0])
+            return acted if is_over else PolicyStep(noise[:, 1], acted.carry, acted.info)
+
+        return step
 
     @property
     def _is_over(self) -> Any:

@@ -1,9 +1,10 @@
-"""A small actor-critic policy in NumPy, for acting one step at a time: a compiled call costs more than its arithmetic.
+"""A small actor or actor-critic policy in NumPy, for acting one step at a time: a compiled call costs more than its arithmetic.
 
 The forward pass is that of `numpy_reader`, the file that is exported beside the weights.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
-from polyak.networks.layers import range_of_means
+from polyak.networks.layers import LOG_STD_RANGE, range_of_means
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.numpy_reader import make_network
 
@@ -38,7 +39,9 @@ def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: b
     Args:
         with_value: whether the value is needed too, whose layers must be small likewise.
     """
-    if isinstance(network, ActorCritic | Actor) and network.std != "free":
+    if isinstance(network, ActorCritic) and network.std != "free":
+        return False
+    if isinstance(network, Actor) and (network.std == "sde" or network.squash_mean):
         return False
     if with_value and not (isinstance(network, ActorCritic) and suits_numpy(network.of_critic, spec, num_envs)):
         return False
@@ -82,11 +85,13 @@ def numpy_sampler(
     """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws with this noise, up to rounding, and its info.
 
     Args:
-        variables: of an `ActorCritic` that `suits_numpy`.
+        variables: of a network that `suits_numpy`.
         normalizer: likewise in NumPy, or None.
         squash: Box actions through tanh.
         return_info: info is the value and the action's parameters, as of `NetworkPolicy`; else `()`.
     """
+    if isinstance(network, Actor) and isinstance(spec.action, Box):
+        return _actor_sampler(variables, normalizer, network, spec.action.shape, squash=squash)
     output = _output(variables, normalizer, network, spec)
     sample: Callable[[Numbers, Numbers], Numbers] = _sample_categorical
     if isinstance(spec.action, Box):
@@ -181,6 +186,30 @@ def _params_of(policy: PyTree, spec: EnvSpec) -> Callable[[Numbers], PyTree]:
         return {"loc": loc, "log_scale": np.broadcast_to(log_scale, loc.shape)}
 
     return params_of
+
+
+def _actor_sampler(
+    variables: Variables, normalizer: ObsNormalizer | None, network: Actor, shape: tuple[int, ...], *, squash: bool
+) -> Callable[[Numbers, Numbers], tuple[Numbers, PyTree]]:
+    """`numpy_sampler` of an actor, whose log standard deviations may be outputs of the last layer, after the means."""
+    policy, count = variables.params["policy"], math.prod(shape)
+    head, log_std = policy["linear"], np.float32(network.log_std)
+    if network.std == "state":
+        scales = policy["scales"]["all"]
+        head = {name: np.concatenate([head[name], scales[name]], axis=-1) for name in ("kernel", "bias")}
+    elif network.std == "free":
+        log_std = policy["log_std"]["all"].reshape(-1)
+    forward = make_network(_arrays(variables.params["actor"], head, normalizer), len(network.hidden), network.activation)
+    limit = np.float32(np.inf if network.clip_mean is None else network.clip_mean)
+
+    def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:
+        out = forward(obs.reshape(obs.shape[0], -1))
+        scale = np.exp(np.clip(out[:, count:] if network.std == "state" else log_std, *LOG_STD_RANGE))
+        drawn = np.clip(out[:, :count], -limit, limit) + scale * noise.reshape(-1, count)
+        drawn = drawn.reshape(-1, *shape)
+        return (np.tanh(drawn, out=drawn) if squash else drawn), ()
+
+    return act
 
 
 def _sample_categorical(logits: Numbers, uniform: Numbers) -> Numbers:
