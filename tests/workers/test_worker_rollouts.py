@@ -62,6 +62,16 @@ def test_impala_whose_rollouts_have_the_policys_outputs_has_the_bits_of_the_host
     assert_same_bits(train(cartpole, 2, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
 
 
+def test_sac_has_the_bits_of_the_host_loop_and_its_workers_act_in_numpy():
+    env = polyak.envs.make("Pendulum-v1", num_envs=8, vectorization="sync", action_scaling="rescale")
+    small = {"actor": polyak.Actor((8,)), "critics": polyak.Critics((8,)), "batch_size": 8, "capacity": 256}
+    agent = polyak.SAC(env.spec, num_steps=8, learning_starts=100, updates_per_step=1 / 64, **small)
+    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4)
+    ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 2)]
+    assert int(ends[0].agent.updates) == 3
+    assert_same_bits(*ends)
+
+
 def test_one_worker_acts_in_jax_as_the_host_loop(cartpole):
     agent = make_agent(cartpole.spec, network=lstm(hidden=(), width=4))
     assert_same_bits(train(cartpole, 1, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)

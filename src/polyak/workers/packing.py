@@ -68,4 +68,5 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _as_numbers(leaf: Any) -> Array:
-    return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
+    leaf = jnp.asarray(leaf)
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
