@@ -32,7 +32,7 @@ class FaultyPushes(FaultyWorkers):
             return super().call(handle, method, arguments)
         fault = self.faults.get(self.calls)
         self.calls += 1
-        if fault == "lost":
+        if fault in ("lost", "late"):
             return Fault(fault)
         call = InProcessWorkers.call(self, handle, method, arguments)
         if fault is not None:
@@ -230,6 +230,20 @@ def test_a_slow_worker_holds_nobody_back_and_what_is_too_old_is_dropped():
     assert max(report["staleness/max"] for report in reports) >= 100
     assert result.metrics["pushes/stale"] == engine.pushes[3] - 1 > 0
     assert result.metrics["pushes/applied"] >= sum(engine.pushes[:3]) - 3
+
+
+def test_a_stop_while_it_waits_reports_what_was_learned_since_the_last_report():
+    engine, asked, reports = FaultyPushes({5: "late"}), [], []
+    result = train(
+        1,
+        lambda: engine,
+        steps=10**6,
+        # Not at the end of a round, but in the wait for the sixth push.
+        should_stop=lambda: engine.calls > 5 and (asked.append(1) or len(asked) > 1),
+        callbacks=[lambda progress, metrics, state: reports.append((progress.env_steps, metrics["pushes/applied"]))],
+    )
+    assert result.stopped == "request" and result.metrics["pushes/applied"] == 5
+    assert reports == [(result.progress.env_steps, 5)]
 
 
 def test_stale_gradients_are_dropped():

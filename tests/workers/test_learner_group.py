@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
-from polyak.workers.learner_group import LearnerLost, Learners, run_group, start_here
+from polyak.workers.learner_group import LearnerLost, Learners, StoppedBeforeStart, run_group, start_here
 from polyak.workers.learner_process import LearnerEnd
+from polyak.workers.ray_learners import RayLearners
 from polyak.workers.rollout_worker import Failure
 
 
@@ -29,7 +30,8 @@ class Clock:
 class FakeLearner:
     """A learner that ends as a test says, at a time of its clock."""
 
-    def __init__(self, clock, end=None, after=0.0):
+    def __init__(self, clock, end=None, after=0.0, has_joined=True):
+        self.has_joined = has_joined
         self.clock, self.end, self.at = clock, end, clock() + after
         self.is_killed = self.is_asked = False
 
@@ -115,6 +117,7 @@ def test_the_last_restart_is_the_last():
     with pytest.raises(RuntimeError, match=r"learner 1 was killed by SIGKILL; no restart is left of restarts=1"):
         groups.run()
     assert len(groups.started) == 2
+    assert [event.event for event in groups.events] == ["failed", "lost"], "the last one is not started again"
 
 
 def test_an_exception_of_the_first_learner_ends_the_training():
@@ -144,6 +147,47 @@ def test_a_learner_that_does_not_find_the_others_is_lost():
     groups = Groups([(failure(RuntimeError("port in use"), has_joined=False), 1.0), (None, 1e9)], DONE)
     assert groups.run() == "result"
     assert "did not start: RuntimeError: port in use" in groups.events[0].detail
+
+
+def test_learners_that_never_find_each_other_end_the_training_with_the_reason():
+    alone = [(failure(RuntimeError("timed out"), has_joined=False), 1.0), (None, 1e9)]
+    groups = Groups(alone, DIES, *[alone] * 100)
+    with pytest.raises(
+        RuntimeError, match=r"learner 0 did not start: RuntimeError: timed out; .* not find each other in 3 starts"
+    ):
+        groups.run()
+    assert len(groups.started) == 5, "not counting those before a group that was complete"
+    assert [event.event for event in groups.events] == ["failed"] * 4 + ["lost"]
+
+
+def test_processes_that_end_before_they_find_each_other_end_the_training_too():
+    groups = Groups(*[[("ended with exit code 1: no such module", 1.0, False), (None, 1e9, False)]] * 100)
+    with pytest.raises(RuntimeError, match=r"learner 0 ended with exit code 1: no such module; .* in 3 starts"):
+        groups.run()
+    assert len(groups.started) == 3
+
+
+class LonelyRay:
+    """A cluster of this machine alone."""
+
+    def nodes(self):
+        return [{"Alive": True, "NodeID": "this"}]
+
+    def get_runtime_context(self):
+        return self
+
+    def get_node_id(self):
+        return "this"
+
+
+def test_a_request_to_stop_ends_the_wait_for_machines(monkeypatch):
+    monkeypatch.setattr("polyak.workers.ray_learners.connect", lambda address: LonelyRay())
+    asked = []
+    learners = RayLearners("auto", lambda: asked.append(1) or len(asked) > 2)
+    start = time.monotonic()
+    with pytest.raises(StoppedBeforeStart, match="stopped while waiting for the machines"):
+        learners.start(act, 2, Learners(2, start_timeout=5))
+    assert time.monotonic() - start < 2
 
 
 def test_a_request_to_stop_reaches_the_first_learner_once():

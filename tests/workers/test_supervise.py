@@ -138,11 +138,12 @@ def test_other_workers_go_on_while_one_waits_to_be_started_again():
 
 
 def test_the_budget_of_restarts_ends_the_training_with_the_reason():
-    supervisor, engine, _ = make([DEAD] * 5, budget=2)
+    supervisor, engine, events = make([DEAD] * 5, budget=2)
     supervisor.request(0, "rollout", 1)
     with pytest.raises(RuntimeError, match="worker 0 died: of a test; no restart is left of restarts=2"):
         run(supervisor, 1)
     assert engine.started == 3
+    assert [event.event for event in events if event.event != "restarted"] == ["started", "failed", "failed", "lost"]
 
 
 def test_the_spent_budget_names_the_last_failure_of_every_worker():

@@ -19,6 +19,7 @@ from polyak.train.run_training import train
 from polyak.train.seeds import train_at_once
 from polyak.train.statistics import seed_statistics
 from polyak.train.training import Training, finish, resume_command
+from polyak.workers.learner_group import StoppedBeforeStart
 
 # A signal ends the evaluation at once.
 TRAINING_SAVED = "training is finished and saved; evaluate it with `polyak evaluate`"
@@ -68,6 +69,7 @@ def print_statistics(directories: Iterable[Path]) -> None:
 
 
 def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], list[Result]], console: Screen) -> int:
+    signals = Signals()
     try:
         with ExitStack() as stack:
             for training in trainings:
@@ -76,6 +78,8 @@ def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], li
                 results = start(signals.stop_requested)
             with handle_signals(grace=0.0, consequence=TRAINING_SAVED):
                 return max(_finish(*pair, signals, console) for pair in zip(trainings, results, strict=True))
+    except StoppedBeforeStart as error:
+        return fail(error, signals.exit_code)
     except (Exception, SystemExit) as error:  # an environment may raise SystemExit
         return _report_failure(trainings, error)
 

@@ -130,7 +130,8 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
     """Train in a group of processes; this one watches it, and then reads the last checkpoint.
 
     Raises:
-        RuntimeError: no restart is left.
+        RuntimeError: no restart is left, or the learners do not find each other.
+        StoppedBeforeStart: it should stop, and waits for machines.
         Exception: what a learner raised, of its type.
     """
     config, run, env = training.config, training.run, training.env
@@ -145,7 +146,9 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
     )
     with record_failure([training]), ExitStack() as stack:
         stack.enter_context(_drop_on_failure(task.cache_directory))
-        start = start_here if learners.address is None else stack.enter_context(RayLearners(learners.address)).start
+        start = (
+            start_here if learners.address is None else stack.enter_context(RayLearners(learners.address, should_stop)).start
+        )
         learned: LearnerResult = run_group(
             partial(start, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
             learners,
@@ -224,4 +227,5 @@ def _report(run: Run, console: Screen, cache: Path | None, event: WorkerEvent) -
     """Write the death of a learner into `workers.jsonl`, and print it."""
     drop_incomplete_programs(cache)
     run.append_worker_event({"time": time.time(), "learner": event.worker, "event": event.event, "detail": event.detail})
-    console.print_line(f"learner {event.worker} {event.detail}; starting all again from the newest checkpoint")
+    if event.event == "failed":
+        console.print_line(f"learner {event.worker} {event.detail}; starting all again from the newest checkpoint")

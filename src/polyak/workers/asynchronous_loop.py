@@ -136,6 +136,9 @@ def train_asynchronously(
             )
             since_report = {}
             stopped = "request" if should_stop() else None if go_on else "callback"
+    if since_report:
+        # It was stopped while it waited.
+        reporter.report({**since_report, **pushes.metrics(), **_counts(senders)}, pushes.loop_state(state, senders), callbacks)
     return reporter.result(pushes.loop_state(state, senders), stopped if reporter.env_steps < env_steps else None)
 
 

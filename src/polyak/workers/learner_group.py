@@ -19,11 +19,14 @@ from typing import IO, Any, Protocol, runtime_checkable
 import cloudpickle
 
 from polyak.core.checks import check_integer
-from polyak.workers.learner_process import STOP, LearnerEnd, LearnerStart
+from polyak.workers.learner_process import JOINED, STOP, LearnerEnd, LearnerStart
 from polyak.workers.supervise import WorkerEvent, back_off
 
 MAX_LEARNERS = 2**12
 """Maximum number of processes of a group."""
+
+MAX_STARTS = 3
+"""Starts in a row in which the learners did not find each other, after which training ends: another one would not either."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -43,11 +46,16 @@ class LearnerLost(Exception):
     Attributes:
         rank: its number.
         reason: how it ended.
+        has_joined: whether the group was complete.
     """
 
-    def __init__(self, rank: int, reason: str) -> None:
+    def __init__(self, rank: int, reason: str, *, has_joined: bool = True) -> None:
         super().__init__(f"learner {rank} {reason}")
-        self.rank, self.reason = rank, reason
+        self.rank, self.reason, self.has_joined = rank, reason, has_joined
+
+
+class StoppedBeforeStart(Exception):
+    """A request to stop came while a group waited for machines, so that there is no result."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,13 @@ class Learners:
 
 @runtime_checkable
 class Learner(Protocol):
-    """A process of a group, here or on another machine."""
+    """A process of a group, here or on another machine.
+
+    Attributes:
+        has_joined: it is known to have found the others.
+    """
+
+    has_joined: bool
 
     def poll(self) -> LearnerEnd | str | None:
         """What came of it, or a sentence about how it died; None while it runs."""
@@ -103,6 +117,7 @@ class LocalLearner:
     """
 
     def __init__(self, start: LearnerStart) -> None:
+        self.has_joined = False
         self._connection, remote = Pipe()
         first = start.rank == 0
         self._log: IO[bytes] | None = None if first else tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
@@ -127,8 +142,12 @@ class LocalLearner:
         """What came of it, or a sentence about how it died; None while it runs."""
         try:
             if self._connection.poll():
+                message = self._connection.recv_bytes()
+                if message == JOINED:
+                    self.has_joined = True
+                    return None
                 # Bytes of a process that this one has started.
-                end: LearnerEnd = pickle.loads(self._connection.recv_bytes())
+                end: LearnerEnd = pickle.loads(message)
                 return end
         except (EOFError, OSError):
             return self._describe_end()
@@ -202,7 +221,8 @@ def run_group(
 ) -> Any:
     """The result of the first learner of a group, which is started again whenever one of its learners dies.
 
-    It is started again at once, and later if it dies again and again without progress.
+    It is started again at once, and later if it dies again and again without progress; not after three starts in a row in
+    which the learners did not find each other.
 
     Args:
         start: starts all learners.
@@ -214,10 +234,11 @@ def run_group(
         sleep: waits for so many seconds.
 
     Raises:
-        RuntimeError: no restart is left.
+        RuntimeError: no restart is left, or the learners do not find each other.
+        StoppedBeforeStart: `start` was stopped.
         Exception: what a learner raised, of its type.
     """
-    restarts = failures = 0
+    restarts = failures = not_joined = 0
     saved = progress()
     while True:
         group: Sequence[Learner] = ()
@@ -228,9 +249,15 @@ def run_group(
             lost = error
         finally:
             _kill(group)
-        on_event(WorkerEvent(lost.rank, "failed", lost.reason))
+        not_joined = 0 if lost.has_joined else not_joined + 1
+        end = None
         if restarts >= options.restarts:
-            raise RuntimeError(f"{lost}; no restart is left of restarts={options.restarts}")
+            end = f"no restart is left of restarts={options.restarts}"
+        elif not_joined >= MAX_STARTS:
+            end = f"the learners did not find each other in {MAX_STARTS} starts"
+        on_event(WorkerEvent(lost.rank, "failed" if end is None else "lost", lost.reason))
+        if end is not None:
+            raise RuntimeError(f"{lost}; {end}")
         restarts += 1
         failures, saved = 1 if progress() > saved else failures + 1, progress()
         until = clock() + back_off(failures)
@@ -260,12 +287,12 @@ def _watch(
         for rank, learner in enumerate(group):
             end = None if rank in ends else learner.poll()
             if isinstance(end, str):
-                raise LearnerLost(rank, end)
+                raise LearnerLost(rank, end, has_joined=any(learner.has_joined for learner in group))
             if end is None:
                 continue
             ends[rank] = end
             if end.failure is not None and not end.has_joined:
-                raise LearnerLost(rank, f"did not start: {end.failure.summary}")
+                raise LearnerLost(rank, f"did not start: {end.failure.summary}", has_joined=False)
             if end.failure is not None:
                 deadline = min(deadline, clock() + options.heartbeat + GRACE_SECONDS)
         first = ends.get(0)

@@ -19,7 +19,7 @@ import jax
 
 from polyak.workers.rollout_worker import Failure, find_sources
 
-STOP = b"stop"
+STOP, JOINED = b"stop", b"joined"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(connection, stop), daemon=True).start()
     if start.rank == 0:
         _hide_output_of_libraries()
-    end = _learn(start, stop.is_set)
+    end = _learn(start, stop.is_set, connection)
     try:
         message = cloudpickle.dumps(end)
     except Exception as error:
@@ -84,7 +84,7 @@ def main() -> None:
     threading.Event().wait()
 
 
-def _learn(start: LearnerStart, should_stop: Callable[[], bool]) -> LearnerEnd:
+def _learn(start: LearnerStart, should_stop: Callable[[], bool], connection: Connection) -> LearnerEnd:
     try:
         jax.config.update("jax_num_cpu_devices", start.devices)
         jax.distributed.initialize(
@@ -100,6 +100,7 @@ def _learn(start: LearnerStart, should_stop: Callable[[], bool]) -> LearnerEnd:
         )
     except Exception as error:
         return LearnerEnd(failure=Failure.of(error), has_joined=False)
+    connection.send_bytes(JOINED)
     try:
         find_sources(start.paths)
         function = pickle.loads(start.function)

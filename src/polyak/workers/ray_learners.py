@@ -13,7 +13,15 @@ from typing import Any
 
 import cloudpickle
 
-from polyak.workers.learner_group import POLL_SECONDS, Learner, LearnerLost, Learners, LocalLearner, free_port
+from polyak.workers.learner_group import (
+    POLL_SECONDS,
+    Learner,
+    LearnerLost,
+    Learners,
+    LocalLearner,
+    StoppedBeforeStart,
+    free_port,
+)
 from polyak.workers.learner_process import LearnerEnd, LearnerStart
 from polyak.workers.ray_workers import connect, first_line
 from polyak.workers.rollout_worker import own_versions
@@ -25,14 +33,15 @@ class RayLearners:
 
     Args:
         address: of the cluster, as for `ray.init`; this machine belongs to it.
+        should_stop: True ends the wait for machines.
 
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: the cluster cannot be reached, or this process is connected already.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address, self._ray = address, connect(address)
+    def __init__(self, address: str, should_stop: Callable[[], bool] = lambda: False) -> None:
+        self._address, self._should_stop, self._ray = address, should_stop, connect(address)
 
     def __enter__(self) -> "RayLearners":
         return self
@@ -45,6 +54,7 @@ class RayLearners:
 
         Raises:
             RuntimeError: the cluster has too few machines, also after `start_timeout`, or one has other versions.
+            StoppedBeforeStart: it should stop.
         """
         nodes = self._wait_for_nodes(learners)
         host = self._ray.util.get_node_ip_address()
@@ -57,7 +67,7 @@ class RayLearners:
         group: list[Learner] = []
         try:
             for start, node in zip(starts[1:], nodes, strict=True):
-                group.append(_RemoteLearner(self._ray, start, node))
+                group.append(_RemoteLearner(self._ray, start, node, self._should_stop))
             return [LocalLearner(starts[0]), *group]
         except BaseException:
             for learner in group:
@@ -77,7 +87,13 @@ class RayLearners:
                     f"train: learners={learners.number} needs {needed} machines beside this one, the Ray cluster at "
                     f"{self._address} has {len(nodes)}"
                 )
-            time.sleep(1.0)
+            _check_stop(self._should_stop)
+            time.sleep(POLL_SECONDS)
+
+
+def _check_stop(should_stop: Callable[[], bool]) -> None:
+    if should_stop():
+        raise StoppedBeforeStart("train: stopped while waiting for the machines of the Ray cluster")
 
 
 class _RemoteLearner:
@@ -86,9 +102,13 @@ class _RemoteLearner:
     Raises:
         LearnerLost: its machine does not start it.
         RuntimeError: its machine has other versions.
+        StoppedBeforeStart: it should stop.
     """
 
-    def __init__(self, ray: Any, start: LearnerStart, node: Any) -> None:
+    has_joined = False
+    """The first learner, which is never remote, says so of all."""
+
+    def __init__(self, ray: Any, start: LearnerStart, node: Any, should_stop: Callable[[], bool]) -> None:
         self._ray = ray
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         # Without a share of the GPUs, Ray hides them.
@@ -96,12 +116,15 @@ class _RemoteLearner:
         options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": strategy}
         self._actor = ray.remote(**options)(_LearnerActor).remote()
         try:
-            versions = ray.get(self._actor.versions.remote(), timeout=start.start_timeout)
+            call, deadline = self._actor.versions.remote(), time.monotonic() + start.start_timeout
+            while not ray.wait([call], timeout=POLL_SECONDS)[0] and time.monotonic() < deadline:
+                _check_stop(should_stop)
+            versions = ray.get(call, timeout=0)
             check_versions(f"learner {start.rank} on {node['NodeManagerHostname']}", versions)
         except BaseException as error:
             self.kill()
             if isinstance(error, ray.exceptions.RayError):
-                raise LearnerLost(start.rank, f"did not start: {first_line(error)}") from error
+                raise LearnerLost(start.rank, f"did not start: {first_line(error)}", has_joined=False) from error
             raise
         self._call = self._actor.learn.remote(pickle.dumps(start))
 

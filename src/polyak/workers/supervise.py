@@ -58,7 +58,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class WorkerEvent:
-    """What happened to a worker: `"started"`, `"failed"`, `"restarted"`."""
+    """What happened to a worker: `"started"`, `"failed"` (it is started again), `"restarted"`, `"lost"` (it is not)."""
 
     worker: int
     event: str
@@ -195,9 +195,10 @@ class Supervisor:
             RuntimeError: the budget of restarts is spent.
         """
         worker = self.workers[index]
-        self.on_event(WorkerEvent(index, "failed", reason))
+        is_last = sum(one.restarts for one in self.workers) >= self.budget
+        self.on_event(WorkerEvent(index, "lost" if is_last else "failed", reason))
         handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
-        if sum(one.restarts for one in self.workers) >= self.budget:
+        if is_last:
             self.engine.end(handle)
             error = RuntimeError(f"worker {index} {reason}; no restart is left of restarts={self.budget}")
             for other, one in enumerate(self.workers):
