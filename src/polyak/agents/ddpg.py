@@ -17,6 +17,7 @@ from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, 
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
     check_critics,
+    check_shared_encoder,
     check_unit_actions,
     create_actor_critic,
     critic_terms,
@@ -25,6 +26,7 @@ from polyak.learning.actor_critic import (
     has_small_products,
     join_logs,
     q_values,
+    share_encoder,
 )
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
@@ -88,6 +90,8 @@ class DDPG:
         clip_obs: clip normalised observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
+        shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
+            (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         max_dqda: clip each number of ∇_a Q to ± this; None disables clipping.
         exploration: noise on actions that are collected: `"ou"` (Ornstein-Uhlenbeck) or `"gaussian"`.
@@ -130,6 +134,7 @@ class DDPG:
     normalize_obs: bool = choice(default=False, choices=(True, False))
     clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    shared_encoder: bool = choice(default=False, choices=(True, False))
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     max_dqda: Scalar | None = number(default=None, above=0, optional=True)
     exploration: Literal["ou", "gaussian"] = choice(default="ou", choices=("ou", "gaussian"))
@@ -150,6 +155,7 @@ class DDPG:
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
+        check_shared_encoder(self)
         check_no_sde("DDPG", self._actor)
         if self.exploration == "gaussian":
             check_unset(self, ("theta",), "has no effect with exploration='gaussian'; leave it out")
@@ -216,6 +222,7 @@ class DDPG:
             critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
             actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
             actor, actor_log = train_copies(actor, actor_loss, actor_step, batch, due=due, axis_name=axis_name)
+            actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
             applied = critic_log.applied.astype(jnp.uint32)
             copies = ActorCriticCopies(actor.follow(updates=applied), critics.follow(updates=applied))
             return copies, join_logs(critic=critic_log, actor=actor_log)
@@ -271,7 +278,8 @@ class DDPG:
             actor: of its parameters nothing is used.
             critics: the online critic.
         """
-        action = deterministic_action(self._actor, dataclasses.replace(actor, params=params), batch.obs, self.spec)
+        actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
+        action = deterministic_action(self._actor, actor, batch.obs, self.spec)
 
         def sum_of_q(action: PyTree) -> Float[Array, ""]:
             return jnp.sum(q_values(self._critics, critics, batch.obs, action))

@@ -15,11 +15,13 @@ from polyak.core.struct import check_settings, choice, integer, number, setting,
 from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     check_critics,
+    check_shared_encoder,
     check_unit_actions,
     critic_terms,
     feedforward_or_default,
     has_small_products,
     q_values,
+    share_encoder,
 )
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
@@ -87,6 +89,8 @@ class SAC:
         clip_obs: clip normalised observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
+        shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
+            (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
         alpha: the weight of the entropy; None learns it.
         initial_alpha: where learning α begins.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
@@ -135,6 +139,7 @@ class SAC:
     normalize_obs: bool = choice(default=False, choices=(True, False))
     clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    shared_encoder: bool = choice(default=False, choices=(True, False))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
     sde_sample_freq: int | None = integer(default=None, optional=True)
@@ -158,6 +163,7 @@ class SAC:
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
+        check_shared_encoder(self)
         check_temperature(self)
         check_sde(self, networks_of(self)[0])
 
@@ -253,7 +259,8 @@ class SAC:
             alpha: the weight of the entropy.
             key: for the actions.
         """
-        draw = draw_actions(self, dataclasses.replace(actor, params=params), batch.obs, batch.action_mask, key)
+        actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
+        draw = draw_actions(self, actor, batch.obs, batch.action_mask, key)
         q = q_values(networks_of(self)[1], critics, batch.obs, draw.action)
         q = jnp.min(q, axis=1) if self.subset is None else jnp.mean(q, axis=1)
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)

@@ -17,6 +17,7 @@ from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, 
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
     check_critics,
+    check_shared_encoder,
     check_unit_actions,
     create_actor_critic,
     critic_terms,
@@ -25,6 +26,7 @@ from polyak.learning.actor_critic import (
     has_small_products,
     join_logs,
     q_values,
+    share_encoder,
     train_if,
 )
 from polyak.learning.normalizers import check_normalizers
@@ -91,6 +93,8 @@ class TD3:
         clip_obs: clip normalised observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
+        shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
+            (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         policy_delay: gradient steps of the critics for one of the actor.
         target_noise: σ, of the target actor's actions.
@@ -136,6 +140,7 @@ class TD3:
     normalize_obs: bool = choice(default=False, choices=(True, False))
     clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    shared_encoder: bool = choice(default=False, choices=(True, False))
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     policy_delay: int = integer(default=2)
     target_noise: Scalar = number(default=0.2, at_least=0)
@@ -158,6 +163,7 @@ class TD3:
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
+        check_shared_encoder(self)
         check_sde(self, self._actor)
         if self.sde_sample_freq is not None:
             check_unset(self, ("exploration_noise",), "has no effect with sde_sample_freq; leave it out")
@@ -229,6 +235,7 @@ class TD3:
             critics = critics.follow(updates=applied)
             is_turn = critic_log.applied & (critics.target_total % jnp.uint32(self.policy_delay) == 0)
             actor, actor_log = train_if(is_turn, train_actor, actor)
+            actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
             return ActorCriticCopies(actor.follow(updates=applied), critics), join_logs(critic=critic_log, actor=actor_log)
 
         # The agent's settings decide how the targets follow, also where they were changed after `init`.
@@ -281,7 +288,8 @@ class TD3:
             actor: of its parameters nothing is used.
             critics: the online critics.
         """
-        action = deterministic_action(self._actor, dataclasses.replace(actor, params=params), batch.obs, self.spec)
+        actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
+        action = deterministic_action(self._actor, actor, batch.obs, self.spec)
         q = q_values(self._critics, critics, batch.obs, action)
         return -weighted_sum(q[:, 0], batch.weight), {}
 

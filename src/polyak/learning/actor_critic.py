@@ -1,7 +1,8 @@
 """What off-policy actor-critics share: an actor and critics of unit actions, and the log of their gradient steps together."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +10,42 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies
+from polyak.copies.network_copies import NetworkCopies, copy_variables
 from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
+from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import network_or_default
 from polyak.networks.critics import Critics
-from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, is_narrow
+from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, is_image, is_narrow
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, optimizer_of
 from polyak.ops.losses import weighted_sum
+
+
+@runtime_checkable
+class ActorCriticSettings(OptimizerSettings, Protocol):
+    """The settings of an agent with an actor and critics."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's spaces."""
+        ...
+
+    @property
+    def actor(self) -> Network | None:
+        """The network of the actor; agents set the default."""
+        ...
+
+    @property
+    def critics(self) -> Network | None:
+        """The network of the critics; agents set the default."""
+        ...
+
+    @property
+    def shared_encoder(self) -> bool:
+        """Whether the actor has the convolutions of the critics."""
+        ...
 
 
 @struct
@@ -35,7 +62,7 @@ class ActorCriticCopies:
 
 
 def create_actor_critic(
-    settings: OptimizerSettings,
+    settings: ActorCriticSettings,
     spec: EnvSpec,
     networks: tuple[Network, Network],
     follows: tuple[Follow | None, Follow],
@@ -59,7 +86,34 @@ def create_actor_critic(
         for name, network, follow, key in pairs
     )
     check_actor(networks[0], actor.online, spec)
-    return actor, critics
+    actor = dataclasses.replace(actor, online=copy_variables(share_encoder(settings, actor.online, critics.online)))
+    return actor if actor.target is None else actor.update_target(), critics
+
+
+def share_encoder(settings: ActorCriticSettings, actor: Variables, critics: Variables) -> Variables:
+    """The actor with the convolutions of the critics, without a gradient, where they share them; else the actor itself."""
+    if not settings.shared_encoder:
+        return actor
+    torso = {**actor.params["actor"], "encoder": jax.lax.stop_gradient(critics.params["encoder"])}
+    return dataclasses.replace(actor, params={**actor.params, "actor": torso})
+
+
+def check_shared_encoder(settings: ActorCriticSettings) -> None:
+    """Check that `shared_encoder` is set only for built-in networks that see an image.
+
+    Raises:
+        ValueError: it is set for others.
+    """
+    owner, obs = type(settings).__name__, settings.spec.obs
+    if not settings.shared_encoder:
+        return
+    if not (isinstance(settings.actor, Actor) and isinstance(settings.critics, Critics)):
+        raise ValueError(
+            f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {settings.actor!r} and "
+            f"{settings.critics!r}"
+        )
+    if not any(is_image(leaf) for _, leaf in leaf_spaces(obs)):
+        raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
 
 
 def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and PPO take Discrete") -> None:

@@ -15,10 +15,16 @@ from polyak.core.checks import check_unset
 from polyak.core.spaces import Discrete
 from polyak.core.struct import struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.actor_critic import action_dimensions, create_actor_critic, join_logs
+from polyak.learning.actor_critic import (
+    ActorCriticSettings,
+    action_dimensions,
+    create_actor_critic,
+    join_logs,
+    share_encoder,
+)
 from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, add_and_learn, create_state, train_copies
 from polyak.ops.distributions import Categorical, for_space
-from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, gradient_step, optimizer_of
+from polyak.ops.gradient_step import StepLog, check_optimizer_state, gradient_step, optimizer_of
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule
 from polyak.replay.uniform import Transition
@@ -70,18 +76,8 @@ class ActionDraw:
 
 
 @runtime_checkable
-class SoftActorSettings(OffPolicySettings, OptimizerSettings, Protocol):
+class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
     """The settings of an agent with a learned temperature, and its losses."""
-
-    @property
-    def actor(self) -> Network | None:
-        """The network of the actor; agents set the default."""
-        ...
-
-    @property
-    def critics(self) -> Network | None:
-        """The network of the critics; agents set the default."""
-        ...
 
     @property
     def actor_learning_rate(self) -> Schedule | None:
@@ -226,6 +222,7 @@ def train_soft_actor(
     critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
     loss = partial(settings.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
     actor, actor_log = train_copies(actor, loss, actor_step, batch, due=due, axis_name=axis_name)
+    actor = dataclasses.replace(actor, online=share_encoder(settings, actor.online, critics.online))
     log_alpha, optimizer_state, alpha_log = gradient_step(
         partial(temperature_loss, settings, actor=actor.online, key=alpha_key),
         alpha_step,
