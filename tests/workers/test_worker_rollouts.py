@@ -2,6 +2,7 @@ import copy
 import dataclasses
 import pickle
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from polyak.agents.ppo import PPO
 from polyak.core.types import copy_buffers
 from polyak.networks.recurrent import lstm
 from polyak.workers.packing import Packing
-from polyak.workers.rollout_worker import Failure
+from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
+from polyak.workers.rollout_worker import Failure, pack_snapshot, unpack_snapshot
 from polyak.workers.worker_group import check_versions
 from tests.workers.setting import (
     KEY,
@@ -54,6 +56,38 @@ def test_box_actions_of_shares_of_four_have_the_bits_of_the_host_loop():
     env = make_env("Pendulum-v1")
     agent = make_agent(env.spec, normalize_obs=True, normalize_reward="return")
     assert_same_bits(train(env, 2, agent=agent).loop_state, train(env, agent=agent).loop_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_eight_workers_of_four_environments_have_the_bits_of_one_process(env):
+    """W14."""
+    env = make_env(env, num_envs=32)
+    agent = make_agent(env.spec, normalize_obs=True)
+    result = train(env, 8, agent=agent, steps=1_500)
+    assert result.metrics["workers/alive"] == 8 and result.progress.iteration >= 3
+    assert_same_bits(result.loop_state, train(env, agent=agent, steps=1_500).loop_state)
+
+
+def test_a_snapshot_travels_as_one_piece(cartpole):
+    """Of hundreds of small arrays, Ray would serialise each on its own."""
+    envs = make_workers(cartpole, 2)
+    envs.reset(3)
+    assert pack_snapshot(make_env().snapshot()) is None, "before the reset"
+    env = make_env()
+    env.reset(3)
+    buffers = []
+    pickle.dumps([envs.group.snapshots, pack_snapshot(env.snapshot())], protocol=5, buffer_callback=buffers.append)
+    assert buffers == [] and all(isinstance(one, bytes) for one in envs.group.snapshots)
+    jax.tree.map(np.testing.assert_array_equal, unpack_snapshot(pack_snapshot(env.snapshot())), env.snapshot())
+    jax.tree.map(np.testing.assert_array_equal, envs.snapshot()["batch"], env.snapshot()["batch"])
+
+
+def test_small_policies_travel_in_the_call_and_large_ones_through_the_store():
+    engine = RayWorkers.__new__(RayWorkers)
+    engine._ray = types.SimpleNamespace(put=lambda value: "reference")
+    small, large = ({"float32": np.zeros(size, np.float32)} for size in (INLINE_BYTES // 4, INLINE_BYTES // 4 + 1))
+    assert engine.share(small) is small and engine.share(large) == "reference"
 
 
 def test_impala_whose_rollouts_have_the_policys_outputs_has_the_bits_of_the_host_loop(cartpole):

@@ -16,11 +16,17 @@ from typing import Any
 
 CLOSE_SECONDS = 2.0
 
-WORKER_MODULES = ["polyak.workers.ray_workers", "polyak.envs.parts"]
-"""What processes of workers import while Ray still starts."""
-
-INLINE_BYTES = 1_000_000
-"""What a result may have to travel in the answer to the call: faster than through the store. Ray's own limit is a tenth."""
+SETTINGS = {
+    # Results of up to 1 MB travel in the answer to the call, which is faster than the store; Ray's own limit is a tenth.
+    "max_direct_call_object_size": 1_000_000,
+    # What processes of workers import while Ray still starts.
+    "preload_python_modules": ["polyak.workers.ray_workers", "polyak.envs.parts"],
+    # Nobody looks at them: a record of every call (250 MB in ten minutes), and statistics, which fill the logs.
+    "task_events_report_interval_ms": 0,
+    "event_stats": False,
+    "enable_metrics_collection": False,
+}
+"""Of the private Ray."""
 
 
 def main() -> None:
@@ -48,7 +54,7 @@ def main() -> None:
             configure_logging=False,
             log_to_driver=False,
             _temp_dir=directory,
-            _system_config={"max_direct_call_object_size": INLINE_BYTES, "preload_python_modules": WORKER_MODULES},
+            _system_config=SETTINGS,
         )
         print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
         is_closed.wait()

@@ -97,7 +97,9 @@ class RayWorkers:
         self._kills: list[threading.Thread] = []
         if self._head is None:
             print(self.describe())
-        self._actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(_RayWorker)
+        # Ray would keep a record of every rollout.
+        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
+        self._actor = self._ray.remote(**options, scheduling_strategy="SPREAD")(_RayWorker)
 
     def start(self, payload: bytes) -> Any:
         """Start an actor; it waits until the cluster has a CPU for it."""
