@@ -9,7 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from polyak.cli import signals
+from polyak.cli import signals, training_run
+from polyak.train.display import Screen
+from polyak.workers.learner_group import StoppedBeforeStart
 
 PROGRAM = """
 import hashlib, signal, time
@@ -156,6 +158,17 @@ def test_handlers_and_descriptors_are_restored():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_while_learners_wait_for_machines_has_its_exit_code(capsys):
+    def start(should_stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not should_stop():
+            time.sleep(0.01)
+        raise StoppedBeforeStart("stopped while waiting")
+
+    assert training_run._run([], start, Screen(quiet=True)) == 143
+    assert capsys.readouterr().err == "error: stopped while waiting\n"
 
 
 def test_without_a_signal_the_exit_code_is_0():
