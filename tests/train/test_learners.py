@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -98,6 +99,35 @@ def test_a_death_costs_no_bit_and_nothing_is_left_of_a_killed_supervisor(tmp_pat
     config = read_config(open_run(tmp_path / "run"))
     restored = restore(checkpoints, jax.eval_shape(lambda: start(config.agent, make_env(), run_key(0))))
     assert_same_bits(restored.tree, train_here(config.agent, restored.step).loop_state)
+
+
+@pytest.mark.slow
+def test_a_death_loses_no_evaluation(tmp_path):
+    """Those before the checkpoint from which the new group goes on are not repeated."""
+    checkpoints, killed, options = tmp_path / "run" / "checkpoints", [], {"eval_every": 1000, "eval_episodes": 2}
+
+    def kill():
+        wait_for(lambda: steps(checkpoints))
+        killed.append(learners_of(os.getpid())[1])
+        os.kill(killed[0], 9)
+
+    threading.Thread(target=kill, daemon=True).start()
+    agent = make_agent(make_env())
+    learned = polyak.train.run(
+        agent,
+        make_env(),
+        env_steps=20_000,
+        learners=2,
+        run_dir=tmp_path / "run",
+        progress=False,
+        checkpoint_every=1000,
+        **options,
+    )
+    here = polyak.train.run(agent, make_env(), env_steps=20_000, devices=2, progress=False, checkpoint_every=1000, **options)
+    assert (tmp_path / "run" / "workers.jsonl").exists() and len(here.evaluations) == 20
+    assert list(learned.evaluations) == list(here.evaluations)
+    for env_steps, evaluation in here.evaluations.items():
+        np.testing.assert_array_equal(learned.evaluations[env_steps].returns, evaluation.returns)
 
 
 def learners_of(pid):

@@ -30,8 +30,8 @@ class Clock:
 class FakeLearner:
     """A learner that ends as a test says, at a time of its clock."""
 
-    def __init__(self, clock, end=None, after=0.0, has_joined=True):
-        self.has_joined = has_joined
+    def __init__(self, clock, end=None, after=0.0, has_joined=True, notes=()):
+        self.has_joined, self.noted = has_joined, notes
         self.clock, self.end, self.at = clock, end, clock() + after
         self.is_killed = self.is_asked = False
 
@@ -45,6 +45,10 @@ class FakeLearner:
 
     def kill(self):
         self.is_killed = True
+
+    def notes(self):
+        assert self.is_killed, "until then there may be more"
+        return self.noted
 
 
 def failure(error, **fields):
@@ -215,9 +219,10 @@ def test_options_out_of_range_are_rejected(fields, message, unchecked):
         Learners(**fields)
 
 
-def act(directory, rank, should_stop):
+def act(directory, rank, should_stop, note):
     """In a process of its own: the second learner is killed in the first group, and the first one raises in the second."""
     (directory / f"{rank}-{os.getpid()}").touch()
+    note((rank, os.getpid()))
     group = len(list(directory.glob(f"{rank}-*")))
     deadline = time.monotonic() + 60
     while len(list(directory.glob(f"{1 - rank}-*"))) < group:
@@ -231,13 +236,18 @@ def act(directory, rank, should_stop):
 
 
 def test_real_processes_start_again_and_their_exceptions_arrive(tmp_path):
-    events, learners = [], Learners(2)
+    events, notes, learners = [], [], Learners(2)
     with pytest.raises(LookupError, match="of a test"):
         run_group(
-            partial(start_here, partial(act, tmp_path), 2, learners), learners, progress=lambda: 0, on_event=events.append
+            partial(start_here, partial(act, tmp_path), 2, learners),
+            learners,
+            progress=lambda: 0,
+            on_event=events.append,
+            on_note=notes.append,
         )
     assert [(event.worker, event.detail) for event in events] == [(1, "was killed by SIGKILL")]
     pids = [int(path.name.split("-")[1]) for path in tmp_path.iterdir()]
+    assert sorted(notes) == sorted(tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()), "of the dead too"
     assert len(pids) == 4 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 

@@ -1,6 +1,6 @@
 """Evaluation of the greedy policy: of a result or a run, and at intervals while training."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import cast
 
@@ -94,6 +94,7 @@ class PeriodicEvaluation:
         seed: decides where the episodes start.
         env_steps_done: env_steps of the training that is resumed.
         run: receives the best checkpoint in `best/`; None writes nothing.
+        on_evaluation: called with env_steps and every evaluation.
     """
 
     def __init__(
@@ -106,8 +107,9 @@ class PeriodicEvaluation:
         seed: int,
         env_steps_done: int = 0,
         run: Run | None = None,
+        on_evaluation: Callable[[tuple[int, Evaluation]], None] = lambda pair: None,
     ) -> None:
-        self._agent, self._env, self._run = agent, env, run
+        self._agent, self._env, self._run, self._on_evaluation = agent, env, run, on_evaluation
         self._every, self._episodes, self._seed = every, episodes, seed
         self._last = env_steps_done
         self.evaluations: dict[int, Evaluation] = {}
@@ -125,6 +127,7 @@ class PeriodicEvaluation:
         policy = self._agent.policy(state.agent)
         evaluation = evaluate_policy(self._env, policy, self._episodes, self._seed)
         self.evaluations[now] = evaluation
+        self._on_evaluation((now, evaluation))
         metrics.update(evaluation_metrics(evaluation))
         if self._best is None or evaluation.mean_return > self._best:
             self._best, self.best_policy = evaluation.mean_return, policy

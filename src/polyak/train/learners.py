@@ -95,7 +95,6 @@ class LearnerResult:
     progress: Progress
     metrics: Mapping[str, float]
     stopped: str | None
-    evaluations: Mapping[int, Evaluation]
 
 
 def as_learners(owner: str, learners: Learners | int | None) -> Learners | None:
@@ -144,6 +143,8 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         run.directory,
         {name: jax.config.values[name] for name in (*CACHE_SETTINGS, *NUMERICAL_SETTINGS)},
     )
+    # Of all groups: a new one does not repeat what was before its checkpoint.
+    evaluations: dict[int, Evaluation] = {}
     with record_failure([training]), ExitStack() as stack:
         stack.enter_context(_drop_on_failure(task.cache_directory))
         start = (
@@ -154,19 +155,22 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
             learners,
             progress=lambda: max(steps(run.checkpoints), default=0),
             on_event=partial(_report, run, console, task.cache_directory),
+            on_note=lambda pair: evaluations.update([pair]),
             should_stop=should_stop,
         )
         state = _restore(run, config, env, training.key, learned.progress.env_steps).state
     assert state is not None, "a checkpoint"
     trained: TrainResult = TrainResult(config.agent, state.agent, state, learned.progress, learned.metrics, learned.stopped)
-    result = dataclasses.replace(make_result(training, trained, None), evaluations=learned.evaluations)
+    result = dataclasses.replace(make_result(training, trained, None), evaluations=evaluations)
     if steps(run.best):
         result = dataclasses.replace(result, best_policy=restore_policy(run.best, config.agent)[0])
     return result
 
 
-def learn(task: LearnerTask, rank: int, should_stop: Callable[[], bool], *, is_quiet: bool) -> LearnerResult:
-    """Train as one of several processes that `jax.distributed` has connected; the first one writes."""
+def learn(
+    task: LearnerTask, rank: int, should_stop: Callable[[], bool], note: Callable[[Any], None], *, is_quiet: bool
+) -> LearnerResult:
+    """Train as one of several processes that `jax.distributed` has connected; the first one writes, and notes evaluations."""
     config, env = task.config, task.env
     # On another machine there is none.
     has_cache = task.cache_directory is not None and task.cache_directory.is_dir()
@@ -184,10 +188,10 @@ def learn(task: LearnerTask, rank: int, should_stop: Callable[[], bool], *, is_q
     if done[1]:
         state = from_first_process(start.state, _shape(config, env, key))
         start = Start(state, int(done[0]), is_own=True)
-    training = Training(config, env, key, start, run)
+    training = Training(config, env, key, start, run, on_evaluation=note)
     result = train_here(training, Screen(quiet=is_quiet or rank > 0), (), should_stop)
     progress = dataclasses.replace(result.progress, histograms={})
-    return LearnerResult(progress, dict(result.metrics), result.stopped, result.evaluations)
+    return LearnerResult(progress, dict(result.metrics), result.stopped)
 
 
 def _restore(run: Run, config: RunConfig, env: Env, key: PRNGKeyArray, step: int | None = None) -> Start:

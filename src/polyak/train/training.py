@@ -59,6 +59,7 @@ class Training:
         eval_env: the caller's environments for evaluation; None makes copies of `env`.
         eval_episodes: episodes of the evaluation at the end; 0 for none.
         learners: processes that train together, in place of this one; None for none.
+        on_evaluation: called with env_steps and every evaluation while training.
         started_at: the monotonic clock when it was prepared.
     """
 
@@ -70,6 +71,7 @@ class Training:
     eval_env: Env | HostEnv | None = None
     eval_episodes: int = 0
     learners: Learners | None = None
+    on_evaluation: Callable[[tuple[int, Evaluation]], None] = lambda pair: None
     started_at: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> "Training":
@@ -231,6 +233,7 @@ def periodic_evaluation(training: Training) -> Iterator[list[PeriodicEvaluation]
                 seed=config.seed or 0,
                 env_steps_done=training.start.env_steps,
                 run=training.run,
+                on_evaluation=training.on_evaluation,
             )
         ]
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 
 import cloudpickle
 
 from polyak.core.checks import check_integer
-from polyak.workers.learner_process import JOINED, STOP, LearnerEnd, LearnerStart
+from polyak.workers.learner_process import JOINED, STOP, LearnerEnd, LearnerNote, LearnerStart
 from polyak.workers.supervise import WorkerEvent, back_off
 
 MAX_LEARNERS = 2**12
@@ -27,6 +27,9 @@ MAX_LEARNERS = 2**12
 
 MAX_STARTS = 3
 """Starts in a row in which the learners did not find each other, after which training ends: another one would not either."""
+
+LearnerFunction: TypeAlias = Callable[[int, Callable[[], bool], Callable[[Any], None]], Any]
+"""`function(rank, should_stop, note)`, called in each process; `note(value)` sends a value to the one that started it."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -108,6 +111,10 @@ class Learner(Protocol):
         """End it now; a second call does nothing."""
         ...
 
+    def notes(self) -> Sequence[Any]:
+        """What it has noted, also before it was killed."""
+        ...
+
 
 class LocalLearner:
     """A learner on this machine, which ends with this process.
@@ -118,6 +125,7 @@ class LocalLearner:
 
     def __init__(self, start: LearnerStart) -> None:
         self.has_joined = False
+        self._notes: list[Any] = []
         self._connection, remote = Pipe()
         first = start.rank == 0
         self._log: IO[bytes] | None = None if first else tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
@@ -141,14 +149,15 @@ class LocalLearner:
     def poll(self) -> LearnerEnd | str | None:
         """What came of it, or a sentence about how it died; None while it runs."""
         try:
-            if self._connection.poll():
+            while self._connection.poll():
                 message = self._connection.recv_bytes()
-                if message == JOINED:
-                    self.has_joined = True
-                    return None
                 # Bytes of a process that this one has started.
-                end: LearnerEnd = pickle.loads(message)
-                return end
+                said = None if message == JOINED else pickle.loads(message)
+                if isinstance(said, LearnerEnd):
+                    return said
+                if isinstance(said, LearnerNote):
+                    self._notes.append(said.value)
+                self.has_joined = True
         except (EOFError, OSError):
             return self._describe_end()
         return None
@@ -164,9 +173,16 @@ class LocalLearner:
         """End it now; a second call does nothing."""
         self._process.kill()
         self._process.wait()
-        self._connection.close()
+        if not self._connection.closed:
+            # Takes the notes that are still in the pipe.
+            self.poll()
+            self._connection.close()
         if self._log is not None:
             self._log.close()
+
+    def notes(self) -> Sequence[Any]:
+        """What it has noted, also before it was killed."""
+        return self._notes
 
     def _describe_end(self) -> str:
         try:
@@ -185,11 +201,11 @@ class LocalLearner:
         return f": {lines[-1][:200]}" if lines else ""
 
 
-def start_here(function: Callable[[int, Callable[[], bool]], Any], devices: int, learners: Learners) -> list[Learner]:
+def start_here(function: LearnerFunction, devices: int, learners: Learners) -> list[Learner]:
     """Start a group on this machine.
 
     Args:
-        function: called in each process as `function(rank, should_stop)`.
+        function: see `LearnerFunction`.
         devices: of all processes together.
         learners: how many there are.
     """
@@ -215,6 +231,7 @@ def run_group(
     *,
     progress: Callable[[], int],
     on_event: Callable[[WorkerEvent], None],
+    on_note: Callable[[Any], None] = lambda value: None,
     should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -229,6 +246,7 @@ def run_group(
         options: how it is watched.
         progress: grows with what the learners save, and a new group goes on from.
         on_event: called with every death.
+        on_note: called with what learners have noted, when their group has ended.
         should_stop: True asks the first learner to stop.
         clock: in seconds.
         sleep: waits for so many seconds.
@@ -249,6 +267,9 @@ def run_group(
             lost = error
         finally:
             _kill(group)
+            for learner in group:
+                for value in learner.notes():
+                    on_note(value)
         not_joined = 0 if lost.has_joined else not_joined + 1
         end = None
         if restarts >= options.restarts:

@@ -35,7 +35,7 @@ class LearnerStart:
         heartbeat: seconds without a sign of life after which a learner is dead to the others.
         start_timeout: seconds that the start of all may take.
         paths: where to import modules from.
-        function: called as `function(rank, should_stop)`, pickled by cloudpickle.
+        function: called as `function(rank, should_stop, note)`, pickled by cloudpickle.
     """
 
     rank: int
@@ -64,6 +64,13 @@ class LearnerEnd:
     failure: Failure | None = None
     may_be_loss: bool = False
     has_joined: bool = True
+
+
+@dataclass(frozen=True)
+class LearnerNote:
+    """What a learner says while it learns."""
+
+    value: Any
 
 
 def main() -> None:
@@ -101,10 +108,14 @@ def _learn(start: LearnerStart, should_stop: Callable[[], bool], connection: Con
     except Exception as error:
         return LearnerEnd(failure=Failure.of(error), has_joined=False)
     connection.send_bytes(JOINED)
+
+    def note(value: Any) -> None:
+        connection.send_bytes(cloudpickle.dumps(LearnerNote(value)))
+
     try:
         find_sources(start.paths)
         function = pickle.loads(start.function)
-        return LearnerEnd(result=function(start.rank, should_stop))
+        return LearnerEnd(result=function(start.rank, should_stop, note))
     except Exception as error:
         # What JAX raises when a connection breaks has the type of all its other errors.
         return LearnerEnd(failure=Failure.of(error), may_be_loss=isinstance(error, jax.errors.JaxRuntimeError))

@@ -16,6 +16,7 @@ import cloudpickle
 from polyak.workers.learner_group import (
     POLL_SECONDS,
     Learner,
+    LearnerFunction,
     LearnerLost,
     Learners,
     LocalLearner,
@@ -49,7 +50,7 @@ class RayLearners:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         self._ray.shutdown()
 
-    def start(self, function: Callable[[int, Callable[[], bool]], Any], devices: int, learners: Learners) -> Sequence[Learner]:
+    def start(self, function: LearnerFunction, devices: int, learners: Learners) -> Sequence[Learner]:
         """Start a group; see `start_here`.
 
         Raises:
@@ -140,6 +141,10 @@ class _RemoteLearner:
 
     def ask_to_stop(self) -> None:
         """Do nothing: the first learner, which is never remote, decides."""
+
+    def notes(self) -> Sequence[Any]:
+        """None: the first learner alone notes something."""
+        return ()
 
     def kill(self) -> None:
         """End it now; a second call does nothing."""
