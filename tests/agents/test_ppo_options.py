@@ -227,7 +227,7 @@ class TestInPartsAndOnDevices:
         anew = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))
         check_is_the_formula(agent, state, data, *anew(agent, state, on_device(data)))
 
-    @pytest.mark.parametrize(("microbatch_size", "rows"), [(8, {8}), (16, {16, 8}), (None, {32, 40})])
+    @pytest.mark.parametrize(("microbatch_size", "rows"), [(8, {8}), (16, {16, 8}), (None, {32, 8})])
     def test_network_receives_one_microbatch_at_a_time(self, microbatch_size, rows, monkeypatch):
         seen, apply = set(), ActorCritic.apply
 
@@ -239,7 +239,7 @@ class TestInPartsAndOnDevices:
         agent = make(**IN_PARTS, microbatch_size=microbatch_size)
         state, data = fresh(agent), on_device(noise(agent))
         seen.clear()
-        # Values of all five time steps come in whole ones of eight environments; one row shows which kernels are whose.
+        # Values were collected, but for the last one of eight environments; one row shows which kernels are whose.
         jax.eval_shape(agent.update, state, data, KEY)
         assert seen - {1} == rows
 

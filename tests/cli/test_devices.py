@@ -100,12 +100,12 @@ def test_the_environment_variable_is_restored(before, monkeypatch):
 def test_threads_are_chosen_before_jax_starts(trained, tmp_path):
     # Afterwards it would be too late, without a word.
     program = """
-import sys
+import jax, sys
 from polyak.cli import new_run, resume, train
 from polyak.train.devices import is_jax_started
 
 def started(threads):
-    print(threads, is_jax_started())
+    print(threads, max(1, jax.config.jax_num_cpu_devices), is_jax_started())
     raise SystemExit(0)
 
 new_run.start_jax = resume.start_jax = started
@@ -114,10 +114,12 @@ command, *arguments = sys.argv[1:]
 """
     shutil.copytree(trained, tmp_path / "run")
     edit_config(tmp_path / "run", '"threads": null', '"threads": 3')
-    for words, threads in (
-        ("train ppo CartPole-v1", 1),
-        ("train ppo jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2),
-        ("resume run --env-steps 800", 3),
+    for words, threads, devices in (
+        ("train ppo CartPole-v1", 1, 1),
+        ("train ppo jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2, 2),
+        ("train ppo ALE/Breakout-v5", None, 2),
+        ("train ppo ALE/Breakout-v5 --num-envs 1", None, 1),
+        ("resume run --env-steps 800", 3, 1),
     ):
         done = subprocess.run(
             [sys.executable, "-c", program, *words.split()],
@@ -127,4 +129,4 @@ command, *arguments = sys.argv[1:]
             text=True,
             timeout=120,
         )
-        assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, [f"{threads} False"], ""), words
+        assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, [f"{threads} {devices} False"], ""), words

@@ -176,6 +176,17 @@ def test_size_without_a_fitting_divisor_is_one_microbatch(monkeypatch):
     assert count_microbatches(23, None) == 1
 
 
+def test_microbatches_of_images_are_smaller_on_a_cpu(monkeypatch):
+    assert count_microbatches(256, None, has_images=True) == count_microbatches(256, None, ENVS, has_images=True) == 8
+    assert count_microbatches(256, 128, has_images=True) == 2
+    seen = []
+    images = np.zeros((9, 8, 2), np.float32)
+    jax.eval_shape(lambda x: map_steps(lambda part: (seen.append(len(part)), part)[1], x, has_images=True), images)
+    assert max(seen) == 32
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert count_microbatches(256, None, has_images=True) == 1
+
+
 def test_a_given_microbatch_size_decides_whatever_fits_the_cache(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert count_microbatches(24, 3) == 8 and count_microbatches(10**6, None) == 1

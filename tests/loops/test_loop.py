@@ -10,11 +10,8 @@ import pytest
 
 from polyak import train
 from polyak.core.struct import static, struct
-from polyak.envs.autoreset import AutoReset
-from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     Target,
-    default_devices,
     env_reset_key,
     env_step_key,
     initial,
@@ -131,10 +128,3 @@ def test_completed_training_returns_at_once():
     again = run("compiled", env_steps=60, resume_from=result.loop_state, env_steps_done=result.progress.env_steps)
     assert again.stopped is None and again.progress.env_steps == result.progress.env_steps and again.progress.fps == 0
     assert AGENT.policy(again.state).predict(np.zeros(4))[0] in (0, 1) and ENV.num_envs == 4
-
-
-@pytest.mark.parametrize(("num_envs", "num_minibatches", "devices"), [(32, 1, 1), (64, 1, 2), (65, 1, 1), (64, 64 * 8, 1)])
-def test_default_is_two_devices_where_they_pay(num_envs, num_minibatches, devices):
-    agent = dataclasses.replace(AGENT, num_minibatches=num_minibatches)
-    assert default_devices(agent, AutoReset(ENV.dynamics, num_envs)) == devices
-    assert default_devices(agent, JaxEnvOnHost(AutoReset(ENV.dynamics, num_envs), KEY)) == 1

@@ -32,7 +32,7 @@ from polyak.learning.epochs import mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
 from polyak.learning.minibatches import check_divides, count_microbatches
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
-from polyak.networks.layers import is_narrow
+from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
 from polyak.ops import losses
 from polyak.ops.distributions import Distribution
@@ -426,8 +426,10 @@ class PPO:
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
         """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
-        first = rollout.time_steps.first
-        params, value = self._model.evaluate(state.copies.online, obs, first, carry, self.microbatch_size)
+        # What was computed while collecting is not computed again, but for the last value.
+        needed = -1 if self.values_when == "collect" and not self._model.is_recurrent else 0
+        new_obs, first = jax.tree.map(lambda x: x[needed:], (obs, rollout.time_steps.first))
+        params, value = self._model.evaluate(state.copies.online, new_obs, first, carry, self.microbatch_size)
         params = jax.tree.map(lambda x: x[:-1], params)
         if self.values_when == "collect":
             params, value = outputs_in_info(rollout, value, "values_when='collect'")
@@ -504,7 +506,8 @@ class PPO:
         if self.kl_cutoff_coef is not None:
             return 1  # The KL cutoff needs the mean of a whole minibatch.
         size, samples_each = len(batch.weight) // num_minibatches, math.prod(batch.weight.shape[1:])
-        return count_microbatches(size, self.microbatch_size, axis_name, samples_each=samples_each)
+        images = self._model.has_images
+        return count_microbatches(size, self.microbatch_size, axis_name, samples_each=samples_each, has_images=images)
 
     def _early_stop(self, terms: Terms) -> Bool[Array, ""]:
         assert self.target_kl is not None, "asked for with target_kl only"
@@ -578,7 +581,7 @@ class PPO:
 
     @property
     def _model(self) -> ActorCriticModel:
-        return ActorCriticModel(self._network, self.spec.action, self.squash)
+        return ActorCriticModel(self._network, self.spec.action, self.squash, has_images(self.spec.obs))
 
     @property
     def _network(self) -> Network:

@@ -20,7 +20,7 @@ from polyak.learning.batch import Batch, any_over_devices
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import mean_terms, train_epochs
 from polyak.learning.minibatches import check_divides, count_microbatches, map_steps
-from polyak.networks.layers import is_narrow
+from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
 from polyak.ops.gradient_step import (
@@ -178,7 +178,9 @@ class PQN:
             key,
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
-            num_microbatches=count_microbatches(len(batch.weight) // self.num_minibatches, None, axis_name),
+            num_microbatches=count_microbatches(
+                len(batch.weight) // self.num_minibatches, None, axis_name, has_images=has_images(self.spec.obs)
+            ),
             rollout_shape=(num_steps, num_envs),
             normalize_advantage=None,
             early_stop=None,
@@ -221,7 +223,8 @@ class PQN:
             (q, _), _, _ = self._network.apply(variables, obs)
             return jnp.max(q if mask is None else jnp.where(mask, q, -jnp.inf), axis=1)
 
-        value = map_steps(best_value, (rollout.time_steps.obs, rollout.time_steps.action_mask))
+        inputs = (rollout.time_steps.obs, rollout.time_steps.action_mask)
+        value = map_steps(best_value, inputs, has_images=has_images(self.spec.obs))
         # Where an episode has ended, no action may be allowed; the value of a terminal state does not count.
         value = jnp.where(jnp.isneginf(value), 0.0, value)
         ends = {"terminated": rollout.terminated, "truncated": rollout.truncated}

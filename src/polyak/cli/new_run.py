@@ -29,11 +29,13 @@ from polyak.presets import preset
 from polyak.runs import LOOPS_OF_WORKERS, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import (
+    accepts,
     choose_threads,
     configure_devices,
     configure_devices_for_seeds,
     dispatch_synchronously,
     leave_accelerators,
+    splits_images,
     start_jax,
 )
 from polyak.train.learners import as_learners
@@ -90,8 +92,6 @@ def train_new_run(
             devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
         if at_once:
             configure_devices_for_seeds(flags.seeds)
-        if loop != "compiled" and flags.devices in (None, 1):
-            dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)
         scaling = flags.action_scaling or (action_scaling_of(algorithm) if own.agent is None else "clip")
         source = EnvSource(target, {"action_scaling": scaling, "env_kwargs": env_kwargs})
@@ -109,8 +109,12 @@ def train_new_run(
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
                 agent = _change_network(agent, network_flags or NetworkFlags())
             is_free = flags.devices is None and learners is None
-            if is_free and not _accepts(agent, flags.num_envs // devices, devices):
+            if is_free and loop == "host" and splits_images(agent, flags.num_envs):
+                devices = configure_devices(2, loop, flags.num_envs)
+            if is_free and not accepts(agent, flags.num_envs, devices):
                 devices = 1
+            if loop != "compiled" and devices == 1:
+                dispatch_synchronously()
             threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)
@@ -301,15 +305,6 @@ def _make_network(agent: Agent, kind: str, present: Any) -> Any:
     if isinstance(made, ActorCritic) and isinstance(present, ActorCritic):
         return dataclasses.replace(made, std=present.std)
     return dataclasses.replace(made, outputs=present.outputs) if isinstance(made, QNetwork) else made
-
-
-def _accepts(agent: Agent, num_envs: int, devices: int) -> bool:
-    """Whether the agent can train with this number of environments on each device."""
-    try:
-        agent.check(num_envs, devices)
-    except ValueError:
-        return False
-    return True
 
 
 def _run_directory(algorithm: str, env_id: str, seed: int) -> Path:

@@ -70,11 +70,13 @@ class ActorCriticModel:
 
     Attributes:
         squash: Box actions through tanh.
+        has_images: observations pass through convolutions.
     """
 
     network: Network = static()
     action: Space = static()
     squash: bool = static(default=False)
+    has_images: bool = static(default=False)
 
     @property
     def is_recurrent(self) -> bool:
@@ -114,7 +116,7 @@ class ActorCriticModel:
             (params, value), _, _ = self.network.apply(variables, obs)
             return broadcast_params(self.action, params), value
 
-        params, value = map_steps(apply, obs, microbatch_size)
+        params, value = map_steps(apply, obs, microbatch_size, has_images=self.has_images)
         return params, value
 
     def _unroll(
@@ -199,8 +201,8 @@ def network_inputs(
     return obs if normalizer is None else normalizer.normalize(obs), carry
 
 
-def outputs_in_info(rollout: Rollout, value: Float[Array, "times B"], what: str) -> tuple[PyTree, Float[Array, "times B"]]:
-    """`(action_params, value)` that `collect_policy` stored in `rollout.info`, with the last value of `value`.
+def outputs_in_info(rollout: Rollout, value: Float[Array, "any B"], what: str) -> tuple[PyTree, Float[Array, "times B"]]:
+    """`(action_params, value)` that `collect_policy` stored in `rollout.info`, with the last of `value`.
 
     Args:
         what: needs them, for the error.

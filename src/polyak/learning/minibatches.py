@@ -17,6 +17,8 @@ GROUPS = (8, 4, 2, 1)
 SAMPLES_IN_CACHE = 4096
 # A device of one core has only the cache of that core; a single device uses several cores for large products.
 SAMPLES_IN_CORE_CACHE = 512
+# The gradient of `nature_cnn` for 256 images of 84x84 takes 0.22 s by 32 at a time, 0.26 by 64, and 0.35 at once.
+IMAGES_IN_CACHE = 32
 
 
 def epoch_seeds(
@@ -98,29 +100,46 @@ def _groups_per_device(num_steps: int, num_envs: int, num_minibatches: int, devi
     return 1
 
 
-def count_microbatches(size: int, microbatch_size: int | None, axis_name: str | None = None, *, samples_each: int = 1) -> int:
+def count_microbatches(
+    size: int,
+    microbatch_size: int | None,
+    axis_name: str | None = None,
+    *,
+    samples_each: int = 1,
+    has_images: bool = False,
+) -> int:
     """The number of equal microbatches of a minibatch of `size` samples (or sequences).
 
     Args:
         microbatch_size: samples (or sequences) per microbatch; None: the fewest microbatches that fit the cache, or one if
             none of these numbers divides the size, or if the backend is not a CPU.
         samples_each: 1, or the number of time steps of a sequence.
+        has_images: observations pass through convolutions.
     """
     if microbatch_size is not None:
         return size // microbatch_size
-    limit = SAMPLES_IN_CACHE if axis_name is None else SAMPLES_IN_CORE_CACHE
+    limit = _samples_in_cache(has_images, axis_name)
     minimum = min(size, -(-size * samples_each // limit)) if jax.default_backend() == "cpu" else 1
     return next((parts for parts in range(minimum, 4 * minimum) if size % parts == 0), 1)
 
 
-def map_steps(function: Callable[[PyTree], PyTree], tree: PyTree, microbatch_size: int | None = None) -> PyTree:
+def _samples_in_cache(has_images: bool, axis_name: str | None = None) -> int:
+    if has_images and jax.default_backend() == "cpu":
+        return IMAGES_IN_CACHE
+    return SAMPLES_IN_CACHE if axis_name is None else SAMPLES_IN_CORE_CACHE
+
+
+def map_steps(
+    function: Callable[[PyTree], PyTree], tree: PyTree, microbatch_size: int | None = None, *, has_images: bool = False
+) -> PyTree:
     """Apply `function`, which maps leaves `[N, ...]` per sample, to leaves `[T, B, ...]` in chunks of whole time steps.
 
     Args:
         microbatch_size: maximum samples per chunk, but at least one time step; None: as many as fit the cache.
+        has_images: observations pass through convolutions.
     """
     num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
-    limit = SAMPLES_IN_CACHE if microbatch_size is None else microbatch_size
+    limit = _samples_in_cache(has_images) if microbatch_size is None else microbatch_size
     steps = min(num_steps, max(1, limit // num_envs))
 
     def apply(chunk: PyTree) -> PyTree:

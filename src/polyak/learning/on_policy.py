@@ -19,7 +19,7 @@ from polyak.learning.batch import ActorCriticModel, Batch, network_inputs, norma
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.minibatches import count_microbatches
 from polyak.networks.actor_critic import check_actor_critic, check_squashing
-from polyak.networks.layers import is_narrow
+from polyak.networks.layers import has_images, is_narrow
 from polyak.ops import losses
 from polyak.ops.gradient_step import (
     all_finite,
@@ -284,12 +284,15 @@ def gradients_and_summary(
         extra: more terms for the summary.
     """
     online, whole = state.copies.online, jnp.arange(len(batch.weight))[None]
+    samples_each = weight.size // len(batch.weight)
     batch, total = normalize_minibatches(batch, whole, "batch" if settings.normalize_advantage else None, axis_name)
     gradients, terms = compute_gradient(
         lambda params, part: policy_gradient_loss(settings, params, part, variables=online),
         online.params,
         batch,
-        num_microbatches=count_microbatches(len(batch.weight), None, axis_name, samples_each=weight.size // len(batch.weight)),
+        num_microbatches=count_microbatches(
+            len(batch.weight), None, axis_name, samples_each=samples_each, has_images=has_images(settings.spec.obs)
+        ),
         axis_name=axis_name,
     )
     variance = losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name)
@@ -371,7 +374,7 @@ def scaled_reward(settings: OnPolicySettings, state: OnPolicyState, rollout: Rol
 def model_of(settings: OnPolicySettings) -> ActorCriticModel:
     """The agent's network, with the space of its actions."""
     assert settings.network is not None, "__post_init__ sets the default"
-    return ActorCriticModel(settings.network, settings.spec.action, settings.squash)
+    return ActorCriticModel(settings.network, settings.spec.action, settings.squash, has_images(settings.spec.obs))
 
 
 def check_applicable(settings: OnPolicySettings, state: OnPolicyState, optimizer_state: PyTree) -> None:

@@ -221,17 +221,6 @@ def state_sharding(agent: Agent, mesh: Mesh) -> Any:
     return jax.tree.map(partial(NamedSharding, mesh), agent.partition(ENVS))
 
 
-def default_devices(agent: Agent, env: Env | HostEnv) -> int:
-    """Two devices if JAX has two and the JAX environment has at least 64 copies, otherwise one."""
-    if not isinstance(agent, Agent) or not isinstance(env, Env) or env.num_envs < 64 or env.num_envs % 2:
-        return 1
-    try:
-        agent.check(env.num_envs // 2, 2)
-    except ValueError:
-        return 1
-    return min(2, jax.local_device_count())
-
-
 def mesh_over(devices: int, num_envs: int) -> Mesh | None:
     """A mesh of `devices` devices over which the environments are split, or None for one device.
 

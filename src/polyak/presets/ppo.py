@@ -75,7 +75,7 @@ REACHER = {
 
 ATARI = {
     "num_steps": 128, "num_epochs": 4, "num_minibatches": 4, "learning_rate": LinearOverTraining(2.5e-4),
-    "clip_range": LinearOverTraining(0.1), "ent_coef": 0.01,
+    "clip_range": LinearOverTraining(0.1), "ent_coef": 0.01, "values_when": "collect",
 }
 # fmt: on
 

@@ -5,8 +5,10 @@ import os
 
 import jax
 
-from polyak.core.types import Agent
+from polyak.core.types import Agent, Env, HasReplay, HostEnv
 from polyak.loops.loop import check_shares
+from polyak.loops.rollouts import MakesRollouts
+from polyak.networks.layers import has_images
 from polyak.runs import MAX_THREADS
 
 # The number of XLA's threads, read when JAX starts; by default the number of cores.
@@ -34,6 +36,34 @@ def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
     return devices
 
 
+def splits_images(agent: Agent, num_envs: int) -> bool:
+    """Whether two devices pay for an agent outside the compiled loop: its network has convolutions and learns from rollouts."""
+    learns_from_images = has_images(agent.spec.obs) and not isinstance(agent, HasReplay)
+    return learns_from_images and len(os.sched_getaffinity(0)) >= 2 and accepts(agent, num_envs, 2)
+
+
+def default_devices(agent: Agent, env: Env | HostEnv) -> int:
+    """Two devices if JAX has two and they pay: for at least 64 copies of a JAX environment, or images; otherwise one."""
+    if not isinstance(agent, Agent):
+        return 1
+    if isinstance(env, Env):
+        pays = env.num_envs >= 64 and accepts(agent, env.num_envs, 2)
+    else:
+        pays = not isinstance(env, MakesRollouts) and splits_images(agent, env.num_envs)
+    return min(2, jax.local_device_count()) if pays else 1
+
+
+def accepts(agent: Agent, num_envs: int, devices: int) -> bool:
+    """Whether the agent can train with this number of environments split over the devices."""
+    if num_envs % devices:
+        return False
+    try:
+        agent.check(num_envs // devices, devices)
+    except ValueError:
+        return False
+    return True
+
+
 def leave_accelerators() -> None:
     """Compute on the CPU in this process, unless JAX has started: learners have the accelerators."""
     if not is_jax_started():
@@ -46,7 +76,20 @@ def configure_devices_for_seeds(count: int) -> None:
     More devices that the caller has configured stay.
     """
     cores = len(os.sched_getaffinity(0))
-    devices = max(n for n in range(1, min(cores, count) + 1) if count % n == 0)
+    _configure_at_least(max(n for n in range(1, min(cores, count) + 1) if count % n == 0))
+
+
+def configure_devices_for_images(env: Env | HostEnv, wanted: int | None) -> None:
+    """Configure JAX, before it starts, to see two devices on a CPU of two cores, if they can share the environments.
+
+    More devices that the caller has configured stay.
+    """
+    shows_images = isinstance(env, HostEnv) and has_images(env.spec.obs)
+    if wanted is None and shows_images and env.num_envs % 2 == 0 and len(os.sched_getaffinity(0)) >= 2:
+        _configure_at_least(2)
+
+
+def _configure_at_least(devices: int) -> None:
     if devices > max(1, getattr(jax.config, DEVICES)):
         with contextlib.suppress(RuntimeError):
             jax.config.update(DEVICES, devices)

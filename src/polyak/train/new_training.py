@@ -22,12 +22,12 @@ from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
 from polyak.envs.constructors import make
 from polyak.envs.libraries import is_from
 from polyak.envs.source import EnvSource, source_of
-from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, default_devices, mesh_over
+from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, mesh_over
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
-from polyak.train.devices import configure_devices, is_jax_started
+from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
 from polyak.train.evaluation import require_source
 from polyak.train.learners import as_learners, check_learners
 from polyak.train.result import Result
@@ -242,6 +242,7 @@ def make_envs(
         parts = split_over_workers(one, count, workers)
         return parts, parts.source
     made = envs.make(env, **options)
+    configure_devices_for_images(made, devices)
     return made, source_of(made) or EnvSource(env, {})
 
 
