@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 class Pace:
     """The worker's side: `lap(count)` reports what was done since the last lap and waits for the next turn.
 
-    The first lap says that the worker is warm, and reports nothing. What is printed after the pace was made goes to stderr.
+    The first lap says that the worker is warm, and its peak memory. What is printed after the pace was made goes to stderr.
 
     Attributes:
         about: what the first lap says.
@@ -46,7 +47,9 @@ class Pace:
             count: the units of work (env steps, updates) done since the worker started.
         """
         seconds = time.perf_counter() - self._start
-        answer = {"count": count - self._count, "seconds": seconds} if self._is_warm else {"about": self.about}
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+        about = {"about": {**self.about, "peak_mb": peak_mb}}
+        answer = {"count": count - self._count, "seconds": seconds} if self._is_warm else about
         self._is_warm = True
         print(json.dumps(answer), file=self._answers, flush=True)
         if not sys.stdin.readline():
