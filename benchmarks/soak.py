@@ -59,7 +59,7 @@ def name_of(pid: int) -> str:
 
 
 def measure(run: Path) -> dict[str, float]:
-    """What this process, its workers and Ray use now; memory in MB is the proportional set size."""
+    """What this process, its workers and Ray use now; memory in MB is anonymous: others may share pages of libraries."""
     import ray
 
     sample: dict[str, float] = {}
@@ -68,7 +68,7 @@ def measure(run: Path) -> dict[str, float]:
             name = name_of(pid)
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             own = {
-                "memory": next(int(row.split()[1]) / 1024 for row in rollup if row.startswith("Pss:")),
+                "memory": next(int(row.split()[1]) / 1024 for row in rollup if row.startswith("Anonymous:")),
                 "handles": len(list(Path(f"/proc/{pid}/fd").iterdir())),
                 "threads": len(list(Path(f"/proc/{pid}/task").iterdir())),
             }
