@@ -46,6 +46,7 @@ def test_all_atari_games_have_the_preset_of_the_details():
         "num_steps": 128,
         "num_epochs": 4,
         "num_minibatches": 4,
+        "values_when": "collect",
         "learning_rate": polyak.Linear(2.5e-4, env_steps=1000),
         "clip_range": polyak.Linear(0.1, env_steps=1000),
         "ent_coef": 0.01,
