@@ -57,6 +57,19 @@ def test_jax_gets_two_devices_for_images_unless_it_has_more(monkeypatch):
     assert len(seen) == 1
 
 
+def test_an_environment_of_ones_own_resumes_on_the_devices_of_the_run(tmp_path, monkeypatch):
+    def env():
+        return AutoReset(ENV.dynamics, 8)
+
+    polyak.train.run(AGENT, env(), env_steps=64, run_dir=tmp_path / "run", devices=4, eval_episodes=1, progress=False)
+    configured = []
+    for module in ("new_training", "resumption"):
+        monkeypatch.setattr(f"polyak.train.{module}.is_jax_started", lambda: False)
+        monkeypatch.setattr(f"polyak.train.{module}.configure_devices", lambda *wanted: configured.append(wanted))
+    polyak.resume(tmp_path / "run", env=env(), env_steps=128, progress=False)
+    assert {wanted for wanted, *_ in configured} == {4}
+
+
 def host_env(num_envs):
     """Environments of images on the host."""
     env = polyak.envs.make("CartPole-v1", num_envs=num_envs)

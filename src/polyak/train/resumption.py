@@ -94,8 +94,9 @@ def resume(
         for name, is_set in {"callbacks": len(callbacks) > 0, "eval_env": eval_env is not None}.items():
             if group is not None and is_set:
                 raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
+        devices = 1 if group else config.devices
         if not is_jax_started():
-            configure_devices(1 if group else config.devices, config.loop, config.num_envs)
+            configure_devices(devices, config.loop, config.num_envs)
         if env is None and config.own_env:
             raise ValueError(
                 f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a "
@@ -105,9 +106,7 @@ def resume(
         if split is not None and isinstance(env, Env | HostEnv):
             got = type(env).__name__
             raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {got}")
-        copies = None if isinstance(env, Env | HostEnv) else 1 if split else config.num_envs
-        made = make_env(config, copies or 1) if env is None else make_envs("polyak.resume", "", env, copies)[0]
-        made = made if split is None else split_over_workers(made, config.num_envs, split)
+        made = _make_again(config, env, split, devices)
         try:
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
             training = prepare_resumption(run, config, made, force=force, learners=group)
@@ -116,6 +115,16 @@ def resume(
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
             close_if_made(made, env)
+
+
+def _make_again(config: RunConfig, env: Any, split: Workers | None, devices: int) -> Env | HostEnv:
+    """The run's environments, or those that the caller gives, split over the workers."""
+    copies = None if isinstance(env, Env | HostEnv) else 1 if split else config.num_envs
+    if env is None:
+        made = make_env(config, copies or 1)
+    else:
+        made, _ = make_envs("polyak.resume", "", env, copies, config.loop, devices)
+    return made if split is None else split_over_workers(made, config.num_envs, split)
 
 
 def with_learners(config: RunConfig, learners: int | Learners | None) -> tuple[RunConfig, Learners | None]:
