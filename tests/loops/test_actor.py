@@ -11,6 +11,7 @@ import polyak
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
+from polyak.loops import rollouts
 from polyak.loops.actor import JitActor, NumPyActor, make_actor
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
@@ -226,6 +227,22 @@ def test_a_rollout_of_one_step_acts_as_the_collecting_policy_with_the_rollouts_k
         np.testing.assert_array_equal(got, expected)
 
 
+def test_an_update_computes_the_next_action_so_that_only_the_first_is_a_call_of_its_own(monkeypatch):
+    calls, make_program = [], rollouts._one_step_program
+
+    def counted(shape):
+        act = make_program(shape)
+        return lambda *arguments: calls.append(arguments) or act(*arguments)
+
+    monkeypatch.setattr(rollouts, "_one_step_program", counted)
+    agent, env = dqn_of_one_step()
+    result = polyak.train.host(agent, env, env_steps=40, key=jax.random.key(1))
+    assert int(result.loop_state.iteration) >= 20
+    # One before training, from whose shapes the update is compiled, and the first action.
+    assert len(calls) == 2
+
+
+@pytest.mark.to_the_bit
 def test_rollouts_of_one_step_resume_to_the_bit():
     agent, env = dqn_of_one_step()
     key = jax.random.key(1)

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from polyak.agents.ppo import PPO
+from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.host_loop import start
+from polyak.loops.metrics import PackedMetrics
+from polyak.loops.rollouts import Learned
 from polyak.workers.in_process_workers import InProcessWorkers
 from polyak.workers.rollout_worker import WorkerRollout
 from tests.workers.setting import KEY, make_agent, make_env, make_workers
@@ -62,10 +65,11 @@ def test_a_slow_worker_makes_no_rollout_older_than_the_lag_and_loses_none(lag, m
     state = start(agent, envs, KEY)
     rollouts = envs.rollouts(agent, state, jax.tree.leaves(agent), lambda: False)
     leaves, staleness = jax.tree.leaves(state), []
+    learned = Learned(leaves, PackedMetrics({}, np.zeros((0, 2), np.float32)), EpisodeTotals.none(), None)
     for update in range(UPDATES):
         collected = rollouts.collect(leaves)
         np.testing.assert_array_equal(collected.arrays[0].reward, update)
-        rollouts.learn(lambda: None)
+        rollouts.learn(lambda: learned)
         metrics = rollouts.metrics()
         staleness.append(metrics["staleness/max"])
         assert metrics["rollouts/invalid"] == metrics["workers/restarts"] == 0

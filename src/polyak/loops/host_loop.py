@@ -48,7 +48,17 @@ from polyak.loops.metrics import PackedMetrics
 from polyak.loops.processes import spans_processes
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import put_on_devices
-from polyak.loops.rollouts import Collected, LocalRollouts, MakesRollouts, Rollouts, actor_maker, stack
+from polyak.loops.rollouts import (
+    Collected,
+    Learned,
+    LocalRollouts,
+    MakesRollouts,
+    Rollouts,
+    act_once,
+    actor_maker,
+    acts_in_one_call,
+    stack,
+)
 
 
 @suggest_arguments("train")
@@ -104,11 +114,11 @@ def host(
         rollouts, actor = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)
         learn_compiled, no_means = _compile(agent, mesh, state, None if relay.active else actor)
 
-    def learn_from(leaves: list[Any], means: Array, collected: Collected) -> tuple[list[Any], PackedMetrics, EpisodeTotals]:
-        new_leaves, metrics, finished = learn_compiled(settings, leaves, means, collected.arrays)
+    def learn_from(leaves: list[Any], means: Array, collected: Collected) -> Learned:
+        learned = Learned(*learn_compiled(settings, leaves, means, collected.arrays))
         # Wait here, so that the update counts as training time.
-        jax.block_until_ready(finished)
-        return new_leaves, metrics, finished
+        jax.block_until_ready(learned.finished)
+        return learned
 
     stopped, means = None, no_means
     due = target.next_report(reporter.env_steps)
@@ -118,9 +128,9 @@ def host(
             collected = rollouts.collect(leaves)
             if collected is None:
                 return reporter.result(jax.tree.unflatten(structure, leaves), "request")
-            leaves, metrics, finished = rollouts.learn(partial(learn_from, leaves, means, collected))
-            means = metrics.means
-        reporter.advance(collected.env_steps, 1, finished, collected.info_sums)
+            learned = rollouts.learn(partial(learn_from, leaves, means, collected))
+            leaves, metrics, means = learned.leaves, learned.metrics, learned.metrics.means
+        reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
         stopped = "request" if should_stop() else None
         if stopped or reporter.is_due(metrics.last, due):
             due = target.next_report(reporter.env_steps)
@@ -181,12 +191,14 @@ def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
 def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> tuple[Any, Any]:
     """`learn(settings, state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
 
-    `settings` and `state` are lists of leaves; `means` are those of the metrics since the last report.
+    `settings` and `state` are lists of leaves; `means` are those of the metrics since the last report. It returns the fields of
+    `Learned`.
 
     Args:
         actor: called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
     """
     time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
+    acts = actor is not None and acts_in_one_call(agent, state, mesh)
     if actor is None:
         step = jax.eval_shape(_act, agent, state)
         step = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step)
@@ -195,15 +207,18 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | N
     actions, info = (stack([tree] * agent.num_steps) for tree in (step.action, step.info))
     time_steps = stack([time_step] * (agent.num_steps + 1))
     rollout = (time_steps, actions, info, step.carry)
-    program, count = _program(mesh, shape_of(agent, state), shape_of(rollout))
+    program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), acts)
     no_means = jnp.zeros((count, 2))
     arguments = (_settings_on_device(agent, mesh), jax.tree.leaves(state), no_means, rollout)
     return program.lower(*arguments).compile(), no_means
 
 
 @cached_per_env
-def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...]) -> tuple[Any, int]:
-    """`_learn`, jitted, and the number of its means; one function per argument shape, so that the cache holds only a few."""
+def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...], acts: bool) -> tuple[Any, int]:
+    """`_learn`, jitted, and the number of its means; one function per argument shape, so that the cache holds only a few.
+
+    With `acts` the program goes on to the first action of the next rollout: one call costs less than two.
+    """
     structure, avals, _ = shape
     agent, state = jax.tree.unflatten(structure, avals)
     state_structure: Any = jax.tree.structure(state)
@@ -214,18 +229,19 @@ def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any
 
     def learn_from_leaves(
         settings: list[Any], leaves: list[Any], means: Array, rollout: Any
-    ) -> tuple[list[Any], PackedMetrics, EpisodeTotals]:
+    ) -> tuple[list[Any], PackedMetrics, EpisodeTotals, PolicyStep | None]:
         arguments = jax.tree.unflatten(structure, [*settings, *leaves])
         new_state, metrics, finished = learn(*arguments, *rollout)
         if jax.tree.structure(new_state) != state_structure:
             raise TypeError(f"train: update must return a state of the same structure, got {jax.tree.structure(new_state)}")
-        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished
+        next_step = act_once(arguments[0], new_state) if acts else None
+        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished, next_step
 
     if mesh is None:
         return jax.jit(learn_from_leaves, donate_argnums=1), count
     replicated = NamedSharding(mesh, PartitionSpec())
     states = jax.tree.leaves(jax.tree.broadcast(_sharding(agent, mesh), state))
-    args, results = (replicated, states, replicated, replicated), (states, replicated, replicated)
+    args, results = (replicated, states, replicated, replicated), (states, replicated, replicated, replicated)
     return jax.jit(learn_from_leaves, donate_argnums=1, in_shardings=args, out_shardings=results), count
 
 

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -13,11 +13,10 @@ from jaxtyping import Array, PRNGKeyArray
 from polyak.core.policy_faults import ExceptionRelay, check_carry
 from polyak.core.types import Agent, HostEnv, Policy, PolicyStep, PyTree, ReportsInfo, TimeStep
 from polyak.loops.actor import Actor, make_actor
-from polyak.loops.episodes import InfoSums
+from polyak.loops.episodes import EpisodeTotals, InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
+from polyak.loops.metrics import PackedMetrics
 from polyak.loops.program_cache import cached_per_env, shape_of
-
-T = TypeVar("T")
 
 # After a request to stop, a rollout that takes longer than this is discarded.
 ROLLOUT_SECONDS = 1.0
@@ -41,6 +40,23 @@ class Collected:
         return int(np.sum(~self.arrays[0].last[:-1]))
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What an update returns.
+
+    Attributes:
+        leaves: of the loop's state.
+        metrics: of the updates since the last report.
+        finished: the episodes that ended in the rollout.
+        next_step: the first action of the next rollout, where the same program computes it; else None.
+    """
+
+    leaves: list[Any]
+    metrics: PackedMetrics
+    finished: EpisodeTotals
+    next_step: PolicyStep | None
+
+
 @runtime_checkable
 class Rollouts(Protocol):
     """The rollouts of one training, in order."""
@@ -49,7 +65,7 @@ class Rollouts(Protocol):
         """The next rollout, for the leaves of the loop's state; None if it was discarded because training should stop."""
         ...
 
-    def learn(self, update: Callable[[], T]) -> T:
+    def learn(self, update: Callable[[], Learned]) -> Learned:
         """Call `update`, which learns from the rollout and returns when it has."""
         ...
 
@@ -102,13 +118,15 @@ class LocalRollouts:
         self._env, self._new_actor, self._num_steps, self._should_stop = env, new_actor, num_steps, should_stop
         self._time_step, self._carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
         self._is_slow = True
+        self._next_step: PolicyStep | None = None
 
     def collect(self, leaves: list[Any]) -> Collected | None:
         """Step the environments; a rollout that is discarded leaves no trace in those that support snapshots."""
         # Only a rollout that began with a snapshot may be discarded.
         before = self._env.snapshot() if self._is_slow else None
         deadline, sums = Deadline(self._should_stop, can_discard=self._is_slow), InfoSums()
-        actor = self._new_actor(leaves)
+        first = self._next_step
+        actor: Actor = self._new_actor(leaves) if first is None else lambda t, time_step, carry: first
         arrays = collect_rollout(actor, self._carry, self._env, self._time_step, self._num_steps, sums, deadline)
         if arrays is None:
             if before is not None:
@@ -118,9 +136,11 @@ class LocalRollouts:
         self._time_step, self._carry = jax.tree.map(lambda x: x[-1], arrays[0]), arrays[3]
         return Collected(arrays, sums)
 
-    def learn(self, update: Callable[[], T]) -> T:
+    def learn(self, update: Callable[[], Learned]) -> Learned:
         """Call `update`."""
-        return update()
+        learned = update()
+        self._next_step = learned.next_step
+        return learned
 
     def metrics(self) -> dict[str, float]:
         """Nothing."""
@@ -150,8 +170,8 @@ def actor_maker(
 ) -> Callable[[list[Any]], Actor]:
     """A function that makes the actor for the next rollout from the leaves of the state.
 
-    With rollouts of one step, one compiled call makes the policy and the key and acts: for NumPy the policy's arrays would have
-    to be fetched first. A policy that calls Python is called directly.
+    Where it `acts_in_one_call`, that call makes the policy and the key and acts: for NumPy the policy's arrays would have to be
+    fetched first. A policy that calls Python is called directly.
     """
     shape = shape_of(agent, state)
     program, num_envs = _policy_program(shape), state.time_step.reward.shape[0]
@@ -163,11 +183,26 @@ def actor_maker(
             policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
         return make_actor(policy, key, num_envs, exact=exact, block=agent.num_steps)
 
-    calls_python = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent)).active
-    if agent.num_steps > 1 or mesh is not None or calls_python:
+    if not acts_in_one_call(agent, state, mesh):
         return make
     act = _one_step_program(shape)
     return lambda leaves: lambda t, time_step, carry: act(settings, leaves, time_step, carry)
+
+
+def acts_in_one_call(agent: Agent, state: LoopState, mesh: Mesh | None) -> bool:
+    """Whether a rollout has one step, for which a compiled program can act on one device, without calling Python."""
+    return (
+        agent.num_steps == 1 and mesh is None and not ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent)).active
+    )
+
+
+def act_once(agent: Agent, state: LoopState) -> PolicyStep:
+    """The action of a rollout of one step."""
+    key = jax.random.fold_in(iteration_keys(state.key, state.iteration, 1).act, 0)
+    # Within the program of an update the bits are those of acting alone, as in the first step of a run that is resumed.
+    policy, inputs = jax.lax.optimization_barrier((agent.collect_policy(state.agent), (state.time_step, state.carry, key)))
+    step: PolicyStep = policy.action(*inputs)
+    return step
 
 
 def rollout_actor(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) -> Actor:
@@ -188,9 +223,7 @@ def _policy_program(shape: tuple[Any, ...]) -> Callable[[list[Any], list[Any]], 
 def _one_step_program(shape: tuple[Any, ...]) -> Callable[..., PolicyStep]:
     def act(settings: list[Array], leaves: list[Array], time_step: TimeStep, carry: PyTree) -> PolicyStep:
         agent, state = shape[0].unflatten([*settings, *leaves])
-        key = jax.random.fold_in(iteration_keys(state.key, state.iteration, 1).act, 0)
-        step: PolicyStep = agent.collect_policy(state.agent).action(time_step, carry, key)
-        return step
+        return act_once(agent, replace(state, time_step=time_step, carry=carry))
 
     return jax.jit(act)
 

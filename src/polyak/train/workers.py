@@ -216,8 +216,9 @@ def distributed(
     """Train with worker processes that step the environments, until `env_steps` valid transitions are done.
 
     Workers split the environments and change nothing else: with `lag=0` the numbers are those of `train.host`; to the bit
-    where the policy is small enough to act in NumPy and every worker has a multiple of 4 environments. A worker that dies or
-    hangs is replaced and repeats its rollout from the snapshot before it; environments without snapshots begin new episodes.
+    where the policy is small enough to act in NumPy, rollouts have several steps, and every worker has a multiple of 4
+    environments. A worker that dies or hangs is replaced and repeats its rollout from the snapshot before it; environments
+    without snapshots begin new episodes.
 
     Args:
         agent: the agent to train.

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,10 @@ from polyak.loops.actor import step_keys
 from polyak.loops.episodes import InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
-from polyak.loops.rollouts import Collected, Deadline
+from polyak.loops.rollouts import Collected, Deadline, Learned
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
 from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes
-
-T = TypeVar("T")
 
 LEARNING_SECONDS = 0.005
 """How long the end of an update may go unnoticed while workers collect."""
@@ -116,7 +114,7 @@ class WorkerRollouts:
         self._number += 1
         return Collected((time_steps, actions, info, join([part.arrays[3] for part in parts])), sums)
 
-    def learn(self, update: Callable[[], T]) -> T:
+    def learn(self, update: Callable[[], Learned]) -> Learned:
         """Call `update`, while workers go on collecting as far as the lag allows."""
         start = time.monotonic()
         if self._thread is None:
