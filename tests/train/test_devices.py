@@ -4,6 +4,7 @@ import dataclasses
 import os
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.envs.autoreset import AutoReset
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.train.devices import DEVICES, configure_devices_for_images, default_devices, splits_images
+from polyak.train.new_training import make_envs
 from tests.loops.setting import AGENT, ENV, KEY
 
 IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=np.uint8), Discrete(2))
@@ -21,6 +23,7 @@ IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=n
 def test_default_is_two_devices_where_they_pay(num_envs, num_minibatches, devices):
     agent = dataclasses.replace(AGENT, num_minibatches=num_minibatches)
     assert default_devices(agent, AutoReset(ENV.dynamics, num_envs)) == devices
+    assert default_devices(agent, AutoReset(ENV.dynamics, num_envs), "host") == 1
     assert default_devices(agent, JaxEnvOnHost(AutoReset(ENV.dynamics, num_envs), KEY)) == 1
 
 
@@ -47,14 +50,17 @@ def test_jax_gets_two_devices_for_images_unless_it_has_more(monkeypatch):
     config = SimpleNamespace(**{DEVICES: -1}, update=lambda *change: seen.append(change))
     monkeypatch.setattr("polyak.train.devices.jax.config", config)
     seven, eight = (host_env(num_envs) for num_envs in (7, 8))
-    configure_devices_for_images(seven, None)
-    configure_devices_for_images(eight, 1)
+    configure_devices_for_images(seven, "auto", None)
+    configure_devices_for_images(eight, "auto", 1)
     assert seen == []
-    configure_devices_for_images(eight, None)
+    configure_devices_for_images(eight, "auto", None)
     assert seen == [(DEVICES, 2)]
+    monkeypatch.setattr("polyak.train.new_training.is_jax_started", lambda: True)
+    make_envs("train.run", "ppo", eight, None)
+    assert seen == [(DEVICES, 2)] * 2
     setattr(config, DEVICES, 4)
-    configure_devices_for_images(eight, None)
-    assert len(seen) == 1
+    configure_devices_for_images(eight, "auto", None)
+    assert len(seen) == 2
 
 
 def test_an_environment_of_ones_own_resumes_on_the_devices_of_the_run(tmp_path, monkeypatch):
@@ -68,6 +74,26 @@ def test_an_environment_of_ones_own_resumes_on_the_devices_of_the_run(tmp_path, 
         monkeypatch.setattr(f"polyak.train.{module}.configure_devices", lambda *wanted: configured.append(wanted))
     polyak.resume(tmp_path / "run", env=env(), env_steps=128, progress=False)
     assert {wanted for wanted, *_ in configured} == {4}
+
+
+def test_an_environment_of_ones_own_resumes_with_the_action_scaling_of_the_run(tmp_path):
+    def make():
+        return gymnasium.make("Pendulum-v1", max_episode_steps=20)
+
+    tiny = {"actor": polyak.Actor((4,)), "critics": polyak.Critics((4,)), "batch_size": 4, "learning_starts": 8}
+    options = {"settings": tiny | {"capacity": 64}, "num_envs": 2, "eval_episodes": 0, "progress": False}
+    polyak.train.run("sac", make, env_steps=16, run_dir=tmp_path / "run", **options)
+    result = polyak.resume(tmp_path / "run", env=make, env_steps=24, progress=False)
+    assert result.agent.spec.action_scaling == "rescale"
+
+
+@pytest.mark.parametrize(("loop", "devices"), [("compiled", 1), ("host", None)])
+def test_seeds_that_train_one_after_another_take_the_default_number_of_devices(loop, devices, monkeypatch):
+    asked = []
+    monkeypatch.setattr("polyak.train.seeds.prepare", lambda *arguments, **options: asked.append(options["devices"]) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        polyak.train.run_seeds(AGENT, AutoReset(ENV.dynamics, 8), seeds=2, env_steps=64, loop=loop)
+    assert asked == [devices]
 
 
 def host_env(num_envs):

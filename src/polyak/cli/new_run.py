@@ -92,6 +92,9 @@ def train_new_run(
             devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
         if at_once:
             configure_devices_for_seeds(flags.seeds)
+        if loop != "compiled" and devices == 1:
+            # Before code of one's own starts JAX.
+            dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)
         scaling = flags.action_scaling or (action_scaling_of(algorithm) if own.agent is None else "clip")
         source = EnvSource(target, {"action_scaling": scaling, "env_kwargs": env_kwargs})
@@ -111,10 +114,9 @@ def train_new_run(
             is_free = flags.devices is None and learners is None
             if is_free and loop == "host" and splits_images(agent, flags.num_envs):
                 devices = configure_devices(2, loop, flags.num_envs)
+                dispatch_synchronously(on=False)
             if is_free and not accepts(agent, flags.num_envs, devices):
                 devices = 1
-            if loop != "compiled" and devices == 1:
-                dispatch_synchronously()
             threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)

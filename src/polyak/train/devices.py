@@ -37,16 +37,16 @@ def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
 
 
 def splits_images(agent: Agent, num_envs: int) -> bool:
-    """Whether two devices pay for an agent outside the compiled loop: its network has convolutions and learns from rollouts."""
+    """Whether two devices pay for an agent outside the compiled loop: it learns from rollouts, and those have images."""
     learns_from_images = has_images(agent.spec.obs) and not isinstance(agent, HasReplay)
     return learns_from_images and len(os.sched_getaffinity(0)) >= 2 and accepts(agent, num_envs, 2)
 
 
-def default_devices(agent: Agent, env: Env | HostEnv) -> int:
-    """Two devices if JAX has two and they pay: for at least 64 copies of a JAX environment, or images; otherwise one."""
+def default_devices(agent: Agent, env: Env | HostEnv, loop: str = "auto") -> int:
+    """Two devices if JAX has two and they pay: in the compiled loop for at least 64 environments, else for images."""
     if not isinstance(agent, Agent):
         return 1
-    if isinstance(env, Env):
+    if isinstance(env, Env) and loop != "host":
         pays = env.num_envs >= 64 and accepts(agent, env.num_envs, 2)
     else:
         pays = not isinstance(env, MakesRollouts) and splits_images(agent, env.num_envs)
@@ -79,12 +79,12 @@ def configure_devices_for_seeds(count: int) -> None:
     _configure_at_least(max(n for n in range(1, min(cores, count) + 1) if count % n == 0))
 
 
-def configure_devices_for_images(env: Env | HostEnv, wanted: int | None) -> None:
+def configure_devices_for_images(env: Env | HostEnv, loop: str, wanted: int | None) -> None:
     """Configure JAX, before it starts, to see two devices on a CPU of two cores, if they can share the environments.
 
-    More devices that the caller has configured stay.
+    Outside the compiled loop. More devices that the caller has configured stay.
     """
-    shows_images = isinstance(env, HostEnv) and has_images(env.spec.obs)
+    shows_images = (isinstance(env, HostEnv) or loop == "host") and has_images(env.spec.obs)
     if wanted is None and shows_images and env.num_envs % 2 == 0 and len(os.sched_getaffinity(0)) >= 2:
         _configure_at_least(2)
 
@@ -95,9 +95,12 @@ def _configure_at_least(devices: int) -> None:
             jax.config.update(DEVICES, devices)
 
 
-def dispatch_synchronously() -> None:
-    """For the host loop on one device: another thread costs as much as the step of 50 µs that it would compute."""
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+def dispatch_synchronously(*, on: bool = True) -> None:
+    """For the host loop on one device: another thread costs as much as the step of 50 µs that it would compute.
+
+    JAX reads it when it starts.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", not on)
 
 
 def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 1) -> int | None:

@@ -90,7 +90,7 @@ def run(
         loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
         workers: number of worker processes of the last two, or how they work; see `train.Workers`.
         learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
-        devices: over which the environments are split; None is two for 64 copies or more in JAX, if JAX has two, else one.
+        devices: over which the environments are split; None is one, or two that JAX has for 64 in JAX or images on the host.
         resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.
         should_stop: called between iterations; True ends the training, as Ctrl-C and SIGTERM do (`stopped="interrupt"`).
 
@@ -156,7 +156,7 @@ def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | No
     defaults = preset(agent.lower() if isinstance(agent, str) else "", str(env))
     loop = defaults.loop if loop == "auto" else loop
     if defaults.loop != "auto":
-        check_own_loop("train.run", agent, loop, defaults.loop, is_jax=_is_in_jax(env))
+        check_own_loop("train.run", agent, loop, defaults.loop, is_jax=is_in_jax(env))
     workers = defaults.workers if workers is None and loop == defaults.loop else workers
     if workers is None:
         if loop in LOOPS_OF_WORKERS:
@@ -228,13 +228,14 @@ def make_envs(
         raise ValueError(f"{owner}: num_envs must be None where env is made, which has {env.num_envs} copies, got {num_envs}")
     count = env.num_envs if is_made else num_envs or preset(str(agent), str(env)).num_envs
     if not is_jax_started():
-        configure_devices(devices, "compiled" if _is_in_jax(env) and loop != "host" else "host", count)
+        configure_devices(devices, "compiled" if is_in_jax(env) and loop != "host" else "host", count)
     if is_made and workers is not None:
         raise ValueError(f"{owner}: env must be a name or a function with workers, which make it, got {type(env).__name__}")
     if is_made:
+        configure_devices_for_images(env, loop, devices)
         return env, source_of(env)
     # An environment of Gymnasium that exists has its own number of copies.
-    has_number = not (isinstance(env, str) or callable(env) or _is_in_jax(env))
+    has_number = not (isinstance(env, str) or callable(env) or is_in_jax(env))
     scaling = action_scaling_of(agent) if isinstance(agent, str) and agent in AGENTS else "clip"
     options: dict[str, Any] = {"action_scaling": scaling} | ({} if has_number and num_envs is None else {"num_envs": count})
     if workers is not None:
@@ -242,7 +243,7 @@ def make_envs(
         parts = split_over_workers(one, count, workers)
         return parts, parts.source
     made = envs.make(env, **options)
-    configure_devices_for_images(made, devices)
+    configure_devices_for_images(made, loop, devices)
     return made, source_of(made) or EnvSource(env, {})
 
 
@@ -264,7 +265,7 @@ def close_if_made(made: Env | HostEnv, env: Any) -> None:
         made.close()
 
 
-def _is_in_jax(env: Any) -> bool:
+def is_in_jax(env: Any) -> bool:
     """Whether an environment, or what `polyak.envs.make` takes, is written in JAX."""
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
@@ -325,7 +326,7 @@ def prepare(
     if run_dir is not None and start is not None and start.state is not None:
         raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
     if devices is None:
-        devices = default_devices(agent, env) if learners is None else learners.number
+        devices = default_devices(agent, env, loop) if learners is None else learners.number
     if learners is not None:
         check_learners(learners, env, devices)
     workers: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
@@ -27,7 +28,7 @@ from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
 from polyak.train.evaluation import make_env
 from polyak.train.learners import as_learners, check_learners
-from polyak.train.new_training import close_if_made, make_envs
+from polyak.train.new_training import close_if_made
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training, report_events
@@ -94,9 +95,8 @@ def resume(
         for name, is_set in {"callbacks": len(callbacks) > 0, "eval_env": eval_env is not None}.items():
             if group is not None and is_set:
                 raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
-        devices = 1 if group else config.devices
         if not is_jax_started():
-            configure_devices(devices, config.loop, config.num_envs)
+            configure_devices(1 if group else config.devices, config.loop, config.num_envs)
         if env is None and config.own_env:
             raise ValueError(
                 f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a "
@@ -106,7 +106,7 @@ def resume(
         if split is not None and isinstance(env, Env | HostEnv):
             got = type(env).__name__
             raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {got}")
-        made = _make_again(config, env, split, devices)
+        made = _make_again(config, env, split)
         try:
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
             training = prepare_resumption(run, config, made, force=force, learners=group)
@@ -117,13 +117,15 @@ def resume(
             close_if_made(made, env)
 
 
-def _make_again(config: RunConfig, env: Any, split: Workers | None, devices: int) -> Env | HostEnv:
+def _make_again(config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:
     """The run's environments, or those that the caller gives, split over the workers."""
-    copies = None if isinstance(env, Env | HostEnv) else 1 if split else config.num_envs
-    if env is None:
-        made = make_env(config, copies or 1)
+    copies = 1 if split else config.num_envs
+    if isinstance(env, Env | HostEnv):
+        made = env
+    elif env is None:
+        made = make_env(config, copies)
     else:
-        made, _ = make_envs("polyak.resume", "", env, copies, config.loop, devices)
+        made = envs.make(env, num_envs=copies, action_scaling=config.action_scaling)
     return made if split is None else split_over_workers(made, config.num_envs, split)
 
 

@@ -22,7 +22,7 @@ from polyak.storage.run_directory import RunError
 from polyak.train.devices import configure_devices_for_seeds
 from polyak.train.display import Screen, once_per_iteration, show_progress
 from polyak.train.interrupt import catch_interrupt
-from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
+from polyak.train.new_training import close_if_made, is_in_jax, make_agent, make_envs, prepare
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.statistics import seed_statistics
@@ -90,8 +90,10 @@ def run_seeds(
         raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
     Target(env_steps, report_every)
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
-    configure_devices_for_seeds(len(numbers))
-    made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, 1)
+    # At once they have a device each.
+    devices = 1 if is_in_jax(env) and loop != "host" else None
+    configure_devices_for_seeds(len(numbers) if devices else 1)
+    made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, devices)
     try:
         options: dict[str, Any] = {
             "env_steps": env_steps,
@@ -102,7 +104,7 @@ def run_seeds(
             "eval_episodes": eval_episodes,
             "eval_env": eval_env,
             "loop": loop,
-            "devices": 1,
+            "devices": devices,
             "source": source,
             "algorithm": agent.lower() if isinstance(agent, str) else None,
         }
@@ -110,7 +112,7 @@ def run_seeds(
         # Checks everything before a directory is created.
         prepare_seed(seed=numbers[0])
         directories: Any = dict.fromkeys(numbers) if run_dir is None else seed_directories(Path(run_dir), numbers)
-        train_seeds = _train_at_once if isinstance(made, Env) and loop != "host" else _train_in_turn
+        train_seeds = _train_at_once if devices else _train_in_turn
         console = Screen(quiet=not progress)
         results = train_seeds(
             (prepare_seed(seed=seed, run_dir=directory) for seed, directory in directories.items()),
@@ -118,12 +120,16 @@ def run_seeds(
             console,
             should_stop,
         )
-        returns = [result.evaluation.mean_return for result in results if result.evaluation is not None]
-        if len(returns) > 1:
-            console.print_line(str(seed_statistics(returns)))
+        _print_statistics(console, results)
         return results
     finally:
         close_if_made(made, env)
+
+
+def _print_statistics(console: Screen, results: Sequence[Result[Any]]) -> None:
+    returns = [result.evaluation.mean_return for result in results if result.evaluation is not None]
+    if len(returns) > 1:
+        console.print_line(str(seed_statistics(returns)))
 
 
 def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
