@@ -52,7 +52,7 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
     shapes = {name: x.shape for name, x in bounds.items()}
     if "deviation" in arrays:
         shapes |= {**dict.fromkeys(("mean", "mean_rest", "deviation"), (1, width)), "clip": (1,)}
-    if "clip_mean" in arrays:
+    if "clip_mean" in arrays and isinstance(spec.action, Box):
         shapes["clip_mean"] = (1,)
     for name in (*map(str, range(layers)), "head"):
         kernel, bias = ("head_kernel", "head_bias") if name == "head" else (f"kernel{name}", f"bias{name}")

@@ -25,7 +25,7 @@ def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
         describe_spaces(spec, squash_mean=False)
     except ValueError as error:
         raise ValueError(f"export: format numpy takes an mlp from one vector to one Discrete or Box action; {error}") from None
-    arrays = network_arrays(network, inner.variables.params, inner.normalizer)
+    arrays = network_arrays(network, inner.variables.params, inner.normalizer, spec)
     about, bounds = describe_spaces(spec, squash_mean=network.squash_mean)
     about |= {"layers": len(network.hidden), "activation": network.activation, "squash_mean": network.squash_mean}
     about["tanh"] = inner.squash or network.squash_mean

@@ -124,10 +124,13 @@ def numpy_mode(
     return lambda obs: np.tanh(output(obs).reshape(shape)) if squash else output(obs).reshape(shape)
 
 
-def network_arrays(network: ActorCritic | Actor, params: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
+def network_arrays(
+    network: ActorCritic | Actor, params: PyTree, normalizer: ObsNormalizer | None, spec: EnvSpec
+) -> dict[str, Numbers]:
     """The arrays of `numpy_reader.make_network` for the actor of an `mlp`."""
     arrays = _arrays(params["actor"], params["policy"]["linear"], normalizer)
-    limit = network.clip_mean if isinstance(network, Actor) else None
+    # Logits are not clipped.
+    limit = network.clip_mean if isinstance(network, Actor) and isinstance(spec.action, Box) else None
     return arrays if limit is None else {**arrays, "clip_mean": np.array([limit], np.float32)}
 
 
@@ -149,7 +152,8 @@ def _output(
 ) -> Callable[[Numbers], Numbers]:
     """The output of the policy's last layer for observations: logits, or the mean of a Box action."""
     assert isinstance(network, ActorCritic | Actor), "as suits_numpy says"
-    forward = make_network(network_arrays(network, variables.params, normalizer), len(network.hidden), network.activation)
+    arrays = network_arrays(network, variables.params, normalizer, spec)
+    forward = make_network(arrays, len(network.hidden), network.activation)
     if not (network.squash_mean and isinstance(spec.action, Box)):
         return lambda obs: forward(obs.reshape(obs.shape[0], -1))
     middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
