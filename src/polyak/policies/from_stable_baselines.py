@@ -59,8 +59,8 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
 
     Args:
         path: the `.zip` file.
-        spec: the environment's; a Box observation, and Discrete or Box actions. Those that the model squashes, as all but PPO
-            and A2C do, are rescaled to their bounds (`action_scaling="rescale"`), others are clipped to them.
+        spec: the environment's; a Box observation, not of uint8, and Discrete or Box actions. Those that the model squashes, as
+            all but PPO and A2C do, are rescaled to their bounds (`action_scaling="rescale"`), others are clipped to them.
 
     Returns:
         A policy that samples as the model does; `predict(obs)` returns the greedy action. With gSDE every sample has new noise;

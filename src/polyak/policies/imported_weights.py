@@ -9,13 +9,15 @@ from polyak.core.spaces import Box, Discrete, EnvSpec, check_env_spec
 from polyak.core.types import Variables
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
-from polyak.networks.layers import is_image
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.network_policy import NetworkPolicy
 
 
 def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "rescale"] = "clip") -> None:
     """Check that observations are vectors and actions Discrete or a Box.
+
+    Observations of uint8 are rejected: polyak's networks divide them by 255, and the saved network may have received them as
+    they are.
 
     Args:
         action_scaling: whether the policy's samples are clipped to the bounds, or rescaled to them from [-1, 1].
@@ -25,8 +27,13 @@ def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "res
         ValueError: it has another space.
     """
     check_env_spec(owner, spec)
-    if not isinstance(spec.obs, Box) or is_image(spec.obs):
+    if not isinstance(spec.obs, Box):
         raise ValueError(f"{owner}: obs must be a Box of numbers, got {spec.obs}")
+    if spec.obs.dtype == np.uint8:
+        raise ValueError(
+            f"{owner}: obs must not be uint8, which polyak's networks divide by 255, got {spec.obs}; convert observations "
+            "to the float32 numbers that the saved network received"
+        )
     if not isinstance(spec.action, Discrete | Box):
         raise ValueError(f"{owner}: action must be Discrete or a Box, got {spec.action}")
     if spec.action_scaling != action_scaling:

@@ -50,7 +50,7 @@ def from_tf_agents(
 
     Args:
         path: the `.npz` file. Pickled objects in it are never loaded.
-        spec: the environment's; a Box observation, and Discrete or Box actions that are clipped to their bounds.
+        spec: the environment's; a Box observation, not of uint8, and Discrete or Box actions that are clipped to their bounds.
         activation: `activation_fn` of the `ActorDistributionNetwork`, which no variable tells.
         value_activation: that of the `ValueNetwork`; None for the same.
 
