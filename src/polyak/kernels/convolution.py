@@ -16,8 +16,9 @@ Output = Float[Array, "B h w O"]
 def convolve(x: Image, kernel: Kernel, stride: int) -> Output:
     """y[b, i, j, o] = Σ_{u, v, c} x[b, i·s + u, j·s + v, c] · kernel[u, v, c, o], without padding.
 
-    Stands in for `jax.lax.conv_general_dilated`, equal up to rounding, with the same derivatives. On a CPU, where a gradient
-    follows, the convolution is one matrix product and its gradient two. Values alone are faster by the convolution.
+    Stands in for `jax.lax.conv_general_dilated`, equal up to rounding, with the same gradients; forward-mode derivatives
+    (`jax.jvp`) are an error. On a CPU, where a gradient follows, the convolution is one matrix product and its gradient two.
+    Values alone are faster by the convolution.
 
     Gain: the gradient of a strided convolution is one with holes, which XLA computes number by number on a CPU: 8.4 s for the
     three convolutions of `nature_cnn` and 256 images of 84x84, 0.2 s here. Delete it when `jax.grad` of
