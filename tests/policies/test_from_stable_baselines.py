@@ -135,11 +135,7 @@ HOSTILE_LAYOUTS = (
         *(
             b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"
             b"X\x03\x00\x00\x00cpuK\x04tQ" + layout + b"tR."
-            for layout in (
-                b"K\x00Kd\x85K\x01\x85",
-                b"K\x00K\x02\x85J\xff\xff\xff\xff\x85",
-                b"J\xff\xff\xff\x7fK\x01\x85K\x01\x85",
-            )
+            for layout in HOSTILE_LAYOUTS
         ),
     ],
 )

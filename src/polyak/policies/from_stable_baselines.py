@@ -40,8 +40,6 @@ DAMAGED = (
     TypeError,
 )
 NOT_OF_POLICY = ("critic.", "critic_target.", "actor_target.")
-FREE: Std = "free"
-SDE: Std = "sde"
 CLIP_MEAN = 2.0
 """The default of `clip_mean`, a limit of the mean that SAC and TQC have with gSDE."""
 
@@ -75,61 +73,62 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
         settings, tensors = _read_model(Path(path))
     except DAMAGED as error:
         raise ValueError(f"{OWNER}: {path} is not a model of Stable-Baselines3: {error}") from error
-    left = {name: x.astype(np.float32) for name, x in tensors.items() if not name.startswith(NOT_OF_POLICY)}
-    has_actor = any(name.startswith("actor.") for name in left)
+    remaining = {name: x.astype(np.float32) for name, x in tensors.items() if not name.startswith(NOT_OF_POLICY)}
+    has_actor = any(name.startswith("actor.") for name in remaining)
     policy_kwargs = dict(settings.get("policy_kwargs") or {})
     squash = has_actor or bool(policy_kwargs.get("squash_output"))
     check_spaces(OWNER, spec, "rescale" if squash else "clip")
-    weights = _Weights(str(path), left)
+    weights = _Weights(str(path), remaining)
     network, params = (_actor if has_actor else _actor_critic)(weights, policy_kwargs)
-    if left:
-        raise ValueError(f"{OWNER}: {path} has {min(left)!r}, which no MlpPolicy has")
+    if remaining:
+        raise ValueError(f"{OWNER}: {path} has {min(remaining)!r}, which no MlpPolicy has")
     return make_policy(OWNER, str(path), spec, network, params, squash=squash)
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """The tensors of a model, which are taken one after another.
+    """The tensors of a model; a method that returns some of them removes them.
 
     Attributes:
         path: the file, for errors.
-        left: those that were not taken yet, by name.
+        remaining: by name.
     """
 
     path: str
-    left: dict[str, npt.NDArray[np.float32]]
+    remaining: dict[str, npt.NDArray[np.float32]]
 
-    def layer(self, name: str) -> dict[str, npt.NDArray[np.float32]]:
+    def take_layer(self, name: str) -> dict[str, npt.NDArray[np.float32]]:
         """A linear layer."""
         try:
-            return {"kernel": self.left.pop(f"{name}.weight").T.copy(), "bias": self.left.pop(f"{name}.bias")}
+            return {"kernel": self.remaining.pop(f"{name}.weight").T.copy(), "bias": self.remaining.pop(f"{name}.bias")}
         except KeyError as error:
             raise ValueError(f"{OWNER}: {self.path} has no {error}, as an MlpPolicy has") from None
 
-    def dense(self, name: str) -> list[dict[str, npt.NDArray[np.float32]]]:
+    def take_layers(self, name: str) -> list[dict[str, npt.NDArray[np.float32]]]:
         """Linear layers, with an activation between each two."""
-        indices = itertools.takewhile(lambda i: f"{name}.{2 * i}.weight" in self.left, itertools.count())
-        return [self.layer(f"{name}.{2 * i}") for i in indices]
+        indices = itertools.takewhile(lambda i: f"{name}.{2 * i}.weight" in self.remaining, itertools.count())
+        return [self.take_layer(f"{name}.{2 * i}") for i in indices]
 
-    def log_sigma(self, name: str, policy_kwargs: Mapping[str, Any], actions: int) -> npt.NDArray[np.float32]:
+    def take_log_sigma(self, name: str, policy_kwargs: Mapping[str, Any], actions: int) -> npt.NDArray[np.float32]:
         """The logarithm of gSDE's σ, `[features, actions]`, which the model may have in one column, or as expln⁻¹(σ)."""
-        found = self.left.pop(name)
+        log_sigma = self.remaining.pop(name)
         if policy_kwargs.get("use_expln"):
-            found = np.where(found > 0, np.log1p(np.log1p(np.maximum(found, 0))), found)
-        return np.repeat(found, actions, axis=1) if found.shape[1] == 1 else found
+            log_sigma = np.where(log_sigma > 0, np.log1p(np.log1p(np.maximum(log_sigma, 0))), log_sigma)
+        return np.repeat(log_sigma, actions, axis=1) if log_sigma.shape[1] == 1 else log_sigma
 
 
 def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[ActorCritic, dict[str, Any]]:
     """The network of PPO and A2C, with the widths and the activation of the model, and its parameters in polyak's tree."""
-    actor, critic = (weights.dense(f"mlp_extractor.{name}") for name in ("policy_net", "value_net"))
-    policy: dict[str, Any] = {"linear": weights.layer("action_net")}
-    log_std, std = weights.left.get("log_std"), FREE
+    actor, critic = (weights.take_layers(f"mlp_extractor.{name}") for name in ("policy_net", "value_net"))
+    policy: dict[str, Any] = {"linear": weights.take_layer("action_net")}
+    log_std = weights.remaining.get("log_std")
+    std: Std = "free"
     if log_std is not None and log_std.ndim == 2:
-        std = SDE
-        policy["log_std"] = {"all": weights.log_sigma("log_std", policy_kwargs, policy["linear"]["bias"].size)}
+        std = "sde"
+        policy["log_std"] = {"all": weights.take_log_sigma("log_std", policy_kwargs, policy["linear"]["bias"].size)}
     elif log_std is not None:
-        policy["log_std"] = {"all": weights.left.pop("log_std")}
-    params = {"actor": _torso(actor), "critic": _torso(critic), "policy": policy, "value": weights.layer("value_net")}
+        policy["log_std"] = {"all": weights.remaining.pop("log_std")}
+    params = {"actor": _torso(actor), "critic": _torso(critic), "policy": policy, "value": weights.take_layer("value_net")}
     hidden, value_hidden = _widths(actor), _widths(critic)
     activation = _activation(weights.path, policy_kwargs, "Tanh")
     return mlp(hidden, activation, std=std, value_hidden=None if hidden == value_hidden else value_hidden), params
@@ -138,21 +137,21 @@ def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[
 def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, dict[str, Any]]:
     """The actor of SAC and TQC, or the deterministic one of TD3 and DDPG, and its parameters in polyak's tree."""
     activation = _activation(weights.path, policy_kwargs, "ReLU")
-    if not any(name.startswith("actor.log_std") for name in weights.left):
-        *layers, head = weights.dense("actor.mu") or [weights.layer("actor.mu.0")]
+    if not any(name.startswith("actor.log_std") for name in weights.remaining):
+        *layers, head = weights.take_layers("actor.mu") or [weights.take_layer("actor.mu.0")]
         # Without a distribution of its own, its samples are the greedy action.
         network = Actor(_widths(layers), activation, std="fixed", log_std=LOG_STD_RANGE[0])
         return network, {"actor": _torso(layers), "policy": {"linear": head}}
-    layers = weights.dense("actor.latent_pi")
-    has_sde = "actor.log_std" in weights.left
-    has_limit = "actor.mu.0.weight" in weights.left
-    policy: dict[str, Any] = {"linear": weights.layer("actor.mu.0" if has_limit else "actor.mu")}
+    layers = weights.take_layers("actor.latent_pi")
+    has_sde = "actor.log_std" in weights.remaining
+    has_limit = "actor.mu.0.weight" in weights.remaining
+    policy: dict[str, Any] = {"linear": weights.take_layer("actor.mu.0" if has_limit else "actor.mu")}
     if has_sde:
-        policy["log_std"] = {"all": weights.log_sigma("actor.log_std", policy_kwargs, policy["linear"]["bias"].size)}
+        policy["log_std"] = {"all": weights.take_log_sigma("actor.log_std", policy_kwargs, policy["linear"]["bias"].size)}
     else:
-        policy["scales"] = {"all": weights.layer("actor.log_std")}
+        policy["scales"] = {"all": weights.take_layer("actor.log_std")}
     limit = policy_kwargs.get("clip_mean", CLIP_MEAN) if has_limit else None
-    network = Actor(_widths(layers), activation, std=SDE if has_sde else "state", clip_mean=limit)
+    network = Actor(_widths(layers), activation, std="sde" if has_sde else "state", clip_mean=limit)
     return network, {"actor": _torso(layers), "policy": policy}
 
 
