@@ -4,6 +4,8 @@ import dataclasses
 import io
 import json
 import pickle
+import struct
+import tracemalloc
 import zipfile
 
 import jax
@@ -14,7 +16,7 @@ import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.export.write_policy import write_policy
-from polyak.policies import from_stable_baselines3
+from polyak.policies import from_stable_baselines, from_stable_baselines3
 from polyak.policies.from_stable_baselines import _TensorReader
 from tests.policies.stable_baselines_models import FOLDER, observations
 
@@ -95,6 +97,47 @@ def weights(index):
     return data.getvalue()
 
 
+def text(x):
+    return b"X" + struct.pack("<I", len(x)) + x.encode()
+
+
+def integers(*numbers):
+    return b"(" + b"".join(b"J" + struct.pack("<i", n) for n in numbers) + b"t"
+
+
+def tensor(x, storage):
+    """The pickle of an array whose numbers are in the archive's storage of this name."""
+    strides = integers(*(stride // 4 for stride in x.strides))
+    reference = (
+        b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(storage) + text("cpu") + integers(x.size)[1:-1] + b"tQ"
+    )
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + reference + integers(0)[1:-1] + integers(*x.shape) + strides + b"tR"
+
+
+def altered(tmp_path, name, *, settings=None, **tensors):
+    """A model with another JSON of settings, if there is one, and other tensors; None removes a tensor."""
+    with zipfile.ZipFile(FOLDER / f"{name}.zip") as model:
+        data = model.read("data") if settings is None else json.dumps(settings).encode()
+        with zipfile.ZipFile(io.BytesIO(model.read("policy.pth"))) as archive:
+            known = _TensorReader(archive, "archive").load()
+    arrays = {key: np.ascontiguousarray(x, np.float32) for key, x in {**known, **tensors}.items() if x is not None}
+    weights, path = io.BytesIO(), tmp_path / "altered.zip"
+    with zipfile.ZipFile(weights, "w") as archive:
+        items = b"".join(text(key) + tensor(x, str(i)) for i, (key, x) in enumerate(arrays.items()))
+        archive.writestr("policy/data.pkl", b"\x80\x02}(" + items + b"u.")
+        for i, x in enumerate(arrays.values()):
+            archive.writestr(f"policy/data/{i}", x.tobytes())
+    with zipfile.ZipFile(path, "w") as model:
+        model.writestr("data", data)
+        model.writestr("policy.pth", weights.getvalue())
+    return path
+
+
+def test_a_model_with_the_same_tensors_acts_the_same(tmp_path):
+    policy = from_stable_baselines3(altered(tmp_path, "sac_sde"), RESCALED)
+    np.testing.assert_allclose(policy.predict(observations(3))[0], np.load(FOLDER / "sac_sde.npy"), atol=1e-5)
+
+
 class Runs:
     """Writes a file when it is unpickled."""
 
@@ -108,7 +151,7 @@ class Runs:
 def test_a_pickle_that_names_anything_but_tensors_is_rejected_and_runs_nothing(tmp_path):
     evil = tmp_path / "evil"
     for index in (pickle.dumps(Runs(evil)), pickle.dumps({"weight": Runs(evil)}, 2)):
-        with pytest.raises(ValueError, match=r"is not a model of Stable-Baselines3: policy.pth names .*open"):
+        with pytest.raises(ValueError, match=r"is not a model of Stable-Baselines3 that can be read: policy.pth names .*open"):
             from_stable_baselines3(changed(tmp_path, policy=weights(index)), CARTPOLE)
         assert not evil.exists()
 
@@ -142,6 +185,51 @@ HOSTILE_LAYOUTS = (
 def test_damaged_and_hostile_weights_are_rejected(tmp_path, index):
     with pytest.raises(ValueError, match="from_stable_baselines3: "):
         from_stable_baselines3(changed(tmp_path, policy=weights(index)), CARTPOLE)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        # In one column for 2,000 features, and 2,000 biases: 16 MB if it was repeated for each.
+        ({"actor.log_std": np.ones((2000, 1)), "actor.mu.0.bias": np.ones(2000)}, "actor.mu.0 must have a weight"),
+        ({"actor.log_std": np.ones((2000, 1))}, r"actor.log_std must have shape \(6, 1\), got \(2000, 1\)"),
+        ({"actor.log_std": np.ones(6)}, r"actor.log_std must have shape \(6, 1\), got \(6,\)"),
+        ({"actor.log_std": np.ones((6, 2))}, r"actor.log_std must have shape \(6, 1\), got \(6, 2\)"),
+        ({"actor.mu.0.weight": np.ones(6)}, r"actor.mu.0 must have a weight .* got shapes \(6,\) and \(1,\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_each_other_are_rejected_before_memory_is_taken(tmp_path, tensors, message):
+    path = altered(tmp_path, "sac_sde", **tensors)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"from_stable_baselines3: .*{message}"):
+            from_stable_baselines3(path, RESCALED)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        # An index in the memo, for which the reader would make a list of that length.
+        b"\x80\x02}r\xff\xff\xff\x00.",
+        b"\x80\x02}p16777215\n.",
+        # One storage of 4 numbers, in so many tensors.
+        b"\x80\x02}(" + b"".join(text(str(i)) + tensor(np.zeros(4, np.float32), "0") for i in range(99)) + b"u.",
+    ],
+    ids=["binary memo", "memo", "tensors"],
+)
+def test_an_index_that_asks_for_more_memory_than_a_model_may_have_is_rejected(tmp_path, monkeypatch, index):
+    monkeypatch.setattr(from_stable_baselines, "MAX_BYTES", 1000)
+    with zipfile.ZipFile(io.BytesIO(weights(index))) as archive:
+        tracemalloc.start()
+        try:
+            with pytest.raises(pickle.UnpicklingError, match=r"policy.pth has (a memo of|more than 1,000 bytes)"):
+                _TensorReader(archive, "policy").load()
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_tensors_are_read_by_their_strides():

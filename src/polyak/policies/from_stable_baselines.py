@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import pickletools
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -31,13 +32,13 @@ DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
     pickle.UnpicklingError,
-    json.JSONDecodeError,
     AttributeError,
     EOFError,
     IndexError,
     KeyError,
     RuntimeError,
     TypeError,
+    ValueError,
 )
 NOT_OF_POLICY = ("critic.", "critic_target.", "actor_target.")
 CLIP_MEAN = 2.0
@@ -72,7 +73,7 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
     try:
         settings, tensors = _read_model(Path(path))
     except DAMAGED as error:
-        raise ValueError(f"{OWNER}: {path} is not a model of Stable-Baselines3: {error}") from error
+        raise ValueError(f"{OWNER}: {path} is not a model of Stable-Baselines3 that can be read: {error!s:.300}") from error
     remaining = {name: x.astype(np.float32) for name, x in tensors.items() if not name.startswith(NOT_OF_POLICY)}
     has_actor = any(name.startswith("actor.") for name in remaining)
     policy_kwargs = dict(settings.get("policy_kwargs") or {})
@@ -100,18 +101,33 @@ class _Weights:
     def take_layer(self, name: str) -> dict[str, npt.NDArray[np.float32]]:
         """A linear layer."""
         try:
-            return {"kernel": self.remaining.pop(f"{name}.weight").T.copy(), "bias": self.remaining.pop(f"{name}.bias")}
+            weight, bias = (self.remaining.pop(f"{name}.{part}") for part in ("weight", "bias"))
         except KeyError as error:
             raise ValueError(f"{OWNER}: {self.path} has no {error}, as an MlpPolicy has") from None
+        if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+            shapes = f"got shapes {weight.shape} and {bias.shape}"
+            raise ValueError(
+                f"{OWNER}: {self.path}: {name} must have a weight [outputs, inputs] and a bias [outputs], {shapes}"
+            )
+        return {"kernel": weight.T.copy(), "bias": bias}
 
     def take_layers(self, name: str) -> list[dict[str, npt.NDArray[np.float32]]]:
         """Linear layers, with an activation between each two."""
         indices = itertools.takewhile(lambda i: f"{name}.{2 * i}.weight" in self.remaining, itertools.count())
         return [self.take_layer(f"{name}.{2 * i}") for i in indices]
 
-    def take_log_sigma(self, name: str, policy_kwargs: Mapping[str, Any], actions: int) -> npt.NDArray[np.float32]:
-        """The logarithm of gSDE's σ, `[features, actions]`, which the model may have in one column, or as expln⁻¹(σ)."""
-        log_sigma = self.remaining.pop(name)
+    def take_log_sigma(
+        self, name: str, policy_kwargs: Mapping[str, Any], head: Mapping[str, npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32]:
+        """The logarithm of gSDE's σ, `[features, actions]`, which the model may have in one column, or as expln⁻¹(σ).
+
+        Args:
+            head: the layer from the features to the mean of the action.
+        """
+        log_sigma, (features, actions) = self.remaining.pop(name), head["kernel"].shape
+        # Before one column is repeated: a small file must not ask for a large array.
+        if log_sigma.shape not in ((features, 1), (features, actions)):
+            raise ValueError(f"{OWNER}: {self.path}: {name} must have shape {features, actions}, got {log_sigma.shape}")
         if policy_kwargs.get("use_expln"):
             log_sigma = np.where(log_sigma > 0, np.log1p(np.log1p(np.maximum(log_sigma, 0))), log_sigma)
         return np.repeat(log_sigma, actions, axis=1) if log_sigma.shape[1] == 1 else log_sigma
@@ -125,7 +141,7 @@ def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[
     std: Std = "free"
     if log_std is not None and log_std.ndim == 2:
         std = "sde"
-        policy["log_std"] = {"all": weights.take_log_sigma("log_std", policy_kwargs, policy["linear"]["bias"].size)}
+        policy["log_std"] = {"all": weights.take_log_sigma("log_std", policy_kwargs, policy["linear"])}
     elif log_std is not None:
         policy["log_std"] = {"all": weights.remaining.pop("log_std")}
     params = {"actor": _torso(actor), "critic": _torso(critic), "policy": policy, "value": weights.take_layer("value_net")}
@@ -147,7 +163,7 @@ def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, 
     has_limit = "actor.mu.0.weight" in weights.remaining
     policy: dict[str, Any] = {"linear": weights.take_layer("actor.mu.0" if has_limit else "actor.mu")}
     if has_sde:
-        policy["log_std"] = {"all": weights.take_log_sigma("actor.log_std", policy_kwargs, policy["linear"]["bias"].size)}
+        policy["log_std"] = {"all": weights.take_log_sigma("actor.log_std", policy_kwargs, policy["linear"])}
     else:
         policy["scales"] = {"all": weights.take_layer("actor.log_std")}
     limit = policy_kwargs.get("clip_mean", CLIP_MEAN) if has_limit else None
@@ -180,19 +196,19 @@ def _read_model(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]
     with zipfile.ZipFile(io.BytesIO(weights)) as archive:
         index = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(index) != 1:
-            raise ValueError(f"{OWNER}: policy.pth of {path} is not an archive that PyTorch 1.6 or newer wrote")
+            raise ValueError("policy.pth is not an archive that PyTorch 1.6 or newer wrote")
         root = index[0].removesuffix("/data.pkl")
         if f"{root}/byteorder" in archive.namelist() and _read(archive, f"{root}/byteorder", 16) != b"little":
-            raise ValueError(f"{OWNER}: policy.pth of {path} must be little-endian")
+            raise ValueError("policy.pth must be little-endian")
         tensors = _TensorReader(archive, root).load()
     if not isinstance(tensors, dict) or not all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
-        raise ValueError(f"{OWNER}: policy.pth of {path} is not a state_dict")
+        raise ValueError("policy.pth is not a state_dict")
     return settings, dict(tensors)
 
 
 def _read(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     if archive.getinfo(name).file_size > limit:
-        raise ValueError(f"{OWNER}: {name} is larger than {limit:,} bytes")
+        raise ValueError(f"{name} is larger than {limit:,} bytes")
     return archive.read(name)
 
 
@@ -200,15 +216,18 @@ class _TensorReader(pickle.Unpickler):
     """Reads a `state_dict` as NumPy arrays; a pickle that names anything but tensors is rejected before it can be used."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
-        super().__init__(io.BytesIO(_read(archive, f"{root}/data.pkl", MAX_PICKLE_BYTES)))
+        index = _read(archive, f"{root}/data.pkl", MAX_PICKLE_BYTES)
+        _check_memo(index)
+        super().__init__(io.BytesIO(index))
         self._archive, self._root = archive, root
+        self._storage_bytes = self._tensor_bytes = 0
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             # A new function, for a pickle may set attributes of what it names.
-            return lambda *arguments: _tensor(*arguments)
+            return lambda *arguments: self._tensor(*arguments)
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
         raise pickle.UnpicklingError(f"policy.pth names {module}.{name}, which is no tensor")
@@ -217,7 +236,29 @@ class _TensorReader(pickle.Unpickler):
         kind, dtype, key, _, _ = pid
         if kind != "storage" or dtype not in STORAGES.values() or not str(key).isdecimal():
             raise pickle.UnpicklingError(f"policy.pth has a storage {pid!r:.80}")
-        return np.frombuffer(_read(self._archive, f"{self._root}/data/{key}", MAX_BYTES), dtype)
+        numbers = np.frombuffer(_read(self._archive, f"{self._root}/data/{key}", MAX_BYTES), dtype)
+        self._storage_bytes = _add_bytes(self._storage_bytes, numbers)
+        return numbers
+
+    def _tensor(self, *arguments: Any) -> npt.NDArray[Any]:
+        tensor = _tensor(*arguments)
+        self._tensor_bytes = _add_bytes(self._tensor_bytes, tensor)
+        return tensor
+
+
+def _check_memo(index: bytes) -> None:
+    """Reject a memo with an index beyond the pickle's size: `pickle` makes a list of that length."""
+    for opcode, argument, _ in pickletools.genops(index):
+        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(index):
+            raise pickle.UnpicklingError(f"policy.pth has a memo of {argument:,} objects")
+
+
+def _add_bytes(total: int, array: npt.NDArray[Any]) -> int:
+    """The bytes of all storages, or all tensors: several tensors may be of one storage, which is read for each."""
+    total += array.nbytes
+    if total > MAX_BYTES:
+        raise pickle.UnpicklingError(f"policy.pth has more than {MAX_BYTES:,} bytes of tensors")
+    return total
 
 
 def _tensor(storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> npt.NDArray[Any]:
