@@ -171,6 +171,8 @@ HOSTILE_LAYOUTS = (
         b"\x80\x02.",
         pickle.dumps([1, 2]),
         pickle.dumps({"a": 1}),
+        b"\x80\x02}(K\x01" + tensor(np.zeros(4, np.float32), "0") + b"u.",
+        b"\x80\x02K\x01\x85Q.",
         # The state of a function, of a class and of a string.
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x08\x00\x00\x00__code__K\x01sb.",
         b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.",
@@ -182,7 +184,7 @@ HOSTILE_LAYOUTS = (
         ),
     ],
 )
-def test_damaged_and_hostile_weights_are_rejected(tmp_path, index):
+def test_damaged_and_hostile_weights_are_rejected(tmp_path, index, unchecked):
     with pytest.raises(ValueError, match="from_stable_baselines3: "):
         from_stable_baselines3(changed(tmp_path, policy=weights(index)), CARTPOLE)
 
@@ -275,8 +277,53 @@ def test_what_polyak_does_not_have_is_rejected_by_name(tmp_path):
     with zipfile.ZipFile(FOLDER / "discrete.zip") as model:
         settings = json.loads(model.read("data"))
     settings["policy_kwargs"]["activation_fn"] = "<class 'torch.nn.modules.activation.GELU'>"
-    with pytest.raises(ValueError, match=r"activation_fn of .* must be one of Tanh, ReLU, ELU, SiLU, got 'GELU'"):
+    with pytest.raises(ValueError, match=r"activation_fn must be one of Tanh, ReLU, ELU, SiLU, got 'GELU'"):
         from_stable_baselines3(changed(tmp_path, data=json.dumps(settings).encode()), CARTPOLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("discrete", [], r"can be read: data must be a JSON object, got \[\]"),
+        ("discrete", {"policy_kwargs": 5}, "can be read: policy_kwargs must be a JSON object, got 5"),
+        ("discrete", {"policy_kwargs": "abc"}, "can be read: policy_kwargs must be a JSON object, got 'abc'"),
+        ("sac_sde", {"policy_kwargs": {"clip_mean": "x"}}, "clip_mean must be a number in .* got 'x'"),
+        ("sac_sde", {"policy_kwargs": {"clip_mean": -1}}, "clip_mean must be a number in .* got -1"),
+    ],
+)
+def test_malformed_settings_are_rejected_by_name(tmp_path, name, settings, message, unchecked):
+    with pytest.raises(ValueError, match=f"^from_stable_baselines3: .*altered.zip.* {message}"):
+        from_stable_baselines3(altered(tmp_path, name, settings=settings), RESCALED if name == "sac_sde" else CARTPOLE)
+
+
+def test_settings_that_are_no_text_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match=r"^from_stable_baselines3: .* can be read: 'utf-8' codec"):
+        from_stable_baselines3(changed(tmp_path, data=b'{"a": "\xff"}'), CARTPOLE)
+
+
+def test_compressed_members_of_other_methods_are_rejected(tmp_path):
+    """Damaged data of these methods ends in errors of their own."""
+    path = tmp_path / "changed.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as model:
+        model.writestr("data", "{}")
+    with pytest.raises(ValueError, match=r"^from_stable_baselines3: .* can be read: data must be stored or deflated"):
+        from_stable_baselines3(path, CARTPOLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "message"),
+    [
+        # DQN's, PPO's with a CnnPolicy, and CrossQ's.
+        ("discrete", {"action_net.weight": None, "q_net.q_net.0.weight": np.ones((2, 4))}, "'action_net.weight' is missing"),
+        ("discrete", {"features_extractor.cnn.0.weight": np.ones(3)}, "'features_extractor.cnn.0.weight' is unexpected"),
+        ("sac", {"actor.latent_pi.1.running_mean": np.ones(8)}, "'actor.latent_pi.1.running_mean' is unexpected"),
+        ("td3", {"actor.mu.0.bias": None}, "'actor.mu.0.bias' is missing"),
+    ],
+)
+def test_models_of_other_algorithms_and_policies_are_rejected_by_a_tensor(tmp_path, name, tensors, message):
+    supported = "; models of PPO, A2C, SAC, TQC, TD3 and DDPG with an MlpPolicy can be imported"
+    with pytest.raises(ValueError, match=rf"^from_stable_baselines3: .*altered.zip: {message}{supported}$"):
+        from_stable_baselines3(altered(tmp_path, name, **tensors), CARTPOLE if name == "discrete" else RESCALED)
 
 
 def test_a_file_that_is_no_model_is_rejected(tmp_path, unchecked):

@@ -40,6 +40,7 @@ DAMAGED = (
     TypeError,
     ValueError,
 )
+SUPPORTED = "models of PPO, A2C, SAC, TQC, TD3 and DDPG with an MlpPolicy can be imported"
 NOT_OF_POLICY = ("critic.", "critic_target.", "actor_target.")
 CLIP_MEAN = 2.0
 """The default of `clip_mean`, a limit of the mean that SAC and TQC have with gSDE."""
@@ -71,18 +72,19 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
     """
     check_env_spec(OWNER, spec)
     try:
-        settings, tensors = _read_model(Path(path))
+        policy_kwargs, tensors = _read_model(Path(path))
     except DAMAGED as error:
         raise ValueError(f"{OWNER}: {path} is not a model of Stable-Baselines3 that can be read: {error!s:.300}") from error
     remaining = {name: x.astype(np.float32) for name, x in tensors.items() if not name.startswith(NOT_OF_POLICY)}
     has_actor = any(name.startswith("actor.") for name in remaining)
-    policy_kwargs = dict(settings.get("policy_kwargs") or {})
     squash = has_actor or bool(policy_kwargs.get("squash_output"))
     check_spaces(OWNER, spec, "rescale" if squash else "clip")
-    weights = _Weights(str(path), remaining)
-    network, params = (_actor if has_actor else _actor_critic)(weights, policy_kwargs)
-    if remaining:
-        raise ValueError(f"{OWNER}: {path} has {min(remaining)!r}, which no MlpPolicy has")
+    try:
+        network, params = (_actor if has_actor else _actor_critic)(_Weights(remaining), policy_kwargs)
+        if remaining:
+            raise ValueError(f"{min(remaining)!r} is unexpected; {SUPPORTED}")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{OWNER}: {path}: {error}") from error
     return make_policy(OWNER, str(path), spec, network, params, squash=squash)
 
 
@@ -91,11 +93,9 @@ class _Weights:
     """The tensors of a model; a method that returns some of them removes them.
 
     Attributes:
-        path: the file, for errors.
         remaining: by name.
     """
 
-    path: str
     remaining: dict[str, npt.NDArray[np.float32]]
 
     def take_layer(self, name: str) -> dict[str, npt.NDArray[np.float32]]:
@@ -103,12 +103,10 @@ class _Weights:
         try:
             weight, bias = (self.remaining.pop(f"{name}.{part}") for part in ("weight", "bias"))
         except KeyError as error:
-            raise ValueError(f"{OWNER}: {self.path} has no {error}, as an MlpPolicy has") from None
+            raise ValueError(f"{error} is missing; {SUPPORTED}") from None
         if weight.ndim != 2 or bias.shape != weight.shape[:1]:
             shapes = f"got shapes {weight.shape} and {bias.shape}"
-            raise ValueError(
-                f"{OWNER}: {self.path}: {name} must have a weight [outputs, inputs] and a bias [outputs], {shapes}"
-            )
+            raise ValueError(f"{name} must have a weight [outputs, inputs] and a bias [outputs], {shapes}")
         return {"kernel": weight.T.copy(), "bias": bias}
 
     def take_layers(self, name: str) -> list[dict[str, npt.NDArray[np.float32]]]:
@@ -127,7 +125,7 @@ class _Weights:
         log_sigma, (features, actions) = self.remaining.pop(name), head["kernel"].shape
         # Before one column is repeated: a small file must not ask for a large array.
         if log_sigma.shape not in ((features, 1), (features, actions)):
-            raise ValueError(f"{OWNER}: {self.path}: {name} must have shape {features, actions}, got {log_sigma.shape}")
+            raise ValueError(f"{name} must have shape {features, actions}, got {log_sigma.shape}")
         if policy_kwargs.get("use_expln"):
             log_sigma = np.where(log_sigma > 0, np.log1p(np.log1p(np.maximum(log_sigma, 0))), log_sigma)
         return np.repeat(log_sigma, actions, axis=1) if log_sigma.shape[1] == 1 else log_sigma
@@ -146,13 +144,13 @@ def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[
         policy["log_std"] = {"all": weights.remaining.pop("log_std")}
     params = {"actor": _torso(actor), "critic": _torso(critic), "policy": policy, "value": weights.take_layer("value_net")}
     hidden, value_hidden = _widths(actor), _widths(critic)
-    activation = _activation(weights.path, policy_kwargs, "Tanh")
+    activation = _activation(policy_kwargs, "Tanh")
     return mlp(hidden, activation, std=std, value_hidden=None if hidden == value_hidden else value_hidden), params
 
 
 def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, dict[str, Any]]:
     """The actor of SAC and TQC, or the deterministic one of TD3 and DDPG, and its parameters in polyak's tree."""
-    activation = _activation(weights.path, policy_kwargs, "ReLU")
+    activation = _activation(policy_kwargs, "ReLU")
     if not any(name.startswith("actor.log_std") for name in weights.remaining):
         *layers, head = weights.take_layers("actor.mu") or [weights.take_layer("actor.mu.0")]
         # Without a distribution of its own, its samples are the greedy action.
@@ -179,19 +177,19 @@ def _widths(layers: list[dict[str, Any]]) -> tuple[int, ...]:
     return tuple(int(layer["bias"].size) for layer in layers)
 
 
-def _activation(path: str, policy_kwargs: Mapping[str, Any], default: str) -> Literal["tanh", "relu", "elu", "silu"]:
+def _activation(policy_kwargs: Mapping[str, Any], default: str) -> Literal["tanh", "relu", "elu", "silu"]:
     """The activation that `policy_kwargs` names by its class, such as `<class 'torch.nn.modules.activation.ReLU'>`."""
     name = str(policy_kwargs.get("activation_fn", default)).rpartition(".")[2].removesuffix("'>")
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"{OWNER}: activation_fn of {path} must be one of {known}, got {name[:80]!r}")
+        raise ValueError(f"activation_fn must be one of {known}, got {name[:80]!r}")
     return ACTIVATIONS[name]
 
 
 def _read_model(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """The model's settings as JSON has them, and the tensors of its policy."""
+    """The model's `policy_kwargs` as JSON has them, and the tensors of its policy."""
     with zipfile.ZipFile(path) as model:
-        settings = json.loads(_read(model, "data", MAX_BYTES))
+        policy_kwargs = _policy_kwargs(_read(model, "data", MAX_BYTES))
         weights = _read(model, "policy.pth", MAX_BYTES)
     with zipfile.ZipFile(io.BytesIO(weights)) as archive:
         index = [name for name in archive.namelist() if name.endswith("/data.pkl")]
@@ -201,14 +199,29 @@ def _read_model(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]
         if f"{root}/byteorder" in archive.namelist() and _read(archive, f"{root}/byteorder", 16) != b"little":
             raise ValueError("policy.pth must be little-endian")
         tensors = _TensorReader(archive, root).load()
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(x, np.ndarray) for x in tensors.values()):
         raise ValueError("policy.pth is not a state_dict")
-    return settings, dict(tensors)
+    if not all(isinstance(name, str) for name in tensors):
+        raise ValueError("policy.pth is not a state_dict")
+    return policy_kwargs, dict(tensors)
+
+
+def _policy_kwargs(data: bytes) -> dict[str, Any]:
+    settings = json.loads(data)
+    if not isinstance(settings, dict):
+        raise ValueError(f"data must be a JSON object, got {settings!r:.80}")
+    policy_kwargs = settings.get("policy_kwargs") or {}
+    if not isinstance(policy_kwargs, dict):
+        raise ValueError(f"policy_kwargs must be a JSON object, got {policy_kwargs!r:.80}")
+    return policy_kwargs
 
 
 def _read(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
-    if archive.getinfo(name).file_size > limit:
+    member = archive.getinfo(name)
+    if member.file_size > limit:
         raise ValueError(f"{name} is larger than {limit:,} bytes")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} must be stored or deflated, got compression {member.compress_type}")
     return archive.read(name)
 
 
