@@ -164,9 +164,14 @@ class WarmUp:
         return PolicyStep(action, step.carry, step.info)
 
     def suits_numpy(self, num_envs: int) -> bool:
-        """Whether the action is one Box of floats, and as the inner policy, which draws one number for each of the action's."""
+        """Whether the action is one Box of floats, and the inner policy suits NumPy and has noise of the action's shape.
+
+        The noise of a Python policy is a seed, and that of another `WarmUp` has random actions too, however deep they are.
+        """
         action, policy = self.spec.action, self.policy
-        if type(self) is not WarmUp or isinstance(policy, CallsPython | WarmUp) or not isinstance(policy, NumPyPolicy):
+        if type(self) is not WarmUp or not isinstance(policy, NumPyPolicy):
+            return False
+        if any(map(_has_other_noise, jax.tree.leaves(policy, is_leaf=_has_other_noise))):
             return False
         return isinstance(action, Box) and action.dtype.kind == "f" and policy.suits_numpy(num_envs)
 
@@ -194,6 +199,10 @@ class WarmUp:
 
     predict = predict
     as_python = as_python
+
+
+def _has_other_noise(node: Any) -> bool:
+    return isinstance(node, CallsPython | WarmUp)
 
 
 def _check_choices(owner: str, policy: PolicyWithSpec) -> None:

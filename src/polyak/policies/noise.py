@@ -68,7 +68,7 @@ class GaussianNoise:
     action = sample_action
 
     def suits_numpy(self, num_envs: int) -> bool:
-        """Whether the action is one Box of floats, and as the inner policy."""
+        """Whether the action is one Box of floats, and the inner policy suits NumPy."""
         action, is_plain = self.spec.action, type(self) is GaussianNoise
         is_supported = isinstance(action, Box) and action.dtype.kind == "f" and isinstance(self.policy, ModeInNumPy)
         return is_plain and is_supported and isinstance(self.policy, NumPyPolicy) and self.policy.suits_numpy(num_envs)
