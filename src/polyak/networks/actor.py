@@ -34,7 +34,7 @@ class Actor:
         orthogonal: orthogonal weights with gain √2, 0.01 in the last layer, and biases 0; else as PyTorch's.
 
     Raises:
-        TypeError, ValueError: a setting is out of its range.
+        TypeError, ValueError: a setting is out of its range, or both squash_mean and clip_mean are set.
         ValueError: when an agent is built, for means to be squashed without a Box or into bounds that are not finite, and for
             `"sde"` with an action that is no Box.
 
@@ -52,6 +52,8 @@ class Actor:
     def __post_init__(self) -> None:
         check_layers(self, ("free", "state", "fixed", "sde"))
         check_number("network", "clip_mean", self.clip_mean, above=0, optional=True)
+        if self.squash_mean and self.clip_mean is not None:
+            raise ValueError(f"network: clip_mean must be None with squash_mean=True, got {self.clip_mean}")
 
     @property
     def shared_torso(self) -> bool:
