@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import polyak
+from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.export.write_policy import write_policy
-from tests.policies.test_network_policy import KEY, SPEC, act, modes, policy_for, time_step
+from polyak.policies.numpy_actor import max_batch_size
+from tests.policies.test_network_policy import KEY, SPEC, VECTOR, act, modes, policy_for, time_step
 
 
 def test_clip_mean_leaves_the_logits_of_discrete_actions_unchanged(tmp_path):
@@ -22,3 +24,10 @@ def test_clip_mean_leaves_the_logits_of_discrete_actions_unchanged(tmp_path):
     np.testing.assert_array_equal(in_numpy.in_numpy()(jax.tree.map(np.asarray, now), (), noise).action, drawn)
     write_policy(policy, SPEC, "numpy", tmp_path / "policy.npz", {})
     np.testing.assert_array_equal(polyak.load_policy(tmp_path / "policy.npz").predict(obs)[0], greedy + 2)
+
+
+def test_batch_size_is_limited_by_means_and_standard_deviations_together():
+    box, choices = EnvSpec(VECTOR, Box([-1.0] * 50, [1.0] * 50)), EnvSpec(VECTOR, Discrete(50))
+    assert max_batch_size(polyak.Actor((4,), std="fixed"), box, 4000) == 4000 // (4 * 50)
+    assert max_batch_size(polyak.Actor((4,), std="state"), box, 4000) == 4000 // (4 * 100)
+    assert max_batch_size(polyak.Actor((4,), std="state"), choices, 4000) == 4000 // (4 * 50)

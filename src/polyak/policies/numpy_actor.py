@@ -61,6 +61,9 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
     if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
         return 0
     outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
+    if isinstance(network, Actor) and network.std == "state" and isinstance(spec.action, Box):
+        # A sample takes the means and the standard deviations from one product.
+        outputs *= 2
     widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
     return products // max(a * b for a, b in itertools.pairwise(widths))
 
