@@ -103,7 +103,10 @@ class TrainFlags:
     learners: int = 1
     """processes that train together in the compiled loop and split --devices; if one dies, all start again from the newest
     checkpoint"""
-    devices: Annotated[int | None, default_hint("two cores for images, and for 64 environments in JAX; else one", "INT")] = None
+    devices: Annotated[
+        int | None,
+        default_hint("two cores for rollouts of images on the host and for 64 or more JAX environments; else one", "INT"),
+    ] = None
     """devices (on a CPU: cores) that share the environments"""
     eval_episodes: int = 100
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""

@@ -48,7 +48,7 @@ def array_of(npy: bytes) -> Any:
 
 
 def make_network(arrays: Any, layers: int, activation: str) -> Any:
-    """`network(x)`, the last layer's output for float32 vectors `[N, n]`: normalisation, dense layers, a linear layer."""
+    """`network(x)` for float32 vectors `[N, n]`: normalisation, dense layers, and a linear layer, clipped to ± `clip_mean`."""
     normalize = None
     if "deviation" in arrays:
         mean, rest, std, clip = (arrays[name] for name in ("mean", "mean_rest", "deviation", "clip"))
