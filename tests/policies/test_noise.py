@@ -79,6 +79,28 @@ def test_noise_leaves_discrete_parts_unchanged():
     assert np.array_equal(log_prob(distribution, step.action | {"gear": jnp.array([0, 0, 0])}), [-np.inf] * 3)
 
 
+@pytest.mark.parametrize(("scale", "value"), [(0.3, 0.3), (Linear(1.0, 0.0, 10), 0.5)])
+def test_in_numpy_the_noise_is_scaled_when_it_acts_and_drawn_from_the_key_alone(scale, value, monkeypatch):
+    policy = GaussianNoise(InNumPy(normal(LOC), BOX), scale, 5)
+    noise = np.asarray(policy.noise(KEY, 3))
+    np.testing.assert_array_equal(noise, jax.random.normal(KEY, (3, 2)))
+    if isinstance(scale, float):
+        monkeypatch.setattr("polyak.policies.noise.value_at", None)
+    action = policy.in_numpy()(time_step(3), (), noise).action
+    assert action.dtype == np.float32
+    np.testing.assert_allclose(action, np.clip(np.clip(LOC, LOW, HIGH) + value * noise, LOW, HIGH), rtol=1e-6)
+
+
+class InNumPy(Inner):
+    """Its mode in NumPy."""
+
+    def mode_in_numpy(self):
+        return lambda obs: LOC
+
+    def max_batch_in_numpy(self):
+        return 3
+
+
 def test_ou_noise_follows_its_recursion_in_each_environment():
     theta, scale = 0.2, 0.4
     policy = OUNoise(inner(), scale, theta)

@@ -193,16 +193,31 @@ def test_lag_one_is_reproducible_and_one_update_old(cartpole):
         assert_same_bits(results[0].loop_state, train(cartpole, 2, agent=agent).loop_state)
 
 
-def test_lag_one_resumes_to_the_bit(cartpole):
-    agent = make_agent(cartpole.spec, values_when="collect")
+def make_td3():
+    """TD3 whose noise depends on env_steps, and its environments."""
+    env = polyak.envs.make("Pendulum-v1", num_envs=8, vectorization="sync", action_scaling="rescale")
+    small = {"actor": polyak.Actor((8,)), "critics": polyak.Critics((8,)), "batch_size": 8, "capacity": 256}
+    noise = polyak.schedules.Linear(1.0, 0.0, env_steps=600)
+    return env, polyak.TD3(env.spec, num_steps=16, learning_starts=0, exploration_noise=noise, **small)
+
+
+def make_ppo():
+    env = make_env()
+    return env, make_agent(env.spec, values_when="collect")
+
+
+@pytest.mark.parametrize("make", [make_ppo, make_td3])
+def test_lag_one_resumes_to_the_bit(make):
+    env, agent = make()
+    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4)
     saved = {}
 
     def save(progress, metrics, state):
         saved.setdefault(progress.env_steps, (copy_buffers(state), pickle.dumps(progress.env.snapshot())))
 
-    whole = train(cartpole, 2, agent=agent, options={"lag": 1}, callbacks=[save], report_every=1)
+    whole = train(env, 2, agent=agent, options={"lag": 1}, callbacks=[save], report_every=1)
     done, (state, snapshot) = list(saved.items())[1]
-    envs = make_workers(cartpole, 2, lag=1)
+    envs = make_workers(env, 2, lag=1)
     envs.restore(pickle.loads(snapshot))
     resumed = polyak.train.host(agent, envs, env_steps=STEPS, key=KEY, resume_from=state, env_steps_done=done, report_every=1)
     assert_same_bits(resumed.loop_state, whole.loop_state)

@@ -44,7 +44,7 @@ from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_state, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
-from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import WarmUp
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise, OUNoise
@@ -185,9 +185,9 @@ class DDPG:
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
-        policy, scale = self._network_policy(state), self.exploration_noise
-        is_ou = self.exploration == "ou"
-        noisy = OUNoise(policy, scale, self.theta, state.env_steps) if is_ou else GaussianNoise(policy, scale, state.env_steps)
+        # As a number, so that workers evaluate no schedule.
+        policy, scale = self._network_policy(state), value_at(self.exploration_noise, state.env_steps)
+        noisy = OUNoise(policy, scale, self.theta) if self.exploration == "ou" else GaussianNoise(policy, scale)
         warm_up = WarmUp(noisy, self.learning_starts, state.env_steps)
         return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
 

@@ -45,7 +45,7 @@ from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_state, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
-from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import WarmUp
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
@@ -194,7 +194,8 @@ class TD3:
         policy, freq = self._network_policy(state), self.sde_sample_freq
         explorer: GaussianNoise | StateDependentExploration
         if freq is None:
-            explorer = GaussianNoise(policy, self.exploration_noise, state.env_steps)
+            # As a number, so that workers evaluate no schedule.
+            explorer = GaussianNoise(policy, value_at(self.exploration_noise, state.env_steps))
         else:
             explorer = StateDependentExploration(policy, freq)
         warm_up = WarmUp(explorer, self.learning_starts, state.env_steps)

@@ -295,7 +295,7 @@ class NumPyPolicy(Protocol):
         ...
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """All random numbers of one step's actions, from the key that `action` would receive."""
+        """All random numbers of one step's actions, from the key that `action` would receive and nothing else that changes."""
         ...
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:

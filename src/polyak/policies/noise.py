@@ -17,7 +17,7 @@ from polyak.core.types import NumPyPolicy, PolicyStep, PyTree, Scalar, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, Joint
 from polyak.ops.distributions.bounded import ClippedNormal
 from polyak.ops.distributions.exploration import Select, affine_transform
-from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.ops.schedules import SCHEDULES, Schedule, check_schedule, value_at
 from polyak.policies.predict import ModeInNumPy, PolicyWithSpec, as_python, predict
 from polyak.policies.wrapper import (
     check_env_steps,
@@ -74,17 +74,19 @@ class GaussianNoise:
         return is_plain and is_supported and isinstance(self.policy, NumPyPolicy) and self.policy.suits_numpy(num_envs)
 
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """ε times the standard deviation."""
+        """ε, which later settings and counts leave unchanged."""
         assert isinstance(self.spec.action, Box), "as suits_numpy says"
-        return value_at(self.scale, self.env_steps) * jax.random.normal(key, (num_envs, *self.spec.action.shape))
+        return jax.random.normal(key, (num_envs, *self.spec.action.shape))
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """The mode with its noise given."""
+        """The mode with its noise given; a schedule is evaluated by JAX, a number is not."""
         assert isinstance(self.policy, ModeInNumPy) and isinstance(self.spec.action, Box), "as suits_numpy says"
         mode, (low, high) = self.policy.mode_in_numpy(), (bound[None] for bound in self.spec.action_bounds(self.spec.action))
+        is_schedule = isinstance(self.scale, SCHEDULES)
+        scale = np.asarray(value_at(self.scale, self.env_steps) if is_schedule else self.scale, np.float32)
 
         def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-            return PolicyStep(np.clip(np.clip(mode(time_step.obs), low, high) + noise, low, high), carry)
+            return PolicyStep(np.clip(np.clip(mode(time_step.obs), low, high) + scale * noise, low, high), carry)
 
         return step
 
