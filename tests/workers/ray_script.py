@@ -55,6 +55,7 @@ def main():
     report["same_bits"] = is_same(train(agent, envs))
     report["keeps_handler"] = signal.getsignal(signal.SIGTERM) is on_signal
     report["listening"] = listening(descendants(os.getpid()))
+    report["blas_threads"] = blas_threads_of_a_worker()
     report["jax_started"] = [starts_jax(pid) for pid in worker_processes()[:2]]
     try:
         RayWorkers(1)
@@ -86,6 +87,25 @@ def starts_jax(pid):
     """Whether a process has the threads of XLA's CPU back end."""
     names = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
     return any("XLA" in name or "tf_" in name for name in names)
+
+
+def blas_threads_of_a_worker():
+    """The threads of NumPy's OpenBLAS in a process that Ray has preloaded; None where NumPy has another library."""
+    import ray
+
+    def count():
+        import ctypes
+
+        paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line}
+        for library in map(ctypes.CDLL, paths):
+            for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads64_", "openblas_get_num_threads"):
+                try:
+                    return getattr(library, name)()
+                except AttributeError:
+                    continue
+        return None
+
+    return ray.get(ray.remote(num_cpus=1)(count).remote(), timeout=60)
 
 
 def disturb(agent, envs, number, is_same):

@@ -39,7 +39,8 @@ def run(path, *arguments):
 def environment():
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     # A private Ray must not become a client of the cluster that this names.
-    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "RAY_ADDRESS": "127.0.0.1:1"}
+    others = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**others, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "RAY_ADDRESS": "127.0.0.1:1"}
 
 
 def test_two_workers_have_the_bits_of_the_host_loop(report):
@@ -62,6 +63,10 @@ def test_a_private_ray_listens_on_loopback_only(report):
 
 def test_a_policy_in_numpy_starts_no_jax_in_the_workers(report):
     assert report["jax_started"] == [False, False]
+
+
+def test_a_worker_computes_on_one_thread(report):
+    assert report["blas_threads"] in (1, None)
 
 
 def test_closing_ends_all_processes_within_seconds(report):

@@ -34,6 +34,8 @@ def main() -> None:
     # All that Ray starts stays in this process's group, which is killed at the end.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is preloaded imports NumPy before Ray sets this, and OpenBLAS would use all cores in every worker.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getppid()}-")
     is_closed = threading.Event()
     # A training may end while Ray still starts, or while its end hangs.
