@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from polyak.workers.learner_group import LearnerLost, Learners, StoppedBeforeStart, run_group, start_here
+from polyak.workers.learner_group import STOP_SECONDS, LearnerLost, Learners, StoppedBeforeStart, run_group, start_here
 from polyak.workers.learner_process import LearnerEnd
 from polyak.workers.ray_learners import RayLearners
 from polyak.workers.rollout_worker import Failure
@@ -200,10 +200,46 @@ def test_a_request_to_stop_reaches_the_first_learner_once():
     assert groups.started[0][1][0].is_asked and not groups.started[0][1][1].is_asked
 
 
-def test_a_request_to_stop_ends_the_pause():
-    groups = Groups(*[DIES] * 6, [(None, 1e9), (None, 1e9)])
-    assert groups.run(should_stop=lambda: len(groups.started) == 6) == "stopped"
-    assert groups.clock() < 6 + 1 + 2 + 4 + 8 + 3
+def test_a_request_to_stop_ends_the_pause_and_starts_no_other_group():
+    groups = Groups(*[DIES] * 100)
+    with pytest.raises(StoppedBeforeStart, match="after the death of a learner: learner 1 was killed by SIGKILL"):
+        groups.run(should_stop=lambda: groups.clock() > 6 + 1 + 2 + 4 + 8 + 3)
+    assert groups.clock() == pytest.approx(6 + 1 + 2 + 4 + 8 + 3, abs=0.2) and len(groups.started) == 6
+
+
+def test_a_request_to_stop_before_a_death_starts_no_other_group():
+    groups = Groups([(None, 1e9), ("was killed by SIGKILL", 5.0)], restarts=0)
+    groups.start = lambda start=groups.start: [Deaf(learner) for learner in start()]
+    with pytest.raises(StoppedBeforeStart):
+        groups.run(should_stop=lambda: groups.clock() > 3)
+    assert len(groups.started) == 1 and [event.event for event in groups.events] == ["lost"]
+
+
+class Deaf:
+    """A learner that does not stop when it is asked to."""
+
+    def __init__(self, learner):
+        self.has_joined, self.poll, self.kill, self.notes = learner.has_joined, learner.poll, learner.kill, learner.notes
+
+    def ask_to_stop(self):
+        pass
+
+
+def test_a_request_to_stop_ends_learners_that_never_find_each_other():
+    alone = [(failure(RuntimeError("timed out"), has_joined=False), 300.0, False), (None, 1e9, False)]
+    groups = Groups(*[alone] * 3)
+    groups.start = lambda start=groups.start: [Deaf(learner) for learner in start()]
+    with pytest.raises(StoppedBeforeStart, match="stopped before the learners found each other"):
+        groups.run(should_stop=lambda: groups.clock() > 10)
+    assert groups.clock() == pytest.approx(10 + STOP_SECONDS, abs=0.2) and groups.events == []
+    assert all(learner.is_killed for _, group in groups.started for learner in group)
+
+
+def test_learners_that_find_each_other_when_they_are_asked_to_stop_do_so_in_order():
+    groups = Groups([(LearnerEnd("stopped"), 60.0), (None, 1e9)])
+    groups.start = lambda start=groups.start: [Deaf(learner) for learner in start()]
+    assert groups.run(should_stop=lambda: groups.clock() > 3) == "stopped"
+    assert groups.clock() > 60
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """How long, beyond the heartbeat, the death of another learner may take to explain an error of JAX."""
 
+STOP_SECONDS = 3.0
+"""How long learners that are asked to stop may take to find each other; the command line ends them after 4.5 s."""
+
 END_SECONDS = 5.0
 """How long a process that was killed may take to end."""
 
@@ -58,7 +61,7 @@ class LearnerLost(Exception):
 
 
 class StoppedBeforeStart(Exception):
-    """A request to stop came while a group waited for machines, so that there is no result."""
+    """Learners were asked to stop while they did not train: they had not found each other, or one of them had died."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +256,7 @@ def run_group(
 
     Raises:
         RuntimeError: no restart is left, or the learners do not find each other.
-        StoppedBeforeStart: `start` was stopped.
+        StoppedBeforeStart: it should stop, and no group trains.
         Exception: what a learner raised, of its type.
     """
     restarts = failures = not_joined = 0
@@ -276,14 +279,17 @@ def run_group(
             end = f"no restart is left of restarts={options.restarts}"
         elif not_joined >= MAX_STARTS:
             end = f"the learners did not find each other in {MAX_STARTS} starts"
-        on_event(WorkerEvent(lost.rank, "failed" if end is None else "lost", lost.reason))
-        if end is not None:
+        is_stopped = should_stop()
+        on_event(WorkerEvent(lost.rank, "failed" if end is None and not is_stopped else "lost", lost.reason))
+        if not is_stopped and end is not None:
             raise RuntimeError(f"{lost}; {end}")
         restarts += 1
         failures, saved = 1 if progress() > saved else failures + 1, progress()
         until = clock() + back_off(failures)
-        while clock() < until and not should_stop():
+        while not should_stop() and clock() < until:
             sleep(POLL_SECONDS)
+        if should_stop():
+            raise StoppedBeforeStart(f"train: stopped after the death of a learner: {lost}")
 
 
 def _watch(
@@ -297,14 +303,17 @@ def _watch(
 
     Raises:
         LearnerLost: one died.
+        StoppedBeforeStart: it should stop, and the learners do not find each other.
         Exception: what one raised; where it may follow from a death, only if none is noticed for a while.
     """
     ends: dict[int, LearnerEnd] = {}
-    deadline, asked = float("inf"), False
+    deadline = stop_at = float("inf")
     while True:
-        if should_stop() and not asked:
-            asked = True
+        if should_stop() and stop_at == float("inf"):
+            stop_at = clock() + STOP_SECONDS
             group[0].ask_to_stop()
+        if clock() >= stop_at and not any(learner.has_joined for learner in group):
+            raise StoppedBeforeStart("train: stopped before the learners found each other")
         for rank, learner in enumerate(group):
             end = None if rank in ends else learner.poll()
             if isinstance(end, str):
