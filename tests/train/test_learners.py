@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.cli import main
 from polyak.loops.compiled_loop import start
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import restore, steps
@@ -128,6 +130,46 @@ def test_a_death_loses_no_evaluation(tmp_path):
     assert list(learned.evaluations) == list(here.evaluations)
     for env_steps, evaluation in here.evaluations.items():
         np.testing.assert_array_equal(learned.evaluations[env_steps].returns, evaluation.returns)
+
+
+@pytest.fixture
+def stopped_group(monkeypatch):
+    """A group that is asked to stop by SIGINT while no learner trains."""
+
+    def run_group(*_, should_stop, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_for(should_stop)
+        raise polyak.train.StoppedBeforeStart("train: stopped")
+
+    monkeypatch.setattr("polyak.train.learners.run_group", run_group)
+
+
+def test_a_stop_while_no_learner_trains_returns_the_newest_checkpoint(tmp_path, stopped_group, capsys):
+    agent, run_dir = make_agent(make_env()), tmp_path / "run"
+    whole = polyak.train.run(agent, make_env(), env_steps=40, devices=2, run_dir=run_dir, progress=False)
+    result = polyak.resume(run_dir, learners=2, env_steps=80)
+    assert_same_bits(result.loop_state, whole.loop_state)
+    assert result.stopped == "interrupt" and result.progress.env_steps == whole.progress.env_steps
+    assert result.progress.iteration == whole.progress.iteration
+    summary = open_run(run_dir).read_summary()
+    assert (summary["stopped"], summary["env_steps"], summary["target_env_steps"]) == ("interrupt", whole.progress.env_steps, 80)
+    assert f"continue with: polyak resume {run_dir}" in capsys.readouterr().out
+
+
+def test_a_stop_before_the_first_checkpoint_raises_and_is_in_the_summary(tmp_path, stopped_group):
+    run_dir = tmp_path / "run"
+    with pytest.raises(polyak.train.StoppedBeforeStart, match="train: stopped"):
+        polyak.train.run(make_agent(make_env()), make_env(), env_steps=40, learners=2, run_dir=run_dir, progress=False)
+    assert open_run(run_dir).read_summary()["stopped"] == "interrupt"
+
+
+def test_the_command_that_was_stopped_before_the_first_checkpoint_says_how_to_start_again(tmp_path, stopped_group, capsys):
+    words = f"train ppo {ENV} --learners 2 {FLAGS} --env-steps 100 --run-dir {tmp_path / 'run'}"
+    assert main(words.split()) == 130
+    output = capsys.readouterr()
+    assert output.err == "error: train: stopped\n"
+    assert f"no checkpoint was saved; start again with: polyak resume {tmp_path / 'run'}" in output.out
+    assert open_run(tmp_path / "run").read_summary()["stopped"] == "Ctrl-C"
 
 
 def learners_of(pid):

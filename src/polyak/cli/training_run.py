@@ -18,7 +18,7 @@ from polyak.train.result import Result
 from polyak.train.run_training import train
 from polyak.train.seeds import train_at_once
 from polyak.train.statistics import seed_statistics
-from polyak.train.training import Training, finish, resume_command
+from polyak.train.training import Training, finish, record_stop, resume_command
 from polyak.workers.learner_group import StoppedBeforeStart
 
 # A signal ends the evaluation at once.
@@ -74,11 +74,12 @@ def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], li
         with ExitStack() as stack:
             for training in trainings:
                 stack.enter_context(training)
-            with handle_signals() as signals:
+            with handle_signals() as signals, record_stop(trainings, lambda: NAMES.get(signals.received or 0, "request")):
                 results = start(signals.stop_requested)
             with handle_signals(grace=0.0, consequence=TRAINING_SAVED):
                 return max(_finish(*pair, signals, console) for pair in zip(trainings, results, strict=True))
     except StoppedBeforeStart as error:
+        _print_resumption(trainings)
         return fail(error, signals.exit_code)
     except (Exception, SystemExit) as error:  # an environment may raise SystemExit
         return _report_failure(trainings, error)
@@ -97,8 +98,12 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
     if isinstance(error, TrainingDiverged):
         return fail(error, 1)
     traceback.print_exception(error)
+    _print_resumption(trainings)
+    return fail(f"{type(error).__name__}: {error}", 1)
+
+
+def _print_resumption(trainings: Sequence[Training]) -> None:
     for run in (training.run for training in trainings):
         if run is not None:
             where = "continue from the last checkpoint" if find(run.checkpoints) else "no checkpoint was saved; start again"
             print(f"{where} with: {resume_command(run)}")
-    return fail(f"{type(error).__name__}: {error}", 1)

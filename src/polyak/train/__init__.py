@@ -16,7 +16,7 @@ from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
 from polyak.train.statistics import SeedStatistics, seed_statistics
 from polyak.train.workers import Workers, asynchronous, distributed
-from polyak.workers.learner_group import Learners
+from polyak.workers.learner_group import Learners, StoppedBeforeStart
 
 __all__ = [
     "Evaluation",
@@ -24,6 +24,7 @@ __all__ = [
     "LoopState",
     "Result",
     "SeedStatistics",
+    "StoppedBeforeStart",
     "TrainResult",
     "TrainingDiverged",
     "Workers",

@@ -17,6 +17,11 @@ class Interrupt:
     def __init__(self) -> None:
         self.received = False
 
+    @property
+    def name(self) -> str:
+        """What a stop is called in a result."""
+        return "interrupt" if self.received else "request"
+
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:

@@ -35,7 +35,7 @@ from polyak.train.devices import start_jax
 from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.training import Start, Training, make_result, record_failure, train_here
-from polyak.workers.learner_group import MAX_LEARNERS, Learners, run_group, start_here
+from polyak.workers.learner_group import MAX_LEARNERS, Learners, StoppedBeforeStart, run_group, start_here
 from polyak.workers.ray_learners import RayLearners
 from polyak.workers.supervise import WorkerEvent
 
@@ -128,9 +128,11 @@ def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None
 def train_with_learners(training: Training, learners: Learners, console: Screen, should_stop: Callable[[], bool]) -> Result:
     """Train in a group of processes; this one watches it, and then reads the last checkpoint.
 
+    Where it should stop while no group trains, the result is the newest checkpoint.
+
     Raises:
         RuntimeError: no restart is left, or the learners do not find each other.
-        StoppedBeforeStart: it should stop, and waits for machines.
+        StoppedBeforeStart: it should stop, and there is no checkpoint.
         Exception: what a learner raised, of its type.
     """
     config, run, env = training.config, training.run, training.env
@@ -150,21 +152,34 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         start = (
             start_here if learners.address is None else stack.enter_context(RayLearners(learners.address, should_stop)).start
         )
-        learned: LearnerResult = run_group(
-            partial(start, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
-            learners,
-            progress=lambda: max(steps(run.checkpoints), default=0),
-            on_event=partial(_report, run, console, task.cache_directory),
-            on_note=lambda pair: evaluations.update([pair]),
-            should_stop=should_stop,
-        )
-        state = _restore(run, config, env, training.key, learned.progress.env_steps).state
+        learned: LearnerResult | None = None
+        try:
+            learned = run_group(
+                partial(start, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
+                learners,
+                progress=lambda: max(steps(run.checkpoints), default=0),
+                on_event=partial(_report, run, console, task.cache_directory),
+                on_note=lambda pair: evaluations.update([pair]),
+                should_stop=should_stop,
+            )
+        except StoppedBeforeStart:
+            if not steps(run.checkpoints):
+                raise
+        saved = _restore(run, config, env, training.key, None if learned is None else learned.progress.env_steps)
+    state, learned = saved.state, learned or _stop_at(saved, config)
     assert state is not None, "a checkpoint"
     trained: TrainResult = TrainResult(config.agent, state.agent, state, learned.progress, learned.metrics, learned.stopped)
     result = dataclasses.replace(make_result(training, trained, None), evaluations=evaluations)
     if steps(run.best):
         result = dataclasses.replace(result, best_policy=restore_policy(run.best, config.agent)[0])
     return result
+
+
+def _stop_at(saved: Start, config: RunConfig) -> LearnerResult:
+    """The result of a training that was stopped while no group trained: where its newest checkpoint is."""
+    assert saved.state is not None, "a checkpoint"
+    iteration = int(saved.state.iteration)
+    return LearnerResult(Progress(saved.env_steps, config.env_steps, iteration, 0.0, 0.0, 0.0), {}, "request")
 
 
 def learn(

@@ -96,7 +96,7 @@ def run(
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
-        RunError, TrainingDiverged: the run directory is not new or empty, or cannot be created; see `Agent.diagnose`.
+        RunError: `run_dir` is not new or empty, or cannot be created. TrainingDiverged, StoppedBeforeStart: see these.
     """
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
     group = _check_group(learners, loop, workers, run_dir, callbacks, resume_from, eval_env)

@@ -80,6 +80,7 @@ def resume(
         ConfigError: `config.json` cannot be read, or describes an agent of the caller's own, and `agent` is None.
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment.
         ValueError: the environment is the caller's own, and `env` is None; or the run has already done more than `env_steps`.
+        StoppedBeforeStart: learners were stopped before they trained, and the run has no checkpoint.
     """
     check_callbacks("polyak.resume", callbacks)
     check_integer("polyak.resume", "env_steps", env_steps, optional=True)

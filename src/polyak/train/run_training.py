@@ -7,7 +7,7 @@ from polyak.train.display import Screen
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.learners import train_with_learners
 from polyak.train.result import Result
-from polyak.train.training import Training, finish, name_interrupt, train_here
+from polyak.train.training import Training, finish, name_interrupt, record_stop, train_here
 
 
 def run_training(
@@ -17,10 +17,14 @@ def run_training(
     progress: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Train, evaluate and write the summary; the first Ctrl-C stops in order."""
+    """Train, evaluate and write the summary; the first Ctrl-C stops in order.
+
+    Raises:
+        StoppedBeforeStart: learners were stopped, and there is no checkpoint.
+    """
     console = Screen(quiet=not progress)
     with training:
-        with catch_interrupt() as interrupt:
+        with catch_interrupt() as interrupt, record_stop([training], lambda: interrupt.name):
             result = train(training, console, callbacks, lambda: interrupt.received or should_stop())
         return finish(training, name_interrupt(result, interrupt), console)
 

@@ -26,7 +26,7 @@ from polyak.train.interrupt import Interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
 from polyak.workers.asynchronous_loop import train_asynchronously
-from polyak.workers.learner_group import Learners
+from polyak.workers.learner_group import Learners, StoppedBeforeStart
 from polyak.workers.supervise import WorkerEvent
 from polyak.workers.worker_envs import WorkerEnvs
 
@@ -84,8 +84,7 @@ class Training:
 
 def name_interrupt(result: Result, interrupt: Interrupt) -> Result:
     """The result, in which a signal that stopped the training is named."""
-    is_interrupted = interrupt.received and result.stopped == "request"
-    return dataclasses.replace(result, stopped="interrupt") if is_interrupted else result
+    return dataclasses.replace(result, stopped=interrupt.name) if result.stopped == "request" else result
 
 
 def train_here(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
@@ -200,14 +199,31 @@ def writers(run: Run, config: RunConfig, start: Start) -> Sequence[Callback]:
 
 @contextmanager
 def record_failure(trainings: Sequence[Training]) -> Iterator[None]:
-    """Write the error that ends the block to the summaries."""
+    """Write the error that ends the block to the summaries.
+
+    A stop is no error: `record_stop` writes what stopped it.
+    """
     try:
         yield
+    except StoppedBeforeStart:
+        raise
     except (Exception, SystemExit) as error:  # an environment may raise SystemExit
         for training in trainings:
             # A full disk takes no summary either; the first error is the one to report.
             with contextlib.suppress(RunError):
                 _write_summary(training, None, stopped=f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def record_stop(trainings: Sequence[Training], name: Callable[[], str]) -> Iterator[None]:
+    """Write to the summaries what stopped the block before there was a checkpoint; the loops stop with a result."""
+    try:
+        yield
+    except StoppedBeforeStart:
+        for training in trainings:
+            with contextlib.suppress(RunError):
+                _write_summary(training, None, stopped=name())
         raise
 
 

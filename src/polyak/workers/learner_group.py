@@ -39,7 +39,7 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """How long, beyond the heartbeat, the death of another learner may take to explain an error of JAX."""
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 2.0
 """How long learners that are asked to stop may take to find each other; the command line ends them after 4.5 s."""
 
 END_SECONDS = 5.0
