@@ -134,11 +134,13 @@ def test_a_death_loses_no_evaluation(tmp_path):
 
 @pytest.fixture
 def stopped_group(monkeypatch):
-    """A group that is asked to stop by SIGINT while no learner trains."""
+    """A group that is asked to stop by SIGINT while no learner trains; it has noted evaluations of steps 1 and 10**6."""
 
-    def run_group(*_, should_stop, **__):
+    def run_group(*_, on_note, should_stop, **__):
         os.kill(os.getpid(), signal.SIGINT)
         wait_for(should_stop)
+        for env_steps in (1, 10**6):
+            on_note((env_steps, f"evaluation {env_steps}"))
         raise polyak.train.StoppedBeforeStart("train: stopped")
 
     monkeypatch.setattr("polyak.train.learners.run_group", run_group)
@@ -151,8 +153,14 @@ def test_a_stop_while_no_learner_trains_returns_the_newest_checkpoint(tmp_path, 
     assert_same_bits(result.loop_state, whole.loop_state)
     assert result.stopped == "interrupt" and result.progress.env_steps == whole.progress.env_steps
     assert result.progress.iteration == whole.progress.iteration
+    # The next group repeats the other one.
+    assert result.evaluations == {1: "evaluation 1"}
     summary = open_run(run_dir).read_summary()
-    assert (summary["stopped"], summary["env_steps"], summary["target_env_steps"]) == ("interrupt", whole.progress.env_steps, 80)
+    assert (summary["stopped"], summary["env_steps"], summary["target_env_steps"]) == (
+        "interrupt",
+        whole.progress.env_steps,
+        80,
+    )
     assert f"continue with: polyak resume {run_dir}" in capsys.readouterr().out
 
 

@@ -169,6 +169,8 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
     state, learned = saved.state, learned or _stop_at(saved, config)
     assert state is not None, "a checkpoint"
     trained: TrainResult = TrainResult(config.agent, state.agent, state, learned.progress, learned.metrics, learned.stopped)
+    # Some of a group that died may be of steps after its last checkpoint.
+    evaluations = {env_steps: one for env_steps, one in evaluations.items() if env_steps <= learned.progress.env_steps}
     result = dataclasses.replace(make_result(training, trained, None), evaluations=evaluations)
     if steps(run.best):
         result = dataclasses.replace(result, best_policy=restore_policy(run.best, config.agent)[0])
