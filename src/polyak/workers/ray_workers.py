@@ -168,9 +168,13 @@ class RayWorkers:
             self._head = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
-            # Meanwhile.
-            _import_ray()
-            line = _read_line(self._head, START_SECONDS)
+            try:
+                # While the head imports it too.
+                _import_ray()
+                line = _read_line(self._head, START_SECONDS)
+            except BaseException:
+                self._end_head()
+                raise
             if line:
                 address: str = json.loads(line)["address"]
                 return address
