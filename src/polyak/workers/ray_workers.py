@@ -33,6 +33,13 @@ INLINE_BYTES = 100_000
 
 MIN_STORE_BYTES = 128 * 2**20
 
+PRIVATE_SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    # Without clusters, Ray takes the loopback address for the machine's, on Linux too.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""Of a private Ray, in the environment; Ray reads them when it is imported."""
+
 
 def connect(address: str) -> Any:
     """Connect this process to a Ray cluster, as for `ray.init`; returns the package.
@@ -80,7 +87,8 @@ class RayWorkers:
 
     Raises:
         ImportError: Ray is not installed.
-        RuntimeError: Ray did not start in three tries, cannot be reached, has another version, or is in use by this process.
+        RuntimeError: Ray did not start in three tries, cannot be reached, has another version, is in use by this process, or
+            was imported by it before with other settings.
     """
 
     def __init__(self, workers: int, address: str | None = None, store_bytes: int | None = None) -> None:
@@ -162,6 +170,7 @@ class RayWorkers:
             self._ray.kill(handle, no_restart=True)
 
     def _start_head(self, workers: int, store_bytes: int) -> str:
+        _check_not_imported()
         set_private_environment()
         for _ in range(START_TRIES):
             command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes)]
@@ -210,11 +219,9 @@ class _RayWorker(RolloutWorker):
 
 def set_private_environment() -> None:
     """Let Ray listen on loopback only, ask for a token, and report nothing."""
-    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ.update(PRIVATE_SETTINGS)
     # Ray reads the token once in a process, so later ones of this process need the same.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    # Without clusters, Ray takes the loopback address for the machine's, on Linux too.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
@@ -237,6 +244,20 @@ def _read_line(process: subprocess.Popen[str], seconds: float) -> str:
     thread.start()
     thread.join(seconds)
     return lines[0] if lines else ""
+
+
+def _check_not_imported() -> None:
+    """Check that Ray was not imported without the settings of a private one: it would try for minutes to connect.
+
+    Raises:
+        RuntimeError: it was.
+    """
+    missing = [f"{name}={value}" for name, value in PRIVATE_SETTINGS.items() if os.environ.get(name) != value]
+    if "ray" in sys.modules and missing:
+        raise RuntimeError(
+            f"train: a private Ray needs {' and '.join(missing)} in the environment before `import ray`, which this program "
+            "has done already; start the training before it, or set them in the shell"
+        )
 
 
 def _check_installed() -> None:
