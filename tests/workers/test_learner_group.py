@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import time
+import types
 from functools import partial
 
 import pytest
@@ -155,13 +156,23 @@ def test_a_learner_that_does_not_find_the_others_is_lost():
 
 def test_learners_that_never_find_each_other_end_the_training_with_the_reason():
     alone = [(failure(RuntimeError("timed out"), has_joined=False), 1.0), (None, 1e9)]
-    groups = Groups(alone, DIES, *[alone] * 100)
+    groups = Groups(*[alone] * 100)
     with pytest.raises(
         RuntimeError, match=r"learner 0 did not start: RuntimeError: timed out; .* not find each other in 3 starts"
     ):
         groups.run()
-    assert len(groups.started) == 5, "not counting those before a group that was complete"
-    assert [event.event for event in groups.events] == ["failed"] * 4 + ["lost"]
+    assert len(groups.started) == 3
+    assert [event.event for event in groups.events] == ["failed"] * 2 + ["lost"]
+
+
+def test_learners_that_have_found_each_other_before_may_take_many_starts():
+    """A fault of the network after the death of one, in the middle of a long training."""
+    alone = [(failure(RuntimeError("timed out"), has_joined=False), 1.0), (None, 1e9)]
+    groups = Groups(alone, DIES, *[alone] * 10, DONE)
+    assert groups.run() == "result"
+    groups = Groups(DIES, *[alone] * 10, restarts=5)
+    with pytest.raises(RuntimeError, match="timed out; no restart is left of restarts=5"):
+        groups.run()
 
 
 def test_processes_that_end_before_they_find_each_other_end_the_training_too():
@@ -169,6 +180,52 @@ def test_processes_that_end_before_they_find_each_other_end_the_training_too():
     with pytest.raises(RuntimeError, match=r"learner 0 ended with exit code 1: no such module; .* in 3 starts"):
         groups.run()
     assert len(groups.started) == 3
+
+
+class SlowRay:
+    """A cluster with another machine, which starts nothing."""
+
+    def __init__(self):
+        self.util = types.SimpleNamespace(
+            scheduling_strategies=types.SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
+        )
+        self.exceptions = types.SimpleNamespace(RayError=LookupError)
+        self.util.get_node_ip_address = lambda: "127.0.0.1"
+        self.killed = []
+
+    def nodes(self):
+        return [{"Alive": True, "NodeID": name, "NodeManagerHostname": name, "Resources": {}} for name in ("this", "other")]
+
+    def get_runtime_context(self):
+        return types.SimpleNamespace(get_node_id=lambda: "this")
+
+    def remote(self, **_):
+        actor = types.SimpleNamespace(versions=types.SimpleNamespace(remote=lambda: "call"))
+        return lambda kind: types.SimpleNamespace(remote=lambda: actor)
+
+    def wait(self, calls, timeout):
+        time.sleep(timeout)
+        return [], calls
+
+    def kill(self, actor, no_restart):
+        self.killed.append(actor)
+
+
+def test_a_machine_that_does_not_start_its_learner_is_named_with_what_to_look_at(monkeypatch):
+    ray = SlowRay()
+    monkeypatch.setattr("polyak.workers.ray_learners.connect", lambda address: ray)
+    with pytest.raises(LearnerLost, match=r"learner 1 did not start on other within start_timeout=1 s; .* firewall") as lost:
+        RayLearners("auto").start(act, 2, Learners(2, start_timeout=1))
+    assert not lost.value.has_joined and len(ray.killed) == 1
+
+
+def test_a_request_to_stop_ends_the_wait_for_a_learner_on_another_machine(monkeypatch):
+    ray, asked = SlowRay(), []
+    monkeypatch.setattr("polyak.workers.ray_learners.connect", lambda address: ray)
+    start = time.monotonic()
+    with pytest.raises(StoppedBeforeStart, match="stopped while waiting for the machines"):
+        RayLearners("auto", lambda: asked.append(1) or len(asked) > 2).start(act, 2, Learners(2, start_timeout=5))
+    assert time.monotonic() - start < 2 and len(ray.killed) == 1
 
 
 class LonelyRay:

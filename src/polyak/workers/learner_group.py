@@ -26,7 +26,7 @@ MAX_LEARNERS = 2**12
 """Maximum number of processes of a group."""
 
 MAX_STARTS = 3
-"""Starts in a row in which the learners did not find each other, after which training ends: another one would not either."""
+"""Starts after which training ends if the learners have never found each other: the address or the machines may be wrong."""
 
 LearnerFunction: TypeAlias = Callable[[int, Callable[[], bool], Callable[[Any], None]], Any]
 """`function(rank, should_stop, note)`, called in each process; `note(value)` sends a value to the one that started it."""
@@ -241,8 +241,8 @@ def run_group(
 ) -> Any:
     """The result of the first learner of a group, which is started again whenever one of its learners dies.
 
-    It is started again at once, and later if it dies again and again without progress; not after three starts in a row in
-    which the learners did not find each other.
+    It is started again at once, and later if it dies again and again without progress; not after three starts if the learners
+    have never found each other.
 
     Args:
         start: starts all learners.
@@ -259,8 +259,8 @@ def run_group(
         StoppedBeforeStart: it should stop, and no group trains.
         Exception: what a learner raised, of its type.
     """
-    restarts = failures = not_joined = 0
-    saved = progress()
+    restarts = failures = 0
+    saved, was_complete = progress(), False
     while True:
         group: Sequence[Learner] = ()
         try:
@@ -273,11 +273,11 @@ def run_group(
             for learner in group:
                 for value in learner.notes():
                     on_note(value)
-        not_joined = 0 if lost.has_joined else not_joined + 1
+        was_complete = was_complete or lost.has_joined
         end = None
         if restarts >= options.restarts:
             end = f"no restart is left of restarts={options.restarts}"
-        elif not_joined >= MAX_STARTS:
+        elif not was_complete and restarts + 1 >= MAX_STARTS:
             end = f"the learners did not find each other in {MAX_STARTS} starts"
         is_stopped = should_stop()
         on_event(WorkerEvent(lost.rank, "failed" if end is None and not is_stopped else "lost", lost.reason))

@@ -118,10 +118,11 @@ class _RemoteLearner:
         self._actor = ray.remote(**options)(_LearnerActor).remote()
         try:
             call, deadline = self._actor.versions.remote(), time.monotonic() + start.start_timeout
-            while not ray.wait([call], timeout=POLL_SECONDS)[0] and time.monotonic() < deadline:
+            while not ray.wait([call], timeout=POLL_SECONDS)[0]:
                 _check_stop(should_stop)
-            versions = ray.get(call, timeout=0)
-            check_versions(f"learner {start.rank} on {node['NodeManagerHostname']}", versions)
+                if time.monotonic() >= deadline:
+                    raise LearnerLost(start.rank, _describe_timeout(node, start.start_timeout), has_joined=False)
+            check_versions(f"learner {start.rank} on {node['NodeManagerHostname']}", ray.get(call, timeout=0))
         except BaseException as error:
             self.kill()
             if isinstance(error, ray.exceptions.RayError):
@@ -150,6 +151,13 @@ class _RemoteLearner:
         """End it now; a second call does nothing."""
         with contextlib.suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
+
+
+def _describe_timeout(node: Any, seconds: int) -> str:
+    return (
+        f"did not start on {node['NodeManagerHostname']} within start_timeout={seconds} s; is a CPU of the machine free, with "
+        "all its GPUs, and does a firewall let Ray's ports through?"
+    )
 
 
 class _LearnerActor:
