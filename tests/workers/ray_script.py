@@ -79,6 +79,8 @@ def start_ray(workers):
     try:
         return RayWorkers(workers)
     except RuntimeError as error:
+        if "cannot start" in str(error):
+            raise
         print(error, file=sys.stderr)
         sys.exit(77)
 

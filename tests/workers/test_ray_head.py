@@ -1,5 +1,7 @@
 """The start of a private Ray, with processes that are none: what ends it, and what its errors say."""
 
+import json
+import signal
 import subprocess
 import sys
 import types
@@ -63,3 +65,43 @@ def test_a_ray_that_was_imported_with_the_settings_can_have_a_private_one(heads,
     monkeypatch.setattr(ray_workers, "connect", lambda address: types.SimpleNamespace(remote=lambda **_: lambda actor: actor))
     heads(["echo", '{"address": "127.0.0.1:1"}'])
     RayWorkers(1)._end_head()
+
+
+ENDS = {
+    "of Python": (
+        "echo Traceback >&2; echo 'ModuleNotFoundError: no polyak' >&2; exit 1",
+        "cannot start: ModuleNotFoundError: no",
+    ),
+    "final": (
+        """echo '{"error": "AttributeError: start", "is_final": true}'; kill -9 $$""",
+        "cannot start: AttributeError: start",
+    ),
+    "of a slow machine": (
+        """echo '{"error": "Exception: timed out", "is_final": false}'; kill -9 $$""",
+        "did not start in 3 tries: Exception: timed out; is the machine overloaded",
+    ),
+    "of Ray itself": (
+        "echo 'F gcs.cc:1: check failed' >&2; kill -6 $$",
+        "did not start in 3 tries: F gcs.cc:1: check failed; is",
+    ),
+    "none": ("exec cat", "did not start in 3 tries: no answer in 0.2 s; is the machine overloaded"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_error_has_its_reason_and_what_another_try_repeats_is_tried_once(end, heads, monkeypatch):
+    command, message = ENDS[end]
+    if end == "none":
+        monkeypatch.setattr(ray_workers, "START_SECONDS", 0.2)
+    started = heads(["sh", "-c", command])
+    with pytest.raises(RuntimeError, match=f"train: a private Ray {message}"):
+        RayWorkers(1)
+    assert len(started) == (1 if "cannot" in message else 3)
+
+
+def test_the_head_reports_why_ray_cannot_be_imported():
+    code = "import sys; sys.modules['ray'] = None; from polyak.workers.ray_head import main; sys.argv[1:] = '1', '1'; main()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        report = json.loads(process.stdout.readline())
+        assert process.wait() == -signal.SIGKILL
+    assert report["error"].startswith("ModuleNotFoundError: import of ray halted") and report["is_final"]

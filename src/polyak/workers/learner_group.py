@@ -20,7 +20,7 @@ import cloudpickle
 
 from polyak.core.checks import check_integer
 from polyak.workers.learner_process import JOINED, STOP, LearnerEnd, LearnerNote, LearnerStart
-from polyak.workers.supervise import WorkerEvent, back_off
+from polyak.workers.supervise import WorkerEvent, back_off, last_line
 
 MAX_LEARNERS = 2**12
 """Maximum number of processes of a group."""
@@ -194,14 +194,9 @@ class LocalLearner:
             return "closed its connection"
         if code == -signal.SIGABRT:
             return "was killed by SIGABRT, as where another one gives no sign of life"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}{self._last_line()}"
-
-    def _last_line(self) -> str:
-        if self._log is None:
-            return ""
-        self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        return f": {lines[-1][:200]}" if lines else ""
+        line = "" if self._log is None else last_line(self._log)
+        end = f"ended with exit code {code}: {line}" if line else f"ended with exit code {code}"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else end
 
 
 def start_here(function: LearnerFunction, devices: int, learners: Learners) -> list[Learner]:

@@ -16,6 +16,9 @@ from typing import Any
 
 CLOSE_SECONDS = 2.0
 
+FINAL = (ImportError, AttributeError, TypeError, ValueError)
+"""Exceptions that another try repeats: of an installation, or of settings. Where a machine is slow, Ray raises others."""
+
 SETTINGS = {
     # Results of up to 1 MB travel in the answer to the call, which is faster than the store; Ray's own limit is a tenth.
     "max_direct_call_object_size": 1_000_000,
@@ -30,7 +33,10 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Start Ray, wait for the end of standard input, and end it."""
+    """Start Ray, wait for the end of standard input, and end it.
+
+    Where Ray does not start, the line of JSON has the error, and whether it is final.
+    """
     # All that Ray starts stays in this process's group, which is killed at the end.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,8 +65,13 @@ def main() -> None:
             _system_config=SETTINGS,
         )
         print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
+        # The rest of what Ray prints here would fill a file that nobody reads.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         is_closed.wait()
         ray.shutdown()
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), "")
+        print(json.dumps({"error": f"{type(error).__name__}: {line}", "is_final": isinstance(error, FINAL)}), flush=True)
     finally:
         _end(directory)
 

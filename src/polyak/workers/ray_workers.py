@@ -8,17 +8,21 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from polyak.workers.rollout_worker import RolloutWorker, configure_process, find_sources
-from polyak.workers.supervise import WorkerLost
+from polyak.workers.supervise import WorkerLost, last_line
 
 START_TRIES = 3
 START_SECONDS = 60.0
 """How long a private Ray may take to start."""
+
+PYTHON_ERROR = 1
+"""Exit code of a program that ends with an exception; a private Ray that cannot start kills itself."""
 
 CLOSE_SECONDS = 5.0
 
@@ -87,8 +91,8 @@ class RayWorkers:
 
     Raises:
         ImportError: Ray is not installed.
-        RuntimeError: Ray did not start in three tries, cannot be reached, has another version, is in use by this process, or
-            was imported by it before with other settings.
+        RuntimeError: Ray did not start, in three tries unless the error is final; it cannot be reached, has another version, is
+            in use by this process, or was imported by it before with other settings.
     """
 
     def __init__(self, workers: int, address: str | None = None, store_bytes: int | None = None) -> None:
@@ -172,25 +176,29 @@ class RayWorkers:
     def _start_head(self, workers: int, store_bytes: int) -> str:
         _check_not_imported()
         set_private_environment()
+        command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes)]
+        reason = ""
         for _ in range(START_TRIES):
-            command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes)]
-            self._head = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-            try:
-                # While the head imports it too.
-                _import_ray()
-                line = _read_line(self._head, START_SECONDS)
-            except BaseException:
+            with tempfile.TemporaryFile() as log:
+                head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+                self._head = head
+                try:
+                    # While the head imports it too.
+                    _import_ray()
+                    report = json.loads(_read_line(head, START_SECONDS) or "{}")
+                except BaseException:
+                    self._end_head()
+                    raise
+                if "address" in report:
+                    address: str = report["address"]
+                    return address
                 self._end_head()
-                raise
-            if line:
-                address: str = json.loads(line)["address"]
-                return address
-            self._end_head()
+                reason = report.get("error") or last_line(log) or f"no answer in {START_SECONDS:g} s"
+            if report.get("is_final", head.returncode == PYTHON_ERROR):
+                raise RuntimeError(f"train: a private Ray cannot start: {reason}")
         raise RuntimeError(
-            f"train: a private Ray did not start in {START_TRIES} tries of {START_SECONDS:g} s; is the machine overloaded, or "
-            "/dev/shm too small?"
+            f"train: a private Ray did not start in {START_TRIES} tries: {reason}; is the machine overloaded, or /dev/shm too "
+            "small?"
         )
 
     def _end_head(self) -> None:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, runtime_checkable
 
 MAX_BACK_OFF = 60.0
 """Longest time in seconds before a worker is started again."""
@@ -13,6 +13,13 @@ MAX_BACK_OFF = 60.0
 def back_off(failures: int) -> float:
     """Seconds before the next start: none after the first failure in a row, then 1, 2, 4, ... up to 60."""
     return 0.0 if failures <= 1 else min(2.0 ** (failures - 2), MAX_BACK_OFF)
+
+
+def last_line(log: IO[bytes]) -> str:
+    """The last line that a process has written into a file, up to 200 characters; empty if there is none."""
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
 
 
 class WorkerLost(Exception):
