@@ -234,6 +234,15 @@ def test_an_index_that_asks_for_more_memory_than_a_model_may_have_is_rejected(tm
             tracemalloc.stop()
 
 
+def test_a_tensor_counts_under_each_of_its_names(tmp_path, monkeypatch):
+    """The policy copies it for each, so that the names could ask for more memory than a model may have."""
+    monkeypatch.setattr(from_stable_baselines, "MAX_BYTES", 30_000)
+    one = text("0") + tensor(np.zeros(4, np.float32), "0") + b"q\x01"
+    index = b"\x80\x02}(" + one + b"".join(text(str(i)) + b"h\x01" for i in range(1, 2000)) + b"u."
+    with pytest.raises(ValueError, match=r"can be read: policy.pth has more than 30,000 bytes of tensors"):
+        from_stable_baselines3(changed(tmp_path, policy=weights(index)), CARTPOLE)
+
+
 def test_tensors_are_read_by_their_strides():
     index = (
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"

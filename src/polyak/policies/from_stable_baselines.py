@@ -1,5 +1,6 @@
 """Policies that Stable-Baselines3 saved, read without running anything that is in the file."""
 
+import functools
 import io
 import itertools
 import json
@@ -203,6 +204,8 @@ def _read_model(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]
         raise ValueError("policy.pth is not a state_dict")
     if not all(isinstance(name, str) for name in tensors):
         raise ValueError("policy.pth is not a state_dict")
+    # One tensor may have many names.
+    functools.reduce(_add_bytes, tensors.values(), 0)
     return policy_kwargs, dict(tensors)
 
 
