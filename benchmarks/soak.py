@@ -6,9 +6,11 @@ PPO on CartPole-v1, 8 environments, rollouts of 8 steps, two networks of (128, 1
 every 4,096 env steps, a checkpoint every 65,536, in a run directory that is deleted. A sample every 10 s; the first fifth of
 the time does not count. A slope is the median of those of all pairs of samples (Theil-Sen), per hour. It is flat if it is
 within 1 % of the median value (handles, threads: 1 an hour), or within the noise of the samples. Growth below zero is flat
-too. The files of the run are not judged: metrics grow with every report. With `--json` the samples so far are in a file.
+too. The files of the run are not judged: metrics grow with every report. With `--json` the samples so far are in a file. An
+error while samples are taken or workers are killed ends the training and the benchmark.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -31,6 +33,8 @@ WORKERS, NUM_ENVS, NUM_STEPS = 2, 8, 8
 SAMPLE_SECONDS = 10.0
 WARM = 0.2
 """Share of the time that does not count."""
+MIN_SAMPLES = 2
+"""Without two there is no slope."""
 COUNTS = ("handles", "threads")
 
 
@@ -112,6 +116,23 @@ def judge(name: str, times: list[float], values: list[float]) -> dict[str, Any]:
     return {"median": median, "per_hour": growth, "flat": growth <= allowed or growth * hours <= noise}
 
 
+def judge_all(samples: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """Judge every series; a sample that was taken while all workers were dead has none of theirs.
+
+    Raises:
+        ValueError: there are too few samples.
+    """
+    counted = [sample for sample in samples if sample["time"] >= WARM * samples[-1]["time"]]
+    judged = {}
+    for name in dict.fromkeys(name for sample in counted for name in sample if name != "time"):
+        own = [sample for sample in counted if name in sample]
+        if len(own) >= MIN_SAMPLES:
+            judged[name] = judge(name, [sample["time"] for sample in own], [sample[name] for sample in own])
+    if not {"worker memory", "learner memory"} <= judged.keys():
+        raise ValueError(f"soak: {MIN_SAMPLES} samples with workers are needed, got {len(counted)}; train for longer")
+    return judged
+
+
 def watch(samples: list[dict[str, float]], run: Path, path: Path | None, is_over: threading.Event) -> None:
     """Take samples until the training is over."""
     start = time.monotonic()
@@ -131,9 +152,27 @@ def watch(samples: list[dict[str, float]], run: Path, path: Path | None, is_over
 def kill_workers(seconds: float, is_over: threading.Event) -> None:
     """Kill a worker every so often."""
     while not is_over.wait(seconds):
-        workers = [pid for pid in children(os.getpid()) if name_of(pid) == "worker"]
-        if workers:
-            os.kill(workers[0], signal.SIGKILL)
+        workers = []
+        for pid in children(os.getpid()):
+            # It may have ended.
+            with contextlib.suppress(OSError):
+                workers += [pid] if name_of(pid) == "worker" else []
+        for pid in workers[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def in_thread(function: Callable[..., None], *arguments: Any, errors: list[Exception]) -> threading.Thread:
+    """A thread that calls a function, whose last argument is the event that ends everything; its exception ends it too."""
+
+    def call() -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            errors.append(error)
+            arguments[-1].set()
+
+    return threading.Thread(target=call, daemon=True)
 
 
 def make_agent() -> Any:
@@ -166,14 +205,17 @@ def main() -> None:
     few_threads(1)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     seconds = 30.0 if args.quick else 60 * args.minutes
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     samples: list[dict[str, float]] = []
+    errors: list[Exception] = []
     is_over, first_report = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory) / "run"
-        threads = [threading.Thread(target=watch, args=(samples, run, args.json, is_over), daemon=True)]
+        threads = [in_thread(watch, samples, run, args.json, is_over, errors=errors)]
         if args.kill_every:
-            threads.append(threading.Thread(target=kill_workers, args=(args.kill_every, is_over), daemon=True))
+            threads.append(in_thread(kill_workers, args.kill_every, is_over, errors=errors))
         end = float("inf")
 
         def should_stop() -> bool:
@@ -187,10 +229,12 @@ def main() -> None:
         result = train(run, should_stop, first_report)
         is_over.set()
         for thread in threads:
-            thread.join()
-    counted = [sample for sample in samples if sample["time"] >= WARM * samples[-1]["time"]]
-    times = [sample["time"] for sample in counted]
-    judged = {name: judge(name, times, [sample[name] for sample in counted]) for name in counted[0] if name != "time"}
+            # None before the first report.
+            if thread.ident is not None:
+                thread.join()
+    if errors:
+        raise errors[0]
+    judged = judge_all(samples)
     files = judged.pop("run files")
     rows = [
         [name, f"{one['median']:.1f}", f"{one['per_hour']:+.2f}", "yes" if one["flat"] else "NO"]
