@@ -94,7 +94,7 @@ class PeriodicEvaluation:
         seed: decides where the episodes start.
         env_steps_done: env_steps of the training that is resumed.
         run: receives the best checkpoint in `best/`; None writes nothing.
-        on_evaluation: called with env_steps and every evaluation.
+        on_evaluation: called with `(env_steps, evaluation)`, one tuple, of every evaluation.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class LearnerTask:
         key_data: of the run's key.
         key_impl: its implementation.
         directory: of the run, which the first learner alone opens.
-        jax_settings: of JAX's cache of compiled programs.
+        jax_settings: of JAX: those of its cache of compiled programs, and those that change numbers.
     """
 
     config: RunConfig

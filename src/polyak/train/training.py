@@ -59,7 +59,7 @@ class Training:
         eval_env: the caller's environments for evaluation; None makes copies of `env`.
         eval_episodes: episodes of the evaluation at the end; 0 for none.
         learners: processes that train together, in place of this one; None for none.
-        on_evaluation: called with env_steps and every evaluation while training.
+        on_evaluation: called with `(env_steps, evaluation)`, one tuple, of every evaluation while training.
         started_at: the monotonic clock when it was prepared.
     """
 

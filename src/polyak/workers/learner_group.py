@@ -153,13 +153,13 @@ class LocalLearner:
         """What came of it, or a sentence about how it died; None while it runs."""
         try:
             while self._connection.poll():
-                message = self._connection.recv_bytes()
+                data = self._connection.recv_bytes()
                 # Bytes of a process that this one has started.
-                said = None if message == JOINED else pickle.loads(message)
-                if isinstance(said, LearnerEnd):
-                    return said
-                if isinstance(said, LearnerNote):
-                    self._notes.append(said.value)
+                message = None if data == JOINED else pickle.loads(data)
+                if isinstance(message, LearnerEnd):
+                    return message
+                if isinstance(message, LearnerNote):
+                    self._notes.append(message.value)
                 self.has_joined = True
         except (EOFError, OSError):
             return self._describe_end()

@@ -138,7 +138,7 @@ class RayWorkers:
         return returned
 
     def result(self, call: Any) -> Any:
-        """The result of a call that has returned; its arrays are in Ray's shared memory.
+        """The result of a call that has returned; the arrays of one above 1 MB are in Ray's shared memory.
 
         Raises:
             WorkerLost: the actor died.
