@@ -1,4 +1,7 @@
-"""A user's week, outside of the repository: an environment and a network of one's own, from Python and from the shell."""
+"""Ctrl-C in a shell, outside of the repository, with an environment and an agent of one's own.
+
+The rest of a user's week, `users_week.py`, is run by `.ci/run`, with the core install on every Python.
+"""
 
 import os
 import signal
@@ -10,27 +13,18 @@ import pytest
 
 import polyak
 from polyak.storage.run_directory import open_run
-from tests.users_week import MINE, run, week_in_python, week_in_the_shell
+from tests.users_week import MINE, run
 
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    # XLA stays in its hurry, as of all tests: with a user's flags .ci/run does the week.
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(polyak.__file__).parents[1]))
-    # The processes of a week compile the same programs.
+    # Both processes compile the same programs.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path
-
-
-def test_a_week_in_python(elsewhere):
-    week_in_python(elsewhere)
-
-
-def test_a_week_in_the_shell(elsewhere):
-    week_in_the_shell(elsewhere)
 
 
 def test_ctrl_c_in_the_shell_is_continued_by_resume(elsewhere):
