@@ -4,14 +4,15 @@ from polyak.presets.preset import LinearOverTraining, Preset
 
 ZOO = "RL Baselines3 Zoo"
 
-# Mean return -176 over three seeds. The Zoo's standard deviation of 0.14, learning rate of 7e-4 and normalised observations
-# belong to its gSDE: without it they reach -844.
+# Mean return -156 over ten seeds. Without gSDE, to which the Zoo's settings belong; with it and them the mean is -183 over six
+# seeds. Without the entropy bonus one seed in ten ends below -250.
 PENDULUM = {
     "num_steps": 8,
     "gae_lambda": 0.9,
-    "gamma": 0.9,
+    "gamma": 0.95,
     "vf_coef": 0.4,
-    "learning_rate": LinearOverTraining(2e-3),
+    "ent_coef": 0.002,
+    "learning_rate": LinearOverTraining(3e-3),
     "normalize_reward": "return",
 }
 
