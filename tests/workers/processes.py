@@ -22,6 +22,19 @@ def descendants(pid):
     return found
 
 
+def is_running(pid):
+    """Whether a process is there, and has not ended unseen by its parent."""
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])
+
+
+def read(path):
+    """The text of a file; empty if it is gone."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
 def listening(pids):
     """The addresses on which processes listen."""
     inodes = set()

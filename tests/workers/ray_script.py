@@ -13,7 +13,7 @@ import numpy as np
 
 from polyak.loops.host_loop import host
 from polyak.workers.ray_workers import RayWorkers, set_private_environment
-from tests.workers.processes import descendants, listening
+from tests.workers.processes import descendants, is_running, listening
 from tests.workers.setting import KEY, arrays_of, make_agent, make_env, make_workers
 
 STEPS = 600
@@ -174,6 +174,10 @@ def remove_node(nodes):
             node = max(nodes.worker_nodes, key=lambda node: len(workers_of(node)))
             removed.extend(workers_of(node))
             nodes.remove_node(node, allow_graceful=False)
+            # They answer until they miss their raylet, and the training might be done before.
+            deadline = time.monotonic() + 30
+            while any(map(is_running, removed)) and time.monotonic() < deadline:
+                time.sleep(0.02)
             removed.append(time.monotonic())
 
     result = train(agent, envs, [remove])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.processes import descendants
+from tests.workers.processes import descendants, is_running, read
 
 pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
@@ -136,14 +136,3 @@ def check_that_nothing_is_left(process, pids):
         os.kill(pid, signal.SIGKILL)
     assert not left
     assert not any(Path("/tmp").glob(f"polyak-ray-{process.pid}-*"))
-
-
-def read(path):
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def is_running(pid):
-    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])
