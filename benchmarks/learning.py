@@ -42,6 +42,7 @@ class Suite:
         source: who published the target.
         recipe: `"preset"`, the default settings of `polyak train`, or the name of settings in `RECIPES`.
         algorithm: its name on the command line.
+        flags: of the command line, in addition.
     """
 
     env: str
@@ -51,6 +52,7 @@ class Suite:
     source: str = "RL Zoo"
     recipe: str = "preset"
     algorithm: str = "ppo"
+    flags: tuple[str, ...] = ()
 
 
 def tf_agents(env_steps: int) -> dict[str, Any]:
@@ -69,6 +71,10 @@ SUITES = {
     "a2c-cartpole": Suite("jax/CartPole-v1", 500_000, 10, 500.0, algorithm="a2c"),
     "a2c-pendulum": Suite("jax/Pendulum-v1", MILLION, 10, -163.0, algorithm="a2c"),
     "impala-cartpole": Suite("jax/CartPole-v1", 500_000, 10, 475.0, "solved", algorithm="impala"),
+    "impala-lag-cartpole": Suite(
+        "CartPole-v1", 500_000, 10, 475.0, "solved", algorithm="impala", flags=("--workers", "4", "--lag", "8")
+    ),
+    "a3c-cartpole": Suite("CartPole-v1", 500_000, 10, 475.0, "solved", algorithm="a3c", flags=("--workers", "4")),
     "dqn-jax-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="dqn"),
     "c51-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="c51"),
     "qrdqn-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="qrdqn"),
@@ -123,7 +129,7 @@ def train(name: str, seed: int, env_steps: int, episodes: int, runs: Path) -> di
     if (run / "summary.json").exists():
         return summary_of(run, env_steps)
     flags = {"--env-steps": env_steps, "--seed": seed, "--run-dir": run, "--eval-episodes": episodes}
-    command: list[Any] = [Path(sys.executable).with_name("polyak"), "train", suite.algorithm, suite.env]
+    command: list[Any] = [Path(sys.executable).with_name("polyak"), "train", suite.algorithm, suite.env, *suite.flags]
     if suite.recipe != "preset":
         command = [sys.executable, Path(__file__).resolve(), "--recipe", suite.recipe, "--env", suite.env]
     words = [str(word) for word in (*command, *(word for flag in flags.items() for word in flag))]
