@@ -21,6 +21,7 @@ os.environ["SOURCE_DATE_EPOCH"] = "0"
 
 import matplotlib
 import numpy as np
+from learning import SUITES
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -64,9 +65,7 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
     if result["wanted"] is not None:
         label = "target" if result["source"] in ("own", "maximum") else result["source"]
         axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=f"{label}: {result['wanted']:g}")
-    algorithm, _, _ = result["suite"].partition("-")
-    is_named = algorithm in ("ppo", "dqn", "ddpg", "td3", "sac", "tqc")
-    axes.set_title(result["env"] + (f" ({algorithm.upper()})" if is_named else ""))
+    axes.set_title(f"{result['env']} ({SUITES[result['suite']].algorithm.upper()})")
     axes.set_xlim(0, result["env_steps"])
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
