@@ -16,7 +16,7 @@ from polyak.core.struct import static, struct
 from polyak.core.types import Variables
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
-from polyak.learning.minibatches import epoch_seeds, shuffled_minibatches
+from polyak.learning.epochs import epoch_seeds, shuffled_minibatches
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import mesh_over, run_env_key, update_on
 from polyak.networks.actor_critic import mlp

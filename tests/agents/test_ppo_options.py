@@ -18,11 +18,11 @@ from polyak.core.struct import struct
 from polyak.core.types import Rollout
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
-from polyak.learning import minibatches
 from polyak.learning.batch import sample_weights
 from polyak.loops.compiled_loop import iteration, start
 from polyak.loops.loop import update_on
 from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
+from polyak.ops import gradient_step
 from polyak.ops.distributions import for_space
 from tests.agents.oracle import advantages
 from tests.agents.rollouts import fresh, on_device, random_variables, rollout, same_bits, shapes_of, with_online
@@ -221,7 +221,7 @@ class TestInPartsAndOnDevices:
     @pytest.mark.parametrize("microbatch_size", [None, 8], ids=["that fit the cache", "of a size"])
     def test_update_in_microbatches_matches_the_oracle(self, microbatch_size, monkeypatch):
         if microbatch_size is None:
-            monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", 8)
+            monkeypatch.setattr(gradient_step, "SAMPLES_IN_CACHE", 8)
         agent = make(ZOO, **IN_PARTS, microbatch_size=microbatch_size)
         state, data = fresh(agent), noise(agent)
         anew = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))

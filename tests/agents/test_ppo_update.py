@@ -13,7 +13,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.batch import sample_weights
-from polyak.learning.minibatches import epoch_seeds, shuffled_minibatches
+from polyak.learning.epochs import epoch_seeds, shuffled_minibatches
 from polyak.networks.actor_critic import mlp
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.recurrent import gru

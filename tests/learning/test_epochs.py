@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from polyak.learning.batch import Batch
-from polyak.learning.epochs import mean_terms, train_epochs
-from polyak.learning.minibatches import epoch_seeds, shuffled_minibatches
+from polyak.learning.epochs import epoch_seeds, mean_terms, shuffled_minibatches, train_epochs
 from polyak.ops.gradient_step import QUANTITIES, StepLog
 
 KEY = jax.random.key(2)

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from polyak.learning import minibatches
-from polyak.learning.minibatches import count_microbatches, epoch_seeds, map_steps, shuffled_minibatches
+from polyak.learning.batch import map_steps
+from polyak.learning.epochs import epoch_seeds, shuffled_minibatches
 from polyak.loops.loop import ENVS, mesh_over
-from polyak.ops.gradient_step import accumulate
+from polyak.ops import gradient_step
+from polyak.ops.gradient_step import accumulate, count_microbatches
 
 KEY = jax.random.key(0)
 
@@ -157,14 +158,14 @@ def test_parts_of_several_devices_add_up():
 
 @pytest.mark.parametrize(("limit", "parts"), [(24, 1), (12, 2), (7, 4), (5, 6), (1, 24)])
 def test_microbatches_are_the_fewest_that_fit_the_cache(monkeypatch, limit, parts):
-    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", limit)
+    monkeypatch.setattr(gradient_step, "SAMPLES_IN_CACHE", limit)
     assert count_microbatches(24, None) == parts
-    monkeypatch.setattr(minibatches, "SAMPLES_IN_CORE_CACHE", 2 * limit)
+    monkeypatch.setattr(gradient_step, "SAMPLES_IN_CORE_CACHE", 2 * limit)
     assert count_microbatches(48, None, ENVS) == parts
 
 
 def test_microbatches_of_sequences_are_counted_in_samples(monkeypatch):
-    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", 64)
+    monkeypatch.setattr(gradient_step, "SAMPLES_IN_CACHE", 64)
     assert count_microbatches(8, None, samples_each=8) == 1
     assert count_microbatches(8, None, samples_each=16) == 2
     assert count_microbatches(8, None, samples_each=1000) == 8, "a sequence is not split"
@@ -172,7 +173,7 @@ def test_microbatches_of_sequences_are_counted_in_samples(monkeypatch):
 
 
 def test_size_without_a_fitting_divisor_is_one_microbatch(monkeypatch):
-    monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", 12)
+    monkeypatch.setattr(gradient_step, "SAMPLES_IN_CACHE", 12)
     assert count_microbatches(23, None) == 1
 
 
@@ -196,7 +197,7 @@ def test_a_given_microbatch_size_decides_whatever_fits_the_cache(monkeypatch):
 @pytest.mark.parametrize("rows_in_cache", [1, 6, 9, 12, 1000])
 def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache, asked):
     if not asked:
-        monkeypatch.setattr(minibatches, "SAMPLES_IN_CACHE", rows_in_cache)
+        monkeypatch.setattr(gradient_step, "SAMPLES_IN_CACHE", rows_in_cache)
     tree = {"a": np.arange(7 * 3 * 2, dtype=np.float32).reshape(7, 3, 2), "b": np.arange(21, dtype=np.int32).reshape(7, 3)}
     seen = []
 

@@ -28,9 +28,8 @@ from polyak.learning.batch import (
     sample_weights,
 )
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.epochs import mean_terms, train_epochs
+from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
-from polyak.learning.minibatches import check_divides, count_microbatches
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
 from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
@@ -42,6 +41,7 @@ from polyak.ops.gradient_step import (
     accumulate,
     check_optimizer,
     check_optimizer_state,
+    count_microbatches,
     describe_skips,
     flag_quantities,
     optimizer_of,

@@ -16,10 +16,9 @@ from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import check_settings, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.batch import Batch, any_over_devices
+from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.epochs import mean_terms, train_epochs
-from polyak.learning.minibatches import check_divides, count_microbatches, map_steps
+from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
@@ -27,6 +26,7 @@ from polyak.ops.gradient_step import (
     StepLog,
     check_optimizer,
     check_optimizer_state,
+    count_microbatches,
     describe_skips,
     flag_quantities,
     optimizer_of,

@@ -1,7 +1,7 @@
 """A rollout as a policy-gradient loss sees it: samples or sequences, with what stays fixed while the epochs run."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
@@ -13,9 +13,9 @@ from polyak.core.spaces import Space
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Rollout, Variables
 from polyak.learning.check_rollout import check_carry
-from polyak.learning.minibatches import map_steps
 from polyak.networks.recurrent import unroll
 from polyak.ops.distributions import Distribution, broadcast_params, for_space
+from polyak.ops.gradient_step import samples_in_cache
 from polyak.ops.losses import (
     finite_rows,
     flatten_steps,
@@ -268,6 +268,35 @@ def normalize_minibatches(
     weight = weight / jnp.where(total > 0, total, 1.0).reshape(-1, *(1,) * len(axes))
     advantage, weight = (old.at[index].set(new) for old, new in ((batch.advantage, advantage), (batch.weight, weight)))
     return dataclasses.replace(batch, advantage=advantage, weight=weight), total
+
+
+def map_steps(
+    function: Callable[[PyTree], PyTree], tree: PyTree, microbatch_size: int | None = None, *, has_images: bool = False
+) -> PyTree:
+    """Apply `function`, which maps leaves `[N, ...]` per sample, to leaves `[T, B, ...]` in chunks of whole time steps.
+
+    Args:
+        microbatch_size: maximum samples per chunk, but at least one time step; None: as many as fit the cache.
+        has_images: observations pass through convolutions.
+    """
+    num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
+    limit = samples_in_cache(has_images) if microbatch_size is None else microbatch_size
+    steps = min(num_steps, max(1, limit // num_envs))
+
+    def apply(chunk: PyTree) -> PyTree:
+        leading = jax.tree.leaves(chunk)[0].shape[:2]
+        out = function(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunk))
+        return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), out)
+
+    chunks, rest = num_steps // steps, num_steps % steps
+    if chunks == 1:
+        return apply(tree)
+    mapped = jax.lax.map(apply, jax.tree.map(lambda x: x[: chunks * steps].reshape(chunks, steps, *x.shape[1:]), tree))
+    mapped = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), mapped)
+    if rest == 0:
+        return mapped
+    last = apply(jax.tree.map(lambda x: x[-rest:], tree))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), mapped, last)
 
 
 def any_over_devices(x: Bool[Array, "*S"], axis_name: str | None) -> Bool[Array, "*S"]:

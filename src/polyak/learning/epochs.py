@@ -1,4 +1,4 @@
-"""Epochs of gradient steps over shuffled minibatches of a rollout."""
+"""Epochs of gradient steps over shuffled minibatches of a rollout, the same ones on any number of devices."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -6,12 +6,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.core.types import Mean, PyTree, Terms
+from polyak.kernels.shuffle import permutation, permutation_seeds
 from polyak.learning.batch import Batch, normalize_minibatches
-from polyak.learning.minibatches import epoch_seeds, shuffled_minibatches
 from polyak.ops.gradient_step import LossFn, StepLog, gradient_step, ravel
+
+# A minibatch has equally many samples from each of (up to) eight groups of environments. Each device has whole groups, so
+# the samples of a minibatch do not depend on the number of devices.
+GROUPS = (8, 4, 2, 1)
 
 
 def train_epochs(
@@ -88,3 +92,82 @@ def mean_terms(log: StepLog) -> tuple[dict[str, Mean], dict[str, Mean]]:
     last = log.applied & (epochs == jnp.max(jnp.where(log.applied, epochs, 0)))
     of_all, of_last = ({name: Mean.of(term, steps) for name, term in log.terms.items()} for steps in (log.applied, last))
     return of_all, of_last
+
+
+def epoch_seeds(
+    key: PRNGKeyArray, num_epochs: int, num_steps: int, num_envs: int, num_minibatches: int, axis_name: str | None = None
+) -> UInt32[Array, "num_epochs groups rounds"]:
+    """Random seeds of the minibatches of all epochs, on this device; see `shuffled_minibatches`.
+
+    Args:
+        num_envs: environments on this device.
+        axis_name: the mesh axis over which environments are sharded; a minibatch is the union of the devices' parts.
+
+    Raises:
+        ValueError: the samples cannot be split into `num_minibatches` of equal size.
+    """
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    groups = _groups_per_device(num_steps, num_envs, num_minibatches, devices)
+    seeds = permutation_seeds(key, num_epochs, groups * devices)
+    if axis_name is None:
+        return seeds
+    local: Array = jax.lax.dynamic_slice_in_dim(seeds, jax.lax.axis_index(axis_name) * groups, groups, axis=1)
+    return local
+
+
+def shuffled_minibatches(
+    seeds: UInt32[Array, "groups rounds"], num_steps: int, num_envs: int, num_minibatches: int
+) -> Int32[Array, "num_minibatches M"]:
+    """Indices of one epoch's minibatches into the flattened `[T, B]` samples, each once; a single one is not shuffled.
+
+    Args:
+        seeds: those of one epoch from `epoch_seeds`, with the same arguments.
+    """
+    if num_minibatches == 1:
+        # The order does not matter for a sum, and shuffling takes a tenth of the time of a full-batch update.
+        return jnp.arange(num_steps * num_envs, dtype=jnp.int32)[None]
+    groups = seeds.shape[0]
+    width = num_envs // groups
+    order = jax.vmap(lambda seed: permutation(seed, num_steps * width))(seeds).astype(jnp.int32)
+    step, env = order // width, order % width
+    first_env = jnp.arange(groups, dtype=jnp.int32)[:, None] * width
+    index = step * num_envs + jnp.broadcast_to(first_env, env.shape) + env
+    return index.reshape(groups, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
+
+
+def check_divides(
+    num_steps: int, num_envs: int, num_minibatches: int, microbatch_size: int | None = None, *, sequences: bool = False
+) -> None:
+    """Check that rollouts can be split into minibatches of equal size, and these into microbatches.
+
+    Args:
+        sequences: minibatches consist of whole sequences, one per environment.
+
+    Raises:
+        ValueError: a size does not divide; the message contains all sizes.
+    """
+    if sequences and num_envs % num_minibatches:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} must divide num_envs={num_envs}: minibatches of a recurrent network "
+            f"consist of whole sequences, one per environment"
+        )
+    samples = num_steps * num_envs
+    if samples % num_minibatches:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} must divide num_steps * num_envs = {num_steps} * {num_envs} = {samples} samples"
+        )
+    size = (num_envs if sequences else samples) // num_minibatches
+    if microbatch_size is not None and size % microbatch_size:
+        kind = "sequences" if sequences else "samples"
+        raise ValueError(f"microbatch_size={microbatch_size} must divide the {size} {kind} of a minibatch on each device")
+
+
+def _groups_per_device(num_steps: int, num_envs: int, num_minibatches: int, devices: int) -> int:
+    """The number of groups of environments per device."""
+    total = num_envs * devices
+    for groups in GROUPS:
+        fits = groups % devices == 0 and total % groups == 0
+        if fits and (num_steps * total // groups) % num_minibatches == 0:
+            return groups // devices
+    check_divides(num_steps, num_envs, num_minibatches)
+    return 1

@@ -17,7 +17,6 @@ from polyak.core.struct import struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import ActorCriticModel, Batch, network_inputs, normalize_minibatches, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.minibatches import count_microbatches
 from polyak.networks.actor_critic import check_actor_critic, check_squashing
 from polyak.networks.layers import has_images, is_narrow
 from polyak.ops import losses
@@ -27,6 +26,7 @@ from polyak.ops.gradient_step import (
     check_optimizer,
     check_optimizer_state,
     compute_gradient,
+    count_microbatches,
     describe_skips,
     flag_quantities,
     optimizer_of,

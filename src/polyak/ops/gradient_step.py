@@ -35,6 +35,13 @@ VECTOR_MULTIPLE = 1024
 # Above this size memory bandwidth is the limit: one vector gains nothing, and costs a copy of the gradient.
 LARGEST_VECTOR = 1_000_000
 
+# With this many samples the gradient of a (64, 64) network is twice as fast as with activations that exceed the cache.
+SAMPLES_IN_CACHE = 4096
+# A device of one core has only the cache of that core; a single device uses several cores for large products.
+SAMPLES_IN_CORE_CACHE = 512
+# The gradient of `nature_cnn` for 256 images of 84x84 takes 0.22 s by 32 at a time, 0.26 by 64, and 0.35 at once.
+IMAGES_IN_CACHE = 32
+
 
 @struct
 class Guard:
@@ -222,6 +229,36 @@ def accumulate(
     # One raveled vector: leaf by leaf a reduction costs ten times as much.
     vector, unravel = ravel_pytree(total)
     return unravel(sum_over_devices(vector, axis_name)), samples
+
+
+def count_microbatches(
+    size: int,
+    microbatch_size: int | None,
+    axis_name: str | None = None,
+    *,
+    samples_each: int = 1,
+    has_images: bool = False,
+) -> int:
+    """The number of equal microbatches of a minibatch of `size` samples (or sequences).
+
+    Args:
+        microbatch_size: samples (or sequences) per microbatch; None: the fewest microbatches that fit the cache, or one if
+            none of these numbers divides the size, or if the backend is not a CPU.
+        samples_each: 1, or the number of time steps of a sequence.
+        has_images: observations pass through convolutions.
+    """
+    if microbatch_size is not None:
+        return size // microbatch_size
+    limit = samples_in_cache(has_images, axis_name)
+    minimum = min(size, -(-size * samples_each // limit)) if jax.default_backend() == "cpu" else 1
+    return next((parts for parts in range(minimum, 4 * minimum) if size % parts == 0), 1)
+
+
+def samples_in_cache(has_images: bool, axis_name: str | None = None) -> int:
+    """The number of samples whose activations fit the cache of one device; of images on a CPU, fewer."""
+    if has_images and jax.default_backend() == "cpu":
+        return IMAGES_IN_CACHE
+    return SAMPLES_IN_CACHE if axis_name is None else SAMPLES_IN_CORE_CACHE
 
 
 @runtime_checkable
