@@ -6,6 +6,7 @@ from typing import Any
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import agent_flags
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail, parse, print_usage
+from polyak.cli.garbage import without_garbage_collection
 from polyak.cli.own_flags import OwnFlags
 from polyak.core.names import unknown_name
 from polyak.presets import Preset, preset
@@ -41,7 +42,8 @@ def train(arguments: list[str]) -> int:
         flags = _parse(algorithm, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
-    from polyak.cli.new_run import train_new_run
+    with without_garbage_collection():
+        from polyak.cli.new_run import train_new_run
 
     agent, network = (flags.agent_settings, flags.network) if algorithm else (None, None)
     return train_new_run(algorithm or "", env_id, flags.train, flags.own, agent, network)

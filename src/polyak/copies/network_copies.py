@@ -17,7 +17,7 @@ from polyak.core.names import unknown_name
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.tree_check import check_same_tree
-from polyak.core.types import Network, PyTree, Scalar, Variables
+from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
 from polyak.ops.gradient_step import (
     Guard,
     all_finite,
@@ -474,7 +474,7 @@ def _fresh(
 
 def copy_variables(tree: Variables) -> Variables:
     """Copy every array into a new buffer."""
-    copies: Variables = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+    copies: Variables = copy_buffers(tree)
     return copies
 
 

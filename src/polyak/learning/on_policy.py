@@ -203,8 +203,8 @@ def optimizer_at(settings: OnPolicySettings, env_steps: Array | int = 0) -> opta
     """The agent's optimizer, with the learning rate of this step."""
     if settings.optimizer is not None or settings.optimizer_name == "adam":
         return optimizer_of(settings, env_steps)
-    learning_rate = value_at(settings.learning_rate, env_steps)
-    return rmsprop(learning_rate, decay=settings.rms_decay, eps=settings.rms_eps, max_grad_norm=settings.max_grad_norm)
+    decay, eps, max_norm = settings.rms_decay, settings.rms_eps, settings.max_grad_norm
+    return rmsprop(settings.learning_rate, env_steps, decay=decay, eps=eps, max_grad_norm=max_norm)
 
 
 def create_state(settings: OnPolicySettings, key: PRNGKeyArray) -> OnPolicyState:
