@@ -153,6 +153,7 @@ def test_a_stop_while_no_learner_trains_returns_the_newest_checkpoint(tmp_path, 
     assert_same_bits(result.loop_state, whole.loop_state)
     assert result.stopped == "interrupt" and result.progress.env_steps == whole.progress.env_steps
     assert result.progress.iteration == whole.progress.iteration
+    assert whole.metrics and result.metrics == pytest.approx({**whole.metrics}, nan_ok=True)
     # The next group repeats the other one.
     assert result.evaluations == {1: "evaluation 1"}
     summary = open_run(run_dir).read_summary()

@@ -33,7 +33,8 @@ def run(path, *arguments):
     if done.returncode == NO_RAY:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    report = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    return report | {"terminal": done.stdout + done.stderr}
 
 
 def environment():
@@ -55,6 +56,11 @@ def test_a_worker_that_is_killed_or_stopped_leaves_no_trace(report, fault):
 
 def test_a_dead_worker_is_noticed_at_once(report):
     assert report["killed"]["noticed"] < 1.0, "0.1 s on a quiet machine"
+
+
+def test_ray_prints_nothing_about_dead_workers(report):
+    """The training says it in one line of its own."""
+    assert "raylet" not in report["terminal"]
 
 
 def test_a_private_ray_listens_on_loopback_only(report):

@@ -1,6 +1,7 @@
 """The start of a private Ray, with processes that are none: what ends it, and what its errors say."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +98,13 @@ def test_an_error_has_its_reason_and_what_another_try_repeats_is_tried_once(end,
     with pytest.raises(RuntimeError, match=f"train: a private Ray {message}"):
         RayWorkers(1)
     assert len(started) == (1 if "cannot" in message else 3)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_an_address_where_nothing_listens_is_an_error_at_once(address):
+    """Ray itself would try for two minutes."""
+    with pytest.raises(RuntimeError, match=rf"train: cannot connect to Ray at {re.escape(address)}: .*(refused|port|assign)"):
+        ray_workers.connect(address)
 
 
 def test_the_head_reports_why_ray_cannot_be_imported():

@@ -6,6 +6,7 @@ first of them and this process share: it writes the checkpoints, and this proces
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ from polyak.loops.loop import LoopState, TrainResult, check_shares
 from polyak.loops.processes import from_first_process
 from polyak.loops.replay_memory import with_new_replay
 from polyak.runs import RunConfig, restore_policy
+from polyak.storage.callbacks import with_time
 from polyak.storage.checkpoint import restore, steps
 from polyak.storage.progress import replay_path
 from polyak.storage.run_directory import Run, open_for_parent
@@ -166,7 +168,7 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
             if not steps(run.checkpoints):
                 raise
         saved = _restore(run, config, env, training.key, None if learned is None else learned.progress.env_steps)
-    state, learned = saved.state, learned or _stop_at(saved, config)
+    state, learned = saved.state, learned or _stop_at(saved, config, run)
     assert state is not None, "a checkpoint"
     trained: TrainResult = TrainResult(config.agent, state.agent, state, learned.progress, learned.metrics, learned.stopped)
     # Some of a group that died may be of steps after its last checkpoint.
@@ -177,11 +179,18 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
     return result
 
 
-def _stop_at(saved: Start, config: RunConfig) -> LearnerResult:
-    """The result of a training that was stopped while no group trained: where its newest checkpoint is."""
+def _stop_at(saved: Start, config: RunConfig, run: Run) -> LearnerResult:
+    """The result of a training that was stopped while no group trained: where its newest checkpoint is.
+
+    Its metrics are those of the last report until then.
+    """
     assert saved.state is not None, "a checkpoint"
-    iteration = int(saved.state.iteration)
-    return LearnerResult(Progress(saved.env_steps, config.env_steps, iteration, 0.0, 0.0, 0.0), {}, "request")
+    progress = Progress(saved.env_steps, config.env_steps, int(saved.state.iteration), 0.0, 0.0, 0.0)
+    rows = [row for row in run.read_metrics() if row["env_steps"] <= saved.env_steps]
+    of_the_file = {"env_steps", *with_time(progress, {})}
+    last = rows[-1].items() if rows else ()
+    metrics = {name: math.nan if value is None else value for name, value in last if name not in of_the_file}
+    return LearnerResult(progress, metrics, "request")
 
 
 def learn(

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,9 @@ from polyak.workers.supervise import WorkerLost, last_line
 START_TRIES = 3
 START_SECONDS = 60.0
 """How long a private Ray may take to start."""
+
+CONNECT_SECONDS = 10.0
+"""How long a machine of a cluster may take to answer at all."""
 
 PYTHON_ERROR = 1
 """Exit code of a program that ends with an exception; a private Ray that cannot start kills itself."""
@@ -53,6 +57,7 @@ def connect(address: str) -> Any:
         RuntimeError: it cannot be reached, has another version, or is in use by this process.
     """
     _check_installed()
+    _check_reachable(address)
     ray = _import_ray()
     if ray.is_initialized():
         raise RuntimeError("train: Ray is already connected in this process; call ray.shutdown() before")
@@ -69,14 +74,31 @@ def _import_ray() -> Any:
     # after two tries of a minute, not after 20.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
+    # The death of a worker is reported by the supervision, in one line.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
     import ray
 
     return ray
 
 
+def _check_reachable(address: str) -> None:
+    """Check that something listens at `host:port`: Ray would try for two minutes, deaf to Ctrl-C.
+
+    Raises:
+        RuntimeError: nothing does.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not (host and port.isdigit()):
+        return  # `auto`, or another name that Ray knows
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
+
+
 def first_line(error: Exception) -> str:
-    """The first line of an exception's text that is not empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """The first line of an exception's text that is not empty, without a full stop."""
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
