@@ -74,7 +74,7 @@ SUITES = {
     "impala-lag-cartpole": Suite(
         "CartPole-v1", 500_000, 10, 475.0, "solved", algorithm="impala", flags=("--workers", "4", "--lag", "8")
     ),
-    "a3c-cartpole": Suite("CartPole-v1", 500_000, 10, 475.0, "solved", algorithm="a3c", flags=("--workers", "4")),
+    "a3c-cartpole": Suite("CartPole-v1", 300_000, 10, 475.0, "solved", algorithm="a3c", flags=("--workers", "4")),
     "dqn-jax-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="dqn"),
     "c51-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="c51"),
     "qrdqn-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="qrdqn"),
