@@ -31,10 +31,15 @@ class Clock:
 class FakeLearner:
     """A learner that ends as a test says, at a time of its clock."""
 
-    def __init__(self, clock, end=None, after=0.0, has_joined=True, notes=()):
+    def __init__(self, clock, end=None, after=0.0, has_joined=True, notes=(), signs_until=1e9):
         self.has_joined, self.noted = has_joined, notes
+        self.signs_until = clock() + signs_until
         self.clock, self.end, self.at = clock, end, clock() + after
         self.is_killed = self.is_asked = False
+
+    @property
+    def signs(self):
+        return int(min(self.clock(), self.signs_until)) + 1 if self.has_joined else 0
 
     def poll(self):
         assert not self.is_killed
@@ -123,6 +128,20 @@ def test_the_last_restart_is_the_last():
         groups.run()
     assert len(groups.started) == 2
     assert [event.event for event in groups.events] == ["failed", "lost"], "the last one is not started again"
+
+
+def test_a_first_learner_that_hangs_is_started_again_after_the_timeout():
+    hangs = [(None, 1e9, True, (), 20.0), (None, 1e9)]
+    groups = Groups(hangs, DONE, timeout=60)
+    assert groups.run() == "result"
+    assert 79 <= groups.started[1][0] <= 81
+    assert [(event.worker, event.detail) for event in groups.events] == [(0, "made no progress for timeout=60 s")]
+
+
+def test_a_group_that_has_not_found_each_other_does_not_hang_but_starts():
+    """`start_timeout` is for it."""
+    groups = Groups([(LearnerEnd("result"), 500.0, False), (None, 1e9)], timeout=60)
+    assert groups.run() == "result"
 
 
 def test_an_exception_of_the_first_learner_ends_the_training():
@@ -276,7 +295,8 @@ class Deaf:
     """A learner that does not stop when it is asked to."""
 
     def __init__(self, learner):
-        self.has_joined, self.poll, self.kill, self.notes = learner.has_joined, learner.poll, learner.kill, learner.notes
+        self.has_joined, self.signs = learner.has_joined, learner.signs
+        self.poll, self.kill, self.notes = learner.poll, learner.kill, learner.notes
 
     def ask_to_stop(self):
         pass
@@ -304,6 +324,7 @@ def test_learners_that_find_each_other_when_they_are_asked_to_stop_do_so_in_orde
     [
         ({"number": 0}, "train: learners must be an integer in"),
         ({"number": 2, "restarts": -1}, "train: restarts must be an integer >= 0, got -1"),
+        ({"number": 2, "timeout": 0}, "train: timeout must be an integer >= 1, got 0"),
         ({"number": 2, "heartbeat": 0}, "train: heartbeat must be an integer >= 1, got 0"),
     ],
 )
@@ -312,8 +333,12 @@ def test_options_out_of_range_are_rejected(fields, message, unchecked):
         Learners(**fields)
 
 
+HUNG_SECONDS = 4
+
+
 def act(directory, rank, should_stop, note):
-    """In a process of its own: the second learner is killed in the first group, and the first one raises in the second."""
+    """In a process of its own: in the first group the second learner is killed, in the second one the first learner hangs after
+    some progress, in the third one it raises."""
     (directory / f"{rank}-{os.getpid()}").touch()
     note((rank, os.getpid()))
     group = len(list(directory.glob(f"{rank}-*")))
@@ -324,12 +349,18 @@ def act(directory, rank, should_stop, note):
     if rank == 1 and group == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0 and group == 2:
+        alive_until = time.monotonic() + HUNG_SECONDS
+        while time.monotonic() < alive_until:
+            assert not should_stop()
+            time.sleep(0.1)
+    if rank == 0 and group == 3:
         raise LookupError("of a test")
     time.sleep(60)
 
 
 def test_real_processes_start_again_and_their_exceptions_arrive(tmp_path):
-    events, notes, learners = [], [], Learners(2)
+    events, notes, learners = [], [], Learners(2, timeout=HUNG_SECONDS)
+    start = time.monotonic()
     with pytest.raises(LookupError, match="of a test"):
         run_group(
             partial(start_here, partial(act, tmp_path), 2, learners),
@@ -338,10 +369,14 @@ def test_real_processes_start_again_and_their_exceptions_arrive(tmp_path):
             on_event=events.append,
             on_note=notes.append,
         )
-    assert [(event.worker, event.detail) for event in events] == [(1, "was killed by SIGKILL")]
+    assert [(event.worker, event.detail) for event in events] == [
+        (1, "was killed by SIGKILL"),
+        (0, f"made no progress for timeout={HUNG_SECONDS} s"),
+    ]
+    assert time.monotonic() - start > 2 * HUNG_SECONDS - 1.5, "signs of life put the timeout off"
     pids = [int(path.name.split("-")[1]) for path in tmp_path.iterdir()]
     assert sorted(notes) == sorted(tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()), "of the dead too"
-    assert len(pids) == 4 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert len(pids) == 6 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 def test_the_message_of_a_lost_learner_names_it():

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 import cloudpickle
 
 from polyak.core.checks import check_integer
-from polyak.workers.learner_process import JOINED, STOP, LearnerEnd, LearnerNote, LearnerStart
+from polyak.workers.learner_process import ALIVE, JOINED, STOP, LearnerEnd, LearnerNote, LearnerStart
 from polyak.workers.supervise import WorkerEvent, back_off, last_line
 
 MAX_LEARNERS = 2**12
@@ -29,7 +29,9 @@ MAX_STARTS = 3
 """Starts after which training ends if the learners have never found each other: the address or the machines may be wrong."""
 
 LearnerFunction: TypeAlias = Callable[[int, Callable[[], bool], Callable[[Any], None]], Any]
-"""`function(rank, should_stop, note)`, called in each process; `note(value)` sends a value to the one that started it."""
+"""`function(rank, should_stop, note)`, called in each process; `note(value)` sends a value to the one that started it.
+
+Asking `should_stop()` is also its sign of life."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -73,6 +75,8 @@ class Learners:
         restarts: how many times the group may be started again.
         heartbeat: seconds without a sign of life after which a learner is dead to the others.
         start_timeout: seconds that the start of the group may take.
+        timeout: seconds without progress of the first learner, for which all wait, after which the group is started again;
+            compilation and evaluations count.
         address: of a Ray cluster, such as `"auto"`, which has this machine, and another one for every other learner; None
             starts all on this machine.
     """
@@ -81,6 +85,7 @@ class Learners:
     restarts: int = 100
     heartbeat: int = 10
     start_timeout: int = 300
+    timeout: int = 1800
     address: str | None = None
 
     def __post_init__(self) -> None:
@@ -88,6 +93,7 @@ class Learners:
         check_integer("train", "restarts", self.restarts, at_least=0)
         check_integer("train", "heartbeat", self.heartbeat)
         check_integer("train", "start_timeout", self.start_timeout)
+        check_integer("train", "timeout", self.timeout)
         if not (self.address is None or isinstance(self.address, str)):
             raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
 
@@ -98,9 +104,11 @@ class Learner(Protocol):
 
     Attributes:
         has_joined: it is known to have found the others.
+        signs: of life, so many so far.
     """
 
     has_joined: bool
+    signs: int
 
     def poll(self) -> LearnerEnd | str | None:
         """What came of it, or a sentence about how it died; None while it runs."""
@@ -127,7 +135,7 @@ class LocalLearner:
     """
 
     def __init__(self, start: LearnerStart) -> None:
-        self.has_joined = False
+        self.has_joined, self.signs = False, 0
         self._notes: list[Any] = []
         self._connection, remote = Pipe()
         first = start.rank == 0
@@ -155,12 +163,13 @@ class LocalLearner:
             while self._connection.poll():
                 data = self._connection.recv_bytes()
                 # Bytes of a process that this one has started.
-                message = None if data == JOINED else pickle.loads(data)
+                message = None if data in (JOINED, ALIVE) else pickle.loads(data)
                 if isinstance(message, LearnerEnd):
                     return message
                 if isinstance(message, LearnerNote):
                     self._notes.append(message.value)
                 self.has_joined = True
+                self.signs += 1
         except (EOFError, OSError):
             return self._describe_end()
         return None
@@ -297,12 +306,13 @@ def _watch(
     """Wait for the first learner's result.
 
     Raises:
-        LearnerLost: one died.
+        LearnerLost: one died, or the first one has hung.
         StoppedBeforeStart: it should stop, and the learners do not find each other.
         Exception: what one raised; where it may follow from a death, only if none is noticed for a while.
     """
     ends: dict[int, LearnerEnd] = {}
-    deadline = stop_at = float("inf")
+    deadline = stop_at = hung_at = float("inf")
+    signs = 0
     while True:
         if should_stop() and stop_at == float("inf"):
             stop_at = clock() + STOP_SECONDS
@@ -320,7 +330,11 @@ def _watch(
                 raise LearnerLost(rank, f"did not start: {end.failure.summary}", has_joined=False)
             if end.failure is not None:
                 deadline = min(deadline, clock() + options.heartbeat + GRACE_SECONDS)
+        if group[0].signs > signs:
+            signs, hung_at = group[0].signs, clock() + options.timeout
         first = ends.get(0)
+        if first is None and clock() >= hung_at:
+            raise LearnerLost(0, f"made no progress for timeout={options.timeout} s")
         if first is not None and first.failure is None:
             return first.result
         failed = [(rank, end.failure) for rank, end in sorted(ends.items()) if end.failure is not None]

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,7 +20,10 @@ import jax
 
 from polyak.workers.rollout_worker import Failure, find_sources
 
-STOP, JOINED = b"stop", b"joined"
+STOP, JOINED, ALIVE = b"stop", b"joined", b"alive"
+
+SIGN_SECONDS = 1.0
+"""How often a learner gives a sign of life at most."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,20 @@ def _learn(start: LearnerStart, should_stop: Callable[[], bool], connection: Con
     def note(value: Any) -> None:
         connection.send_bytes(cloudpickle.dumps(LearnerNote(value)))
 
+    signed_at = time.monotonic()
+
+    def ask() -> bool:
+        """Whether to stop; who asks is alive."""
+        nonlocal signed_at
+        if time.monotonic() - signed_at >= SIGN_SECONDS:
+            signed_at = time.monotonic()
+            connection.send_bytes(ALIVE)
+        return should_stop()
+
     try:
         find_sources(start.paths)
         function = pickle.loads(start.function)
-        return LearnerEnd(result=function(start.rank, should_stop, note))
+        return LearnerEnd(result=function(start.rank, ask, note))
     except Exception as error:
         # What JAX raises when a connection breaks has the type of all its other errors.
         return LearnerEnd(failure=Failure.of(error), may_be_loss=isinstance(error, jax.errors.JaxRuntimeError))
