@@ -3,8 +3,9 @@
     python benchmarks/vtrace.py [--quick] [--json PATH] [--lags 0 16] [--seeds 10]
 
 A queue in one compiled program holds as many rollouts as the lag; every update takes the oldest, and the newest policy collects
-the next. A2C takes the actions for its own, as IMPALA would without its ratios; all other settings are equal, gradients are
-taken on 20 steps of 8 environments. All seeds train at once, and their greedy policies play 100 episodes of at most 500 steps.
+the next. A2C treats the actions as those of its newest policy, which is IMPALA with all ratios 1; all other settings are equal,
+and each gradient is of 20 steps of 8 environments; steps that reset an environment are counted here. All seeds train at once,
+and their greedy policies play 100 episodes of at most 500 steps.
 """
 
 from typing import Any
@@ -91,7 +92,7 @@ def main() -> None:
             by_seed = ", ".join(f"{one:.0f}" for one in sorted(returns))
             title = algorithm if algorithm == "IMPALA" else "A2C, no V-trace"
             rows.append([lag, title, f"{np.mean(returns):.1f}", by_seed])
-    text = table(["lag", "algorithm", "mean return", f"by seed, after {env_steps:,} env steps"], rows)
+    text = table(["lag", "algorithm", "mean return", f"by seed, after {env_steps:,} steps"], rows)
     report(text, {"benchmark": "vtrace", "quick": args.quick, "env_steps": env_steps, "runs": found}, args.json)
 
 

@@ -1,6 +1,7 @@
 """Trainings with two learners, processes of one CPU device each, against one process with two devices."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -149,11 +150,17 @@ def stopped_group(monkeypatch):
 def test_a_stop_while_no_learner_trains_returns_the_newest_checkpoint(tmp_path, stopped_group, capsys):
     agent, run_dir = make_agent(make_env()), tmp_path / "run"
     whole = polyak.train.run(agent, make_env(), env_steps=40, devices=2, run_dir=run_dir, progress=False)
+    last, *_ = reversed((run_dir / "metrics.jsonl").read_text().splitlines())
+    rows = [json.loads(last) | {"train/of_the_test": None}, {"env_steps": 10**6, "train/loss": 1e9}]
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
     result = polyak.resume(run_dir, learners=2, env_steps=80)
     assert_same_bits(result.loop_state, whole.loop_state)
     assert result.stopped == "interrupt" and result.progress.env_steps == whole.progress.env_steps
     assert result.progress.iteration == whole.progress.iteration
-    assert whole.metrics and result.metrics == pytest.approx({**whole.metrics}, nan_ok=True)
+    # The checkpoint's last report: not a later one.
+    expected = {name: float(value) for name, value in whole.metrics.items()} | {"train/of_the_test": math.nan}
+    assert dict(result.metrics) == pytest.approx(expected, nan_ok=True)
     # The next group repeats the other one.
     assert result.evaluations == {1: "evaluation 1"}
     summary = open_run(run_dir).read_summary()

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -100,10 +101,31 @@ def test_an_error_has_its_reason_and_what_another_try_repeats_is_tried_once(end,
     assert len(started) == (1 if "cannot" in message else 3)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
-def test_an_address_where_nothing_listens_is_an_error_at_once(address):
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999", "a..b:6379"])
+@pytest.mark.parametrize("given", ["address", "RAY_ADDRESS", "ray_current_cluster"])
+def test_an_address_where_nothing_listens_is_an_error_at_once(address, given, monkeypatch, tmp_path):
     """Ray itself would try for two minutes."""
-    with pytest.raises(RuntimeError, match=rf"train: cannot connect to Ray at {re.escape(address)}: .*(refused|port|assign)"):
+    monkeypatch.setattr(ray_workers, "_check_installed", lambda: None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if given == "RAY_ADDRESS":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    elif given == "ray_current_cluster":
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=rf"nothing answers at the Ray address {re.escape(address)}: .*; start the cluster"):
+        ray_workers.connect(address if given == "address" else "auto")
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "::1", "fe80::1", "k8s://cluster:1", "ray://name", "127.0.0.1:²", "a:b"])
+def test_other_addresses_are_left_to_ray(address, monkeypatch, tmp_path):
+    monkeypatch.setattr(ray_workers, "_check_installed", lambda: None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_workers, "_import_ray", lambda: (_ for _ in ()).throw(LookupError("is asked")))
+    with pytest.raises(LookupError, match="is asked"):
         ray_workers.connect(address)
 
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 from typing import TextIO
 
@@ -62,7 +63,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         # A program that calls `main` keeps its own signal handlers.
         with _exit_on_ctrl_c() if argv is None else nullcontext():
-            command = _command(name)
+            command = _command(name, is_own_process=argv is None)
         return command(rest)
     except KeyboardInterrupt:
         # Only outside of training, which handles signals itself.
@@ -105,13 +106,13 @@ def _exit_on_ctrl_c() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _command(name: str) -> Callable[[list[str]], int]:
+def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
     """The function of a command, imported when it is needed: JAX takes most of a second."""
     match name:
         case "train":
             from polyak.cli.train import train
 
-            return train
+            return partial(train, is_own_process=is_own_process)
         case "resume":
             from polyak.cli.resume import resume
 

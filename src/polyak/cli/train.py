@@ -12,8 +12,12 @@ from polyak.core.names import unknown_name
 from polyak.presets import Preset, preset
 
 
-def train(arguments: list[str]) -> int:
-    """Run the command; returns the exit code."""
+def train(arguments: list[str], *, is_own_process: bool = False) -> int:
+    """Run the command; returns the exit code.
+
+    Args:
+        is_own_process: nothing else runs in this process.
+    """
     if not arguments or arguments[0] in ("-h", "--help"):
         names = f"ALGO: {', '.join(AGENTS)}; ENV: see `polyak list`."
         own = "Your own, in place of ALGO or ENV: --agent MODULE:NAME, --env MODULE:NAME."
@@ -42,7 +46,7 @@ def train(arguments: list[str]) -> int:
         flags = _parse(algorithm, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
-    with without_garbage_collection():
+    with without_garbage_collection(is_own_process=is_own_process):
         from polyak.cli.new_run import train_new_run
 
     agent, network = (flags.agent_settings, flags.network) if algorithm else (None, None)

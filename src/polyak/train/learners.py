@@ -32,7 +32,7 @@ from polyak.runs import RunConfig, restore_policy
 from polyak.storage.callbacks import with_time
 from polyak.storage.checkpoint import restore, steps
 from polyak.storage.progress import replay_path
-from polyak.storage.run_directory import Run, open_for_parent
+from polyak.storage.run_directory import Run, RunError, open_for_parent
 from polyak.train.devices import start_jax
 from polyak.train.display import Screen
 from polyak.train.result import Result
@@ -182,14 +182,16 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
 def _stop_at(saved: Start, config: RunConfig, run: Run) -> LearnerResult:
     """The result of a training that was stopped while no group trained: where its newest checkpoint is.
 
-    Its metrics are those of the last report until then.
+    Its metrics are those of the last report up to that checkpoint, NaN where they were not finite; none if the file is damaged.
     """
     assert saved.state is not None, "a checkpoint"
     progress = Progress(saved.env_steps, config.env_steps, int(saved.state.iteration), 0.0, 0.0, 0.0)
-    rows = [row for row in run.read_metrics() if row["env_steps"] <= saved.env_steps]
-    of_the_file = {"env_steps", *with_time(progress, {})}
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(RunError):
+        rows = [row for row in run.read_metrics() if row["env_steps"] <= saved.env_steps]
+    log_columns = {"env_steps", *with_time(progress, {})}
     last = rows[-1].items() if rows else ()
-    metrics = {name: math.nan if value is None else value for name, value in last if name not in of_the_file}
+    metrics = {name: math.nan if value is None else value for name, value in last if name not in log_columns}
     return LearnerResult(progress, metrics, "request")
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 import cloudpickle
 
 from polyak.core.checks import check_integer
-from polyak.workers.learner_process import ALIVE, JOINED, STOP, LearnerEnd, LearnerNote, LearnerStart
+from polyak.workers.learner_process import JOINED, STOP, TRAINING, LearnerEnd, LearnerNote, LearnerStart
 from polyak.workers.supervise import WorkerEvent, back_off, last_line
 
 MAX_LEARNERS = 2**12
@@ -31,7 +31,7 @@ MAX_STARTS = 3
 LearnerFunction: TypeAlias = Callable[[int, Callable[[], bool], Callable[[Any], None]], Any]
 """`function(rank, should_stop, note)`, called in each process; `note(value)` sends a value to the one that started it.
 
-Asking `should_stop()` is also its sign of life."""
+Calling `should_stop()` also tells that process that the training goes on."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -75,18 +75,18 @@ class Learners:
         restarts: how many times the group may be started again.
         heartbeat: seconds without a sign of life after which a learner is dead to the others.
         start_timeout: seconds that the start of the group may take.
-        timeout: seconds without progress of the first learner, for which all wait, after which the group is started again;
-            compilation and evaluations count.
         address: of a Ray cluster, such as `"auto"`, which has this machine, and another one for every other learner; None
             starts all on this machine.
+        timeout: seconds that a chunk of iterations may take, an evaluation included, before the group counts as hung and is
+            started again. The first chunk, which compiles, has no limit.
     """
 
     number: int
     restarts: int = 100
     heartbeat: int = 10
     start_timeout: int = 300
-    timeout: int = 1800
     address: str | None = None
+    timeout: int = 3600
 
     def __post_init__(self) -> None:
         check_integer("train", "learners", self.number, at_most=MAX_LEARNERS)
@@ -104,11 +104,11 @@ class Learner(Protocol):
 
     Attributes:
         has_joined: it is known to have found the others.
-        signs: of life, so many so far.
+        messages: number of messages received from it.
     """
 
     has_joined: bool
-    signs: int
+    messages: int
 
     def poll(self) -> LearnerEnd | str | None:
         """What came of it, or a sentence about how it died; None while it runs."""
@@ -135,7 +135,7 @@ class LocalLearner:
     """
 
     def __init__(self, start: LearnerStart) -> None:
-        self.has_joined, self.signs = False, 0
+        self.has_joined, self.messages = False, 0
         self._notes: list[Any] = []
         self._connection, remote = Pipe()
         first = start.rank == 0
@@ -163,13 +163,13 @@ class LocalLearner:
             while self._connection.poll():
                 data = self._connection.recv_bytes()
                 # Bytes of a process that this one has started.
-                message = None if data in (JOINED, ALIVE) else pickle.loads(data)
+                message = None if data in (JOINED, TRAINING) else pickle.loads(data)
                 if isinstance(message, LearnerEnd):
                     return message
                 if isinstance(message, LearnerNote):
                     self._notes.append(message.value)
                 self.has_joined = True
-                self.signs += 1
+                self.messages += 1
         except (EOFError, OSError):
             return self._describe_end()
         return None
@@ -306,13 +306,13 @@ def _watch(
     """Wait for the first learner's result.
 
     Raises:
-        LearnerLost: one died, or the first one has hung.
+        LearnerLost: one died, or one hangs, so that the first one waits for it.
         StoppedBeforeStart: it should stop, and the learners do not find each other.
         Exception: what one raised; where it may follow from a death, only if none is noticed for a while.
     """
     ends: dict[int, LearnerEnd] = {}
     deadline = stop_at = hung_at = float("inf")
-    signs = 0
+    received = 1  # that it has joined
     while True:
         if should_stop() and stop_at == float("inf"):
             stop_at = clock() + STOP_SECONDS
@@ -330,11 +330,15 @@ def _watch(
                 raise LearnerLost(rank, f"did not start: {end.failure.summary}", has_joined=False)
             if end.failure is not None:
                 deadline = min(deadline, clock() + options.heartbeat + GRACE_SECONDS)
-        if group[0].signs > signs:
-            signs, hung_at = group[0].signs, clock() + options.timeout
+        if group[0].messages > received:
+            received, hung_at = group[0].messages, clock() + options.timeout
         first = ends.get(0)
         if first is None and clock() >= hung_at:
-            raise LearnerLost(0, f"made no progress for timeout={options.timeout} s")
+            raise LearnerLost(
+                0,
+                f"trained no further for timeout={options.timeout} s, itself or waiting for another; a longer update or "
+                "evaluation needs a larger timeout of train.Learners",
+            )
         if first is not None and first.failure is None:
             return first.result
         failed = [(rank, end.failure) for rank, end in sorted(ends.items()) if end.failure is not None]

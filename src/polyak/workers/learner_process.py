@@ -7,6 +7,7 @@ came of it. It ends when that socket closes: nothing is left of it whatever ends
 import contextlib
 import os
 import pickle
+import select
 import sys
 import threading
 import time
@@ -20,10 +21,10 @@ import jax
 
 from polyak.workers.rollout_worker import Failure, find_sources
 
-STOP, JOINED, ALIVE = b"stop", b"joined", b"alive"
+STOP, JOINED, TRAINING = b"stop", b"joined", b"training"
 
-SIGN_SECONDS = 1.0
-"""How often a learner gives a sign of life at most."""
+MESSAGE_SECONDS = 1.0
+"""Minimum seconds between two messages that the first learner is training."""
 
 
 @dataclass(frozen=True)
@@ -116,20 +117,21 @@ def _learn(start: LearnerStart, should_stop: Callable[[], bool], connection: Con
     def note(value: Any) -> None:
         connection.send_bytes(cloudpickle.dumps(LearnerNote(value)))
 
-    signed_at = time.monotonic()
+    sent_at = time.monotonic()
 
-    def ask() -> bool:
-        """Whether to stop; who asks is alive."""
-        nonlocal signed_at
-        if time.monotonic() - signed_at >= SIGN_SECONDS:
-            signed_at = time.monotonic()
-            connection.send_bytes(ALIVE)
+    def check_stop() -> bool:
+        """Whether to stop. The loop calls it after each chunk of iterations, so it also tells that the loop goes on."""
+        nonlocal sent_at
+        # A process that reads nothing, as in a debugger, must not block the training.
+        if start.rank == 0 and time.monotonic() - sent_at >= MESSAGE_SECONDS and select.select([], [connection], [], 0)[1]:
+            sent_at = time.monotonic()
+            connection.send_bytes(TRAINING)
         return should_stop()
 
     try:
         find_sources(start.paths)
         function = pickle.loads(start.function)
-        return LearnerEnd(result=function(start.rank, ask, note))
+        return LearnerEnd(result=function(start.rank, check_stop, note))
     except Exception as error:
         # What JAX raises when a connection breaks has the type of all its other errors.
         return LearnerEnd(failure=Failure.of(error), may_be_loss=isinstance(error, jax.errors.JaxRuntimeError))

@@ -106,8 +106,8 @@ class _RemoteLearner:
         StoppedBeforeStart: it should stop.
     """
 
-    has_joined, signs = False, 0
-    """The first learner, which is never remote, speaks for all."""
+    has_joined, messages = False, 0
+    """Only the first learner, which is never remote, sends messages."""
 
     def __init__(self, ray: Any, start: LearnerStart, node: Any, should_stop: Callable[[], bool]) -> None:
         self._ray = ray

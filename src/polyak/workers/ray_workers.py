@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from polyak.workers.rollout_worker import RolloutWorker, configure_process, find_sources
@@ -82,18 +83,35 @@ def _import_ray() -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that something listens at `host:port`: Ray would try for two minutes, deaf to Ctrl-C.
+    """Check that something listens at `host:port`, or where `auto` leads: Ray would try for two minutes, deaf to Ctrl-C.
 
     Raises:
         RuntimeError: nothing does.
     """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not (host and port.isdigit()):
-        return  # `auto`, or another name that Ray knows
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or _address_of_this_machine() or address
+    scheme, _, place = address.rpartition("://")
+    host, _, port = place.rpartition(":")
+    is_bare = host and ("[" in host or ":" not in host) and "/" not in host
+    if scheme not in ("", "ray") or not is_bare or not (port.isascii() and port.isdigit()):
+        return  # for Ray to understand, or to reject
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
+    except (OSError, OverflowError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RuntimeError(
+            f"train: nothing answers at the Ray address {address}: {reason}; start the cluster with `ray start --head`, or "
+            "pass the host:port of its head"
+        ) from error
+
+
+def _address_of_this_machine() -> str | None:
+    """What `ray start` has written down here."""
+    path = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeError):
+        return None
 
 
 def first_line(error: Exception) -> str:
