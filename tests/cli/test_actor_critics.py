@@ -8,6 +8,8 @@ import pytest
 
 import polyak
 from polyak.cli import main
+from polyak.cli.flags import NetworkFlags, UsageError
+from polyak.cli.new_run import _change_network
 from tests.cli.processes import last_checkpoint
 from tests.test_second_algorithm import config_of
 
@@ -61,3 +63,26 @@ def test_noise_of_the_network_follows_state_dependent_exploration(command, std, 
     assert polyak_command(f"train {command} --env-steps 8 --eval-episodes 0 --run-dir {tmp_path / 'run'}") == 0
     agent = config_of(tmp_path / "run").agent
     assert (agent.network if command.startswith("ppo") else agent.actor).std == std
+
+
+def test_flags_of_the_critics_leave_the_actor_as_it_is():
+    spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
+    flags = NetworkFlags(
+        hidden=(8,), value_hidden=(16, 16), value_activation="silu", num_critics=3, layer_norm=True, dropout=0.1
+    )
+    for agent in (polyak.SAC(spec), polyak.TQC(spec, num_quantiles=7)):
+        changed = _change_network(agent, flags)
+        assert changed.actor == polyak.Actor((8,))
+        quantiles = 7 if isinstance(agent, polyak.TQC) else None
+        assert changed.critics == polyak.Critics((16, 16), "silu", 3, layer_norm=True, dropout=0.1, num_quantiles=quantiles)
+    own_width = _change_network(polyak.TD3(spec), NetworkFlags(value_hidden=(16,)))
+    assert (own_width.actor.hidden, own_width.critics.hidden) == ((256, 256), (16,))
+    with pytest.raises(UsageError, match="--num-critics, --dropout: ppo has no such network setting"):
+        _change_network(polyak.PPO(spec), NetworkFlags(num_critics=3, dropout=0.1))
+
+
+def test_two_critics_of_ddpg_are_rejected_before_a_run_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert polyak_command("train ddpg jax/Pendulum-v1 --num-critics 2") == 2
+    assert "critics must be one critic" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -96,6 +96,9 @@ OUT_OF_RANGE = {
     "log-std": ("nan", "inf"),
     "value-hidden": ("0", "64 0"),
     "value-activation": ("sigmoid",),
+    "num-critics": NOT_POSITIVE,
+    "layer-norm": ("yes",),
+    "dropout": NOT_A_SHARE,
 }
 WIDTHS = ("hidden", "value-hidden")
 NO_NUMBER = ("abc", "1,5", "0x10", "1e", "true")

@@ -150,6 +150,12 @@ class NetworkFlags:
     """widths of the critic's dense layers, if they differ from the actor's"""
     value_activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
     """activation function of the critic, if it differs from the actor's"""
+    num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
+    """number of critics of SAC, TD3 and TQC"""
+    layer_norm: Annotated[bool | None, default_hint("the preset's, else the algorithm's", "{True,False}")] = None
+    """normalise the outputs of the dense layers of critics or Q-networks before the activation"""
+    dropout: Annotated[float | None, default_hint("the preset's, else 0", "FLOAT")] = None
+    """probability with which a unit of the critics is dropped while training"""
 
     def changes(self) -> dict[str, Any]:
         """The flags that were set, by field.

@@ -280,12 +280,16 @@ def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
         networks["network"] = _make_network(agent, kind, fields["network"])
     if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
-    known = {name: {field.name for field in dataclasses.fields(network)} for name, network in networks.items()}
+    # By flag, the field that it sets.
+    known = {name: {field.name: field.name for field in dataclasses.fields(network)} for name, network in networks.items()}
+    if "critics" in known:
+        known["critics"] |= {"value_hidden": "hidden", "value_activation": "activation"}
     unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: {algorithm_name(agent)} has no such network setting")
     for name, network in networks.items():
-        own = {setting: value for setting, value in changes.items() if setting in known[name]}
+        # The critic's own width comes later among the flags than that of both.
+        own = {known[name][flag]: value for flag, value in changes.items() if flag in known[name]}
         changed = dataclasses.replace(changed, **{name: dataclasses.replace(network, **own)})
     made: Agent = changed
     return made
