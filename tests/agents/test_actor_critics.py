@@ -296,6 +296,7 @@ def test_a_learned_temperature_moves_the_entropy_towards_its_target():
     agent = make("sac", learning_rate=1e-2, target_entropy=-1.0, updates_per_step=8.0)
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(12)])
     assert abs(float(metrics["train/entropy"]) + 1.0) < 0.5
+    assert metrics["train/learning_rate"] == np.float32(1e-2)
     fixed = make("sac", alpha=0.25)
     state, metrics = updated(fixed, [random_rollout(fixed)])
     assert float(metrics["train/alpha"]) == 0.25 and float(state.copies.temperature.log_alpha) == 0.0
@@ -463,8 +464,11 @@ def test_an_actor_that_fails_in_every_step_is_diagnosed():
             # Finite, with a gradient that is not.
             return ({**params, "loc": params["loc"] + jnp.sqrt(0.0 * params["loc"])}, value), carry, stats
 
-    agent = make("ddpg", actor=Broken((8,), std="fixed"), max_bad_steps=3)
+    schedule = polyak.Linear(1e-3, env_steps=100)
+    agent = make("ddpg", actor=Broken((8,), std="fixed"), max_bad_steps=3, learning_rate=schedule)
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
+    # Two rollouts of 8 transitions came before.
+    assert float(metrics["train/learning_rate"]) == pytest.approx(0.84e-3)
     assert "'gradient'" in agent.diagnose(metrics) and int(state.guard.in_a_row) == 3
 
 

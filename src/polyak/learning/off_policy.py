@@ -18,7 +18,16 @@ from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, 
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.normalizers import Normalizers, create_normalizers
 from polyak.ops.distributions import parameter_shapes
-from polyak.ops.gradient_step import Guard, LossFn, StepLog, all_finite, describe_skips, flag_quantities, gradient_step
+from polyak.ops.gradient_step import (
+    Guard,
+    LossFn,
+    OptimizerSettings,
+    StepLog,
+    all_finite,
+    describe_skips,
+    flag_quantities,
+    gradient_step,
+)
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
 from polyak.replay.frames import Padding
@@ -40,7 +49,7 @@ update, and its log. The batch's weights sum to 1 over all devices. Where `due` 
 
 
 @runtime_checkable
-class OffPolicySettings(Protocol):
+class OffPolicySettings(OptimizerSettings, Protocol):
     """The settings of an agent that learns from a replay."""
 
     @property
@@ -325,7 +334,7 @@ def add_and_learn(
         env_steps=env_steps,
         updates=saturating_add(state.updates, log.applied.sum(dtype=jnp.uint32)),
     )
-    metrics = _metrics(new_state, log, num_envs * devices)
+    metrics = _metrics(settings, new_state, log, num_envs * devices, state.env_steps)
     if isinstance(ring, PrioritizedReplay):
         metrics |= ring.metrics(new_state.replay, axis_name=axis_name)
     return new_state, metrics
@@ -374,10 +383,14 @@ def _count_skips(guard: Guard, log: StepLog, is_lost: Bool[Array, ""], bad_data:
     return guard.after_update(skipped, steps, log.bad.any(0) | (bad_data & is_lost))
 
 
-def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
-    """Means of the terms over the applied gradient steps, and counts."""
+def _metrics(
+    settings: OffPolicySettings, state: OffPolicyState, log: StepLog, num_envs: int, env_steps: UInt32[Array, ""]
+) -> Metrics:
+    """Means of the terms over the applied gradient steps, the learning rate that they took at `env_steps`, and counts."""
     # NaN in a term: a network that this step did not train. Terms with one value per sample are no metrics.
     metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied) for name, term in log.terms.items() if term.ndim == 1}
+    if settings.optimizer is None:
+        metrics["train/learning_rate"] = value_at(settings.learning_rate, env_steps)
     return metrics | {
         "train/n_updates": state.updates,
         "train/skipped_steps": state.guard.skipped,

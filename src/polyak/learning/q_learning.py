@@ -85,8 +85,6 @@ def update_q(
     started = dataclasses.replace(state, copies=copies)
     new_state, metrics = add_and_learn(settings, started, rollout, key, train_step, axis_name=axis_name)
     metrics["rollout/exploration_rate"] = exploration_rate(settings, state.env_steps)
-    if settings.optimizer is None:
-        metrics["train/learning_rate"] = value_at(settings.learning_rate, state.env_steps)
     return new_state, metrics
 
 
