@@ -3,7 +3,13 @@
 from polyak.presets.preset import LinearOverTraining, Preset
 
 WIDE = {"actor": {"hidden": (400, 300)}, "critics": {"hidden": (400, 300)}}
-LUNAR_LANDER = {**WIDE, "learning_rate": LinearOverTraining(7.3e-4), "tau": 0.01, "learning_starts": 10_000}
+# Greedy return 244 (seed 0). With a discount of 0.99, and other settings, the lander learned to hover above the ground until
+# the time limit: that costs about 0.1 a step, 10 in all at 0.99, less than a crash, and 100 at 0.999.
+LUNAR_LANDER = {
+    "actor": {"hidden": (128, 128)}, "critics": {"hidden": (128, 128)}, "updates_per_step": 0.5, "batch_size": 128,
+    "n_step": 3, "capacity": 300_000, "learning_rate": LinearOverTraining(1e-3), "gamma": 0.999, "tau": 0.01,
+    "learning_starts": 10_000,
+}  # fmt: skip
 BIPEDAL_WALKER = {**WIDE, "learning_rate": 7.3e-4, "gamma": 0.98, "tau": 0.02, "capacity": 300_000, "learning_starts": 10_000}
 MUJOCO = {"learning_starts": 10_000}
 MOUNTAIN_CAR = {
@@ -19,7 +25,7 @@ PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(50_000, 1, CARTPOLE, "own"),
     "Pendulum-v1": Preset(20_000, 1, {"learning_rate": 1e-3, "capacity": 20_000}, "RL Zoo"),
     "MountainCarContinuous-v0": Preset(50_000, 1, MOUNTAIN_CAR, "RL Zoo"),
-    "LunarLanderContinuous-v3": Preset(500_000, 1, LUNAR_LANDER, "RL Zoo"),
+    "LunarLanderContinuous-v3": Preset(300_000, 8, LUNAR_LANDER, "own"),
     "BipedalWalker-v3": Preset(500_000, 1, BIPEDAL_WALKER, "RL Zoo without gSDE"),
     "HalfCheetah-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Hopper-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
