@@ -317,9 +317,8 @@ def add_and_learn(
         # The branches read the replay and do not return it, which would copy it.
         copies, log, index = jax.lax.cond(is_learning, learn, wait, copies, priorities, keys)
         if isinstance(ring, PrioritizedReplay):
-            current = dataclasses.replace(replay, priorities=priorities)
-            new = ring.set_priorities(current, index, log.terms["priority"], due=is_learning, axis_name=axis_name)
-            priorities = new.priorities
+            current, error = dataclasses.replace(replay, priorities=priorities), log.terms["priority"]
+            priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
         return (copies, priorities), log
 
     (copies, priorities), log = jax.lax.scan(step, (state.copies, replay.priorities), keys)
@@ -334,7 +333,9 @@ def add_and_learn(
         env_steps=env_steps,
         updates=saturating_add(state.updates, log.applied.sum(dtype=jnp.uint32)),
     )
-    metrics = _metrics(settings, new_state, log, num_envs * devices, state.env_steps)
+    metrics = _metrics(new_state, log, num_envs * devices)
+    if settings.optimizer is None:
+        metrics["train/learning_rate"] = value_at(settings.learning_rate, state.env_steps)
     if isinstance(ring, PrioritizedReplay):
         metrics |= ring.metrics(new_state.replay, axis_name=axis_name)
     return new_state, metrics
@@ -383,14 +384,10 @@ def _count_skips(guard: Guard, log: StepLog, is_lost: Bool[Array, ""], bad_data:
     return guard.after_update(skipped, steps, log.bad.any(0) | (bad_data & is_lost))
 
 
-def _metrics(
-    settings: OffPolicySettings, state: OffPolicyState, log: StepLog, num_envs: int, env_steps: UInt32[Array, ""]
-) -> Metrics:
-    """Means of the terms over the applied gradient steps, the learning rate that they took at `env_steps`, and counts."""
+def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
+    """Means of the terms over the applied gradient steps, and counts."""
     # NaN in a term: a network that this step did not train. Terms with one value per sample are no metrics.
     metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied) for name, term in log.terms.items() if term.ndim == 1}
-    if settings.optimizer is None:
-        metrics["train/learning_rate"] = value_at(settings.learning_rate, env_steps)
     return metrics | {
         "train/n_updates": state.updates,
         "train/skipped_steps": state.guard.skipped,
