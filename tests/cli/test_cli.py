@@ -61,7 +61,7 @@ def test_ctrl_c_outside_of_training_is_130(monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polyak.cli._command", lambda name: interrupted)
+    monkeypatch.setattr("polyak.cli._command", lambda name, **_: interrupted)
     assert main(["list"]) == 130
     assert capsys.readouterr().err == "stopped by Ctrl-C\n"
 
@@ -70,7 +70,7 @@ def test_ctrl_c_while_modules_are_imported_is_130_and_one_line():
     # An import may make another error of it, as of any that is raised inside.
     program = (
         "import os, signal; from polyak import cli\n"
-        "def importing(name):\n"
+        "def importing(name, **_):\n"
         "    try: os.kill(os.getpid(), signal.SIGINT); [None for _ in range(10**7)]\n"
         "    except BaseException: raise ImportError('interrupted')\n"
         "cli._command = importing; cli.main()"
@@ -101,7 +101,7 @@ def test_a_broken_pipe_of_something_else_is_an_error(monkeypatch):
     def broken(arguments):
         raise BrokenPipeError("the simulator's socket")
 
-    monkeypatch.setattr("polyak.cli._command", lambda name: broken)
+    monkeypatch.setattr("polyak.cli._command", lambda name, **_: broken)
     with open(os.devnull, "w") as output, pytest.raises(BrokenPipeError, match="the simulator's socket"):
         monkeypatch.setattr("sys.stdout", output)
         main(["list"])
