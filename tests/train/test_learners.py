@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -20,7 +21,8 @@ from polyak.loops.compiled_loop import start
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import restore, steps
 from polyak.storage.run_directory import open_run
-from polyak.train.learners import drop_incomplete_programs
+from polyak.train.learners import _stop_at, drop_incomplete_programs
+from polyak.train.training import Start
 from tests.cli.conftest import compiled_once
 from tests.cli.processes import environment
 from tests.workers.setting import arrays_of, assert_same_bits
@@ -170,6 +172,17 @@ def test_a_stop_while_no_learner_trains_returns_the_newest_checkpoint(tmp_path, 
         80,
     )
     assert f"continue with: polyak resume {run_dir}" in capsys.readouterr().out
+
+
+def test_a_stop_with_damaged_metrics_returns_the_checkpoint_and_warns(tmp_path, unchecked):
+    agent, run_dir = make_agent(make_env()), tmp_path / "run"
+    polyak.train.run(agent, make_env(), env_steps=40, devices=2, run_dir=run_dir, progress=False)
+    (run_dir / "metrics.jsonl").write_text("damaged\n{}\n")
+    run = open_run(run_dir)
+    saved = Start(types.SimpleNamespace(iteration=2), 40)
+    with pytest.warns(UserWarning, match=r"the result has no metrics: .*metrics.jsonl, line 1"):
+        result = _stop_at(saved, types.SimpleNamespace(env_steps=80), run)
+    assert (result.progress.env_steps, dict(result.metrics), result.stopped) == (40, {}, "request")
 
 
 def test_a_stop_before_the_first_checkpoint_raises_and_is_in_the_summary(tmp_path, stopped_group):

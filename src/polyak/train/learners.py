@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -182,13 +183,16 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
 def _stop_at(saved: Start, config: RunConfig, run: Run) -> LearnerResult:
     """The result of a training that was stopped while no group trained: where its newest checkpoint is.
 
-    Its metrics are those of the last report up to that checkpoint, NaN where they were not finite; none if the file is damaged.
+    Its metrics are those of the last report up to that checkpoint, NaN where they were not finite; none, with a warning, if the
+    file is damaged.
     """
     assert saved.state is not None, "a checkpoint"
     progress = Progress(saved.env_steps, config.env_steps, int(saved.state.iteration), 0.0, 0.0, 0.0)
     rows: list[dict[str, Any]] = []
-    with contextlib.suppress(RunError):
+    try:
         rows = [row for row in run.read_metrics() if row["env_steps"] <= saved.env_steps]
+    except RunError as error:
+        warnings.warn(f"train: the result has no metrics: {error}", stacklevel=2)
     log_columns = {"env_steps", *with_time(progress, {})}
     last = rows[-1].items() if rows else ()
     metrics = {name: math.nan if value is None else value for name, value in last if name not in log_columns}
