@@ -60,11 +60,15 @@ def test_one_process_cannot_take_the_lock_twice(path):
     acquire(path).release()
 
 
+# `filelock` closes the file in the child once that runs, so the child says that it does: a busy machine runs it late.
 FORK = """
 import os
+reader, writer = os.pipe()
 child = os.fork()
 if child == 0:
+    os.write(writer, b"1")
     time.sleep(60)
+os.read(reader, 1)
 print(child, flush=True)
 """
 
