@@ -176,6 +176,28 @@ def test_a_missing_extra_gives_its_pip_line(name, packages, extra, monkeypatch):
         envs.make(name)
 
 
+def test_minatars_games_are_registered_by_their_names(tmp_path, monkeypatch):
+    without(monkeypatch, "minatar")
+    with pytest.raises(ImportError, match="MinAtar/Breakout-v1 needs MinAtar: pip install minatar"):
+        envs.make("MinAtar/Breakout-v1")
+    monkeypatch.undo()
+    (tmp_path / "minatar").mkdir()
+    (tmp_path / "minatar" / "__init__.py").touch()
+    # As in MinAtar 1.0.15: importing it registers nothing.
+    register = "lambda: gymnasium.register('MinAtar/Breakout-v1', entry_point='tests.envs.toys:Scripted')"
+    (tmp_path / "minatar" / "gym.py").write_text(f"import gymnasium\nregister_envs = {register}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("minatar", "minatar.gym"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    try:
+        for _ in range(2):  # a second registration would warn, which is an error in tests
+            assert envs.make("MinAtar/Breakout-v1", num_envs=2, import_modules=False).spec.id == "MinAtar/Breakout-v1"
+    finally:
+        gymnasium.registry.pop("MinAtar/Breakout-v1", None)
+        for module in ("minatar", "minatar.gym"):
+            sys.modules.pop(module, None)
+
+
 def test_the_extras_that_errors_name_are_there():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert {"mujoco", "box2d", "atari", "gymnax", "brax", "jumanji"} <= set(project["optional-dependencies"])

@@ -33,3 +33,15 @@ def register_atari() -> bool:
     import ale_py as ale_py
 
     return True
+
+
+def register_minatar() -> bool:
+    """Register MinAtar's games with Gymnasium, which importing MinAtar does not; whether it is installed."""
+    if importlib.util.find_spec("minatar") is None:
+        return False
+    import gymnasium
+    from minatar.gym import register_envs
+
+    if "MinAtar/Breakout-v1" not in gymnasium.registry:
+        register_envs()
+    return True

@@ -14,7 +14,7 @@ from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
-from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, names, register_atari
+from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, names, register_atari, register_minatar
 from polyak.envs.classic import DYNAMICS
 from polyak.envs.info_reader import check_info_metrics
 from polyak.envs.libraries import conversion, is_from
@@ -354,6 +354,8 @@ def _find_spec(id: str, import_modules: bool) -> Any:
             raise ImportError(f"make: {id} needs the module {module!r}: {error}") from error
     if name.startswith("ALE/") and not register_atari():
         raise ImportError(f"make: {id} needs ale-py: pip install 'polyak[atari]'")
+    if name.startswith("MinAtar/") and not register_minatar():
+        raise ImportError(f"make: {id} needs MinAtar: pip install minatar")
     if name not in gymnasium.registry:
         known = [n for group in names().values() for n in group]
         near = difflib.get_close_matches(name, known, n=1)
