@@ -84,6 +84,8 @@ SUITES = {
     "iqn-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="iqn"),
     "rainbow-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 500.0, "maximum", algorithm="rainbow"),
     "pqn-cartpole": Suite("jax/CartPole-v1", 300_000, 10, 500.0, "maximum", algorithm="pqn"),
+    "pqn-breakout": Suite("gymnax/Breakout-MinAtar", 2 * MILLION, 3, 10.0, "DQN of its paper", algorithm="pqn"),
+    "pqn-asterix": Suite("gymnax/Asterix-MinAtar", 5 * MILLION, 3, 15.0, "DQN of its paper", algorithm="pqn"),
     "ppo-jax-pendulum": Suite("jax/Pendulum-v1", 300_000, 3, -200.0, "own"),
     "ddpg-pendulum": Suite("jax/Pendulum-v1", 20_000, 3, -160.0, "own", algorithm="ddpg"),
     "sac-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, "own", algorithm="sac"),

@@ -14,12 +14,14 @@ from polyak.presets.preset import LinearOverTraining
 @pytest.mark.filterwarnings("ignore:builtin type")  # Box2D warns while it is imported, and dies where warnings are errors.
 @pytest.mark.parametrize(("algorithm", "env_id"), PRESETS)
 def test_a_preset_makes_an_agent_for_its_environment(algorithm, env_id):
+    if env_id.startswith("gymnax/"):
+        pytest.importorskip("gymnax")
     found = PRESETS[algorithm, env_id]
     scaling = action_scaling_of(algorithm)
     env = polyak.envs.make(env_id.replace("...", "Pong-v5"), num_envs=found.num_envs, action_scaling=scaling)
     agent = agent_class(algorithm)(spec=env.spec, **found.settings(found.env_steps))
     agent.check(found.num_envs)
-    env.close()
+    getattr(env, "close", lambda: None)()  # environments in JAX have nothing to close
 
 
 @pytest.mark.parametrize("found", PRESETS.values(), ids=map(str, PRESETS))
@@ -35,6 +37,12 @@ def test_schedules_last_as_long_as_the_training():
 
 def test_a_jax_environment_has_the_preset_of_the_same_task():
     assert preset("ppo", "jax/CartPole-v1") is preset("ppo", "CartPole-v1")
+
+
+def test_minatar_in_numpy_has_the_preset_of_the_same_game_in_jax():
+    game = PRESETS["pqn", "gymnax/Breakout-MinAtar"]
+    assert preset("pqn", "MinAtar/Breakout-v1") is preset("pqn", "MinAtar/Breakout-v0") is game
+    assert preset("pqn", "MinAtar/SpaceInvaders-v1") is preset("pqn", "MinAtar/") is DEFAULT
 
 
 def test_all_atari_games_have_the_preset_of_the_details():

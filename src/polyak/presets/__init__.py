@@ -35,9 +35,12 @@ DEFAULTS: dict[str, Preset] = {"a3c": a3c.DEFAULT, "rainbow": rainbow.DEFAULT}
 def preset(algorithm: str, env_id: str) -> Preset:
     """The preset of an algorithm and environment, else the algorithm's defaults.
 
-    `jax/CartPole-v1` has the preset of `CartPole-v1`: it is the same task. All Atari games share one. A `module:` before the
-    name is ignored.
+    `jax/CartPole-v1` has the preset of `CartPole-v1`, and `MinAtar/Breakout-v1` that of `gymnax/Breakout-MinAtar`: they are the
+    same tasks. All Atari games share one. A `module:` before the name is ignored.
     """
-    name = env_id.rpartition(":")[2]
-    task = "ALE/..." if name.startswith("ALE/") else name.removeprefix("jax/")
-    return PRESETS.get((algorithm, task), DEFAULTS.get(algorithm, DEFAULT))
+    name = env_id.rpartition(":")[2].removeprefix("jax/")
+    if name.startswith("ALE/"):
+        name = "ALE/..."
+    elif name.startswith("MinAtar/"):
+        name = f"gymnax/{name.removeprefix('MinAtar/').rpartition('-')[0]}-MinAtar"
+    return PRESETS.get((algorithm, name), DEFAULTS.get(algorithm, DEFAULT))
