@@ -24,12 +24,14 @@ NOT_THE_ALGORITHM = (
     "learning/asynchronous",
     "learning/check_rollout",
     "learning/histograms",
+    "learning/host_replay",
     "learning/normalizers",
     "learning/prefill",
     "learning/sequences",
     "replay/prioritized",
     "replay/frames",
     "replay/check_rows",
+    "replay/drawn",
     "replay/sequences",
 )
 ENTRIES = ("init", "policy", "collect_policy", "update", "diagnose")

@@ -89,6 +89,7 @@ class RunConfig:
         shared_optimizer: in the asynchronous loop: one optimizer state for all workers, or each its own.
         max_staleness: in the asynchronous loop: how many steps old the weights of a gradient may be; None is any number.
         learners: number of processes that split the devices of the compiled loop.
+        replay_on: where the agent's replay stands: on the device that learns, or in the host's memory.
     """
 
     algorithm: str
@@ -114,6 +115,7 @@ class RunConfig:
     shared_optimizer: bool = True
     max_staleness: int | None = None
     learners: int = 1
+    replay_on: Literal["device", "host"] = "device"
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -151,6 +153,7 @@ class RunConfig:
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
         check_choice("run", "own_env", self.own_env, (False, True))
         check_choice("run", "checkpoint_replay", self.checkpoint_replay, (False, True))
+        check_choice("run", "replay_on", self.replay_on, ("device", "host"))
         _check_env_kwargs(self.env_kwargs)
         _check_env_options(self.env_options)
 

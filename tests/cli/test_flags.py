@@ -37,6 +37,7 @@ OUT_OF_RANGE = {
     "shared-optimizer": ("no", "maybe"),
     "max-staleness": ("-1", "3"),
     "ray-address": ("auto",),
+    "replay-on": ("disk", "host"),
     "worker-timeout": ZERO_TOO,
     "learners": (*NOT_POSITIVE, "2"),
     "devices": (*NOT_POSITIVE, "3"),

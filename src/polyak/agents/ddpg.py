@@ -28,6 +28,7 @@ from polyak.learning.actor_critic import (
     q_values,
     share_encoder,
 )
+from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
     REPLAY_FIELD,
@@ -166,6 +167,8 @@ class DDPG:
     diagnose = diagnose_off_policy
     has_small_products = has_small_products
     replay_field = REPLAY_FIELD
+    draw_batches = draw_batches
+    return_errors = return_errors
     max_lag = None
     action_scaling = "rescale"
 

@@ -13,6 +13,7 @@ from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.off_policy import (
     REPLAY_FIELD,
     OffPolicyState,
@@ -141,6 +142,8 @@ class DQN:
     partition = partition_by_env
     diagnose = diagnose_off_policy
     replay_field = REPLAY_FIELD
+    draw_batches = draw_batches
+    return_errors = return_errors
     max_lag = None
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:

@@ -23,6 +23,7 @@ from polyak.learning.actor_critic import (
     q_values,
     share_encoder,
 )
+from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
@@ -174,6 +175,8 @@ class SAC:
     diagnose = diagnose_off_policy
     has_small_products = has_small_products
     replay_field = REPLAY_FIELD
+    draw_batches = draw_batches
+    return_errors = return_errors
     max_lag = None
     action_scaling = "rescale"
     temperature_loss = temperature_loss

@@ -29,6 +29,7 @@ from polyak.learning.actor_critic import (
     share_encoder,
     train_if,
 )
+from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
     REPLAY_FIELD,
@@ -174,6 +175,8 @@ class TD3:
     diagnose = diagnose_off_policy
     has_small_products = has_small_products
     replay_field = REPLAY_FIELD
+    draw_batches = draw_batches
+    return_errors = return_errors
     max_lag = None
     action_scaling = "rescale"
 

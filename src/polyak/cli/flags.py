@@ -108,6 +108,8 @@ class TrainFlags:
         default_hint("two cores for rollouts of images on the host and for 64 or more JAX environments; else one", "INT"),
     ] = None
     """devices (on a CPU: cores) that share the environments"""
+    replay_on: Literal["device", "host"] = "device"
+    """where the agent's replay stands: on the device that learns, or, outside the compiled loop, in the host's memory"""
     eval_episodes: int = 100
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
     report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None

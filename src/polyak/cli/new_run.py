@@ -120,7 +120,7 @@ def train_new_run(
             threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)
-                check_memory(agent, seeds=flags.seeds if at_once else 1)
+                check_memory(agent, seeds=flags.seeds if at_once else 1, on_host=flags.replay_on == "host")
                 devices = min(devices, available) if is_free else devices
                 name = algorithm if own.agent is None else algorithm_name(agent)
                 prepare_seed = partial(_prepare, flags, name, agent, env, source, loop, devices, threads, learners)
@@ -174,6 +174,7 @@ def _prepare(
         report_every=flags.report_every,
         checkpoint_every=flags.checkpoint_every,
         checkpoint_replay=flags.checkpoint_replay == "yes",
+        replay_on=flags.replay_on,
         eval_every=flags.eval_every,
         eval_episodes=flags.eval_episodes,
         loop=loop,

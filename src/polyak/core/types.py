@@ -379,6 +379,37 @@ class HasReplay(Protocol):
 
 
 @runtime_checkable
+class DrawsBatches(HasReplay, Protocol):
+    """An agent whose replay may stand in another memory than the rest of its state: `update` takes the batches in its place.
+
+    Attributes:
+        num_steps: as of `Agent`.
+    """
+
+    num_steps: int
+
+    def draw_batches(self, replay: Any, rollout: "Rollout", key: PRNGKeyArray, env_steps: Any) -> tuple[Any, Any]:
+        """The replay with the rollout, and the batches of the next update; they have `env_steps` after it, and `priorities`.
+
+        Args:
+            replay: of the state; donated.
+            rollout: of the next update.
+            key: likewise.
+            env_steps: of the state.
+        """
+        ...
+
+    def return_errors(self, replay: Any, errors: Any) -> Any:
+        """The replay with what an update learned about its batches.
+
+        Args:
+            replay: donated.
+            errors: `priorities` of the batches in the state after the update.
+        """
+        ...
+
+
+@runtime_checkable
 class BearsLag(Protocol):
     """An agent that states how old a rollout may be; without this attribute, rollouts must be of the newest policy."""
 

@@ -30,6 +30,7 @@ from polyak.ops.gradient_step import (
 )
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
+from polyak.replay.drawn import DrawnBatches, DrawnReplay
 from polyak.replay.frames import Padding
 from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.sequences import SequenceReplay
@@ -165,7 +166,8 @@ class OffPolicyState:
     Attributes:
         copies: the networks: online and target, with their optimizers' states. One `NetworkCopies`, or the agent's own tree of
             several.
-        replay: the transitions to learn from; split by environment over devices.
+        replay: the transitions to learn from; split by environment over devices. In a loop that keeps them in another memory,
+            the batches that were drawn from them.
         normalizers: statistics of observations and rewards.
         guard: counts of skipped gradient steps.
         env_steps: valid transitions seen; schedules are functions of it.
@@ -173,7 +175,7 @@ class OffPolicyState:
     """
 
     copies: PyTree
-    replay: ReplayState
+    replay: ReplayState | DrawnBatches
     normalizers: Normalizers
     guard: Guard
     env_steps: UInt32[Array, ""]
@@ -280,22 +282,19 @@ def add_and_learn(
     """
     check_state(f"{type(settings).__name__}.update", state, OffPolicyState)
     _, num_envs = check_rollout(rollout, settings.spec)
-    rollout, ring = as_arrays(rollout), replay_of(settings)
+    rollout = as_arrays(rollout)
+    ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else replay_of(settings)
     # Added first: a program that samples before it adds would copy the replay.
     replay = ring.add(state.replay, rollout)
     normalizers = state.normalizers.update(rollout, settings.gamma, axis_name)
     valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
     env_steps = saturating_add(state.env_steps, valid)
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    num_gradient_steps = count_gradient_steps(settings, num_envs * devices)
-    keys = jax.random.split(key, (num_gradient_steps, 2))
+    keys = keys_of_steps(settings, key, num_envs * devices)
     if axis_name is not None:
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
-    is_learning = has_started(settings, env_steps) & _is_filled(settings, replay.size, num_envs * devices)
-    options: Any = {"num_envs": num_envs, "n_step": settings.n_step, "gamma": settings.gamma}
-    if isinstance(settings, PrioritizedSettings) and settings.prioritized:
-        beta = PRIORITY_BETA if settings.priority_beta is None else settings.priority_beta
-        options |= {"beta": value_at(beta, env_steps), "axis_name": axis_name}
+    is_learning = is_due(settings, env_steps, replay.size, num_envs * devices)
+    options = draw_options(settings, env_steps, num_envs, axis_name)
 
     def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
         sample_key, train_key = keys
@@ -304,7 +303,7 @@ def add_and_learn(
         total = sum_over_devices(batch.weight.sum(), axis_name)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
         copies, log = train_step(copies, batch, train_key, total > 0)
-        if isinstance(ring, PrioritizedReplay):
+        if "beta" in options:
             log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / settings.batch_size})
         return copies, log, batch.index
 
@@ -316,7 +315,7 @@ def add_and_learn(
         copies, priorities = carry
         # The branches read the replay and do not return it, which would copy it.
         copies, log, index = jax.lax.cond(is_learning, learn, wait, copies, priorities, keys)
-        if isinstance(ring, PrioritizedReplay):
+        if isinstance(ring, PrioritizedReplay | DrawnReplay):
             current, error = dataclasses.replace(replay, priorities=priorities), log.terms["priority"]
             priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
         return (copies, priorities), log
@@ -325,9 +324,10 @@ def add_and_learn(
     dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
     # A rollout of which nothing could be stored counts as a skipped step: its environment is broken.
     is_lost = (dropped == valid) & (valid > 0)
+    replay = dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities)
     new_state = OffPolicyState(
         copies=copies,
-        replay=dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities),
+        replay=replay,
         normalizers=normalizers,
         guard=_count_skips(state.guard, log, is_lost, _bad_data(rollout, axis_name)),
         env_steps=env_steps,
@@ -336,19 +336,33 @@ def add_and_learn(
     metrics = _metrics(new_state, log, num_envs * devices)
     if settings.optimizer is None:
         metrics["train/learning_rate"] = value_at(settings.learning_rate, state.env_steps)
-    if isinstance(ring, PrioritizedReplay):
-        metrics |= ring.metrics(new_state.replay, axis_name=axis_name)
+    if isinstance(ring, PrioritizedReplay | DrawnReplay):
+        metrics |= ring.metrics(replay, axis_name=axis_name)
     return new_state, metrics
 
 
-def _is_filled(settings: OffPolicySettings, size: UInt32[Array, ""], num_envs: int) -> Bool[Array, ""]:
-    """Whether the replay has enough to learn from: a resumed run may start with an empty one.
+def keys_of_steps(settings: OffPolicySettings, key: PRNGKeyArray, num_envs: int) -> Array:
+    """Two keys for each gradient step of an update, `[U, 2]`: to draw its batch, and to train."""
+    return jax.random.split(key, (count_gradient_steps(settings, num_envs), 2))
 
-    Enough are `learning_starts` transitions, but no more than there can be.
+
+def draw_options(settings: OffPolicySettings, env_steps: Array, num_envs: int, axis_name: str | None = None) -> dict[str, Any]:
+    """The arguments of the replay's `sample`."""
+    options: dict[str, Any] = {"num_envs": num_envs, "n_step": settings.n_step, "gamma": settings.gamma}
+    if isinstance(settings, PrioritizedSettings) and settings.prioritized:
+        beta = PRIORITY_BETA if settings.priority_beta is None else settings.priority_beta
+        options |= {"beta": value_at(beta, env_steps), "axis_name": axis_name}
+    return options
+
+
+def is_due(settings: OffPolicySettings, env_steps: UInt32[Array, ""], size: UInt32[Array, ""], num_envs: int) -> Array:
+    """Whether an update takes gradient steps: after `learning_starts`, and with enough in the replay to learn from.
+
+    A resumed run may start with an empty one. Enough are `learning_starts` transitions, but no more than there can be.
     """
     slots = settings.capacity // (num_envs * settings.num_steps) * settings.num_steps
     least = min(settings.learning_starts, (slots - 1) * num_envs)
-    return (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
+    return has_started(settings, env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
 
 
 def train_copies(

@@ -27,6 +27,7 @@ from polyak.core.types import (
 )
 from polyak.loops.actor import Actor
 from polyak.loops.episodes import EpisodeTotals
+from polyak.loops.host_replay import DeviceReplay, HostReplay, ReplayOn, ReplayPlace, Update, check_replay_on, replay_memory
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     LoopState,
@@ -71,6 +72,7 @@ def host(
     callbacks: Sequence[Callback] = (),
     report_every: int | None = None,
     devices: int = 1,
+    replay_on: ReplayOn = "device",
     resume_from: LoopState | None = None,
     donate: bool = False,
     env_steps_done: int = 0,
@@ -88,6 +90,8 @@ def host(
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: number of host devices or accelerators over which the update is split.
+        replay_on: where the agent's replay stands: on the `"device"` that learns, or in the memory of the `"host"`, from where
+            each update gets its batches; priorities then change what the next update draws, not the rest of this one.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
         should_stop: called at every step; True ends training after a last report. A rollout that takes more than a second is
@@ -103,22 +107,20 @@ def host(
     if spans_processes(mesh):
         raise ValueError("train.host: several processes train together in the compiled loop only, in environments in JAX")
     _check_resumable(env, resume_from)
+    check_replay_on(agent, "host", devices, replay_on)
     hosted = as_host_env(env, key)
-    state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, hosted, key))
-    state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
+    begin = partial(start, agent, hosted, key)
+    replay, state = _place(agent, mesh, replay_on, partial(first_state, agent, mesh, resume_from, donate, begin))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reasons = (*relay.nondeterminism, *(hosted.nondeterminism if isinstance(hosted, MakesRollouts) else ()))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, reasons)
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
         rollouts, actor = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)
-        learn_compiled, no_means = _compile(agent, mesh, state, None if relay.active else actor)
+        learn_compiled, no_means = _compile(agent, mesh, settings, state, None if relay.active else actor)
 
-    def learn_from(leaves: list[Any], means: Array, collected: Collected) -> Learned:
-        learned = Learned(*learn_compiled(settings, leaves, means, collected.arrays))
-        # Wait here, so that the update counts as training time.
-        jax.block_until_ready(learned.finished)
-        return learned
+    def whole(leaves: list[Any]) -> LoopState:
+        return replay.give_back(jax.tree.unflatten(structure, leaves))
 
     stopped, means = None, no_means
     due = target.next_report(reporter.env_steps)
@@ -127,20 +129,31 @@ def host(
         with reporter.training(), relay:
             collected = rollouts.collect(leaves)
             if collected is None:
-                return reporter.result(jax.tree.unflatten(structure, leaves), "request")
-            learned = rollouts.learn(partial(learn_from, leaves, means, collected))
+                return reporter.result(whole(leaves), "request")
+            learned = rollouts.learn(partial(_update, replay, learn_compiled, leaves, means, collected))
             leaves, metrics, means = learned.leaves, learned.metrics, learned.metrics.means
         reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
         stopped = "request" if should_stop() else None
         if stopped or reporter.is_due(metrics.last, due):
             due = target.next_report(reporter.env_steps)
             since_report = {**metrics.unpack(), **rollouts.metrics()}
-            go_on, state = reporter.report(since_report, jax.tree.unflatten(structure, leaves), callbacks)
-            leaves, means = jax.tree.leaves(state), no_means
+            go_on, state = reporter.report(since_report, whole(leaves), callbacks)
+            leaves, means = jax.tree.leaves(replay.take(state)), no_means
             stopped = stopped or (None if go_on else "callback")
         if stopped:
             break
-    return reporter.result(jax.tree.unflatten(structure, leaves), stopped if reporter.env_steps < env_steps else None)
+    return reporter.result(whole(leaves), stopped if reporter.env_steps < env_steps else None)
+
+
+def _place(
+    agent: Agent, mesh: Mesh | None, replay_on: ReplayOn, first: Callable[..., LoopState]
+) -> tuple[ReplayPlace, LoopState]:
+    """Where the replay stands, and the state to learn with."""
+    with replay_memory(replay_on):
+        state = first(replay_on_host=replay_on == "host")
+    state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
+    replay = DeviceReplay() if replay_on == "device" else HostReplay(agent, jax.local_devices()[0])
+    return replay, replay.take(state)
 
 
 def _make_rollouts(
@@ -188,11 +201,12 @@ def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
     return [jnp.asarray(leaf) if mesh is None else leaf for leaf in jax.tree.leaves(agent)]
 
 
-def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | None) -> tuple[Any, Any]:
-    """`learn(settings, state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
+def _compile(
+    agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, actor: Actor | None
+) -> tuple[Update, Array]:
+    """`learn(state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
 
-    `settings` and `state` are lists of leaves; `means` are those of the metrics since the last report. It returns the fields of
-    `Learned`.
+    `state` is a list of leaves; `means` are those of the metrics since the last report. It returns the fields of `Learned`.
 
     Args:
         actor: called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
@@ -209,8 +223,15 @@ def _compile(agent: Agent, mesh: Mesh | None, state: LoopState, actor: Actor | N
     rollout = (time_steps, actions, info, step.carry)
     program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), acts)
     no_means = jnp.zeros((count, 2))
-    arguments = (_settings_on_device(agent, mesh), jax.tree.leaves(state), no_means, rollout)
-    return program.lower(*arguments).compile(), no_means
+    compiled = program.lower(settings, jax.tree.leaves(state), no_means, rollout).compile()
+    return partial(compiled, settings), no_means
+
+
+def _update(replay: ReplayPlace, program: Update, leaves: list[Any], means: Array, collected: Collected) -> Learned:
+    learned = Learned(*replay.learn(program, leaves, means, collected.arrays))
+    # Wait here, so that the update counts as training time.
+    jax.block_until_ready(learned.finished)
+    return learned
 
 
 @cached_per_env

@@ -167,7 +167,13 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
 
 
 def first_state(
-    agent: Agent, mesh: Mesh | None, resume_from: LoopState | None, donate: bool, start: Callable[[], LoopState]
+    agent: Agent,
+    mesh: Mesh | None,
+    resume_from: LoopState | None,
+    donate: bool,
+    start: Callable[[], LoopState],
+    *,
+    replay_on_host: bool = False,
 ) -> LoopState:
     """The state that a loop begins with, in buffers of its own: that of `start`, or of the run to resume.
 
@@ -176,7 +182,7 @@ def first_state(
     """
     if resume_from is not None and donate:
         return copy_except_replay(agent, resume_from)
-    check_memory(agent, 1 if mesh is None else mesh.size)
+    check_memory(agent, 1 if mesh is None else mesh.size, on_host=replay_on_host)
     if resume_from is not None:
         copied: LoopState = copy_buffers(resume_from)
         return copied

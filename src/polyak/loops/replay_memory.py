@@ -14,8 +14,11 @@ from polyak.loops.processes import put
 T = TypeVar("T")
 
 
-def check_memory(agent: Agent, devices: int = 1, seeds: int = 1) -> None:
+def check_memory(agent: Agent, devices: int = 1, seeds: int = 1, *, on_host: bool = False) -> None:
     """Check that the agent's replay fits into the memory that is available now: the devices', or on a CPU the host's.
+
+    Args:
+        on_host: it stands in the host's memory.
 
     Raises:
         ValueError: it does not; the message has the bytes needed and available.
@@ -25,7 +28,7 @@ def check_memory(agent: Agent, devices: int = 1, seeds: int = 1) -> None:
     field = agent.replay_field
     shapes = jax.eval_shape(lambda key: getattr(agent.init(key), field), jax.random.key(0))
     needed = seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    stats = jax.local_devices()[0].memory_stats()
+    stats = None if on_host else jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         where, available = f"{devices} device(s)", devices * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     else:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer
-from polyak.core.types import Env, HostEnv, Progress
+from polyak.core.types import Callback, Env, HostEnv, Progress
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import LoopState, TrainResult, check_shares
@@ -110,6 +110,32 @@ def as_learners(owner: str, learners: Learners | int | None) -> Learners | None:
         check_integer(owner, "learners", learners, at_most=MAX_LEARNERS, optional=True)
         learners = Learners(learners or 1)
     return None if learners.number == 1 else learners
+
+
+def check_group(
+    learners: int | Learners | None,
+    loop: str,
+    workers: Any,
+    run_dir: Any,
+    callbacks: Sequence[Callback],
+    resume_from: Any,
+    eval_env: Any,
+) -> Learners | None:
+    """The processes that train together, or None.
+
+    Raises:
+        ValueError: they are combined with what lives in this process, or with another loop.
+    """
+    group = as_learners("train.run", learners)
+    if group is None:
+        return None
+    if run_dir is None:
+        raise ValueError(f"train.run: learners={group.number} needs run_dir, from whose checkpoints they start again")
+    alone = {"callbacks": len(callbacks) > 0, "resume_from": resume_from is not None, "workers": workers is not None}
+    for name, is_set in (alone | {"eval_env": eval_env is not None, "loop": loop not in ("auto", "compiled")}).items():
+        if is_set:
+            raise ValueError(f"train.run: {name} must be left out with learners={group.number}, which train in other processes")
+    return group
 
 
 def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None:

@@ -1,6 +1,5 @@
 """`polyak.train.run`: trains an agent, or a preset by its name, with everything that `polyak train` gives."""
 
-import dataclasses
 import inspect
 import math
 import os
@@ -22,6 +21,7 @@ from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
 from polyak.envs.constructors import make
 from polyak.envs.libraries import is_from
 from polyak.envs.source import EnvSource, source_of
+from polyak.loops.host_replay import ReplayOn, check_replay_on
 from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, mesh_over
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
@@ -29,11 +29,11 @@ from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorit
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
 from polyak.train.evaluation import require_source
-from polyak.train.learners import as_learners, check_learners
+from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training
-from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers
+from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers, with_new_episodes
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 
@@ -65,6 +65,7 @@ def run(
     workers: int | Workers | None = None,
     learners: int | Learners | None = None,
     devices: int | None = None,
+    replay_on: ReplayOn = "device",
     resume_from: LoopState | None = None,
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
@@ -76,30 +77,28 @@ def run(
         env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
         env_steps: total number of valid transitions, including `env_steps_done`.
         key: source of all randomness, in place of a `seed`, whose key is `jax.random.key(seed)`; the default is seed 0.
-        num_envs: copies of an environment that is not yet made; None is the preset's.
-        settings: fields in which an agent that is named differs from the preset.
+        num_envs, settings: copies of an environment that is not yet made, and fields of an agent that is named; None: preset's.
         run_dir: a new run directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
         progress: show a progress bar, or plain lines where there is no terminal.
         report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if the next two are.
         checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
         checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
-        eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else no evaluation.
-        eval_env: environments for evaluation; None makes copies of `env`.
-        callbacks: called at every report; see `Callback`.
+        eval_episodes: of each evaluation, also at the end, in `eval_env` (None: copies of `env`); 10 with `eval_every`, else 0.
         loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
         workers: number of worker processes of the last two, or how they work; see `train.Workers`.
         learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
         devices: over which the environments are split; None is one, or two that JAX has for 64 in JAX or images on the host.
+        replay_on: where the agent's replay stands: on the `"device"` that learns, or in the memory of the `"host"`.
         resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's.
-        should_stop: called between iterations; True ends the training, as Ctrl-C and SIGTERM do (`stopped="interrupt"`).
+        callbacks, should_stop: called at every report (see `Callback`), and between iterations; True ends the training.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
         RunError: `run_dir` is not new or empty, or cannot be created. TrainingDiverged, StoppedBeforeStart: see these.
     """
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
-    group = _check_group(learners, loop, workers, run_dir, callbacks, resume_from, eval_env)
+    group = check_group(learners, loop, workers, run_dir, callbacks, resume_from, eval_env)
     chosen, split = _choose_workers(agent, env, loop, workers)
     with temporary_envs(agent, env, num_envs, chosen, 1 if group else devices, split) as (made, source):
         training = prepare(
@@ -117,19 +116,13 @@ def run(
             eval_env=eval_env,
             loop=chosen,
             devices=devices,
+            replay_on=replay_on,
             source=source,
             algorithm=agent.lower() if isinstance(agent, str) else None,
-            start=_start(made, resume_from, env_steps_done),
+            start=Start(with_new_episodes(made, resume_from), env_steps_done),
             learners=group,
         )
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
-
-
-def _start(env: Env | HostEnv, state: LoopState | None, env_steps: int) -> Start:
-    """Where a resumed training starts; workers have to be started, and begin new episodes."""
-    if state is not None and isinstance(env, WorkerEnvs):
-        state = dataclasses.replace(state, time_step=env.reset(int(state.iteration)))
-    return Start(state, env_steps)
 
 
 def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | None, callbacks: Any) -> int | None:
@@ -178,32 +171,6 @@ def check_own_loop(owner: str, algorithm: str, loop: str, own: str, *, is_jax: b
         raise ValueError(f"{owner}: {same}, got loop={loop!r}; leave it out")
     if is_jax:
         raise ValueError(f"{owner}: {same}, whose workers step environments outside JAX; got one in JAX")
-
-
-def _check_group(
-    learners: int | Learners | None,
-    loop: str,
-    workers: Any,
-    run_dir: Any,
-    callbacks: Sequence[Callback],
-    resume_from: Any,
-    eval_env: Any,
-) -> Learners | None:
-    """The processes that train together, or None.
-
-    Raises:
-        ValueError: they are combined with what lives in this process, or with another loop.
-    """
-    group = as_learners("train.run", learners)
-    if group is None:
-        return None
-    if run_dir is None:
-        raise ValueError(f"train.run: learners={group.number} needs run_dir, from whose checkpoints they start again")
-    alone = {"callbacks": len(callbacks) > 0, "resume_from": resume_from is not None, "workers": workers is not None}
-    for name, is_set in (alone | {"eval_env": eval_env is not None, "loop": loop not in ("auto", "compiled")}).items():
-        if is_set:
-            raise ValueError(f"train.run: {name} must be left out with learners={group.number}, which train in other processes")
-    return group
 
 
 def make_envs(
@@ -309,6 +276,7 @@ def prepare(
     eval_env: Env | HostEnv | None = None,
     loop: str = "auto",
     devices: int | None = None,
+    replay_on: ReplayOn = "device",
     threads: int | None = None,
     source: EnvSource | None = None,
     algorithm: str | None = None,
@@ -338,9 +306,7 @@ def prepare(
     check_match(agent, env, devices)
     if learners is None:
         mesh_over(devices, env.num_envs)
-    check_memory(agent, devices)
-    if loop == "compiled":
-        check_in_jax("train.run: loop='compiled'", env)
+    loop = _checked_loop(agent, env, loop, devices, replay_on)
     report_every, checkpoint_every = intervals(env_steps, report_every, checkpoint_every, eval_every)
     eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
@@ -353,8 +319,9 @@ def prepare(
         num_envs=env.num_envs,
         seed=seed if key is None else seed_of(key),
         env_steps=env_steps,
-        loop=("host" if isinstance(env, HostEnv) else "compiled") if loop == "auto" else loop,
+        loop=loop,
         devices=devices,
+        replay_on=replay_on,
         report_every=report_every,
         checkpoint_every=checkpoint_every,
         agent=agent,
@@ -372,6 +339,17 @@ def prepare(
     run = None if run_dir is None else create(run_dir, config.to_json())
     key = run_key(seed or 0) if key is None else key
     return Training(config, env, key, start or Start(), run, eval_env, eval_episodes, learners)
+
+
+def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: ReplayOn) -> str:
+    """The loop, in which the environments can be stepped and the replay stand."""
+    if loop == "auto":
+        loop = "host" if isinstance(env, HostEnv) else "compiled"
+    if loop == "compiled":
+        check_in_jax("train.run: loop='compiled'", env)
+    check_replay_on(agent, loop, devices, replay_on)
+    check_memory(agent, devices, on_host=replay_on == "host")
+    return loop
 
 
 def intervals(

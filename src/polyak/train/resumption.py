@@ -17,6 +17,7 @@ from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import as_host_env, reset
+from polyak.loops.host_replay import check_replay_on, replay_memory
 from polyak.loops.loop import LoopState, check_match, initial, mesh_over
 from polyak.loops.replay_memory import check_memory, with_new_replay
 from polyak.runs import LOOPS_OF_WORKERS, RunConfig, read_config, run_key
@@ -217,7 +218,8 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment, or to other settings.
     """
     check_match(config.agent, env, config.devices)
-    check_memory(config.agent, config.devices)
+    check_replay_on(config.agent, config.loop, config.devices, config.replay_on)
+    check_memory(config.agent, config.devices, on_host=config.replay_on == "host")
     if not find(run.checkpoints):
         _check_for_lost_checkpoints(run, config)
         print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")
@@ -229,7 +231,8 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
     consequences = []
     if not restored.is_complete:
         consequences.append("learning waits until the replay has filled")
-        state = dataclasses.replace(state, agent=with_new_replay(config.agent, state.agent))
+        with replay_memory(config.replay_on):
+            state = dataclasses.replace(state, agent=with_new_replay(config.agent, state.agent))
     if isinstance(env, HostEnv) and saved.env is not None:
         env.restore(saved.env)
     elif isinstance(env, HostEnv):

@@ -15,6 +15,7 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.loops.compiled_seeds import compiled_seeds
+from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import Target
 from polyak.presets import preset
 from polyak.runs import check_seed
@@ -62,6 +63,7 @@ def run_seeds(
     eval_env: Env | HostEnv | None = None,
     callbacks: Callable[[int], Sequence[Callback]] = _no_callbacks,
     loop: Literal["auto", "compiled", "host"] = "auto",
+    replay_on: ReplayOn = "device",
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Result[State]]:
     """Train several seeds, as `polyak train --seeds` does; prints mean, IQM and interval of their returns.
@@ -85,9 +87,7 @@ def run_seeds(
         RunError: the directory is not new or empty, or cannot be created.
         TrainingDiverged: a seed diverged in the host loop; those before it are saved.
     """
-    numbers = _check_seeds(seeds, agent, env)
-    if not callable(callbacks):
-        raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
+    numbers = _check_seeds(seeds, agent, env, callbacks)
     Target(env_steps, report_every)
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
     # At once they have a device each.
@@ -105,6 +105,7 @@ def run_seeds(
             "eval_env": eval_env,
             "loop": loop,
             "devices": devices,
+            "replay_on": replay_on,
             "source": source,
             "algorithm": agent.lower() if isinstance(agent, str) else None,
         }
@@ -147,8 +148,10 @@ def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
     return {seed: parent / f"seed-{seed}" for seed in seeds}
 
 
-def _check_seeds(seeds: Any, agent: Any, env: Any) -> list[int]:
-    """The seeds; a number counts them from 0."""
+def _check_seeds(seeds: Any, agent: Any, env: Any, callbacks: Any) -> list[int]:
+    """The seeds, of which a number counts from 0, after a check of what is particular to several."""
+    if not callable(callbacks):
+        raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
     if isinstance(agent, str) and preset(agent.lower(), str(env)).loop != "auto":
         raise ValueError(f"train.run_seeds: {agent} trains with workers, which are of one run; call train.run for each seed")
     if isinstance(seeds, int):

@@ -95,7 +95,9 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
     """
     config, run, start = training.config, training.run, training.start
     loop: Any = {"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously}[config.loop]
-    split = {} if config.loop == "asynchronous" else {"devices": config.devices}
+    split: dict[str, Any] = {} if config.loop == "asynchronous" else {"devices": config.devices}
+    if config.replay_on != "device":
+        split["replay_on"] = config.replay_on
     with record_failure([training]), ExitStack() as stack:
         evaluation = stack.enter_context(periodic_evaluation(training))
         title = f"{config.algorithm} {config.env}"

@@ -13,6 +13,7 @@ from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.host_loop import host
+from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Target, TrainResult, check_agent
 from polyak.workers.asynchronous_loop import check_shares_gradients, train_asynchronously
 from polyak.workers.ray_workers import RayWorkers
@@ -124,6 +125,13 @@ def _make(agent: Agent, env: Any, num_envs: int, options: Workers) -> WorkerEnvs
     return split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options)
 
 
+def with_new_episodes(env: Env | HostEnv, state: LoopState | None) -> LoopState | None:
+    """A state to resume from: workers, which have to be started, begin new episodes."""
+    if state is None or not isinstance(env, WorkerEnvs):
+        return state
+    return dataclasses.replace(state, time_step=env.reset(int(state.iteration)))
+
+
 @suggest_arguments("train")
 def asynchronous(
     agent: Agent[State],
@@ -174,8 +182,6 @@ def asynchronous(
     check_workers(agent, "asynchronous", options)
     made = _make(agent, env, num_envs, options)
     try:
-        if resume_from is not None:
-            resume_from = dataclasses.replace(resume_from, time_step=made.reset(int(resume_from.iteration)))
         return train_asynchronously(
             agent,
             made,
@@ -183,7 +189,7 @@ def asynchronous(
             key=key,
             callbacks=callbacks,
             report_every=report_every,
-            resume_from=resume_from,
+            resume_from=with_new_episodes(made, resume_from),
             env_steps_done=env_steps_done,
             should_stop=should_stop,
         )
@@ -209,6 +215,7 @@ def distributed(
     callbacks: Sequence[Callback] = (),
     report_every: int | None = None,
     devices: int = 1,
+    replay_on: ReplayOn = "device",
     resume_from: LoopState | None = None,
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
@@ -237,8 +244,8 @@ def distributed(
         callbacks: called at every report.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: over which the update is split.
-        resume_from: the state of a stopped run; new episodes start.
-        env_steps_done: env_steps that the stopped run had completed.
+        replay_on: see `train.host`.
+        resume_from, env_steps_done: the state of a stopped run, whose episodes start anew, and its env_steps.
         should_stop: called while waiting for workers; True ends the training.
 
     Raises:
@@ -256,8 +263,6 @@ def distributed(
     check_workers(agent, "distributed", options)
     made = _make(agent, env, num_envs, options)
     try:
-        if resume_from is not None:
-            resume_from = dataclasses.replace(resume_from, time_step=made.reset(int(resume_from.iteration)))
         return host(
             agent,
             made,
@@ -266,7 +271,8 @@ def distributed(
             callbacks=callbacks,
             report_every=report_every,
             devices=devices,
-            resume_from=resume_from,
+            replay_on=replay_on,
+            resume_from=with_new_episodes(made, resume_from),
             env_steps_done=env_steps_done,
             should_stop=should_stop,
         )

@@ -1,0 +1,163 @@
+"""The replay of an agent in the memory of the host, while the agent learns on an accelerator."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, UInt32
+
+from polyak.core.checks import check_choice
+from polyak.core.spaces import zeros
+from polyak.core.types import Agent, DrawsBatches, PyTree, Rollout, TimeStep, copy_buffers
+from polyak.loops.loop import LoopState, iteration_keys
+
+ReplayOn: TypeAlias = Literal["device", "host"]
+"""Where a replay stands: in the memory of the device that learns, or of the host."""
+
+Arrays: TypeAlias = tuple[TimeStep, PyTree, PyTree, PyTree]
+"""`Collected.arrays`: time steps, actions, info, and the carry after the last step."""
+
+Update: TypeAlias = Callable[[list[Any], Array, Arrays], tuple[Any, ...]]
+"""An update: of the leaves of the state, the means and a rollout to the fields of `Learned`, of which the leaves are first."""
+
+
+@runtime_checkable
+class ReplayPlace(Protocol):
+    """Where the replay of a training stands, and what the host loop's state has in its place."""
+
+    def take(self, state: LoopState) -> LoopState:
+        """The state to learn with, of one with the replay."""
+        ...
+
+    def give_back(self, state: LoopState) -> LoopState:
+        """The reverse."""
+        ...
+
+    def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
+        """What `update` returns for the leaves of the state, the means and a rollout."""
+        ...
+
+
+class HostReplay:
+    """A replay in the host's memory. Its programs run there; batches go to the device that learns.
+
+    Args:
+        agent: what is trained.
+        learner: the device.
+    """
+
+    def __init__(self, agent: Agent, learner: jax.Device) -> None:
+        assert isinstance(agent, DrawsBatches), "check_replay_on has checked it"
+        self._agent: Any = agent
+        self._field, self._learner, self._host = agent.replay_field, learner, host_device()
+        self._draw = jax.jit(partial(_draw, agent), donate_argnums=0)
+        self._return_errors = jax.jit(agent.return_errors, donate_argnums=0)
+        self._shapes: PyTree = None
+
+    def take(self, state: LoopState) -> LoopState:
+        """The state with batches of zeros in place of the replay, on the device that learns."""
+        agent_state: Any = state.agent
+        self._replay = jax.device_put(getattr(agent_state, self._field), self._host)
+        # Copies: an update donates the state.
+        counters = copy_buffers((agent_state.env_steps, state.key, state.iteration, state.carry))
+        self._env_steps, self._key, self._iteration, self._carry = jax.device_put(counters, self._host)
+        if self._shapes is None:
+            rollout = self._empty_rollout(state)
+            self._shapes = jax.eval_shape(self._draw, self._replay, rollout, self._key, self._iteration, self._env_steps)[1]
+        drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._shapes)
+        learned: LoopState = jax.device_put(self._with(state, drawn), self._learner)
+        self._structure = jax.tree.structure(learned)
+        return learned
+
+    def give_back(self, state: LoopState) -> LoopState:
+        """The state with the replay."""
+        return self._with(state, self._replay)
+
+    def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
+        """Add the rollout to the replay, put the batches of the update into the state, and set their priorities after it."""
+        time_steps, actions, _, carry = arrays
+        rollout = Rollout(time_steps, actions, carry=self._carry)
+        self._replay, drawn, counters = self._draw(self._replay, rollout, self._key, self._iteration, self._env_steps)
+        (self._iteration, self._env_steps), self._carry = counters, carry
+        state = self._with(jax.tree.unflatten(self._structure, leaves), jax.device_put(drawn, self._learner))
+        learned = update(jax.tree.leaves(state), means, arrays)
+        after: Any = jax.tree.unflatten(self._structure, learned[0])
+        errors = jax.device_put(getattr(after.agent, self._field).priorities, self._host)
+        self._replay = self._return_errors(self._replay, errors)
+        return learned
+
+    def _with(self, state: LoopState, replay: PyTree) -> LoopState:
+        agent_state: Any = state.agent
+        return replace(state, agent=replace(agent_state, **{self._field: replay}))
+
+    def _empty_rollout(self, state: LoopState) -> Rollout:
+        num_steps, num_envs = self._agent.num_steps, len(state.time_step.reward)
+        time_steps = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (num_steps + 1, *x.shape)), state.time_step)
+        actions = jax.tree.map(jnp.asarray, zeros(self._agent.spec.action, (num_steps, num_envs)))
+        return Rollout(time_steps, actions, carry=state.carry)
+
+
+class DeviceReplay:
+    """A replay that stays in the agent's state."""
+
+    def take(self, state: LoopState) -> LoopState:
+        """The state."""
+        return state
+
+    def give_back(self, state: LoopState) -> LoopState:
+        """The state."""
+        return state
+
+    def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
+        """`update`, and nothing else."""
+        return update(leaves, means, arrays)
+
+
+def host_device() -> jax.Device:
+    """The device whose memory is the host's.
+
+    Raises:
+        RuntimeError: JAX was started without its CPU.
+    """
+    return jax.local_devices(backend="cpu")[0]
+
+
+def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> None:
+    """Check that the agent's replay can stand there.
+
+    Raises:
+        TypeError, ValueError: it is neither `"device"` nor `"host"`, or the agent has no replay that can be outside of its
+            state, or the loop or the number of devices needs it there.
+    """
+    check_choice("train", "replay_on", replay_on, ("device", "host"))
+    if replay_on == "device":
+        return
+    if not isinstance(agent, DrawsBatches):
+        raise ValueError(f"train: replay_on='host': {type(agent).__name__} has no replay")
+    if loop not in ("host", "distributed"):
+        raise ValueError(f"train: replay_on='host' needs the host loop or workers, got loop={loop!r}")
+    if devices != 1:
+        raise ValueError(f"train: replay_on='host' needs devices=1, got {devices}")
+
+
+def replay_memory(replay_on: ReplayOn) -> AbstractContextManager[Any]:
+    """A context in which new arrays stand where the replay is to be: on the learner's device it might not fit."""
+    return nullcontext() if replay_on == "device" else jax.default_device(host_device())
+
+
+def _draw(
+    agent: DrawsBatches,
+    replay: PyTree,
+    rollout: Rollout,
+    key: PRNGKeyArray,
+    iteration: UInt32[Array, ""],
+    env_steps: UInt32[Array, ""],
+) -> tuple[PyTree, PyTree, tuple[UInt32[Array, ""], UInt32[Array, ""]]]:
+    """The replay, the batches, and the numbers of the iteration and the env_steps after the update."""
+    update_key = iteration_keys(key, iteration, agent.num_steps).update
+    replay, drawn = agent.draw_batches(replay, rollout, update_key, env_steps)
+    return replay, drawn, (iteration + jnp.uint32(1), drawn.env_steps)

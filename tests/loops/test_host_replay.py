@@ -1,0 +1,152 @@
+"""A replay in the host's memory gives the numbers of one on the device that learns."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak.agents.dqn import DQN
+from polyak.cli import main
+from polyak.core.types import Rollout
+from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.off_policy import replay_of
+from polyak.loops import host_replay
+from polyak.loops.replay_memory import check_memory
+from polyak.replay.drawn import Errors
+
+KEY = jax.random.key(0)
+SMALL = {"capacity": 256, "learning_starts": 32, "batch_size": 4, "num_steps": 4}
+DENSE = {"network": polyak.q_mlp((4,)), "updates_per_step": 0.5, **SMALL}
+# Four gradient steps an update; one where priorities are set after each of them, which is when the numbers are the same.
+AGENTS = {
+    "dqn": lambda spec: polyak.DQN(spec, **DENSE, n_step=3),
+    "c51": lambda spec: polyak.C51(spec, **DENSE | {"updates_per_step": 0.125}, num_atoms=5, prioritized=True),
+    "recurrent": lambda spec: polyak.DQN(spec, **DENSE | {"network": polyak.q_lstm(4, (4,))}, sequence_length=8),
+    "sac": lambda spec: polyak.SAC(
+        spec, actor=polyak.Actor((4,)), critics=polyak.Critics((4,)), normalize_obs=True, updates_per_step=0.5, **SMALL
+    ),
+}
+
+
+def make(name):
+    scaling = {"action_scaling": "rescale"} if name == "sac" else {}
+    env = polyak.envs.make("jax/Pendulum-v1" if name == "sac" else "jax/CartPole-v1", num_envs=2, **scaling)
+    return AGENTS[name](env.spec), env
+
+
+def assert_same(ours, theirs, **tolerance):
+    def data(x):
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(data(x), data(y), **{"rtol": 1e-6, "atol": 1e-7} | tolerance)
+
+
+@pytest.fixture
+def other_device(monkeypatch):
+    """Plays the host beside a first device that plays the accelerator."""
+    device = jax.local_devices()[3]
+    monkeypatch.setattr(host_replay, "host_device", lambda: device)
+    return device
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_numbers_are_those_of_a_replay_on_the_device(name, other_device):
+    agent, env = make(name)
+    places = []
+
+    def look(progress, metrics, state):
+        parts = (state.agent.replay, dataclasses.replace(state.agent, replay=()))
+        places.append([{device for x in jax.tree.leaves(part) for device in x.devices()} for part in parts])
+
+    train = lambda **options: polyak.train.host(agent, env, env_steps=160, key=KEY, report_every=60, **options)  # noqa: E731
+    here, there = train(), train(replay_on="host", callbacks=[look])
+    assert places == [[{other_device}, {jax.local_devices()[0]}]] * 3
+    assert int(here.state.updates) > 8
+    # Of the metrics, the priorities are those before the last update.
+    assert_same(here.loop_state, there.loop_state)
+    differing = {name for name, value in here.metrics.items() if not np.isclose(value, there.metrics[name], rtol=1e-5)}
+    assert differing <= {"replay/mean_priority", "replay/max_priority"}
+
+
+def test_a_stopped_training_goes_on_with_the_same_numbers(other_device):
+    agent, _ = make("dqn")
+    hosted = polyak.envs.make("CartPole-v1", num_envs=2)
+    train = lambda steps, **options: polyak.train.host(agent, hosted, env_steps=steps, key=KEY, **options)  # noqa: E731
+    whole = train(160)
+    half = train(80, replay_on="host")
+    done = half.progress.env_steps
+    rest = train(160, resume_from=half.loop_state, env_steps_done=done, replay_on="host", donate=True)
+    assert_same(whole.loop_state, rest.loop_state)
+
+
+def rollout_of(spec, length=8, num_envs=2):
+    rng = np.random.default_rng(0)
+    steps = polyak.TimeStep(
+        obs=rng.normal(size=(length + 1, num_envs, 4)).astype(np.float32),
+        reward=rng.normal(size=(length + 1, num_envs)).astype(np.float32),
+        first=np.zeros((length + 1, num_envs), bool),
+        terminated=np.zeros((length + 1, num_envs), bool),
+        truncated=np.zeros((length + 1, num_envs), bool),
+    )
+    return Rollout(steps, rng.integers(2, size=(length, num_envs)).astype(np.int32))
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_due):
+    spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
+    agent = polyak.DQN(spec, **DENSE | {"num_steps": 8}, prioritized=True, priority_alpha=1.0, priority_eps=0.0)
+    replay, drawn = draw_batches(agent, agent.init(KEY).replay, rollout_of(spec), KEY, jnp.uint32(100))
+    assert drawn.batches.reward.shape == (8, 4) and int(drawn.env_steps) == 116
+    sizes = jnp.arange(1.0, 33.0).reshape(8, 4)
+    after = return_errors(agent, replay, Errors(drawn.priorities.index, sizes, jnp.int32(8), jnp.asarray(is_due)))
+    wanted = dict.fromkeys(np.flatnonzero(np.asarray(replay.rows.valid)).tolist(), 1.0)
+    for index, size in zip(np.asarray(drawn.batches.index), np.asarray(sizes), strict=True):
+        # Of a row that was drawn twice, the larger of one batch, and the last batch's.
+        wanted |= {row: max(size[index == row]) for row in index.tolist()} if is_due else {}
+    got = replay_of(agent).sample(after, KEY, 4096, num_envs=2, gamma=0.99)
+    counts = np.bincount(np.asarray(got.index), minlength=256) / 4096
+    expected = np.zeros(256)
+    expected[list(wanted)] = np.array(list(wanted.values())) / sum(wanted.values())
+    np.testing.assert_allclose(counts, expected, atol=0.025)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_is_rejected_before_anything_runs(monkeypatch):
+    agent, env = make("dqn")
+    hosted = polyak.envs.make("CartPole-v1", num_envs=2)
+    monkeypatch.setattr(DQN, "init", lambda self, key: pytest.fail("too late"))
+    run = lambda agent, env, **options: polyak.train.run(agent, env, env_steps=64, progress=False, **options)  # noqa: E731
+    host = lambda **options: polyak.train.host(agent, hosted, env_steps=64, key=KEY, **options)  # noqa: E731
+    for start, message in (
+        (lambda: host(replay_on="disk"), "replay_on must be one of 'device', 'host', got 'disk'"),
+        (lambda: host(replay_on="host", devices=2), "replay_on='host' needs devices=1, got 2"),
+        (lambda: run(agent, env, replay_on="host"), "replay_on='host' needs the host loop or workers, got loop='compiled'"),
+        (lambda: run(polyak.PPO(env.spec), hosted, replay_on="host"), "replay_on='host': PPO has no replay"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            start()
+
+
+def test_the_host_has_the_memory_for_a_replay_that_does_not_fit_on_the_device(monkeypatch):
+    agent, _ = make("dqn")
+    full = type("Device", (), {"memory_stats": lambda self: {"bytes_limit": 1000, "bytes_in_use": 900}})()
+    monkeypatch.setattr(jax, "local_devices", lambda *_, **__: [full])
+    with pytest.raises(ValueError, match=r"1 device\(s\) has 100 available"):
+        check_memory(agent)
+    check_memory(agent, on_host=True)
+
+
+def test_a_run_stores_where_its_replay_stands_and_resumes_with_it(tmp_path, other_device):
+    arguments = ["dqn", "CartPole-v1", "--hidden", "4", "--capacity", "256", "--learning-starts", "32", "--eval-episodes", "0"]
+    for place in ("device", "host"):
+        code = main(["train", *arguments, "--env-steps", "64", "--run-dir", str(tmp_path / place), "--replay-on", place])
+        assert code == 0 and json.loads((tmp_path / place / "config.json").read_text())["replay_on"] == place
+        assert main(["resume", str(tmp_path / place), "--env-steps", "128", "--eval-episodes", "0"]) == 0
+    rows = [json.loads((tmp_path / place / "metrics.jsonl").read_text().splitlines()[-1]) for place in ("device", "host")]
+    losses = [row["train/loss"] for row in rows]
+    assert losses[0] > 0 and losses == pytest.approx(losses[:1] * 2, rel=1e-5)
