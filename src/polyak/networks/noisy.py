@@ -16,9 +16,9 @@ class NoisyLayer(nnx.Module):
 
         y = (μ + σ ∘ f(ε_in) f(ε_out)ᵀ) x + μ_b + σ_b ∘ f(ε_out),    f(ε) = sign(ε) √|ε|
 
-    All rows of a call have the same noise, as in the paper's batches. Without a key, σ counts as 0.
+    Each row has its own noise. Without a key, σ counts as 0.
 
-    Source: Fortunato et al. 2018, arXiv:1706.10295, eqs. 9 to 11 and section 3.1.
+    Source: Fortunato et al. 2018, arXiv:1706.10295, eqs. 9 to 11.
     """
 
     def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
@@ -34,8 +34,8 @@ class NoisyLayer(nnx.Module):
         if key is None:
             return mean
         keys = jax.random.split(key)
-        noise_in, noise_out = (_noise(key, width)[None] for key, width in zip(keys, self.kernel.shape, strict=True))
-        # (σ ∘ f_in f_outᵀ) x = f_out ∘ (σ (f_in ∘ x)): no matrix of noise, of which `vmap` over keys would make one each.
+        noise_in, noise_out = (_noise(key, (len(x), width)) for key, width in zip(keys, self.kernel.shape, strict=True))
+        # (σ ∘ f_in f_outᵀ) x = f_out ∘ (σ (f_in ∘ x)): no matrix of noise for each row.
         return mean + noise_out * (matmul(noise_in * x, self.kernel_std[...]) + self.bias_std[...][None])
 
 
@@ -44,6 +44,6 @@ def split_key(key: PRNGKeyArray | None, count: int) -> list[PRNGKeyArray | None]
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
-def _noise(key: PRNGKeyArray, width: int) -> Float[Array, " width"]:
-    noise = jax.random.normal(key, (width,))
+def _noise(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "rows width"]:
+    noise = jax.random.normal(key, shape)
     return jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -33,7 +32,7 @@ class NetworkPolicy:
         return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that uses the
             network's outputs of the time of acting.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
-        noise_key: the key of the network's noise, which each row has its own of; None applies it without noise.
+        noise_key: the key of the network's noise; None applies it without noise.
         combined: the network has an output for each combination of a MultiDiscrete action, not for each choice of its parts.
     """
 
@@ -74,22 +73,9 @@ class NetworkPolicy:
         """The `info` of a step with these outputs of the network."""
         return {"value": value, "params": broadcast_params(self.spec.action, params)} if self.return_info else ()
 
-    def _outputs(self, obs: PyTree, carry: PyTree) -> tuple[PyTree, PyTree]:
-        """The network's outputs and carry; with a noise key each row has its own noise."""
-        if self.noise_key is None:
-            return self.network.apply(self.variables, obs, carry)[:2]
-
-        def of_row(key: PRNGKeyArray, row: PyTree) -> PyTree:
-            outputs, carry, _ = self.network.apply(self.variables, *jax.tree.map(lambda x: x[None], row), key=key)
-            return jax.tree.map(lambda x: x[0], (outputs, carry))
-
-        keys = jax.random.split(self.noise_key, len(jax.tree.leaves(obs)[0]))
-        outputs, carry = jax.vmap(of_row)(keys, (obs, carry))
-        return outputs, carry
-
     def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
         carry = reset_carry(self.network, carry, time_step.first)
-        (params, value), carry = self._outputs(self.network_obs(time_step), carry)
+        (params, value), carry, _ = self.network.apply(self.variables, self.network_obs(time_step), carry, key=self.noise_key)
         if self.combined and isinstance(self.spec.action, MultiDiscrete):
             return Combinations(params, self.spec.action.nvec, time_step.action_mask), carry, ()
         distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
