@@ -6,7 +6,7 @@ import pytest
 
 import polyak
 from polyak.agents import action_scaling_of, agent_class
-from polyak.core.spaces import Box, EnvSpec
+from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
 from polyak.presets.preset import LinearOverTraining
 
@@ -90,6 +90,18 @@ def test_changed_settings_take_the_place_of_the_presets():
     settings = found.settings(500, {"sde_sample_freq": 4, "actor": actor, "learning_rate": LinearOverTraining(0.1)})
     assert settings["actor"] is actor and settings["critics"] == polyak.Critics((400, 300))
     assert settings["learning_rate"] == polyak.Linear(0.1, env_steps=500)
+
+
+def test_fixed_alpha_leaves_out_the_presets_settings_of_a_learned_one():
+    spec = EnvSpec(Box([-1.0] * 4, [1.0] * 4), Discrete(2))
+    found = preset("sac", "CartPole-v1")
+    assert found.values["target_entropy"] == 0.1
+    # The command line passes the preset's own values too.
+    for changes in ({"alpha": 0.2}, {"alpha": 0.2, "target_entropy": 0.1}):
+        agent = polyak.SAC(spec, **found.settings(1_000, changes))
+        assert agent.alpha == 0.2 and agent.target_entropy is None and agent.gamma == 0.98
+    with pytest.raises(ValueError, match="target_entropy has no effect"):
+        polyak.SAC(spec, **found.settings(1_000, {"alpha": 0.2, "target_entropy": 0.3}))
 
 
 def test_rainbow_is_c51_with_all_parts_in_every_environment():

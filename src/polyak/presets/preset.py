@@ -9,6 +9,9 @@ from polyak.core.printing import short_repr
 SDE_LOG_STD = {"actor": -3.0, "network": 0.0}
 """Initial logarithm of σ, as in the agents' default networks, where a preset has none."""
 
+OF_LEARNED_ALPHA = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
+"""Settings of SAC and TQC that a fixed `alpha` does not go with."""
+
 
 @short_repr()
 @dataclass(frozen=True, repr=False)
@@ -47,13 +50,18 @@ class Preset:
         """The agent's fields for a training of `env_steps`.
 
         Args:
-            changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`.
+            changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`, and with a fixed
+                `alpha` its settings of a learned one are left out.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
         """
         changed = dict(changes or {})
-        settings = {name: with_length(value, env_steps) for name, value in {**self.values, **changed}.items()}
+        values = {**self.values, **changed}
+        if values.get("alpha") is not None:
+            unused = {name for name in OF_LEARNED_ALPHA if name in self.values and values[name] == self.values[name]}
+            values = {name: value for name, value in values.items() if name not in unused}
+        settings = {name: with_length(value, env_steps) for name, value in values.items()}
         if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
             from polyak.networks.actor import Actor
             from polyak.networks.actor_critic import mlp
