@@ -110,11 +110,42 @@ def test_a_key_may_be_raw_numbers():
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("buffer_size", "capacity"), ("target_update_interval", "period"), ("exploration_fraction", "epsilon=")],
+    [
+        ("buffer_size", "capacity"),
+        ("target_update_interval", "period"),
+        ("exploration_fraction", "epsilon="),
+        ("n_steps", "n_step of"),
+        ("policy_kwargs", r"network=polyak\.q_mlp\("),
+    ],
 )
 def test_settings_of_dqn_in_stable_baselines3(name, instead):
     with pytest.raises(TypeError, match=f"DQN: unknown field '{name}' of Stable-Baselines3; use {instead}"):
         polyak.DQN(ENV.spec, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("agent", "name", "instead"),
+    [
+        ("IQN", "policy_kwargs", r"network=polyak\.iqn_mlp\("),
+        ("SAC", "policy_kwargs", r"actor=polyak\.Actor\(.*critics=polyak\.Critics\("),
+        ("SAC", "ent_coef", "alpha of the agent"),
+        ("TD3", "action_noise", "exploration_noise of"),
+        ("TQC", "top_quantiles_to_drop_per_net", "dropped_quantiles of"),
+    ],
+)
+def test_settings_of_other_agents_in_stable_baselines3(agent, name, instead):
+    with pytest.raises(TypeError, match=f"{agent}: unknown field '{name}' of Stable-Baselines3; use {instead}"):
+        getattr(polyak, agent)(ENV.spec, **{name: 1})
+
+
+def test_no_field_is_suggested_that_an_agent_does_not_have():
+    for name in ("buffer_size", "gradient_steps"):
+        with pytest.raises(TypeError, match=rf"PPO: unknown field '{name}' \(fields: "):
+            polyak.PPO(ENV.spec, **{name: 1})
+    with pytest.raises(
+        TypeError, match="train: unknown argument 'buffer_size' of Stable-Baselines3; use capacity of the agent"
+    ):
+        train.run(AGENT, ENV, env_steps=10, buffer_size=5)
 
 
 def test_environments_that_are_none_or_step_on_the_host():

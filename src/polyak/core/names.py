@@ -17,13 +17,7 @@ STABLE_BASELINES = {
     "n_steps": "num_steps of the agent",
     "batch_size": "num_minibatches = num_steps * num_envs / batch_size (microbatch_size is something else: it saves memory)",
     "n_epochs": "num_epochs of the agent",
-    "buffer_size": "capacity of the agent",
     "train_freq": "num_steps of the agent",
-    "gradient_steps": "updates_per_step of the agent, per transition",
-    "target_update_interval": "period of the agent, in gradient steps",
-    "exploration_fraction": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
-    "exploration_initial_eps": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
-    "exploration_final_eps": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
     "optimizer_class": "optimizer=, an optax.GradientTransformation",
     "total_timesteps": "env_steps of train.run",
     "callback": "callbacks=[...] of train.run",
@@ -41,6 +35,36 @@ STABLE_BASELINES = {
     "vec_env_cls": "vectorization='async' of envs.make",
 }
 """Where polyak has what an argument of Stable-Baselines3 sets."""
+
+STABLE_BASELINES_BY_FIELD = {
+    "capacity": {
+        "buffer_size": "capacity of the agent",
+        "gradient_steps": "updates_per_step of the agent, per transition",
+        "n_steps": "n_step of the agent",
+        "target_update_interval": "period of the agent, in gradient steps",
+    },
+    "epsilon": {
+        "exploration_fraction": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
+        "exploration_initial_eps": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
+        "exploration_final_eps": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
+        "policy": "network=polyak.q_mlp(...) of the agent",
+        "policy_kwargs": "network=polyak.q_mlp(hidden, activation) of the agent",
+    },
+    "critics": {
+        "policy": "actor=polyak.Actor(...) and critics=polyak.Critics(...) of the agent",
+        "policy_kwargs": "actor=polyak.Actor(hidden, activation) and critics=polyak.Critics(hidden, activation) of the agent",
+    },
+    "num_tau": {
+        "policy": "network=polyak.iqn_mlp(...) of the agent",
+        "policy_kwargs": "network=polyak.iqn_mlp(hidden, activation) of the agent",
+    },
+    "alpha": {"ent_coef": "alpha of the agent; None learns it"},
+    "sde_sample_freq": {"use_sde": "sde_sample_freq of the agent"},
+    "exploration_noise": {"action_noise": "exploration_noise of the agent"},
+    "target_noise": {"target_policy_noise": "target_noise of the agent"},
+    "dropped_quantiles": {"top_quantiles_to_drop_per_net": "dropped_quantiles of the agent"},
+}
+"""The same for arguments that only agents with a certain field have, or that mean something else there; the last one counts."""
 
 ATTRIBUTES = {
     "learn": "polyak.train.run(agent, env, env_steps=...)",
@@ -91,11 +115,24 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     "unknown field 'n_steps' of Stable-Baselines3; use num_steps of the agent"
     """
     known = tuple(known)
-    if name in STABLE_BASELINES and what in ("field", "argument"):
-        return f"unknown {what} {name!r} of Stable-Baselines3; use {STABLE_BASELINES[name]}"
+    if what in ("field", "argument") and (instead := _instead(name, known, what)):
+        return f"unknown {what} {name!r} of Stable-Baselines3; use {instead}"
     near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1)
     hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
     return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
+
+
+def _instead(name: str, known: tuple[str, ...], what: str) -> str | None:
+    """Where polyak has what an argument of Stable-Baselines3 sets; None for other names.
+
+    Of an agent it depends on its other fields; an argument of a function may be meant for any agent.
+    """
+    found = [hints[name] for field, hints in STABLE_BASELINES_BY_FIELD.items() if field in known and name in hints]
+    if not found and name in STABLE_BASELINES:
+        return STABLE_BASELINES[name]
+    if not found and what == "argument":
+        found = [hints[name] for hints in STABLE_BASELINES_BY_FIELD.values() if name in hints]
+    return found[-1] if found else None
 
 
 EXAMPLES = {"key": "jax.random.key(0)", "seed": "0"}
