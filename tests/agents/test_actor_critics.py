@@ -457,6 +457,11 @@ def test_settings_without_effect_are_rejected(name, settings, message):
         make(name, **settings)
 
 
+def test_a_target_entropy_above_that_of_random_actions_is_rejected():
+    with pytest.raises(ValueError, match=r"SAC: target_entropy must be at most \d log 2 = \d\.\d+, .* got 5\.0"):
+        make("sac", target_entropy=5.0)
+
+
 def test_an_actor_that_fails_in_every_step_is_diagnosed():
     class Broken(polyak.Actor):
         def apply(self, variables, obs, carry=(), *, train=False, key=None):

@@ -6,6 +6,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
@@ -31,6 +32,9 @@ from polyak.replay.uniform import Transition
 
 ENTROPY_FRACTION = 0.98
 """Of the largest entropy of Discrete actions, the default target; Christodoulou 2019, arXiv:1910.07207."""
+
+ENTROPY_TOLERANCE = 1e-6
+"""For the largest entropy that was rounded to float32."""
 
 
 @struct
@@ -148,14 +152,27 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
 
 
 def check_temperature(settings: SoftActorSettings) -> None:
-    """Check that settings of a learned α are left out where it is fixed.
+    """Check that settings of a learned α are left out where it is fixed, and that a policy can have the target entropy.
 
     Raises:
-        ValueError: one is set; the message names it.
+        ValueError: one is set, or α would grow or shrink for ever; the message names it.
     """
     if settings.alpha is not None:
         unused = "initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss"
         check_unset(settings, unused, "has no effect with a fixed alpha; leave it out")
+    target, space = settings.target_entropy, settings.spec.action
+    if target is None or isinstance(target, jax.core.Tracer):
+        return
+    if isinstance(space, Discrete):
+        least, most, form = 0.0, float(np.log(space.n)), f"log {space.n}"
+    else:
+        dimensions = action_dimensions(settings.spec)
+        least, most, form = -np.inf, dimensions * float(np.log(2.0)), f"{dimensions} log 2"
+    if not least <= float(target) <= most + ENTROPY_TOLERANCE:
+        bounds = f"at most {form} = {most:.3f}" if least else f"in [0, {form} = {most:.3f}]"
+        raise ValueError(
+            f"{type(settings).__name__}: target_entropy must be {bounds}, the entropy of random actions, got {target}"
+        )
 
 
 def create_soft_actor(settings: SoftActorSettings, key: PRNGKeyArray) -> OffPolicyState:
