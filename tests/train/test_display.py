@@ -65,6 +65,13 @@ def test_skipped_gradient_steps_are_shown():
     assert "skipped" not in shown([100], terminal=False, metrics={"train/skipped_steps": 0.0})
 
 
+def test_a_training_that_has_not_begun_to_learn_is_shown():
+    waiting = "no gradient step yet"
+    assert f"no episode ended yet, {waiting}, 9 s left" in shown([100], terminal=False, metrics={"train/n_updates": 0.0})
+    assert waiting not in shown([100], terminal=False, metrics={"train/n_updates": 1.0})
+    assert waiting not in shown([100], terminal=False, metrics={"train/n_updates": 0.0, "train/skipped_steps": 2.0})
+
+
 @pytest.mark.parametrize(
     ("target", "left"), [(3100, "30 s left"), (18_800, "3:07 min left"), (738_100, "2:03 h left"), (100, "0 s left")]
 )

@@ -96,11 +96,14 @@ def _lines(console: Screen, title: str, env_steps: int, done: int) -> Callback:
 def _status(progress: Progress, metrics: Mapping[str, float], env_steps: int) -> str:
     mean = metrics.get("rollout/ep_rew_mean")
     skipped = metrics.get("train/skipped_steps", 0)
+    # Off-policy agents collect before they learn; a training that is shorter than that learns nothing.
+    is_waiting = metrics.get("train/n_updates") == 0 and not skipped
     left = max(env_steps - progress.env_steps, 0) / progress.fps if progress.fps > 0 else 0.0
     parts = [
         f"{progress.env_steps:,} of {env_steps:,} env_steps",
         f"{progress.fps:,.0f}/s",
         f"mean return {mean:.1f}" if mean is not None else "no episode ended yet",
+        *(["no gradient step yet"] if is_waiting else []),
         *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
         f"{_duration(left)} left",
     ]
