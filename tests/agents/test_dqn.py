@@ -145,7 +145,10 @@ def test_another_period_or_tau_holds_from_the_next_update_on():
     ("network", "message"),
     [
         (polyak.mlp(), r"must return action values, such as polyak\.q_mlp\(\)"),
-        (polyak.FlaxLinen(linen.Dense(5)), r"must return \(q, value\)"),
+        (
+            polyak.FlaxLinen(linen.Dense(5)),
+            r"must return \(q, value\), .* value \[B\]; got for B = 2 the shapes \[2, 5\]",
+        ),
         ("mlp", "network must have init and apply"),
     ],
 )

@@ -170,8 +170,10 @@ def check_q_network(network: Network, variables: Variables, spec: EnvSpec, outpu
         out, wanted = (out,), {"values": (rows, spec.action.n, outputs)}
     is_tuple = isinstance(out, tuple) and len(out) == len(wanted)
     if not (is_tuple and all(isinstance(x, jax.ShapeDtypeStruct) for x in out)):
-        names = "(q, value)" if outputs is None else f"an array [B, {spec.action.n}, {outputs}]"
-        raise TypeError(f"network: apply must return {names}, got {jax.tree.map(jnp.shape, out)}")
+        n, got = spec.action.n, out if outputs is None else out[0]
+        names = f"(q, value), q [B, {n}] and their maximum as value [B]" if outputs is None else f"an array [B, {n}, {outputs}]"
+        shapes = jax.tree.map(lambda x: [*x.shape], got)
+        raise TypeError(f"network: apply must return {names}; got for B = {rows} the shapes {shapes}")
     for x, (name, shape) in zip(out, wanted.items(), strict=True):
         if x.shape != shape:
             raise ValueError(f"network: {name} of {rows} observations must have shape {shape}, got {x.shape}")
