@@ -78,10 +78,12 @@ def test_a_stopped_training_goes_on_with_the_same_numbers(other_device):
     hosted = polyak.envs.make("CartPole-v1", num_envs=2)
     train = lambda steps, **options: polyak.train.host(agent, hosted, env_steps=steps, key=KEY, **options)  # noqa: E731
     whole = train(160)
-    half = train(80, replay_on="host")
-    done = half.progress.env_steps
-    rest = train(160, resume_from=half.loop_state, env_steps_done=done, replay_on="host", donate=True)
-    assert_same(whole.loop_state, rest.loop_state)
+    half, snapshot = train(80, replay_on="host"), hosted.snapshot()
+    # On the device at first, since the state is donated then.
+    for options in ({}, {"replay_on": "host", "donate": True}):
+        hosted.restore(snapshot)
+        rest = train(160, resume_from=half.loop_state, env_steps_done=half.progress.env_steps, **options)
+        assert_same(whole.loop_state, rest.loop_state)
 
 
 def rollout_of(spec, length=8, num_envs=2):

@@ -35,7 +35,7 @@ from polyak.core.types import (
 )
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
 from polyak.loops.metrics import add_metrics, as_numbers
-from polyak.loops.replay_memory import check_memory, copy_except_replay, with_new_replay
+from polyak.loops.replay_memory import check_memory, copy_except_replay, with_new_replay, with_replay_beside
 
 T = TypeVar("T")
 
@@ -180,12 +180,11 @@ def first_state(
     Raises:
         ValueError: the replay does not fit into memory; raised before anything runs.
     """
-    if resume_from is not None and donate:
-        return copy_except_replay(agent, resume_from)
-    check_memory(agent, 1 if mesh is None else mesh.size, on_host=replay_on_host)
+    if resume_from is None or not donate:
+        check_memory(agent, 1 if mesh is None else mesh.size, on_host=replay_on_host)
     if resume_from is not None:
-        copied: LoopState = copy_buffers(resume_from)
-        return copied
+        copied: LoopState = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
+        return copied if replay_on_host or mesh is not None else with_replay_beside(agent, copied)
     state = start()
     if mesh is None:
         return state

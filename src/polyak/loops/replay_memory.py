@@ -104,6 +104,19 @@ def copy_except_replay(agent: Agent, state: T) -> T:
     return result
 
 
+def with_replay_beside(agent: Agent, state: T) -> T:
+    """The loop's state with the replay on the device of the rest; after a training with `replay_on="host"` it is elsewhere."""
+    if not isinstance(agent, HasReplay):
+        return state
+    loop_state: Any = state
+    replay_state, place = getattr(loop_state.agent, agent.replay_field), loop_state.key.sharding
+    arrays = [leaf for leaf in jax.tree.leaves(replay_state) if isinstance(leaf, jax.Array)]
+    if all(array.sharding.device_set == place.device_set for array in arrays):
+        return state
+    moved: T = replace(loop_state, agent=_with_replay(agent, loop_state.agent, jax.device_put(replay_state, place)))
+    return moved
+
+
 def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
     """Put arrays on devices, leaf by leaf, so that no more than one is there twice; those of `tree` are deleted.
 
