@@ -17,6 +17,7 @@ from polyak.learning.off_policy import replay_of
 from polyak.loops import host_replay
 from polyak.loops.replay_memory import check_memory
 from polyak.replay.drawn import Errors
+from polyak.storage import checkpoint
 
 KEY = jax.random.key(0)
 SMALL = {"capacity": 256, "learning_starts": 32, "batch_size": 4, "num_steps": 4}
@@ -143,12 +144,21 @@ def test_the_host_has_the_memory_for_a_replay_that_does_not_fit_on_the_device(mo
     check_memory(agent, on_host=True)
 
 
-def test_a_run_stores_where_its_replay_stands_and_resumes_with_it(tmp_path, other_device):
+def test_a_run_stores_where_its_replay_stands_and_resumes_with_it(tmp_path, other_device, monkeypatch):
+    places = []
+
+    def restore(*arguments, **options):
+        restored = checkpoint.restore(*arguments, **options)
+        places.append({device for x in jax.tree.leaves(restored.tree.agent.replay) for device in x.devices()})
+        return restored
+
+    monkeypatch.setattr("polyak.train.resumption.restore", restore)
     arguments = ["dqn", "CartPole-v1", "--hidden", "4", "--capacity", "256", "--learning-starts", "32", "--eval-episodes", "0"]
     for place in ("device", "host"):
         code = main(["train", *arguments, "--env-steps", "64", "--run-dir", str(tmp_path / place), "--replay-on", place])
         assert code == 0 and json.loads((tmp_path / place / "config.json").read_text())["replay_on"] == place
         assert main(["resume", str(tmp_path / place), "--env-steps", "128", "--eval-episodes", "0"]) == 0
+    assert places == [{jax.local_devices()[0]}, {other_device}], "a replay on the host may be too large for the device"
     rows = [json.loads((tmp_path / place / "metrics.jsonl").read_text().splitlines()[-1]) for place in ("device", "host")]
     losses = [row["train/loss"] for row in rows]
     assert losses[0] > 0 and losses == pytest.approx(losses[:1] * 2, rel=1e-5)

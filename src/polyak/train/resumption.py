@@ -224,7 +224,8 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         _check_for_lost_checkpoints(run, config)
         print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")
         return Start()
-    restored = restore(run.checkpoints, loop_shape(config, env), optional=replay_path(config.agent))
+    with replay_memory(config.replay_on):
+        restored = restore(run.checkpoints, loop_shape(config, env), optional=replay_path(config.agent))
     saved, state = read_progress(run, restored), restored.tree
     if not force:
         check_settings(run, saved)
