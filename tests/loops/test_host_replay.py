@@ -1,5 +1,6 @@
 """A replay in the host's memory gives the numbers of one on the device that learns."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -15,6 +16,8 @@ from polyak.core.types import Rollout
 from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.off_policy import replay_of
 from polyak.loops import host_replay
+from polyak.loops.host_replay import check_replay_on
+from polyak.loops.loop import Reporter
 from polyak.loops.replay_memory import check_memory
 from polyak.replay.drawn import Errors
 from polyak.storage import checkpoint
@@ -87,6 +90,29 @@ def test_a_stopped_training_goes_on_with_the_same_numbers(other_device):
         assert_same(whole.loop_state, rest.loop_state)
 
 
+def test_nothing_compiles_while_training(other_device, monkeypatch):
+    """Seconds and steps per second are without compilation. It learns on JAX's default device."""
+    compiled, while_training = [], []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
+    original = Reporter.training
+
+    @contextlib.contextmanager
+    def training(self):
+        before = len(compiled)
+        with original(self):
+            yield
+        while_training.extend(event for event in compiled[before:] if "backend_compile" in event)
+
+    monkeypatch.setattr(Reporter, "training", training)
+    agent, _ = make("dqn")
+    agent = dataclasses.replace(agent, batch_size=5)  # not that of the other tests, whose programs are there already
+    env = polyak.envs.make("CartPole-v1", num_envs=2)
+    with jax.default_device(jax.local_devices()[1]):
+        result = polyak.train.host(agent, env, env_steps=40, key=KEY, replay_on="host")
+    assert int(result.state.updates) > 0 and compiled and not while_training
+    assert result.state.updates.devices() == {jax.local_devices()[1]}
+
+
 def rollout_of(spec, length=8, num_envs=2):
     rng = np.random.default_rng(0)
     steps = polyak.TimeStep(
@@ -133,6 +159,13 @@ def test_what_cannot_be_is_rejected_before_anything_runs(monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             start()
+
+    def without_cpu(backend):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", without_cpu)
+    with pytest.raises(RuntimeError, match=r"replay_on='host' needs JAX's CPU .* add cpu to JAX_PLATFORMS"):
+        check_replay_on(agent, "host", 1, "host")
 
 
 def test_the_host_has_the_memory_for_a_replay_that_does_not_fit_on_the_device(monkeypatch):

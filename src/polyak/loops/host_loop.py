@@ -117,7 +117,7 @@ def host(
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
         rollouts, actor = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)
-        learn_compiled, no_means = _compile(agent, mesh, settings, state, None if relay.active else actor)
+        learn_compiled, no_means = _compile(agent, mesh, settings, state, replay, None if relay.active else actor)
 
     def whole(leaves: list[Any]) -> LoopState:
         return replay.give_back(jax.tree.unflatten(structure, leaves))
@@ -130,7 +130,7 @@ def host(
             collected = rollouts.collect(leaves)
             if collected is None:
                 return reporter.result(whole(leaves), "request")
-            learned = rollouts.learn(partial(_update, replay, learn_compiled, leaves, means, collected))
+            learned = rollouts.learn(partial(_update, learn_compiled, leaves, means, collected))
             leaves, metrics, means = learned.leaves, learned.metrics, learned.metrics.means
         reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
         stopped = "request" if should_stop() else None
@@ -152,7 +152,8 @@ def _place(
     with replay_memory(replay_on):
         state = first(replay_on_host=replay_on == "host")
     state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
-    replay = DeviceReplay() if replay_on == "device" else HostReplay(agent, jax.local_devices()[0])
+    (learner,) = jnp.zeros(()).devices()
+    replay = DeviceReplay() if replay_on == "device" else HostReplay(agent, learner)
     return replay, replay.take(state)
 
 
@@ -202,7 +203,7 @@ def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
 
 
 def _compile(
-    agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, actor: Actor | None
+    agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, replay: ReplayPlace, actor: Actor | None
 ) -> tuple[Update, Array]:
     """`learn(state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
 
@@ -224,11 +225,12 @@ def _compile(
     program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), acts)
     no_means = jnp.zeros((count, 2))
     compiled = program.lower(settings, jax.tree.leaves(state), no_means, rollout).compile()
-    return partial(compiled, settings), no_means
+    replay.compile(rollout)
+    return partial(replay.learn, partial(compiled, settings)), no_means
 
 
-def _update(replay: ReplayPlace, program: Update, leaves: list[Any], means: Array, collected: Collected) -> Learned:
-    learned = Learned(*replay.learn(program, leaves, means, collected.arrays))
+def _update(program: Update, leaves: list[Any], means: Array, collected: Collected) -> Learned:
+    learned = Learned(*program(leaves, means, collected.arrays))
     # Wait here, so that the update counts as training time.
     jax.block_until_ready(learned.finished)
     return learned

@@ -37,6 +37,10 @@ class ReplayPlace(Protocol):
         """The reverse."""
         ...
 
+    def compile(self, arrays: Arrays) -> None:
+        """Compile for rollouts like this one."""
+        ...
+
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
         """What `update` returns for the leaves of the state, the means and a rollout."""
         ...
@@ -54,8 +58,8 @@ class HostReplay:
         assert isinstance(agent, DrawsBatches), "check_replay_on has checked it"
         self._agent: Any = agent
         self._field, self._learner, self._host = agent.replay_field, learner, host_device()
-        self._draw = jax.jit(partial(_draw, agent), donate_argnums=0)
-        self._return_errors = jax.jit(agent.return_errors, donate_argnums=0)
+        self._draw: Any = jax.jit(partial(_draw, agent), donate_argnums=0)
+        self._return_errors: Any = jax.jit(agent.return_errors, donate_argnums=0)
         self._shapes: PyTree = None
 
     def take(self, state: LoopState) -> LoopState:
@@ -76,6 +80,13 @@ class HostReplay:
     def give_back(self, state: LoopState) -> LoopState:
         """The state with the replay."""
         return self._with(state, self._replay)
+
+    def compile(self, arrays: Arrays) -> None:
+        """Compile the programs that run on the host."""
+        time_steps, actions, _, carry = arrays
+        rollout = Rollout(time_steps, actions, carry=carry)
+        self._draw = self._draw.lower(self._replay, rollout, self._key, self._iteration, self._env_steps).compile()
+        self._return_errors = self._return_errors.lower(self._replay, self._shapes.priorities).compile()
 
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
         """Add the rollout to the replay, put the batches of the update into the state, and set their priorities after it."""
@@ -112,6 +123,9 @@ class DeviceReplay:
         """The state."""
         return state
 
+    def compile(self, arrays: Arrays) -> None:
+        """Nothing runs but the update."""
+
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
         """`update`, and nothing else."""
         return update(leaves, means, arrays)
@@ -123,7 +137,12 @@ def host_device() -> jax.Device:
     Raises:
         RuntimeError: JAX was started without its CPU.
     """
-    return jax.local_devices(backend="cpu")[0]
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"train: replay_on='host' needs JAX's CPU beside the accelerator: add cpu to JAX_PLATFORMS ({error})"
+        ) from error
 
 
 def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> None:
@@ -132,6 +151,7 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> No
     Raises:
         TypeError, ValueError: it is neither `"device"` nor `"host"`, or the agent has no replay that can be outside of its
             state, or the loop or the number of devices needs it there.
+        RuntimeError: JAX was started without its CPU.
     """
     check_choice("train", "replay_on", replay_on, ("device", "host"))
     if replay_on == "device":
@@ -142,6 +162,7 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> No
         raise ValueError(f"train: replay_on='host' needs the host loop or workers, got loop={loop!r}")
     if devices != 1:
         raise ValueError(f"train: replay_on='host' needs devices=1, got {devices}")
+    host_device()
 
 
 def replay_memory(replay_on: ReplayOn) -> AbstractContextManager[Any]:
