@@ -1,6 +1,7 @@
 """`polyak.resume`: continues a run from its newest valid checkpoint."""
 
 import dataclasses
+import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from polyak.loops.loop import LoopState, check_match, initial, mesh_over
 from polyak.loops.replay_memory import check_memory, with_new_replay
 from polyak.runs import LOOPS_OF_WORKERS, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
+from polyak.storage.config import to_json
 from polyak.storage.directory import find
 from polyak.storage.progress import check_settings, read_progress, replay_path
 from polyak.storage.run_directory import Run, open_run
@@ -68,7 +70,7 @@ def resume(
         eval_episodes: episodes of the evaluation at the end; None is the number of the run's evaluations while training.
         eval_env: environments for evaluation; None makes copies of `env`.
         callbacks: called at every report.
-        force: accept a `config.json` that was edited, or differs from the settings of the checkpoint.
+        force: accept a `config.json` that was edited or differs from the checkpoint's, and store other settings of `agent`.
         workers: number of worker processes of a run in an environment outside JAX, or how they work; 0 trains in this process;
             None is the run's number. It may change: a checkpoint is not of workers. What `Workers` leaves at its default
             is the run's.
@@ -80,7 +82,8 @@ def resume(
         RunError: the directory holds no run, or another process writes it.
         ConfigError: `config.json` cannot be read, or describes an agent of the caller's own, and `agent` is None.
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment.
-        ValueError: the environment is the caller's own, and `env` is None; or the run has already done more than `env_steps`.
+        ValueError: the environment is the caller's own, and `env` is None; the run has already done more than `env_steps`; or
+            `agent` has other settings.
         StoppedBeforeStart: learners were stopped before they trained, and the run has no checkpoint.
     """
     check_callbacks("polyak.resume", callbacks)
@@ -90,6 +93,7 @@ def resume(
         if force:
             run.accept_config()
         config = read_config(run, agent)
+        _check_same_settings(run, agent, force=force)
         done = max(steps(run.checkpoints), default=0)
         if env_steps is not None and env_steps < done:
             raise ValueError(f"polyak.resume: env_steps={env_steps:,}: {run.directory} has already done {done:,}")
@@ -117,6 +121,27 @@ def resume(
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
             close_if_made(made, env)
+
+
+def _check_same_settings(run: Run, agent: Agent | None, *, force: bool) -> None:
+    """Check that an agent has the settings of the run's config.json, as far as these can be stored; with force, store its own.
+
+    Raises:
+        ValueError: it has others.
+    """
+    if agent is None:
+        return
+    stored, given = run.read_config()["agent"], to_json(agent, on_unknown="describe")
+    names = [name for name in stored if name in given and name != "spec" and stored[name] != given[name]]
+    # Networks and optimizers of the caller's own are described only, and functions differ in every process.
+    names = [name for name in names if "$unsupported" not in json.dumps([stored[name], given[name]])]
+    if names and not force:
+        differences = ", ".join(f"{name}={given[name]}, the run has {stored[name]}" for name in names)
+        raise ValueError(
+            f"polyak.resume: agent must have the settings of {run.directory}, got {differences}; force=True accepts it"
+        )
+    if names:
+        run.change_config(agent=given)
 
 
 def _make_again(config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:
