@@ -81,14 +81,14 @@ def test_noise_of_a_presets_network_follows_state_dependent_exploration():
         assert independent.std == {"td3": "fixed", "a2c": "free", "ppo": "free"}.get(algorithm, "state")
         assert dependent.std == "sde" and independent.hidden == dependent.hidden
         checked.add((algorithm, independent.hidden, dependent.log_std))
-    assert {("sac", (400, 300), -3.0), ("sac", (64, 64), -3.67), ("td3", (400, 300), -3.0), ("ppo", (64, 64), -1.0)} <= checked
+    assert {("sac", (256, 256), -3.0), ("sac", (64, 64), -3.67), ("td3", (400, 300), -3.0), ("ppo", (64, 64), -1.0)} <= checked
 
 
 def test_changed_settings_take_the_place_of_the_presets():
     found = preset("sac", "BipedalWalker-v3")
     actor = polyak.Actor((8,), std="sde")
     settings = found.settings(500, {"sde_sample_freq": 4, "actor": actor, "learning_rate": LinearOverTraining(0.1)})
-    assert settings["actor"] is actor and settings["critics"] == polyak.Critics((400, 300))
+    assert settings["actor"] is actor and settings["critics"] == polyak.Critics((256, 256), layer_norm=True)
     assert settings["learning_rate"] == polyak.Linear(0.1, env_steps=500)
 
 

@@ -2,7 +2,6 @@
 
 from polyak.presets.preset import LinearOverTraining, Preset
 
-WIDE = {"actor": {"hidden": (400, 300)}, "critics": {"hidden": (400, 300)}}
 # With a discount of 0.99, and other layers and update ratio, a lander learned to hover above the ground until the time limit:
 # that costs about 0.1 a step, 10 in all at 0.99, less than a crash, and 100 at 0.999.
 LUNAR_LANDER = {
@@ -10,7 +9,11 @@ LUNAR_LANDER = {
     "n_step": 3, "capacity": 300_000, "learning_rate": LinearOverTraining(1e-3), "gamma": 0.999, "tau": 0.01,
     "learning_starts": 10_000,
 }  # fmt: skip
-BIPEDAL_WALKER = {**WIDE, "learning_rate": 7.3e-4, "gamma": 0.98, "tau": 0.02, "capacity": 300_000, "learning_starts": 10_000}
+# Half of the Zoo's updates a step, of critics with layer norm and targets over three steps.
+BIPEDAL_WALKER = {
+    "actor": {"hidden": (256, 256)}, "critics": {"hidden": (256, 256), "layer_norm": True}, "updates_per_step": 0.5,
+    "n_step": 3, "capacity": 500_000, "learning_rate": LinearOverTraining(1e-3), "tau": 0.01, "learning_starts": 10_000,
+}  # fmt: skip
 MUJOCO = {"learning_starts": 10_000}
 MOUNTAIN_CAR = {
     "actor": {"hidden": (64, 64), "std": "sde", "log_std": -3.67}, "critics": {"hidden": (64, 64)}, "sde_sample_freq": 32,
@@ -26,7 +29,7 @@ PRESETS: dict[str, Preset] = {
     "Pendulum-v1": Preset(20_000, 1, {"learning_rate": 1e-3, "capacity": 20_000}, "RL Zoo"),
     "MountainCarContinuous-v0": Preset(50_000, 1, MOUNTAIN_CAR, "RL Zoo"),
     "LunarLanderContinuous-v3": Preset(300_000, 8, LUNAR_LANDER, "own"),
-    "BipedalWalker-v3": Preset(500_000, 1, BIPEDAL_WALKER, "RL Zoo without gSDE"),
+    "BipedalWalker-v3": Preset(500_000, 8, BIPEDAL_WALKER, "own"),
     "HalfCheetah-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Hopper-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Walker2d-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
