@@ -43,6 +43,7 @@ class Suite:
         recipe: `"preset"`, the default settings of `polyak train`, or the name of settings in `RECIPES`.
         algorithm: its name on the command line.
         flags: of the command line, in addition.
+        published: the file in `benchmarks/published/` with somebody else's learning curve of the same task.
     """
 
     env: str
@@ -53,6 +54,7 @@ class Suite:
     recipe: str = "preset"
     algorithm: str = "ppo"
     flags: tuple[str, ...] = ()
+    published: str | None = None
 
 
 def tf_agents(env_steps: int) -> dict[str, Any]:
@@ -86,12 +88,16 @@ SUITES = {
     "pqn-cartpole": Suite("jax/CartPole-v1", 300_000, 10, 500.0, "maximum", algorithm="pqn"),
     "pqn-breakout": Suite("gymnax/Breakout-MinAtar", 2 * MILLION, 3, 10.0, "MinAtar's DQN", algorithm="pqn"),
     "pqn-asterix": Suite("gymnax/Asterix-MinAtar", 5 * MILLION, 3, 15.0, "MinAtar's DQN", algorithm="pqn"),
+    "pqn-pong": Suite(
+        "ALE/Pong-v5", 1_500_000, 1, -13.6, "Dopamine's DQN", algorithm="pqn", published="dopamine-dqn-pong.json"
+    ),
     "ppo-jax-pendulum": Suite("jax/Pendulum-v1", 300_000, 3, -200.0, "own"),
     "ddpg-pendulum": Suite("jax/Pendulum-v1", 20_000, 3, -160.0, "own", algorithm="ddpg"),
     "sac-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, "own", algorithm="sac"),
     "td3-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, "own", algorithm="td3"),
     "tqc-pendulum": Suite("jax/Pendulum-v1", 20_000, 10, -160.0, "own", algorithm="tqc"),
     "sac-lunarlandercontinuous": Suite("LunarLanderContinuous-v3", 300_000, 3, 250.0, "own", algorithm="sac"),
+    "sac-bipedalwalker": Suite("BipedalWalker-v3", 500_000, 3, 295.0, "own", algorithm="sac"),
     "sac-cartpole": Suite("jax/CartPole-v1", 50_000, 10, 475.0, "solved", algorithm="sac"),
     "pendulum": Suite("Pendulum-v1", 300_000, 10, -200.0, "own"),
     "acrobot": Suite("Acrobot-v1", MILLION, 10, -73.5),
@@ -113,6 +119,7 @@ SUITES = {
     "hopper-published": Suite("Hopper-v5", MILLION, 3, 2530.0, "TF-Agents", "published"),
     "walker2d-published": Suite("Walker2d-v5", MILLION, 3, 2971.0, "TF-Agents", "published"),
 }
+PUBLISHED = Path(__file__).parent / "published"
 EPISODES = 100
 RETURN = "rollout/ep_rew_mean"
 SECONDS = "time/time_elapsed"
@@ -211,6 +218,8 @@ def main() -> None:
     figures = {"returns": returns, "mean": mean, "iqm": iqm(returns), "interval": [low, high], "wanted": suite.wanted}
     result = {"benchmark": "learning", "suite": args.suite, "env": suite.env, "quick": args.quick, "seeds": seeds}
     result |= {"env_steps": env_steps, "source": suite.source, "versions": {name: version(name) for name in ("polyak", "jax")}}
+    if suite.published:
+        result["published"] = json.loads((PUBLISHED / suite.published).read_text())
     report(table(HEADER, [row]), {**result, **figures, "reached": reached, "summaries": summaries}, args.json)
     if args.results:
         put_line(args.results, row)

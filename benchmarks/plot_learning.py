@@ -36,7 +36,7 @@ COMPARISON = {
     "TQC": ("tqc-pendulum", 1, "#c2185b"),
 }
 EPISODE_STEPS, WINDOW, FEWEST_EPISODES = 200, 100, 10
-SEED_COLOR, MEAN_COLOR, TARGET_COLOR = "#9fa8da", "#303f9f", "#c2185b"
+SEED_COLOR, MEAN_COLOR, TARGET_COLOR, PUBLISHED_COLORS = "#9fa8da", "#303f9f", "#c2185b", ("#bdbdbd", "#616161")
 STYLE = {
     "svg.hashsalt": "polyak",
     "font.size": 10,
@@ -54,14 +54,22 @@ def digest(paths: Sequence[Path]) -> str:
 
 
 def draw(axes: Axes, result: dict[str, Any]) -> None:
-    """Draw one suite: each seed, the mean over seeds, and the published result."""
+    """Draw one suite: each seed, the mean over seeds, and the published result, with its curve if there is one."""
     curves = [(np.array(s["curve"]["env_steps"]), np.array(s["curve"]["ep_rew_mean"])) for s in result["summaries"]]
     for env_steps, returns in curves:
         axes.plot(env_steps, returns, color=SEED_COLOR, linewidth=0.8)
     # The seeds report at slightly different env_steps; the mean is taken where all of them have values.
     grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 200)
     mean = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
-    axes.plot(grid, mean, color=MEAN_COLOR, linewidth=2, label=f"mean of {len(curves)} seeds")
+    axes.plot(
+        grid, mean, color=MEAN_COLOR, linewidth=2, label=f"mean of {len(curves)} seeds" if len(curves) > 1 else "one seed"
+    )
+    if published := result.get("published"):
+        of_runs, of_mean = PUBLISHED_COLORS
+        for returns in published["returns"]:
+            axes.plot(published["env_steps"], returns, color=of_runs, linewidth=0.8)
+        label = f"{published['name']}, mean of {len(published['returns'])} runs"
+        axes.plot(published["env_steps"], np.mean(published["returns"], axis=0), color=of_mean, linewidth=2, label=label)
     if result["wanted"] is not None:
         label = "target" if result["source"] in ("own", "maximum") else result["source"]
         axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=f"{label}: {result['wanted']:g}")
@@ -71,7 +79,7 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.set_xlabel("env_steps")
     axes.set_ylabel("mean episode return")
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left" if result.get("published") else "lower right")
 
 
 def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -> None:
