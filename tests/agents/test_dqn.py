@@ -73,8 +73,12 @@ def test_gradient_steps_are_a_ratio_of_transitions(num_envs, ratio, steps):
 
 
 def test_gradient_steps_must_be_whole():
-    with pytest.raises(ValueError, match=r"0\.3 \* 4 \* 2 must be a whole number of gradient steps, got 2\.4"):
+    wanted = r"0\.3 \* 4 \* 2 must be a whole number of gradient steps, got 2\.4; num_steps=5 makes it 3"
+    with pytest.raises(ValueError, match=wanted):
         make(updates_per_step=0.3).check(2)
+    make(updates_per_step=0.3, num_steps=5).check(2)
+    with pytest.raises(ValueError, match=r"got 4e-07$"):
+        make(updates_per_step=1e-7).check(1)
     make(updates_per_step=0.0625).check(4, 4)
 
 

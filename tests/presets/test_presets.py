@@ -81,7 +81,7 @@ def test_noise_of_a_presets_network_follows_state_dependent_exploration():
         assert independent.std == {"td3": "fixed", "a2c": "free", "ppo": "free"}.get(algorithm, "state")
         assert dependent.std == "sde" and independent.hidden == dependent.hidden
         checked.add((algorithm, independent.hidden, dependent.log_std))
-    assert {("sac", (256, 256), -3.0), ("sac", (64, 64), -3.67), ("td3", (400, 300), -3.0), ("ppo", (64, 64), -1.0)} <= checked
+    assert {("tqc", (400, 300), -3.0), ("sac", (64, 64), -3.67), ("td3", (400, 300), -3.0), ("ppo", (64, 64), -1.0)} <= checked
 
 
 def test_changed_settings_take_the_place_of_the_presets():

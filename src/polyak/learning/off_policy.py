@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -243,9 +244,11 @@ def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
     ratio, num_steps = settings.updates_per_step, settings.num_steps
     count = ratio * num_steps * num_envs
     if count < 1 or abs(count - round(count)) > 1e-6:
+        a_step = Fraction(ratio * num_envs).limit_denominator(10_000)
+        hint = f"; num_steps={a_step.denominator} makes it {a_step.numerator}" if a_step else ""
         raise ValueError(
             f"{type(settings).__name__}: updates_per_step * num_steps * num_envs = {ratio} * {num_steps} * {num_envs} must "
-            f"be a whole number of gradient steps, got {count:g}"
+            f"be a whole number of gradient steps, got {count:g}{hint}"
         )
     return round(count)
 
