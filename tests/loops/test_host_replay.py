@@ -90,10 +90,12 @@ def test_a_stopped_training_goes_on_with_the_same_numbers(other_device):
         assert_same(whole.loop_state, rest.loop_state)
 
 
-def test_nothing_compiles_while_training(other_device, monkeypatch):
+def test_nothing_compiles_while_training_or_for_another_seed(other_device, monkeypatch):
     """Seconds and steps per second are without compilation. It learns on JAX's default device."""
     compiled, while_training = [], []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
     original = Reporter.training
 
     @contextlib.contextmanager
@@ -101,16 +103,21 @@ def test_nothing_compiles_while_training(other_device, monkeypatch):
         before = len(compiled)
         with original(self):
             yield
-        while_training.extend(event for event in compiled[before:] if "backend_compile" in event)
+        while_training.extend(compiled[before:])
 
     monkeypatch.setattr(Reporter, "training", training)
     agent, _ = make("dqn")
     agent = dataclasses.replace(agent, batch_size=5)  # not that of the other tests, whose programs are there already
     env = polyak.envs.make("CartPole-v1", num_envs=2)
+    train = lambda agent, key: polyak.train.host(agent, env, env_steps=40, key=key, replay_on="host")  # noqa: E731
+    other_key = jax.random.key(1)
     with jax.default_device(jax.local_devices()[1]):
-        result = polyak.train.host(agent, env, env_steps=40, key=KEY, replay_on="host")
-    assert int(result.state.updates) > 0 and compiled and not while_training
-    assert result.state.updates.devices() == {jax.local_devices()[1]}
+        result = train(agent, KEY)
+        assert int(result.state.updates) > 0 and compiled and not while_training
+        assert result.state.updates.devices() == {jax.local_devices()[1]}
+        before = len(compiled)
+        train(dataclasses.replace(agent, gamma=0.9), other_key)
+    assert len(compiled) == before
 
 
 def rollout_of(spec, length=8, num_envs=2):

@@ -14,6 +14,7 @@ from polyak.core.checks import check_choice
 from polyak.core.spaces import zeros
 from polyak.core.types import Agent, DrawsBatches, PyTree, Rollout, TimeStep, copy_buffers
 from polyak.loops.loop import LoopState, iteration_keys
+from polyak.loops.program_cache import cached_per_env, shape_of
 
 ReplayOn: TypeAlias = Literal["device", "host"]
 """Where a replay stands: in the memory of the device that learns, or of the host."""
@@ -58,8 +59,9 @@ class HostReplay:
         assert isinstance(agent, DrawsBatches), "check_replay_on has checked it"
         self._agent: Any = agent
         self._field, self._learner, self._host = agent.replay_field, learner, host_device()
-        self._draw: Any = jax.jit(partial(_draw, agent), donate_argnums=0)
-        self._return_errors: Any = jax.jit(agent.return_errors, donate_argnums=0)
+        self._settings: list[Any] = jax.device_put(jax.tree.leaves(agent), self._host)
+        self._draw: Any = None
+        self._return_errors: Any = None
         self._shapes: PyTree = None
 
     def take(self, state: LoopState) -> LoopState:
@@ -70,8 +72,9 @@ class HostReplay:
         counters = copy_buffers((agent_state.env_steps, state.key, state.iteration, state.carry))
         self._env_steps, self._key, self._iteration, self._carry = jax.device_put(counters, self._host)
         if self._shapes is None:
-            rollout = self._empty_rollout(state)
-            self._shapes = jax.eval_shape(self._draw, self._replay, rollout, self._key, self._iteration, self._env_steps)[1]
+            self._draw, self._return_errors = _programs(shape_of(self._agent, state))
+            counters = (self._key, self._iteration, self._env_steps)
+            self._shapes = jax.eval_shape(self._draw, self._settings, self._replay, self._empty_rollout(state), *counters)[1]
         drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._shapes)
         learned: LoopState = jax.device_put(self._with(state, drawn), self._learner)
         self._structure = jax.tree.structure(learned)
@@ -85,8 +88,10 @@ class HostReplay:
         """Compile the programs that run on the host."""
         time_steps, actions, _, carry = arrays
         rollout = Rollout(time_steps, actions, carry=carry)
-        self._draw = self._draw.lower(self._replay, rollout, self._key, self._iteration, self._env_steps).compile()
-        self._return_errors = self._return_errors.lower(self._replay, self._shapes.priorities).compile()
+        counters = (self._key, self._iteration, self._env_steps)
+        draw = self._draw.lower(self._settings, self._replay, rollout, *counters).compile()
+        return_errors = self._return_errors.lower(self._settings, self._replay, self._shapes.priorities).compile()
+        self._draw, self._return_errors = partial(draw, self._settings), partial(return_errors, self._settings)
 
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
         """Add the rollout to the replay, put the batches of the update into the state, and set their priorities after it."""
@@ -168,6 +173,24 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> No
 def replay_memory(replay_on: ReplayOn) -> AbstractContextManager[Any]:
     """A context in which new arrays stand where the replay is to be: on the learner's device it might not fit."""
     return nullcontext() if replay_on == "device" else jax.default_device(host_device())
+
+
+@cached_per_env
+def _programs(shape: tuple[Any, ...]) -> tuple[Any, Any]:
+    """`_draw` and the agent's `return_errors`, jitted; of the agent's leaves in place of the agent.
+
+    Args:
+        shape: `shape_of` the agent and the loop's state.
+    """
+    structure = shape[0].children()[0]
+
+    def draw(settings: list[Any], replay: PyTree, *inputs: Any) -> tuple[PyTree, PyTree, Any]:
+        return _draw(structure.unflatten(settings), replay, *inputs)
+
+    def return_errors(settings: list[Any], replay: PyTree, errors: PyTree) -> PyTree:
+        return structure.unflatten(settings).return_errors(replay, errors)
+
+    return jax.jit(draw, donate_argnums=1), jax.jit(return_errors, donate_argnums=1)
 
 
 def _draw(
