@@ -132,11 +132,22 @@ def rollout_of(spec, length=8, num_envs=2):
     return Rollout(steps, rng.integers(2, size=(length, num_envs)).astype(np.int32))
 
 
+def prioritized_agent():
+    spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
+    return polyak.DQN(spec, **DENSE | {"num_steps": 8}, prioritized=True, priority_alpha=1.0, priority_eps=0.0)
+
+
+def test_no_batches_are_drawn_before_learning_starts():
+    agent = prioritized_agent()
+    replay, drawn = draw_batches(agent, agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(0))
+    assert int(replay.size) == 8 and int(drawn.env_steps) == 16 and not drawn.priorities.is_due
+    assert drawn.batches.reward.shape == (8, 4) and not any(np.any(x) for x in jax.tree.leaves(drawn.batches))
+
+
 @pytest.mark.parametrize("is_due", [True, False])
 def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_due):
-    spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
-    agent = polyak.DQN(spec, **DENSE | {"num_steps": 8}, prioritized=True, priority_alpha=1.0, priority_eps=0.0)
-    replay, drawn = draw_batches(agent, agent.init(KEY).replay, rollout_of(spec), KEY, jnp.uint32(100))
+    agent = prioritized_agent()
+    replay, drawn = draw_batches(agent, agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(100))
     assert drawn.batches.reward.shape == (8, 4) and int(drawn.env_steps) == 116
     sizes = jnp.arange(1.0, 33.0).reshape(8, 4)
     after = return_errors(agent, replay, Errors(drawn.priorities.index, sizes, jnp.int32(8), jnp.asarray(is_due)))

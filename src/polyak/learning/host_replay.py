@@ -12,13 +12,15 @@ from polyak.learning.off_policy import OffPolicySettings, draw_options, is_due, 
 from polyak.ops.schedules import saturating_add
 from polyak.replay.drawn import DrawnBatches, Errors
 from polyak.replay.prioritized import PrioritizedReplay
-from polyak.replay.uniform import ReplayState
+from polyak.replay.uniform import ReplayState, Transition
 
 
 def draw_batches(
     settings: OffPolicySettings, replay: ReplayState, rollout: Rollout, key: PRNGKeyArray, env_steps: UInt32[Array, ""]
 ) -> tuple[ReplayState, DrawnBatches]:
     """The replay with a rollout, and the batches that `update` would draw of it: it takes them in place of the replay.
+
+    Where the update takes no gradient steps, nothing is drawn: the batches are zeros.
 
     Args:
         replay: donate it; it is updated in place.
@@ -32,9 +34,17 @@ def draw_batches(
     num_envs = rollout.reward.shape[1]
     env_steps = saturating_add(env_steps, rollout.valid.sum(dtype=jnp.uint32))
     options = draw_options(settings, env_steps, num_envs)
-    # One after another: together they would need the memory of all while they are drawn.
-    keys = keys_of_steps(settings, key, num_envs)[:, 0]
-    batches = jax.lax.map(lambda key: ring.sample(replay, key, settings.batch_size, **options), keys)
+    is_learning = is_due(settings, env_steps, replay.size, num_envs)
+
+    def draw(keys: Array) -> Transition:
+        # One after another: together they would need the memory of all while they are drawn.
+        batches: Transition = jax.lax.map(lambda key: ring.sample(replay, key, settings.batch_size, **options), keys)
+        return batches
+
+    def wait(keys: Array) -> Transition:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys))
+
+    batches = jax.lax.cond(is_learning, draw, wait, keys_of_steps(settings, key, num_envs)[:, 0])
     metrics = ring.metrics(replay) if isinstance(ring, PrioritizedReplay) else {}
     drawn = DrawnBatches(
         batches=batches,
@@ -47,7 +57,7 @@ def draw_batches(
             index=batches.index,
             sizes=jnp.zeros(batches.weight.shape),
             count=jnp.zeros((), jnp.int32),
-            is_due=is_due(settings, env_steps, replay.size, num_envs),
+            is_due=is_learning,
         ),
     )
     return replay, drawn
