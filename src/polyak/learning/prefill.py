@@ -1,6 +1,7 @@
 """Fills the replay of an agent with rollouts of other policies, without learning from them."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
 
     Args:
         rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run: with another B, or on several devices,
-            the replay starts empty, as its rows would stand elsewhere.
+            the replay starts empty, as its rows would stand elsewhere. Copied to where the replay is.
 
     Raises:
         TypeError, ValueError: the state is another agent's, or the rollout does not fit the agent.
@@ -32,8 +33,22 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
         raise ValueError(f"{owner}.add: a rollout must have a multiple of num_steps={num_steps} steps, got {total}")
     check_off_policy(settings, num_envs)
     # What the policy returned beside its actions may be no arrays.
-    rollout = Rollout(rollout.time_steps, rollout.actions)
+    rollout = _put_on_device_of(state.replay, Rollout(rollout.time_steps, rollout.actions))
     return dataclasses.replace(state, replay=_add_parts(replay_of(settings), state.replay, rollout))
+
+
+def _put_on_device_of(replay: Any, rollout: Rollout) -> Rollout:
+    """The rollout where the replay is, which may be the host's memory while policies act on an accelerator."""
+    position: Array = replay.position
+    if isinstance(position, jax.core.Tracer):
+        return rollout
+
+    def put(x: Any) -> Any:
+        is_elsewhere = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.devices() != position.devices()
+        return jax.device_put(x, position.sharding) if is_elsewhere else x
+
+    beside: Rollout = jax.tree.map(put, rollout)
+    return beside
 
 
 @jax.jit
