@@ -168,12 +168,16 @@ def test_what_cannot_be_is_rejected_before_anything_runs(monkeypatch):
     hosted = polyak.envs.make("CartPole-v1", num_envs=2)
     monkeypatch.setattr(DQN, "init", lambda self, key: pytest.fail("too late"))
     run = lambda agent, env, **options: polyak.train.run(agent, env, env_steps=64, progress=False, **options)  # noqa: E731
+    lacks_both = type("Own", (DQN,), {"draw_batches": None, "return_errors": None})(agent.spec)
+    lacks_one = type("Own", (DQN,), {"return_errors": None})(agent.spec)
     host = lambda **options: polyak.train.host(agent, hosted, env_steps=64, key=KEY, **options)  # noqa: E731
     for start, message in (
         (lambda: host(replay_on="disk"), "replay_on must be one of 'device', 'host', got 'disk'"),
         (lambda: host(replay_on="host", devices=2), "replay_on='host' needs devices=1, got 2"),
         (lambda: run(agent, env, replay_on="host"), "replay_on='host' needs the host loop or workers, got loop='compiled'"),
         (lambda: run(polyak.PPO(env.spec), hosted, replay_on="host"), "replay_on='host': PPO has no replay"),
+        (lambda: run(lacks_both, hosted, replay_on="host"), "Own lacks draw_batches and return_errors of .*DrawsBatches"),
+        (lambda: run(lacks_one, hosted, replay_on="host"), "Own lacks return_errors of .*DrawsBatches"),
     ):
         with pytest.raises(ValueError, match=message):
             start()

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_choice
 from polyak.core.spaces import zeros
-from polyak.core.types import Agent, DrawsBatches, PyTree, Rollout, TimeStep, copy_buffers
+from polyak.core.types import Agent, DrawsBatches, HasReplay, PyTree, Rollout, TimeStep, copy_buffers
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 
@@ -69,8 +69,8 @@ class HostReplay:
         agent_state: Any = state.agent
         self._replay = jax.device_put(getattr(agent_state, self._field), self._host)
         # Copies: an update donates the state.
-        counters = copy_buffers((agent_state.env_steps, state.key, state.iteration, state.carry))
-        self._env_steps, self._key, self._iteration, self._carry = jax.device_put(counters, self._host)
+        copies = copy_buffers((agent_state.env_steps, state.key, state.iteration, state.carry))
+        self._env_steps, self._key, self._iteration, self._carry = jax.device_put(copies, self._host)
         if self._shapes is None:
             self._draw, self._return_errors = _programs(shape_of(self._agent, state))
             counters = (self._key, self._iteration, self._env_steps)
@@ -161,8 +161,13 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> No
     check_choice("train", "replay_on", replay_on, ("device", "host"))
     if replay_on == "device":
         return
-    if not isinstance(agent, DrawsBatches):
+    if not isinstance(agent, HasReplay):
         raise ValueError(f"train: replay_on='host': {type(agent).__name__} has no replay")
+    if not isinstance(agent, DrawsBatches):
+        missing = " and ".join(name for name in ("draw_batches", "return_errors") if getattr(agent, name, None) is None)
+        raise ValueError(
+            f"train: replay_on='host': {type(agent).__name__} lacks {missing} of polyak.core.types.DrawsBatches; use 'device'"
+        )
     if loop not in ("host", "distributed"):
         raise ValueError(f"train: replay_on='host' needs the host loop or workers, got loop={loop!r}")
     if devices != 1:
