@@ -186,7 +186,7 @@ def test_what_cannot_be_is_rejected_before_anything_runs(monkeypatch):
         raise RuntimeError(f"Unknown backend {backend}")
 
     monkeypatch.setattr(jax, "local_devices", without_cpu)
-    with pytest.raises(RuntimeError, match=r"replay_on='host' needs JAX's CPU .* add cpu to JAX_PLATFORMS"):
+    with pytest.raises(ValueError, match=r"replay_on='host' needs JAX's CPU .* add cpu to JAX_PLATFORMS"):
         check_replay_on(agent, "host", 1, "host")
 
 

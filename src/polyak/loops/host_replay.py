@@ -140,12 +140,12 @@ def host_device() -> jax.Device:
     """The device whose memory is the host's.
 
     Raises:
-        RuntimeError: JAX was started without its CPU.
+        ValueError: JAX was started without its CPU.
     """
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        raise RuntimeError(
+        raise ValueError(
             f"train: replay_on='host' needs JAX's CPU beside the accelerator: add cpu to JAX_PLATFORMS ({error})"
         ) from error
 
@@ -155,8 +155,7 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> No
 
     Raises:
         TypeError, ValueError: it is neither `"device"` nor `"host"`, or the agent has no replay that can be outside of its
-            state, or the loop or the number of devices needs it there.
-        RuntimeError: JAX was started without its CPU.
+            state, or the loop or the number of devices needs it there, or JAX was started without its CPU.
     """
     check_choice("train", "replay_on", replay_on, ("device", "host"))
     if replay_on == "device":
