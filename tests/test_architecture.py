@@ -124,10 +124,11 @@ def test_a_room_imports_only_what_the_table_allows(file):
         ("agents/impala:IMPALA", 9, 900),
         ("agents/dqn:DQN", 8, 900),
         ("agents/ddpg:DDPG", 8, 900),
-        ("agents/td3:TD3", 8, 906),
+        # The message about gradient steps that are not whole takes 2 lines for the num_steps that makes them so.
+        ("agents/td3:TD3", 8, 908),
         # learning/soft_actor is the ninth: what SAC shares with TQC; an encoder shared with the critics takes 14 lines, and a
         # learning rate that is computed only in updates 4. Of both, 7 are of batches that come from the host's memory.
-        ("agents/sac:SAC", 9, 962),
+        ("agents/sac:SAC", 9, 964),
     ],
 )
 def test_an_agent_is_read_in_few_files(agent, most_files, most_lines):
