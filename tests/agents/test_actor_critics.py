@@ -458,8 +458,17 @@ def test_settings_without_effect_are_rejected(name, settings, message):
 
 
 def test_a_target_entropy_above_that_of_random_actions_is_rejected():
-    with pytest.raises(ValueError, match=r"SAC: target_entropy must be at most \d log 2 = \d\.\d+, .* got 5\.0"):
+    with pytest.raises(ValueError, match=r"SAC: target_entropy must be at most \d log 2 = \d\.\d+, .* got 5$"):
         make("sac", target_entropy=5.0)
+
+
+def test_target_entropies_of_a_batch_of_agents_are_checked():
+    agents = jax.tree.map(lambda *values: jnp.array(values), *(make("sac", target_entropy=x) for x in (-1.0, -2.0)))
+    changed = dataclasses.replace(agents, num_steps=2)
+    np.testing.assert_array_equal(changed.target_entropy, [-1.0, -2.0])
+    assert make("sac", target_entropy=np.array([-1.0])).target_entropy.shape == (1,)
+    with pytest.raises(ValueError, match=r"SAC: target_entropy must be at most 2 log 2 = 1\.386, .* got 5$"):
+        make("sac", target_entropy=jnp.array([-1.0, 5.0, 6.0]))
 
 
 def test_an_actor_that_fails_in_every_step_is_diagnosed():

@@ -168,10 +168,12 @@ def check_temperature(settings: SoftActorSettings) -> None:
     else:
         dimensions = action_dimensions(settings.spec)
         least, most, form = -np.inf, dimensions * float(np.log(2.0)), f"{dimensions} log 2"
-    if not least <= float(target) <= most + ENTROPY_TOLERANCE:
+    values = np.asarray(target, float)
+    bad_values = values[~((values >= least) & (values <= most + ENTROPY_TOLERANCE))]
+    if bad_values.size:
         bounds = f"at most {form} = {most:.3f}" if least else f"in [0, {form} = {most:.3f}]"
         raise ValueError(
-            f"{type(settings).__name__}: target_entropy must be {bounds}, the entropy of random actions, got {target}"
+            f"{type(settings).__name__}: target_entropy must be {bounds}, the entropy of random actions, got {bad_values[0]:.6g}"
         )
 
 
