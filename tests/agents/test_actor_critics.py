@@ -462,6 +462,15 @@ def test_a_target_entropy_above_that_of_random_actions_is_rejected():
         make("sac", target_entropy=5.0)
 
 
+def test_the_largest_target_entropy_may_be_rounded_to_float32():
+    for dimensions in (3, 47, 376):
+        spec = EnvSpec(OBS, Box([-1.0] * dimensions, [1.0] * dimensions))
+        largest = np.float32(dimensions * np.log(2.0))
+        assert make("sac", spec, target_entropy=largest).target_entropy == largest
+        with pytest.raises(ValueError, match="target_entropy must be at most"):
+            make("sac", spec, target_entropy=1.00001 * float(largest))
+
+
 def test_target_entropies_of_a_batch_of_agents_are_checked():
     agents = jax.tree.map(lambda *values: jnp.array(values), *(make("sac", target_entropy=x) for x in (-1.0, -2.0)))
     changed = dataclasses.replace(agents, num_steps=2)

@@ -34,7 +34,7 @@ ENTROPY_FRACTION = 0.98
 """Of the largest entropy of Discrete actions, the default target; Christodoulou 2019, arXiv:1910.07207."""
 
 ENTROPY_TOLERANCE = 1e-6
-"""For the largest entropy that was rounded to float32."""
+"""Relative, for a largest entropy that was rounded to float32."""
 
 
 @struct
@@ -169,7 +169,7 @@ def check_temperature(settings: SoftActorSettings) -> None:
         dimensions = action_dimensions(settings.spec)
         least, most, form = -np.inf, dimensions * float(np.log(2.0)), f"{dimensions} log 2"
     values = np.asarray(target, float)
-    bad_values = values[~((values >= least) & (values <= most + ENTROPY_TOLERANCE))]
+    bad_values = values[~((values >= least) & (values <= most * (1 + ENTROPY_TOLERANCE)))]
     if bad_values.size:
         bounds = f"at most {form} = {most:.3f}" if least else f"in [0, {form} = {most:.3f}]"
         raise ValueError(
