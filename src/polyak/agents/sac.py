@@ -97,8 +97,9 @@ class SAC:
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
             independently.
-        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; None takes -dim A, or
-            0.98 log n of n Discrete actions that are allowed.
+        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, or
+            log n of n Discrete actions, the entropy of random ones. None takes -dim A, or 0.98 log n of n Discrete actions
+            that are allowed.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
         subset: critics drawn at random for each target, of whose values the minimum is taken; the actor then follows the mean
             of all. None takes all, and the actor follows their minimum.

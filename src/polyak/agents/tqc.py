@@ -99,7 +99,8 @@ class TQC:
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
             independently.
-        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; None takes -dim A.
+        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, the
+            entropy of random ones. None takes -dim A.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
         tau: fraction by which the target critics move towards the online ones at each target update.
         period: gradient steps between target updates.

@@ -152,10 +152,10 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
 
 
 def check_temperature(settings: SoftActorSettings) -> None:
-    """Check that settings of a learned α are left out where it is fixed, and that a policy can have the target entropy.
+    """Check that settings of a learned α are left out where it is fixed, and that no target entropy is above the largest one.
 
     Raises:
-        ValueError: one is set, or α would grow or shrink for ever; the message names it.
+        ValueError: one is set, or α would grow without bound; the message names it.
     """
     if settings.alpha is not None:
         unused = "initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss"
@@ -164,16 +164,17 @@ def check_temperature(settings: SoftActorSettings) -> None:
     if target is None or isinstance(target, jax.core.Tracer):
         return
     if isinstance(space, Discrete):
-        least, most, form = 0.0, float(np.log(space.n)), f"log {space.n}"
+        most, form = float(np.log(space.n)), f"log {space.n}"
     else:
         dimensions = action_dimensions(settings.spec)
-        least, most, form = -np.inf, dimensions * float(np.log(2.0)), f"{dimensions} log 2"
+        most, form = dimensions * float(np.log(2.0)), f"{dimensions} log 2"
+    # No lower bound: below 0 of Discrete actions, α goes to 0, and the policy becomes greedy.
     values = np.asarray(target, float)
-    bad_values = values[~((values >= least) & (values <= most * (1 + ENTROPY_TOLERANCE)))]
+    bad_values = values[~(values <= most * (1 + ENTROPY_TOLERANCE))]
     if bad_values.size:
-        bounds = f"at most {form} = {most:.3f}" if least else f"in [0, {form} = {most:.3f}]"
         raise ValueError(
-            f"{type(settings).__name__}: target_entropy must be {bounds}, the entropy of random actions, got {bad_values[0]:.6g}"
+            f"{type(settings).__name__}: target_entropy must be at most {form} = {most:.3f}, "
+            f"the entropy of random actions, got {bad_values[0]:.6g}"
         )
 
 
