@@ -7,8 +7,9 @@ import pytest
 import polyak
 from polyak.agents import action_scaling_of, agent_class
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.learning import soft_actor
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
-from polyak.presets.preset import LinearOverTraining
+from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, LinearOverTraining
 
 
 @pytest.mark.filterwarnings("ignore:builtin type")  # Box2D warns while it is imported, and dies where warnings are errors.
@@ -90,6 +91,11 @@ def test_changed_settings_take_the_place_of_the_presets():
     settings = found.settings(500, {"sde_sample_freq": 4, "actor": actor, "learning_rate": LinearOverTraining(0.1)})
     assert settings["actor"] is actor and settings["critics"] == polyak.Critics((256, 256), layer_norm=True)
     assert settings["learning_rate"] == polyak.Linear(0.1, env_steps=500)
+
+
+def test_presets_and_agents_have_the_same_settings_of_a_learned_alpha():
+    assert LEARNED_ALPHA_SETTINGS == soft_actor.LEARNED_ALPHA_SETTINGS
+    assert set(LEARNED_ALPHA_SETTINGS) <= set(polyak.SAC.__dataclass_fields__) & set(polyak.TQC.__dataclass_fields__)
 
 
 def test_fixed_alpha_leaves_out_the_presets_settings_of_a_learned_one():

@@ -36,6 +36,9 @@ ENTROPY_FRACTION = 0.98
 ENTROPY_TOLERANCE = 1e-6
 """Relative, for a largest entropy that was rounded to float32."""
 
+LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
+"""Settings that have no effect with a fixed `alpha`."""
+
 
 @struct
 class Temperature:
@@ -158,8 +161,7 @@ def check_temperature(settings: SoftActorSettings) -> None:
         ValueError: one is set, or α would grow without bound; the message names it.
     """
     if settings.alpha is not None:
-        unused = "initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss"
-        check_unset(settings, unused, "has no effect with a fixed alpha; leave it out")
+        check_unset(settings, LEARNED_ALPHA_SETTINGS, "has no effect with a fixed alpha; leave it out")
     target, space = settings.target_entropy, settings.spec.action
     if target is None or isinstance(target, jax.core.Tracer):
         return

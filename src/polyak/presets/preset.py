@@ -9,8 +9,8 @@ from polyak.core.printing import short_repr
 SDE_LOG_STD = {"actor": -3.0, "network": 0.0}
 """Initial logarithm of σ, as in the agents' default networks, where a preset has none."""
 
-OF_LEARNED_ALPHA = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
-"""Settings of SAC and TQC that a fixed `alpha` does not go with."""
+LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
+"""Settings of SAC and TQC that have no effect with a fixed `alpha`, as in `polyak.learning.soft_actor`, which imports JAX."""
 
 
 @short_repr()
@@ -59,7 +59,7 @@ class Preset:
         changed = dict(changes or {})
         values = {**self.values, **changed}
         if values.get("alpha") is not None:
-            unused = {name for name in OF_LEARNED_ALPHA if name in self.values and values[name] == self.values[name]}
+            unused = {name for name in LEARNED_ALPHA_SETTINGS if name in self.values and values[name] == self.values[name]}
             values = {name: value for name, value in values.items() if name not in unused}
         settings = {name: with_length(value, env_steps) for name, value in values.items()}
         if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
