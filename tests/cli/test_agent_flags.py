@@ -8,7 +8,8 @@ import typing
 import pytest
 
 from polyak.agents import AGENTS, agent_class
-from polyak.cli.agent_flags import agent_flags, agent_summary
+from polyak.cli.agent_flags import agent_flags, agent_summary, changed_settings
+from polyak.cli.flags import parse
 from polyak.core.types import Scalar
 from polyak.ops.schedules import Schedule
 
@@ -57,6 +58,20 @@ def test_fields_of_simple_types_with_literal_defaults_are_flags(module):
 def test_defaults_of_a_preset_replace_those_of_the_class(module):
     fields = dataclasses.fields(agent_flags(f"{module}:Agent", {"steps": 9, "network": {}}))
     assert {field.name: field.default for field in fields}["steps"] == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        ([], {}),
+        # A preset's fixed alpha, say, is not the same as one that is passed.
+        (["--rate", "0.25"], {"rate": 0.25}),
+        (["--kind", "b", "--steps", "9", "--schedule", "None"], {"kind": "b", "steps": 9}),
+    ],
+)
+def test_settings_that_flags_change_are_those_that_are_passed(arguments, changes, module):
+    flags = parse(agent_flags(f"{module}:Agent", {"rate": 0.25}), arguments, prog="polyak", description="")
+    assert flags.rate == 0.25 and changed_settings(flags) == changes
 
 
 def test_descriptions_are_those_of_the_docstring(module):

@@ -102,12 +102,22 @@ def test_fixed_alpha_leaves_out_the_presets_settings_of_a_learned_one():
     spec = EnvSpec(Box([-1.0] * 4, [1.0] * 4), Discrete(2))
     found = preset("sac", "CartPole-v1")
     assert found.values["target_entropy"] == 0.1
-    # The command line passes the preset's own values too.
-    for changes in ({"alpha": 0.2}, {"alpha": 0.2, "target_entropy": 0.1}):
-        agent = polyak.SAC(spec, **found.settings(1_000, changes))
-        assert agent.alpha == 0.2 and agent.target_entropy is None and agent.gamma == 0.98
+    agent = polyak.SAC(spec, **found.settings(1_000, {"alpha": 0.2}))
+    assert agent.alpha == 0.2 and agent.target_entropy is None and agent.gamma == 0.98
     with pytest.raises(ValueError, match="target_entropy has no effect"):
-        polyak.SAC(spec, **found.settings(1_000, {"alpha": 0.2, "target_entropy": 0.3}))
+        polyak.SAC(spec, **found.settings(1_000, {"alpha": 0.2, "target_entropy": 0.1}))
+
+
+@pytest.mark.parametrize("changes", [{"target_entropy": -0.5}, {"initial_alpha": 0.3}, {"alpha_learning_rate": 1e-3}])
+def test_settings_of_a_learned_alpha_leave_out_the_presets_fixed_one(changes):
+    spec = EnvSpec(Box([-1.0] * 2, [1.0] * 2), Box([-1.0], [1.0]))
+    found = preset("sac", "MountainCarContinuous-v0")
+    assert found.values["alpha"] == 0.1 == found.settings(1_000, {"target_entropy": None})["alpha"]
+    agent = polyak.SAC(spec, **found.settings(1_000, changes))
+    assert agent.alpha is None and agent.gamma == 0.9999
+    assert {name: getattr(agent, name) for name in changes} == changes
+    with pytest.raises(ValueError, match="has no effect with a fixed alpha"):
+        polyak.SAC(spec, **found.settings(1_000, {"alpha": 0.1, **changes}))
 
 
 def test_rainbow_is_c51_with_all_parts_in_every_environment():

@@ -33,6 +33,15 @@ def agent_flags(agent: str, defaults: Mapping[str, Any]) -> type:
     return dataclasses.make_dataclass("AgentFlags", fields, frozen=True)
 
 
+def changed_settings(flags: Any) -> dict[str, Any]:
+    """The settings of an object of `agent_flags` that the command line sets.
+
+    Where a flag is left out, tyro returns the very object of the default; another float may be equal to it.
+    """
+    found = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
+    return {name: value for name, (value, default) in found.items() if value is not default}
+
+
 def agent_summary(agent: str) -> str:
     """The first line of the docstring of a `"module:Class"`."""
     return (ast.get_docstring(_class_source(agent)) or "").partition("\n")[0]

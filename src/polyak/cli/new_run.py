@@ -9,6 +9,7 @@ from typing import Any
 
 from polyak import envs
 from polyak.agents import action_scaling_of
+from polyak.cli.agent_flags import changed_settings
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
 from polyak.cli.own import env_maker, make_own_agent
@@ -107,8 +108,7 @@ def train_new_run(
             if own.agent is not None:
                 agent = make_own_agent(own.agent, env.spec)
             else:
-                settings = {field.name: getattr(agent_flags, field.name) for field in dataclasses.fields(agent_flags)}
-                settings |= _recurrent_settings(settings, network_flags)
+                settings = changed_settings(agent_flags) | _recurrent_settings(vars(agent_flags), network_flags)
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
                 agent = _change_network(agent, network_flags or NetworkFlags())
             is_free = flags.devices is None and learners is None

@@ -50,17 +50,15 @@ class Preset:
         """The agent's fields for a training of `env_steps`.
 
         Args:
-            changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`, and with a fixed
-                `alpha` its settings of a learned one are left out.
+            changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`. With a fixed
+                `alpha` its settings of a learned one are left out; with one of those, its fixed `alpha`.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
         """
         changed = dict(changes or {})
-        values = {**self.values, **changed}
-        if values.get("alpha") is not None:
-            unused = {name for name in LEARNED_ALPHA_SETTINGS if name in self.values and values[name] == self.values[name]}
-            values = {name: value for name, value in values.items() if name not in unused}
+        unused = _without_effect(changed)
+        values = {name: value for name, value in self.values.items() if name not in unused} | changed
         settings = {name: with_length(value, env_steps) for name, value in values.items()}
         if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
             from polyak.networks.actor import Actor
@@ -77,6 +75,13 @@ class Preset:
             has_sde = settings.get("sde_sample_freq") is not None
             settings |= {name: makers[name](**_with_noise(name, settings[name], has_sde=has_sde)) for name in networks}
         return settings
+
+
+def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """The preset's settings that have no effect with these changes: a fixed α, or those of a learned one."""
+    if changes.get("alpha") is not None:
+        return LEARNED_ALPHA_SETTINGS
+    return ("alpha",) if any(changes.get(name) is not None for name in LEARNED_ALPHA_SETTINGS) else ()
 
 
 def _with_noise(name: str, arguments: Mapping[str, Any], *, has_sde: bool) -> Mapping[str, Any]:
