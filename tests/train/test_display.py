@@ -66,8 +66,8 @@ def test_skipped_gradient_steps_are_shown():
 
 
 def test_a_training_that_has_not_begun_to_learn_is_shown():
-    waiting = "no gradient step yet"
-    assert f"no episode ended yet, {waiting}, 9 s left" in shown([100], terminal=False, metrics={"train/n_updates": 0.0})
+    waiting, returns = "not learning yet", {"rollout/ep_rew_mean": -12.5}
+    assert f"100/s, {waiting}, 9 s left" in shown([100], terminal=False, metrics={"train/n_updates": 0.0, **returns})
     assert waiting not in shown([100], terminal=False, metrics={"train/n_updates": 1.0})
     assert waiting not in shown([100], terminal=False, metrics={"train/n_updates": 0.0, "train/skipped_steps": 2.0})
 
@@ -91,10 +91,11 @@ def test_a_terminal_gets_a_bar_with_compile_time_shown_as_such():
     assert "━" * 20 + " 1,000 of 1,000 env_steps, 100/s, mean return 21.2, 0 s left" in plain
 
 
-def test_eighty_columns_hold_the_numbers_of_a_long_training():
-    long = {"terminal": True, "target": 10_000_000, "width": 80, "metrics": {"rollout/ep_rew_mean": -1500.0}}
-    plain = without_colours(shown([9_999_000], **long))
-    assert "9,999,000 of 10,000,000 env_steps, 100/s, mean return -1500.0, 10 s left" in plain
+@pytest.mark.parametrize(("updates", "text"), [(0.0, "not learning yet"), (1.0, "mean return -1500.0")])
+def test_eighty_columns_hold_the_numbers_of_a_long_training(updates, text):
+    metrics = {"rollout/ep_rew_mean": -1500.0, "train/n_updates": updates}
+    plain = without_colours(shown([9_999_000], terminal=True, target=10_000_000, width=80, metrics=metrics))
+    assert f"9,999,000 of 10,000,000 env_steps, 100/s, {text}, 10 s left" in plain
     assert "━" in plain.splitlines()[-1]
 
 

@@ -99,11 +99,12 @@ def _status(progress: Progress, metrics: Mapping[str, float], env_steps: int) ->
     # Off-policy agents collect before they learn; a training that is shorter than that learns nothing.
     is_waiting = metrics.get("train/n_updates") == 0 and not skipped
     left = max(env_steps - progress.env_steps, 0) / progress.fps if progress.fps > 0 else 0.0
+    returns = f"mean return {mean:.1f}" if mean is not None else "no episode ended yet"
     parts = [
         f"{progress.env_steps:,} of {env_steps:,} env_steps",
         f"{progress.fps:,.0f}/s",
-        f"mean return {mean:.1f}" if mean is not None else "no episode ended yet",
-        *(["no gradient step yet"] if is_waiting else []),
+        # In place of the return, which is that of random actions: 80 columns hold no more.
+        "not learning yet" if is_waiting else returns,
         *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
         f"{_duration(left)} left",
     ]
