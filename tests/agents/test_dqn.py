@@ -145,14 +145,24 @@ def test_another_period_or_tau_holds_from_the_next_update_on():
     assert int(state.copies.target_count.fired) == 4
 
 
+class ListOfTwo(linen.Module):
+    """Returns a list in place of a tuple."""
+
+    @linen.compact
+    def __call__(self, obs):
+        q = linen.Dense(4)(obs)
+        return [q, q.max(axis=-1)]
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
         (polyak.mlp(), r"must return action values, such as polyak\.q_mlp\(\)"),
         (
             polyak.FlaxLinen(linen.Dense(5)),
-            r"must return \(q, value\), .* value \[B\]; got for B = 2 the shapes \[2, 5\]",
+            r"must return a tuple \(q, value\), q \[B, \d\] and its maximum as value \[B\]; got for B = 2 float32\[2,5\]$",
         ),
+        (polyak.FlaxLinen(ListOfTwo()), r"a tuple .*; got for B = 2 \[float32\[2,4\], float32\[2\]\]$"),
         ("mlp", "network must have init and apply"),
     ],
 )

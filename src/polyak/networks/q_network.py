@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.printing import text_of
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.actor_critic import ActorCritic, network_or_default
@@ -171,9 +172,9 @@ def check_q_network(network: Network, variables: Variables, spec: EnvSpec, outpu
     is_tuple = isinstance(out, tuple) and len(out) == len(wanted)
     if not (is_tuple and all(isinstance(x, jax.ShapeDtypeStruct) for x in out)):
         n, got = spec.action.n, out if outputs is None else out[0]
-        names = f"(q, value), q [B, {n}] and their maximum as value [B]" if outputs is None else f"an array [B, {n}, {outputs}]"
-        shapes = jax.tree.map(lambda x: [*x.shape], got)
-        raise TypeError(f"network: apply must return {names}; got for B = {rows} the shapes {shapes}")
+        pair = f"a tuple (q, value), q [B, {n}] and its maximum as value [B]"
+        names = pair if outputs is None else f"an array [B, {n}, {outputs}]"
+        raise TypeError(f"network: apply must return {names}; got for B = {rows} {text_of(got)}")
     for x, (name, shape) in zip(out, wanted.items(), strict=True):
         if x.shape != shape:
             raise ValueError(f"network: {name} of {rows} observations must have shape {shape}, got {x.shape}")
