@@ -1,12 +1,15 @@
 """What users of Stable-Baselines3 type in their first minute: each error names the right call."""
 
+import re
+
 import gymnasium
 import jax
 import pytest
 
 import polyak
 from polyak import envs, train
-from polyak.core.names import STABLE_BASELINES
+from polyak.agents import AGENTS, agent_class
+from polyak.core.names import STABLE_BASELINES, STABLE_BASELINES_BY_FIELD, find_replacement
 from polyak.core.spaces import Box
 from polyak.core.struct import struct
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
@@ -38,7 +41,7 @@ def test_agent_of_something_else_than_a_spec(arguments, message):
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("batch_size", 64, r"num_minibatches = num_steps \* num_envs / batch_size .*microbatch_size is something else"),
+        ("batch_size", 64, r"num_minibatches = num_steps \* num_envs / batch_size .*microbatch_size is another thing"),
         ("n_steps", 2048, "num_steps"),
         ("n_epochs", 4, "num_epochs"),
         ("policy", "MlpPolicy", "network="),
@@ -130,6 +133,7 @@ def test_settings_of_dqn_in_stable_baselines3(name, instead):
         ("SAC", "policy_kwargs", r"actor=polyak\.Actor\(.*critics=polyak\.Critics\("),
         ("SAC", "ent_coef", "alpha of the agent"),
         ("TD3", "action_noise", "exploration_noise of"),
+        ("PPO", "gradient_steps", "num_epochs of"),
         ("TQC", "top_quantiles_to_drop_per_net", "dropped_quantiles of"),
     ],
 )
@@ -138,15 +142,39 @@ def test_settings_of_other_agents_in_stable_baselines3(agent, name, instead):
         getattr(polyak, agent)(ENV.spec, **{name: 1})
 
 
-def test_no_field_is_suggested_that_an_agent_does_not_have():
-    for name in ("buffer_size", "gradient_steps"):
-        with pytest.raises(TypeError, match=f"PPO: unknown field '{name}'") as caught:
-            polyak.PPO(ENV.spec, **{name: 1})
-        assert "Stable-Baselines3" not in str(caught.value)
-    with pytest.raises(
-        TypeError, match="train: unknown argument 'buffer_size' of Stable-Baselines3; use capacity of the agent"
-    ):
-        train.run(AGENT, ENV, env_steps=10, buffer_size=5)
+OF_AGENTS = {"policy", "policy_kwargs", "n_steps", "train_freq", "optimizer_class"}.union(*STABLE_BASELINES_BY_FIELD.values())
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_no_field_is_suggested_that_an_agent_does_not_have(algorithm):
+    fields = tuple(agent_class(algorithm).__dataclass_fields__)
+    for name in OF_AGENTS.difference(fields):
+        replacement = find_replacement(name, fields, "field")
+        assert replacement is None or re.match(r"\w+", replacement)[0] in fields, name
+
+
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [("PPO", "buffer_size"), ("A2C", "gradient_steps"), ("A2C", "batch_size"), ("SAC", "n_epochs"), ("DQN", "ent_coef")],
+)
+def test_settings_of_stable_baselines3_without_a_counterpart(agent, name):
+    with pytest.raises(TypeError, match=rf"^{agent}: unknown field '{name}' \(fields: "):
+        getattr(polyak, agent)(ENV.spec, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("buffer_size", "capacity of the agent"),
+        ("ent_coef", r"ent_coef of the agent \(alpha of SAC and TQC\)"),
+        ("batch_size", r"batch_size of the agent \(num_minibatches of PPO and PQN\)"),
+        ("n_epochs", "num_epochs of the agent"),
+        ("gradient_steps", r"updates_per_step of the agent, per transition \(num_epochs of PPO and PQN\)"),
+    ],
+)
+def test_settings_of_agents_that_functions_get(name, instead):
+    with pytest.raises(TypeError, match=f"train: unknown argument '{name}' of Stable-Baselines3; use {instead}$"):
+        train.run(AGENT, ENV, env_steps=10, **{name: 5})
 
 
 def test_environments_that_are_none_or_step_on_the_host():

@@ -15,8 +15,6 @@ STABLE_BASELINES = {
     "policy_kwargs": "network=polyak.mlp(hidden, activation) of the agent",
     "env": "env.spec as the agent's first argument; train.run(agent, env, ...) gets the environment",
     "n_steps": "num_steps of the agent",
-    "batch_size": "num_minibatches = num_steps * num_envs / batch_size (microbatch_size is something else: it saves memory)",
-    "n_epochs": "num_epochs of the agent",
     "train_freq": "num_steps of the agent",
     "optimizer_class": "optimizer=, an optax.GradientTransformation",
     "total_timesteps": "env_steps of train.run",
@@ -37,6 +35,10 @@ STABLE_BASELINES = {
 """Where polyak has what an argument of Stable-Baselines3 sets."""
 
 STABLE_BASELINES_BY_FIELD = {
+    "num_minibatches": {
+        "batch_size": "num_minibatches = num_steps * num_envs / batch_size (microbatch_size is another thing: it saves memory)",
+    },
+    "num_epochs": {"n_epochs": "num_epochs of the agent", "gradient_steps": "num_epochs of the agent"},
     "capacity": {
         "buffer_size": "capacity of the agent",
         "gradient_steps": "updates_per_step of the agent, per transition",
@@ -65,6 +67,13 @@ STABLE_BASELINES_BY_FIELD = {
     "dropped_quantiles": {"top_quantiles_to_drop_per_net": "dropped_quantiles of the agent"},
 }
 """The same for arguments that only agents with a certain field have, or that mean something else there; the last one counts."""
+
+STABLE_BASELINES_OF_FUNCTIONS = {
+    "batch_size": "batch_size of the agent (num_minibatches of PPO and PQN)",
+    "ent_coef": "ent_coef of the agent (alpha of SAC and TQC)",
+    "gradient_steps": "updates_per_step of the agent, per transition (num_epochs of PPO and PQN)",
+}
+"""The same where a function gets them, which knows no agent, and agents differ."""
 
 ATTRIBUTES = {
     "learn": "polyak.train.run(agent, env, env_steps=...)",
@@ -114,15 +123,17 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     >>> unknown_name("n_steps", ("num_steps",), "field")
     "unknown field 'n_steps' of Stable-Baselines3; use num_steps of the agent"
     """
-    known = tuple(known)
-    if what in ("field", "argument") and (instead := _instead(name, known, what)):
-        return f"unknown {what} {name!r} of Stable-Baselines3; use {instead}"
-    near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1)
-    hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
+    known, hint = tuple(known), ""
+    if what in ("field", "argument") and (replacement := find_replacement(name, known, what)):
+        return f"unknown {what} {name!r} of Stable-Baselines3; use {replacement}"
+    # What such an argument sets is not there at all, so no similar name is meant.
+    if what != "field" or not any(name in hints for hints in STABLE_BASELINES_BY_FIELD.values()):
+        near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1)
+        hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
     return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
 
 
-def _instead(name: str, known: tuple[str, ...], what: str) -> str | None:
+def find_replacement(name: str, known: tuple[str, ...], what: str) -> str | None:
     """Where polyak has what an argument of Stable-Baselines3 sets; None for other names.
 
     Of an agent it depends on its other fields; an argument of a function may be meant for any agent.
@@ -131,7 +142,8 @@ def _instead(name: str, known: tuple[str, ...], what: str) -> str | None:
     if not found and name in STABLE_BASELINES:
         return STABLE_BASELINES[name]
     if not found and what == "argument":
-        found = [hints[name] for hints in STABLE_BASELINES_BY_FIELD.values() if name in hints]
+        everywhere = (*STABLE_BASELINES_BY_FIELD.values(), STABLE_BASELINES_OF_FUNCTIONS)
+        found = [hints[name] for hints in everywhere if name in hints]
     return found[-1] if found else None
 
 
