@@ -120,9 +120,13 @@ def test_command_lines_of_other_libraries_get_the_right_words(words, message, ca
     assert message in capsys.readouterr().err
 
 
-def test_a_flag_that_an_algorithm_has_is_no_other_library_s(capsys):
+@pytest.mark.parametrize(
+    "words",
+    ["dqn CartPole-v1 --batch-size x", "a2c CartPole-v1 --batch-size 64", "sac CartPole-v1 --n-epochs 3"],
+)
+def test_a_flag_that_an_algorithm_has_or_has_no_other_name_for_is_no_other_library_s(words, capsys):
     with pytest.raises(SystemExit):
-        main(["train", "dqn", "CartPole-v1", "--batch-size", "x"])
+        main(["train", *words.split()])
     assert "in polyak" not in capsys.readouterr().err
 
 

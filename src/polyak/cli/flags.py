@@ -32,8 +32,9 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
         raise UsageError(f"{', '.join(repeated)} is set more than once")
     own = {_normalize(f"--{name}") for name in _field_names(kind)}
     for flag in flags:
-        if flag in OTHER_NAMES and flag not in own:
-            raise UsageError(f"{flag} is {OTHER_NAMES[flag]} in polyak")
+        name = OTHER_NAMES.get(flag) if flag not in own else None
+        if name is not None and (name.split()[0] in own or not name.startswith("--")):
+            raise UsageError(f"{flag} is {name} in polyak")
     # Every flag has a docstring; searching whole files for comments takes a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
