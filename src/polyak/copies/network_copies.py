@@ -50,7 +50,7 @@ class Shared:
     @classmethod
     def init(cls, variables: Variables, optimizer_state: PyTree) -> "Shared":
         """Copy these into new buffers, with all counters 0."""
-        return cls(copy_variables(variables), optimizer_state, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+        return cls(copy_buffers(variables), optimizer_state, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
 
     def with_stats(self, stats: PyTree) -> "Shared":
         """Replace the statistics by a copy of these."""
@@ -139,7 +139,7 @@ class NetworkCopies:
     def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
         """The copies with a new state of an optimizer that the caller applies itself."""
         # A real copy: an optimizer may keep the first parameters, and the copies are donated.
-        return dataclasses.replace(self, optimizer_state=optimizer.init(in_float32(copy_variables(self.online).params)))
+        return dataclasses.replace(self, optimizer_state=optimizer.init(in_float32(copy_buffers(self.online).params)))
 
     def restart(self, variables: Variables) -> "NetworkCopies":
         """Set all copies to these weights and reset the optimiser and the counters.
@@ -182,7 +182,7 @@ class NetworkCopies:
 
     def newest(self) -> Variables:
         """A copy of the most recently trained weights: the shared copy's if there is one, else the online copy's."""
-        return copy_variables(self.online if self.shared is None else self._shared.variables)
+        return copy_buffers(self.online if self.shared is None else self._shared.variables)
 
     def sync(self) -> "NetworkCopies":
         """Copy shared → online, then online → target, whichever exist, regardless of the `Follow` counters.
@@ -472,15 +472,9 @@ def _fresh(
     )
 
 
-def copy_variables(tree: Variables) -> Variables:
-    """Copy every array into a new buffer."""
-    copies: Variables = copy_buffers(tree)
-    return copies
-
-
 def target_storage(online: Variables, follow: Follow) -> Variables:
     """The initial target: a copy in new buffers, in at least float32 for a soft update."""
-    target = copy_variables(online)
+    target = copy_buffers(online)
     params = in_float32(target.params) if follow.is_soft else target.params
     stats = in_float32(target.stats) if follow.is_soft_on_stats else target.stats
     return Variables(params, stats, target.graph)

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int32, UInt32
 
-from polyak.copies.network_copies import NetworkCopies, Shared, copy_variables
+from polyak.copies.network_copies import NetworkCopies, Shared
 from polyak.core.checks import check_integer
 from polyak.core.struct import struct
 from polyak.core.tree_check import check_same_tree
-from polyak.core.types import PyTree
+from polyak.core.types import PyTree, copy_buffers
 from polyak.ops.gradient_step import all_finite, apply_gradient, in_float32
 
 
@@ -198,7 +198,7 @@ def worker_copies(copies: NetworkCopies) -> NetworkCopies:
     return dataclasses.replace(
         copies,
         optimizer=None,
-        online=copy_variables(shared.variables),
+        online=copy_buffers(shared.variables),
         target=None,
         shared=None,
         optimizer_state=(),

@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 else:
     State = TypeVar("State")
 
+T = TypeVar("T")
+
 PyTree: TypeAlias = Any
 Scalar: TypeAlias = float | Float[Array, ""]
 
 
-def copy_buffers(tree: PyTree) -> Any:
+def copy_buffers(tree: T) -> T:
     """Copy every array to a new JAX buffer that nothing else references, so that it can be donated.
 
     The copy is complete on return: the source arrays may change afterwards.
     """
     # Onto the device first: `device_put` copies device arrays, but may alias NumPy's buffers in spite of `may_alias=False`.
     # `jnp.array` and `jnp.copy` compile a program for every shape.
-    return jax.block_until_ready(jax.device_put(jax.device_put(tree), may_alias=False))
+    copied: T = jax.block_until_ready(jax.device_put(jax.device_put(tree), may_alias=False))
+    return copied
 
 
 @struct

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies, copy_variables
+from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.struct import struct
-from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables, copy_buffers
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import network_or_default
 from polyak.networks.critics import Critics
@@ -86,7 +86,7 @@ def create_actor_critic(
         for name, network, follow, key in pairs
     )
     check_actor(networks[0], actor.online, spec)
-    actor = dataclasses.replace(actor, online=copy_variables(share_encoder(settings, actor.online, critics.online)))
+    actor = dataclasses.replace(actor, online=copy_buffers(share_encoder(settings, actor.online, critics.online)))
     return actor if actor.target is None else actor.update_target(), critics
 
 

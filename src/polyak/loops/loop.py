@@ -183,7 +183,7 @@ def first_state(
     if resume_from is None or not donate:
         check_memory(agent, 1 if mesh is None else mesh.size, on_host=replay_on_host)
     if resume_from is not None:
-        copied: LoopState = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
+        copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else with_replay_beside(agent, copied)
     state = start()
     if mesh is None:

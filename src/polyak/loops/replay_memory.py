@@ -95,8 +95,7 @@ def copy_except_replay(agent: Agent, state: T) -> T:
     The replay is large, and nothing else may reference it: `state` cannot be used once the result is donated.
     """
     if not isinstance(agent, HasReplay):
-        copied: T = copy_buffers(state)
-        return copied
+        return copy_buffers(state)
     loop_state: Any = state
     replay_state = getattr(loop_state.agent, agent.replay_field)
     rest: Any = copy_buffers(replace(loop_state, agent=_with_replay(agent, loop_state.agent, ())))

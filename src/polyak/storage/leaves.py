@@ -157,7 +157,8 @@ def is_finite(array: npt.NDArray[Any]) -> bool:
 def from_host(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
     """Stored numbers as a JAX array or keys, or as a NumPy array where `like` is one."""
     if leaf.kind == "key":
-        return jax.random.wrap_key_data(copy_buffers(data), impl=leaf.impl)
+        bits: Any = copy_buffers(data)
+        return jax.random.wrap_key_data(bits, impl=leaf.impl)
     if isinstance(like, np.ndarray):
         return data
     return data[()] if isinstance(like, np.generic) else copy_buffers(data)
