@@ -19,6 +19,7 @@ from polyak.learning.batch import (
     any_over_devices,
     finite_rows,
     make_batch,
+    map_steps,
     normalize_minibatches,
     sample_weights,
 )
@@ -329,3 +330,30 @@ def test_any_over_several_devices():
 
     split = jax.shard_map(any_above, mesh=mesh, in_specs=P("rows"), out_specs=P())
     np.testing.assert_array_equal(jax.jit(split)(jnp.arange(4.0)), [True, False])
+
+
+def test_images_are_mapped_in_smaller_chunks_on_a_cpu():
+    seen = []
+    images = np.zeros((9, 8, 2), np.float32)
+    jax.eval_shape(lambda x: map_steps(lambda part: (seen.append(len(part)), part)[1], x, has_images=True), images)
+    assert max(seen) == 32
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("rows_in_cache", [1, 6, 9, 12, 1000])
+def test_mapped_rows_are_those_of_one_call(monkeypatch, rows_in_cache, asked):
+    if not asked:
+        monkeypatch.setattr("polyak.ops.gradient_step.SAMPLES_IN_CACHE", rows_in_cache)
+    tree = {"a": np.arange(7 * 3 * 2, dtype=np.float32).reshape(7, 3, 2), "b": np.arange(21, dtype=np.int32).reshape(7, 3)}
+    seen = []
+
+    def function(part):
+        seen.append(part["b"].shape[0])
+        assert part["a"].shape == (part["b"].shape[0], 2)
+        return part["a"].sum(-1) * 2.0, part["b"] + 1
+
+    microbatch_size = rows_in_cache if asked else None
+    doubled, plus_one = jax.jit(lambda tree: map_steps(function, tree, microbatch_size))(tree)
+    assert np.array_equal(doubled, tree["a"].sum(-1) * 2) and np.array_equal(plus_one, tree["b"] + 1)
+    # Up to twice as many pass in one call.
+    assert max(seen) < 2 * max(3, rows_in_cache)

@@ -1,4 +1,4 @@
-"""Epochs of gradient steps on a loss so simple that every step can be worked out."""
+"""Minibatches that have every row once, and gradient steps on a loss so simple that every step can be worked out."""
 
 import dataclasses
 
@@ -7,9 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 
 from polyak.learning.batch import Batch
 from polyak.learning.epochs import epoch_seeds, mean_terms, shuffled_minibatches, train_epochs
+from polyak.loops.loop import ENVS, mesh_over
 from polyak.ops.gradient_step import QUANTITIES, StepLog
 
 KEY = jax.random.key(2)
@@ -166,3 +170,98 @@ def test_terms_are_averaged_over_the_applied_steps(applied, of_all, of_last):
     for means, wanted in zip(mean_terms(log), (of_all, of_last), strict=True):
         assert list(means) == ["a", "b"]
         np.testing.assert_allclose(list(means.values()), wanted, rtol=1e-6)
+
+
+def one_epoch(key, *sizes, axis_name=None):
+    (words,) = epoch_seeds(key, 1, *sizes, axis_name)
+    return shuffled_minibatches(words, *sizes)
+
+
+def batches(key, *sizes):
+    return np.asarray(jax.jit(one_epoch, static_argnums=(1, 2, 3))(key, *sizes))
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_envs", "num_minibatches"),
+    [(16, 4, 4), (5, 2, 10), (3, 7, 3), (1, 1, 1), (128, 8, 4), (6, 12, 9)],
+)
+def test_every_row_is_in_one_minibatch(num_steps, num_envs, num_minibatches):
+    index = batches(KEY, num_steps, num_envs, num_minibatches)
+    assert index.shape == (num_minibatches, num_steps * num_envs // num_minibatches)
+    assert sorted(index.ravel()) == list(range(num_steps * num_envs))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12))
+def test_any_sizes_either_split_or_raise(num_steps, num_envs, num_minibatches):
+    rows = num_steps * num_envs
+    sizes = (num_steps, num_envs, num_minibatches)
+    if rows % num_minibatches:
+        with pytest.raises(ValueError, match=f"num_minibatches={num_minibatches} .*{num_steps} .* {num_envs} = {rows}"):
+            jax.eval_shape(lambda key: one_epoch(key, *sizes), KEY)
+    else:
+        shape = jax.eval_shape(lambda key: one_epoch(key, *sizes), KEY).shape
+        assert shape == (num_minibatches, rows // num_minibatches)
+
+
+def test_a_minibatch_draws_equally_from_eight_groups_of_environments():
+    index = batches(KEY, 4, 16, 2)
+    env = index % 16
+    for one in env:
+        assert np.array_equal(np.bincount(one // 2, minlength=8), np.full(8, 4))
+
+
+def test_the_key_decides_the_order():
+    a, b, c = (batches(jax.random.key(seed), 16, 8, 4) for seed in (0, 0, 1))
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+    assert not np.array_equal(a.ravel(), np.arange(128))
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    words = epoch_seeds(KEY, 3, 16, 8, 4)
+    orders = {tuple(np.asarray(shuffled_minibatches(its, 16, 8, 4)).ravel()) for its in words}
+    assert len(orders) == 3
+
+
+def test_steps_are_mixed_within_every_environment():
+    """A shuffle that kept the time order, or gave every group one order, would put the same steps together."""
+    step = batches(KEY, 64, 8, 8) // 8
+    assert all(np.ptp(one) > 32 for one in step)
+    rows = batches(KEY, 64, 8, 2).ravel()
+    orders = [rows[rows % 8 == env] // 8 for env in range(8)]
+    assert len({tuple(order) for order in orders}) == 8
+
+
+def test_single_minibatch_is_not_shuffled():
+    assert np.array_equal(batches(KEY, 4, 6, 1), [np.arange(24)])
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_minibatches_do_not_depend_on_the_number_of_devices(devices):
+    num_steps, num_envs, num_minibatches = 4, 16, 4
+    here = num_envs // devices
+    split = jax.shard_map(
+        lambda key: one_epoch(key, num_steps, here, num_minibatches, axis_name=ENVS)[None],
+        mesh=mesh_over(devices, num_envs),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(ENVS),
+        check_vma=False,
+    )
+    local = np.asarray(jax.jit(split)(KEY))
+    device = np.arange(devices)[:, None, None]
+    rows = local // here * num_envs + device * here + local % here
+    whole = batches(KEY, num_steps, num_envs, num_minibatches)
+    for i in range(num_minibatches):
+        assert sorted(rows[:, i].ravel()) == sorted(whole[i])
+
+
+def test_devices_without_whole_groups_still_cover_their_samples():
+    split = jax.shard_map(
+        lambda key: one_epoch(key, 4, 2, 2, axis_name=ENVS)[None],
+        mesh=mesh_over(3, 6),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(ENVS),
+        check_vma=False,
+    )
+    for one in np.asarray(jax.jit(split)(KEY)):
+        assert sorted(one.ravel()) == list(range(8))

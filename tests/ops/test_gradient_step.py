@@ -1,19 +1,23 @@
-"""The gradient step against Optax's, with numbers that overflow, and with NaN and infinity everywhere."""
+"""The gradient step, whole and in microbatches, against Optax's, with numbers that overflow, and with NaN and infinity."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 
+from polyak.loops.loop import ENVS, mesh_over
 from polyak.ops.gradient_step import (
     QUANTITIES,
     VECTOR_MULTIPLE,
     Guard,
+    accumulate,
     adam,
     all_finite,
     apply_gradient,
     clip_by_global_norm,
+    count_microbatches,
     flag_quantities,
     global_norm,
     gradient_step,
@@ -258,3 +262,80 @@ def test_steps_skipped_without_a_bad_quantity_are_no_row():
 def test_only_floats_can_be_non_finite(bad):
     assert not bool(all_finite({"x": jnp.array([[1.0, 2.0], [bad, 4.0]]), "n": jnp.arange(2), "none": None}))
     assert bool(all_finite({"n": jnp.arange(3)})) and bool(all_finite(()))
+
+
+def quadratic(params, index):
+    x = jnp.stack([jnp.sin(index.astype(jnp.float32)), jnp.cos(index.astype(jnp.float32))], -1)
+    loss = jnp.sum(jnp.square(x @ params - 1.0)) / 24
+    return loss, {"loss": loss, "sum": jnp.sum(x)}
+
+
+slope = jax.jit(jax.grad(quadratic, has_aux=True))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 6, 24])
+def test_a_gradient_in_parts_is_the_gradient(parts):
+    params, index = jnp.array([0.3, -0.7]), jnp.arange(24, dtype=jnp.int32)[::-1]
+    gradient, terms = slope(params, index)
+    sizes = []
+
+    def counted(params, part):
+        sizes.append(part.shape[0])
+        return quadratic(params, part)
+
+    def gradient_of(part):
+        return jax.grad(counted, has_aux=True)(params, part), 2 * part
+
+    (got, got_terms), doubled = jax.jit(lambda index: accumulate(gradient_of, index, parts))(index)
+    assert set(sizes) == {24 // parts}
+    np.testing.assert_array_equal(doubled, 2 * index)
+    np.testing.assert_allclose(got, gradient, rtol=1e-6)
+    np.testing.assert_allclose(got_terms["loss"], terms["loss"], rtol=1e-6)
+    np.testing.assert_allclose(got_terms["sum"], terms["sum"], atol=1e-5)
+
+
+def test_parts_of_several_devices_add_up():
+    params, index = jnp.array([0.3, -0.7]), np.arange(24, dtype=np.int32)
+    split = jax.shard_map(
+        lambda index: accumulate(lambda part: (jax.grad(lambda p: quadratic(p, part)[0])(params), part), index, 3, ENVS),
+        mesh=mesh_over(2, 2),
+        in_specs=PartitionSpec(ENVS),
+        out_specs=(PartitionSpec(), PartitionSpec(ENVS)),
+        check_vma=False,
+    )
+    gradient, samples = jax.jit(split)(index)
+    np.testing.assert_allclose(gradient, slope(params, index)[0], rtol=1e-5)
+    np.testing.assert_array_equal(samples, index)
+
+
+@pytest.mark.parametrize(("limit", "parts"), [(24, 1), (12, 2), (7, 4), (5, 6), (1, 24)])
+def test_microbatches_are_the_fewest_that_fit_the_cache(monkeypatch, limit, parts):
+    monkeypatch.setattr("polyak.ops.gradient_step.SAMPLES_IN_CACHE", limit)
+    assert count_microbatches(24, None) == parts
+    monkeypatch.setattr("polyak.ops.gradient_step.SAMPLES_IN_CORE_CACHE", 2 * limit)
+    assert count_microbatches(48, None, ENVS) == parts
+
+
+def test_microbatches_of_sequences_are_counted_in_samples(monkeypatch):
+    monkeypatch.setattr("polyak.ops.gradient_step.SAMPLES_IN_CACHE", 64)
+    assert count_microbatches(8, None, samples_each=8) == 1
+    assert count_microbatches(8, None, samples_each=16) == 2
+    assert count_microbatches(8, None, samples_each=1000) == 8, "a sequence is not split"
+    assert count_microbatches(8, 4, samples_each=16) == 2
+
+
+def test_size_without_a_fitting_divisor_is_one_microbatch(monkeypatch):
+    monkeypatch.setattr("polyak.ops.gradient_step.SAMPLES_IN_CACHE", 12)
+    assert count_microbatches(23, None) == 1
+
+
+def test_microbatches_of_images_are_smaller_on_a_cpu(monkeypatch):
+    assert count_microbatches(256, None, has_images=True) == count_microbatches(256, None, ENVS, has_images=True) == 8
+    assert count_microbatches(256, 128, has_images=True) == 2
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert count_microbatches(256, None, has_images=True) == 1
+
+
+def test_a_given_microbatch_size_decides_whatever_fits_the_cache(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert count_microbatches(24, 3) == 8 and count_microbatches(10**6, None) == 1
