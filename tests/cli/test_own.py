@@ -11,6 +11,8 @@ from polyak.storage.run_directory import open_run
 from tests.cli.processes import SETTINGS, last_checkpoint
 
 MODULE = """
+import dataclasses
+
 import gymnasium
 from flax import nnx
 
@@ -37,6 +39,10 @@ class Net(nnx.Module):
 
 def make_agent(spec):
     return polyak.PPO(spec, network=polyak.FlaxNNX(Net), num_steps=8, num_epochs=1, num_minibatches=1)
+
+
+def make_impatient(spec):
+    return dataclasses.replace(make_agent(spec), gamma=0.5)
 
 
 def make_number(spec):
@@ -77,6 +83,20 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
     code, out, err = command(f"evaluate parts --episodes 3 {OWN}")
     assert code == 0 and "over 3 episodes (mean length" in out, err
     assert command(f"export parts --format stablehlo {OWN}")[0] == 0
+
+
+def test_an_own_agent_with_other_settings_resumes_by_force_only(command):
+    words = "--num-envs 2 --eval-episodes 0 --env-steps 16"
+    assert command("train --agent mine_of_me:make_agent CartPole-v1 --run-dir run", words)[0] == 0
+    before = Path("run/config.json").read_text()
+    words = "resume run --env-steps 32 --eval-episodes 0 --agent mine_of_me:make_impatient"
+    code, _, err = command(words)
+    message = f"agent must have the settings of {Path('run').absolute()}, got gamma=0.5, the run has 0.99; --force accepts"
+    assert code == 2 and message in err, err
+    assert Path("run/config.json").read_text() == before
+    code, _, err = command(words, "--force")
+    assert code == 0, err
+    assert open_run("run").read_config()["agent"]["gamma"] == 0.5
 
 
 def test_a_wrapper_is_named_again_too(command):

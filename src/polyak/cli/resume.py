@@ -20,7 +20,7 @@ from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
-from polyak.train.resumption import prepare_resumption, with_learners, with_workers
+from polyak.train.resumption import check_same_settings, prepare_resumption, with_learners, with_workers
 from polyak.train.workers import split_over_workers
 
 
@@ -35,7 +35,7 @@ class ResumeFlags:
     eval_episodes: int = 100
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
     force: bool = False
-    """accept a config.json that was edited, or that differs from the settings of the checkpoint"""
+    """accept a config.json that was edited or differs from the checkpoint's, and store other settings of --agent"""
     workers: Annotated[int | None, default_hint("the run's", "INT")] = None
     """processes that step the environments, as many as you like; 0 steps them in this process"""
     ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
@@ -100,6 +100,9 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         env = split_over_workers(env, config.num_envs, split) if split else env
         try:
             config = with_agent(config, flags.own, env.spec)
+            if flags.own.agent is not None:
+                consent = "--force accepts and stores them"
+                check_same_settings(run, config.agent, force=flags.force, owner="polyak resume", consent=consent)
             _note_ended_schedules(config)
             training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:

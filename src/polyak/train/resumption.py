@@ -93,7 +93,8 @@ def resume(
         if force:
             run.accept_config()
         config = read_config(run, agent)
-        _check_same_settings(run, agent, force=force)
+        if agent is not None:
+            check_same_settings(run, agent, force=force, owner="polyak.resume", consent="force=True accepts and stores them")
         done = max(steps(run.checkpoints), default=0)
         if env_steps is not None and env_steps < done:
             raise ValueError(f"polyak.resume: env_steps={env_steps:,}: {run.directory} has already done {done:,}")
@@ -123,23 +124,23 @@ def resume(
             close_if_made(made, env)
 
 
-def _check_same_settings(run: Run, agent: Agent | None, *, force: bool) -> None:
+def check_same_settings(run: Run, agent: Agent, *, force: bool, owner: str, consent: str) -> None:
     """Check that an agent has the settings of the run's config.json, as far as these can be stored; with force, store its own.
+
+    Args:
+        owner: what resumes the run, for the error.
+        consent: how to force it, for the error.
 
     Raises:
         ValueError: it has others.
     """
-    if agent is None:
-        return
     stored, given = run.read_config()["agent"], to_json(agent, on_unknown="describe")
     names = [name for name in stored if name in given and name != "spec" and stored[name] != given[name]]
     # Networks and optimizers of the caller's own are described only, and functions differ in every process.
     names = [name for name in names if "$unsupported" not in json.dumps([stored[name], given[name]])]
     if names and not force:
         differences = ", ".join(f"{name}={given[name]}, the run has {stored[name]}" for name in names)
-        raise ValueError(
-            f"polyak.resume: agent must have the settings of {run.directory}, got {differences}; force=True accepts it"
-        )
+        raise ValueError(f"{owner}: agent must have the settings of {run.directory}, got {differences}; {consent}")
     if names:
         run.change_config(agent=given)
 
