@@ -141,6 +141,7 @@ def test_a_config_comes_back_as_it_was(run_and_policy):
         ("devices", 0, "devices must be an integer >= 1, got 0"),
         ("checkpoint_every", 0, "checkpoint_every must be an integer >= 1, got 0"),
         ("report_every", 0, "report_every must be an integer >= 1, got 0"),
+        ("final_eval_episodes", -1, "final_eval_episodes must be an integer >= 0 or None, got -1"),
         ("seed", -1, "seed must be an integer >= 0, got -1"),
         ("seed", 2**32, r"seed must be an integer in \[0, 4294967295\], got 4294967296"),
         ("loop", "both", "loop must be one of 'compiled', 'host', got 'both'"),
@@ -209,6 +210,22 @@ def test_a_config_from_before_a_field_had_a_default_is_read(run_and_policy, tmp_
     del config["env_kwargs"]
     with create(tmp_path / "run", config) as run:
         assert read_config(run).env_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("stored", "episodes"),
+    [
+        ({}, 100),
+        ({"eval_every": 50, "eval_episodes": 7}, 7),
+        ({"final_eval_episodes": 0}, 0),
+        ({"eval_every": 50, "eval_episodes": 7, "final_eval_episodes": 9}, 9),
+    ],
+)
+def test_episodes_at_the_end_are_the_runs_where_it_has_stored_them(stored, episodes, run_and_policy, tmp_path):
+    config = open_run(run_and_policy[0]).read_config()
+    del config["final_eval_episodes"]
+    with create(tmp_path / "run", config | stored) as run:
+        assert read_config(run).episodes_at_end(100) == episodes
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])

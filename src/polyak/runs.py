@@ -83,6 +83,7 @@ class RunConfig:
         env_options: further arguments of `polyak.envs.make`.
         eval_every: env_steps between evaluations of the greedy policy while training; None for none.
         eval_episodes: episodes of each of them.
+        final_eval_episodes: episodes of the evaluation at the end; None in runs of versions that did not store it.
         checkpoint_replay: checkpoints contain the agent's replay, if it has one.
         workers: number of worker processes of the last two loops; None in the others.
         lag: how many updates old the policy of a rollout may be.
@@ -109,6 +110,7 @@ class RunConfig:
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     eval_every: int | None = None
     eval_episodes: int = 0
+    final_eval_episodes: int | None = None
     checkpoint_replay: bool = True
     workers: int | None = None
     lag: int = 0
@@ -130,6 +132,7 @@ class RunConfig:
             if getattr(self, name) is not None:
                 check_integer("run", name, getattr(self, name))
         check_integer("run", "eval_episodes", self.eval_episodes, at_least=0)
+        check_integer("run", "final_eval_episodes", self.final_eval_episodes, at_least=0, optional=True)
         check_integer("run", "lag", self.lag, at_least=0)
         limits = {"threads": MAX_THREADS, "num_envs": MAX_NUM_ENVS, "workers": MAX_WORKERS}
         for name, limit in limits.items():
@@ -156,6 +159,12 @@ class RunConfig:
         check_choice("run", "replay_on", self.replay_on, ("device", "host"))
         _check_env_kwargs(self.env_kwargs)
         _check_env_options(self.env_options)
+
+    def episodes_at_end(self, unknown: int) -> int:
+        """Episodes of the evaluation at the end: as stored, else those of each evaluation while training, else `unknown`."""
+        if self.final_eval_episodes is not None:
+            return self.final_eval_episodes
+        return unknown if self.eval_every is None else self.eval_episodes
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON data; a custom network is stored as a description only and must be passed again to load the run."""

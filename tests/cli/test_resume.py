@@ -77,7 +77,7 @@ def test_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, train, com
     assert read_manifest("parts/checkpoints").meta["resume"] == "bit-exact"
 
     stopped_at(10**9)
-    code, out, _ = command("resume parts --eval-episodes 2")
+    code, out, _ = command("resume parts")
     assert code == 0
     assert last_checkpoint("parts") == last_checkpoint("whole")
     whole, parts = (open_run(name).read_metrics() for name in ("whole", "parts"))
@@ -181,11 +181,12 @@ def test_a_run_that_has_ended_is_left_alone(run, command, workdir):
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_was_ended_before_its_evaluation_gets_it(run, command):
+@pytest.mark.parametrize(("words", "episodes"), [("", 2), ("--eval-episodes 3", 3)])
+def test_a_run_that_was_ended_before_its_evaluation_gets_it(words, episodes, run, command):
     os.remove(run / "summary.json")
-    code, _, _ = command("resume run --eval-episodes 2")
+    code, _, _ = command("resume run", words)
     assert code == 0
-    assert open_run(run).read_summary()["eval_episodes"] == 2
+    assert open_run(run).read_summary()["eval_episodes"] == episodes
 
 
 TIMES = ("env_steps", "wall_seconds", "train_seconds", "compile_seconds", "fps")

@@ -202,12 +202,17 @@ def test_an_environment_reports_its_success_rate(directory):
     assert 0 <= result.metrics["eval/success_rate"] <= 1
 
 
-def test_an_environment_object_cannot_be_copied_for_evaluation():
+def test_an_environment_object_cannot_be_copied_for_evaluation(directory):
     env = polyak.envs.make(gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"eval_env must be passed: CartPole-v1 was given to polyak.envs.make as an object"):
         train(env, 64, eval_every=64)
-    evaluation = train(env, 64, eval_every=64, eval_env=polyak.envs.make("CartPole-v1"), eval_episodes=2).evaluation
-    assert len(evaluation.returns) == 2
+    other = polyak.envs.make("CartPole-v1")
+    assert len(train(env, 64, eval_env=other, eval_episodes=2, run_dir="run").evaluation.returns) == 2
+    before = Path("run/config.json").read_text()
+    with pytest.raises(ValueError, match="eval_env must be passed"):
+        polyak.resume("run", env=env, env_steps=128)
+    assert Path("run/config.json").read_text() == before
+    assert len(polyak.resume("run", env=env, env_steps=128, eval_env=other).evaluation.returns) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

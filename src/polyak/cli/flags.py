@@ -72,6 +72,9 @@ def default_hint(text: str, metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {text})")
 
 
+EVAL_EPISODES = 100
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainFlags:
     """How long, where and how to train."""
@@ -111,7 +114,7 @@ class TrainFlags:
     """devices (on a CPU: cores) that share the environments"""
     replay_on: Literal["device", "host"] = "device"
     """where the agent's replay stands: on the device that learns, or, outside the compiled loop, in the host's memory"""
-    eval_episodes: int = 100
+    eval_episodes: int = EVAL_EPISODES
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
     report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None
     """env_steps between reports"""

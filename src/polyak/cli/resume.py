@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import UsageError, default_hint, fail, parse, print_usage
+from polyak.cli.flags import EVAL_EPISODES, UsageError, default_hint, fail, parse, print_usage
 from polyak.cli.imports import ImportFlag
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnFlags
@@ -32,7 +32,7 @@ class ResumeFlags:
 
     env_steps: Annotated[int | None, default_hint("the run's", "INT")] = None
     """environment steps to train for, including those already done; saved in the run's config.json"""
-    eval_episodes: int = 100
+    eval_episodes: Annotated[int | None, default_hint("the run's", "INT")] = None
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
     force: bool = False
     """accept a config.json that was edited or differs from the checkpoint's, and store other settings of --agent"""
@@ -64,7 +64,7 @@ def resume(arguments: list[str]) -> int:
 
 def _resume(directory: Path, arguments: list[str]) -> int:
     flags = parse(ResumeFlags, arguments, prog=f"polyak resume {directory}", description="Continue a run.")
-    check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
+    check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0, optional=True)
     if flags.workers is not None:
         check_integer("polyak resume", "--workers", flags.workers, at_least=0, at_most=MAX_WORKERS)
     check_number("polyak resume", "--worker-timeout", flags.worker_timeout, above=0.0)
@@ -107,7 +107,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
             training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:
                 print(f"{directory}: env_steps changed from {planned:,} to {config.env_steps:,}")
-            return run_to_exit_code(dataclasses.replace(training, eval_episodes=flags.eval_episodes))
+            return run_to_exit_code(dataclasses.replace(training, eval_episodes=_eval_episodes(config, flags)))
         finally:
             if isinstance(env, HostEnv):
                 env.close()
@@ -121,20 +121,26 @@ def _note_ended_schedules(config: RunConfig) -> None:
             print(f"note: {name} stays at {value.end:g} after {value.env_steps:,.0f} env_steps, the original length of the run")
 
 
+def _eval_episodes(config: RunConfig, flags: ResumeFlags) -> int:
+    """Episodes of the evaluation at the end: those of the flag, else the run's."""
+    return config.episodes_at_end(EVAL_EPISODES) if flags.eval_episodes is None else flags.eval_episodes
+
+
 def _is_finished(directory: Path, flags: ResumeFlags) -> bool:
     """Whether all env_steps are done and evaluated, which is printed.
 
     Raises:
         UsageError: the run has done more than `env_steps`.
     """
-    run, env_steps, eval_episodes = open_run(directory), flags.env_steps, flags.eval_episodes
+    run, env_steps = open_run(directory), flags.env_steps
     done = max(steps(run.checkpoints), default=0)
     if env_steps is not None and done > env_steps:
         raise UsageError(f"--env-steps {env_steps:,}: {directory} has already done {done:,}")
-    if done < (env_steps or read_config(run, flags.own.agent).env_steps) or not os.path.lexists(run.directory / SUMMARY):
+    config = read_config(run, flags.own.agent)
+    if done < (env_steps or config.env_steps) or not os.path.lexists(run.directory / SUMMARY):
         return False
     summary = run.read_summary()
-    if (eval_episodes and summary.get("eval_mean_return") is None) or summary.get("env_steps") != done:
+    if (_eval_episodes(config, flags) and summary.get("eval_mean_return") is None) or summary.get("env_steps") != done:
         return False
     print(f"{directory}: finished at {done:,} env_steps; train longer with --env-steps N")
     return True

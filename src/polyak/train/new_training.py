@@ -332,6 +332,7 @@ def prepare(
         env_options={} if stored is None else {n: v for n, v in stored.options.items() if n in ENV_OPTIONS},
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
+        final_eval_episodes=eval_episodes,
         checkpoint_replay=checkpoint_replay,
         **workers,
         learners=1 if learners is None else learners.number,

@@ -29,7 +29,7 @@ from polyak.storage.progress import check_settings, read_progress, replay_path
 from polyak.storage.run_directory import Run, open_run
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
-from polyak.train.evaluation import make_env
+from polyak.train.evaluation import make_env, require_source
 from polyak.train.learners import as_learners, check_learners
 from polyak.train.new_training import close_if_made
 from polyak.train.result import Result
@@ -67,7 +67,7 @@ def resume(
         agent: the agent; required where its class or its network is the caller's own.
         env_steps: environment steps to train for, including those already done, stored in the run; None is the run's number.
         progress: show a progress bar in a terminal, and plain lines elsewhere.
-        eval_episodes: episodes of the evaluation at the end; None is the number of the run's evaluations while training.
+        eval_episodes: episodes of the evaluation at the end; None is the run's number.
         eval_env: environments for evaluation; None makes copies of `env`.
         callbacks: called at every report.
         force: accept a `config.json` that was edited or differs from the checkpoint's, and store other settings of `agent`.
@@ -114,10 +114,12 @@ def resume(
             got = type(env).__name__
             raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {got}")
         made = _make_again(config, env, split)
+        episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
+            if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
+                require_source(made)
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
             training = prepare_resumption(run, config, made, force=force, learners=group)
-            episodes = config.eval_episodes if eval_episodes is None else eval_episodes
             training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
