@@ -91,7 +91,7 @@ def test_an_own_agent_with_other_settings_resumes_by_force_only(command):
     before = Path("run/config.json").read_text()
     words = "resume run --env-steps 32 --eval-episodes 0 --agent mine_of_me:make_impatient"
     code, _, err = command(words)
-    message = f"agent must have the settings of {Path('run').absolute()}, got gamma=0.5, the run has 0.99; --force accepts"
+    message = f"agent must have the settings of {Path('run').absolute()}, got gamma=0.5 (the run has 0.99); --force accepts"
     assert code == 2 and message in err, err
     assert Path("run/config.json").read_text() == before
     code, _, err = command(words, "--force")

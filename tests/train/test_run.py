@@ -320,18 +320,6 @@ def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
     assert read_config(open_run("run"), agent).own_env
 
 
-def test_an_agent_with_other_settings_resumes_a_run_by_force_only(directory):
-    env = jax_env()
-    agent = small(env)
-    polyak.train.run(agent, env, env_steps=100, run_dir="run")
-    other = small(env, gamma=0.5)
-    with pytest.raises(ValueError, match=r"got gamma=0\.5, the run has 0\.99; force=True"):
-        polyak.resume("run", agent=other, env_steps=200)
-    polyak.resume("run", agent=agent, env_steps=200)
-    polyak.resume("run", agent=other, env_steps=300, force=True)
-    assert read_config(open_run("run")).agent.gamma == 0.5
-
-
 def test_a_failure_is_written_to_the_summary(directory):
     def fail(progress, metrics, state):
         raise ZeroDivisionError("no more")

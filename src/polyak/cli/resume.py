@@ -19,8 +19,9 @@ from polyak.runs import MAX_WORKERS, RunConfig, read_config
 from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
+from polyak.train.agent_settings import check_agent_settings
 from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
-from polyak.train.resumption import check_same_settings, prepare_resumption, with_learners, with_workers
+from polyak.train.resumption import prepare_resumption, with_learners, with_workers
 from polyak.train.workers import split_over_workers
 
 
@@ -64,7 +65,8 @@ def resume(arguments: list[str]) -> int:
 
 def _resume(directory: Path, arguments: list[str]) -> int:
     flags = parse(ResumeFlags, arguments, prog=f"polyak resume {directory}", description="Continue a run.")
-    check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0, optional=True)
+    if flags.eval_episodes is not None:
+        check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
     if flags.workers is not None:
         check_integer("polyak resume", "--workers", flags.workers, at_least=0, at_most=MAX_WORKERS)
     check_number("polyak resume", "--worker-timeout", flags.worker_timeout, above=0.0)
@@ -102,7 +104,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
             config = with_agent(config, flags.own, env.spec)
             if flags.own.agent is not None:
                 consent = "--force accepts and stores them"
-                check_same_settings(run, config.agent, force=flags.force, owner="polyak resume", consent=consent)
+                check_agent_settings(run, config.agent, force=flags.force, owner="polyak resume", consent=consent)
             _note_ended_schedules(config)
             training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:

@@ -107,7 +107,7 @@ def save_state(
         },
         "env": snapshot,
         "resume": _describe_resume(progress, snapshot, is_complete=replay is None or save_replay),
-        "config": _settings(run.read_config(verify=False)),
+        "config": settings_by_path(run.read_config(verify=False)),
     }
     return save(
         run.checkpoints if directory is None else directory,
@@ -143,7 +143,7 @@ def read_progress(run: Run, restored: Restored) -> SavedProgress:
     for message, holds in wanted.items():
         if not holds:
             raise CheckpointError(f"{run.checkpoints}: the checkpoint of step {restored.step} is malformed: {message}")
-    changed = () if settings is None else _changes(settings, _settings(run.read_config(verify=False)))
+    changed = () if settings is None else _changes(settings, settings_by_path(run.read_config(verify=False)))
     return SavedProgress(restored.step, env, str(resume), changed)
 
 
@@ -167,7 +167,7 @@ def _describe_resume(progress: Progress, snapshot: Mapping[str, Any] | None, *, 
     return f"resume is not bit-exact because {'; '.join(reasons)}" if reasons else "bit-exact"
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+def settings_by_path(config: Mapping[str, Any]) -> dict[str, str]:
     """Every setting by its path, as JSON text, without `env_steps`, which `polyak resume --env-steps` changes."""
     texts: dict[str, str] = {}
 

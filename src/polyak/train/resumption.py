@@ -1,7 +1,6 @@
 """`polyak.resume`: continues a run from its newest valid checkpoint."""
 
 import dataclasses
-import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,10 +22,10 @@ from polyak.loops.loop import LoopState, check_match, initial, mesh_over
 from polyak.loops.replay_memory import check_memory, with_new_replay
 from polyak.runs import LOOPS_OF_WORKERS, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
-from polyak.storage.config import to_json
 from polyak.storage.directory import find
 from polyak.storage.progress import check_settings, read_progress, replay_path
 from polyak.storage.run_directory import Run, open_run
+from polyak.train.agent_settings import check_agent_settings, store_agent_settings
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
 from polyak.train.evaluation import make_env, require_source
@@ -94,7 +93,7 @@ def resume(
             run.accept_config()
         config = read_config(run, agent)
         if agent is not None:
-            check_same_settings(run, agent, force=force, owner="polyak.resume", consent="force=True accepts and stores them")
+            check_agent_settings(run, agent, force=force, owner="polyak.resume", consent="force=True accepts and stores them")
         done = max(steps(run.checkpoints), default=0)
         if env_steps is not None and env_steps < done:
             raise ValueError(f"polyak.resume: env_steps={env_steps:,}: {run.directory} has already done {done:,}")
@@ -124,27 +123,6 @@ def resume(
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
             close_if_made(made, env)
-
-
-def check_same_settings(run: Run, agent: Agent, *, force: bool, owner: str, consent: str) -> None:
-    """Check that an agent has the settings of the run's config.json, as far as these can be stored; with force, store its own.
-
-    Args:
-        owner: what resumes the run, for the error.
-        consent: how to force it, for the error.
-
-    Raises:
-        ValueError: it has others.
-    """
-    stored, given = run.read_config()["agent"], to_json(agent, on_unknown="describe")
-    names = [name for name in stored if name in given and name != "spec" and stored[name] != given[name]]
-    # Networks and optimizers of the caller's own are described only, and functions differ in every process.
-    names = [name for name in names if "$unsupported" not in json.dumps([stored[name], given[name]])]
-    if names and not force:
-        differences = ", ".join(f"{name}={given[name]}, the run has {stored[name]}" for name in names)
-        raise ValueError(f"{owner}: agent must have the settings of {run.directory}, got {differences}; {consent}")
-    if names:
-        run.change_config(agent=given)
 
 
 def _make_again(config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:
@@ -222,6 +200,7 @@ def prepare_resumption(
     made = env if config.loop == "compiled" else as_host_env(env, key)
     start = restore_start(run, config, made, force=force)
     run.change_config(env_steps=config.env_steps)
+    store_agent_settings(run, config.agent)
     run.rewind(start.env_steps)
     eval_env = None if isinstance(env, HostEnv) else env
     if learners is not None:
