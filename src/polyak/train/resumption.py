@@ -103,16 +103,8 @@ def resume(
                 raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
         if not is_jax_started():
             configure_devices(1 if group else config.devices, config.loop, config.num_envs)
-        if env is None and config.own_env:
-            raise ValueError(
-                f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a "
-                "run does not store; pass env=..., as in the training"
-            )
         config, split = with_workers(config, workers)
-        if split is not None and isinstance(env, Env | HostEnv):
-            got = type(env).__name__
-            raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {got}")
-        made = _make_again(config, env, split)
+        made = _make_again(run, config, env, split)
         episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
             if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
@@ -125,8 +117,20 @@ def resume(
             close_if_made(made, env)
 
 
-def _make_again(config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:
-    """The run's environments, or those that the caller gives, split over the workers."""
+def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:
+    """The run's environments, or those that the caller gives, split over the workers.
+
+    Raises:
+        ValueError: it is the caller's own and not given; workers, which make their own, and one that is made.
+    """
+    if env is None and config.own_env:
+        raise ValueError(
+            f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a run "
+            "does not store; pass env=..., as in the training"
+        )
+    if split is not None and isinstance(env, Env | HostEnv):
+        got = type(env).__name__
+        raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {got}")
     copies = 1 if split else config.num_envs
     if isinstance(env, Env | HostEnv):
         made = env
