@@ -1,5 +1,7 @@
 """Ready-made callbacks: early stopping, and loggers of other libraries."""
 
+import dataclasses
+import re
 import sys
 import types
 
@@ -25,6 +27,29 @@ def test_training_stops_when_the_reward_is_reached():
 def test_training_stops_without_improvement_for_so_many_evaluations():
     callback = callbacks.stop_without_improvement(2)
     assert answers(callback, [1.0, 0.5, None, 2.0, 2.0, None, 1.9]) == [True] * 6 + [False]
+
+
+@pytest.mark.parametrize("make", [callbacks.stop_at_reward, callbacks.stop_without_improvement])
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ("rollout/ep_rew_mea", "unknown metric 'rollout/ep_rew_mea'; did you mean 'rollout/ep_rew_mean'?"),
+        ("eval/mean_reward", "evaluations need eval_every"),
+    ],
+)
+def test_a_metric_that_no_report_has_is_warned_of_once(make, tag, message):
+    callback, metrics = make(10, tag), {"rollout/ep_rew_mean": 11.0}
+    assert callback(PROGRESS, metrics, None)
+    late = dataclasses.replace(PROGRESS, env_steps=200)
+    with pytest.warns(UserWarning, match=f"{make.__name__} has had no effect so far: .*{re.escape(message)}"):
+        assert callback(late, metrics, None)
+    assert callback(late, metrics, None)
+
+
+def test_a_metric_may_be_missing_in_later_reports():
+    callback = callbacks.stop_at_reward(10)
+    assert callback(PROGRESS, {"eval/mean_reward": 1.0}, None)
+    assert callback(dataclasses.replace(PROGRESS, env_steps=200), {}, None)
 
 
 def test_early_stopping_ends_a_training():

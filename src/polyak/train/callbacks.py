@@ -2,12 +2,15 @@
 
 import shutil
 import tempfile
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polyak.core.checks import check_integer, check_number
+from polyak.core.names import unknown_name
 from polyak.core.types import Agent, Callback, Progress, PyTree
 from polyak.storage.callbacks import with_time
 
@@ -21,11 +24,14 @@ def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
 
     Args:
         reward: the value.
-        tag: the metric; `rollout/ep_rew_mean` needs no `eval_every`.
+        tag: the metric; `rollout/ep_rew_mean` needs no `eval_every`. Warns if no report has had it after a fifth of the
+            training.
     """
     check_number("stop_at_reward", "reward", reward)
+    warn_if_missing = _warns_if_missing("stop_at_reward", tag)
 
     def stop(progress: Progress, metrics: dict[str, float], state: PyTree) -> bool:
+        warn_if_missing(progress, metrics)
         return metrics.get(tag, -np.inf) < reward
 
     return stop
@@ -36,19 +42,38 @@ def stop_without_improvement(evaluations: int, tag: str = EVALUATED) -> Callback
 
     Args:
         evaluations: how many.
-        tag: the metric; reports without it are not counted.
+        tag: the metric; reports without it are not counted. Warns if none has had it after a fifth of the training.
     """
     check_integer("stop_without_improvement", "evaluations", evaluations)
+    warn_if_missing = _warns_if_missing("stop_without_improvement", tag)
     best, since = -np.inf, 0
 
     def stop(progress: Progress, metrics: dict[str, float], state: PyTree) -> bool:
         nonlocal best, since
+        warn_if_missing(progress, metrics)
         if tag in metrics:
             since = 0 if metrics[tag] > best else since + 1
             best = max(best, metrics[tag])
         return since < evaluations
 
     return stop
+
+
+def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, float]], None]:
+    """Called at every report; warns once if no report of the first fifth of the training has had the metric."""
+    is_known = False
+
+    def warn_if_missing(progress: Progress, metrics: Mapping[str, float]) -> None:
+        nonlocal is_known
+        if is_known or (tag not in metrics and progress.env_steps < progress.target_env_steps / 5):
+            return
+        is_known = True
+        if tag not in metrics:
+            hint = "; evaluations need eval_every" if tag.startswith("eval/") else ""
+            unknown = unknown_name(tag, sorted(metrics), "metric")
+            warnings.warn(f"{owner} has had no effect so far: {unknown}{hint}", stacklevel=2)
+
+    return warn_if_missing
 
 
 def log_to_wandb(run: Any) -> Callback:
