@@ -238,10 +238,10 @@ def test_flax_module_without_adapter_is_rejected_with_the_adapter(network, said)
 
 @pytest.mark.parametrize("limit", [np.float32(5.0), np.array(5.0), jnp.float32(5.0)])
 def test_static_numbers_become_python_numbers(limit, unchecked):
-    agent = PPO(SPEC, clip_obs=limit)
-    assert type(agent.clip_obs) is float and agent == PPO(SPEC, clip_obs=5.0)
+    agent = PPO(SPEC, clip_obs=limit, normalize_obs=True)
+    assert type(agent.clip_obs) is float and agent == PPO(SPEC, clip_obs=5.0, normalize_obs=True)
     with pytest.raises(TypeError, match="PPO: clip_obs must be a single number known at compile time, got "):
-        PPO(SPEC, clip_obs=np.stack([limit, limit]))
+        PPO(SPEC, clip_obs=np.stack([limit, limit]), normalize_obs=True)
 
 
 def test_integers_beyond_32_bits_become_floats():

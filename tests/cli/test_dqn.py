@@ -110,7 +110,8 @@ def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path)
 @pytest.mark.parametrize("algorithm", ["c51", "qrdqn", "iqn", "rainbow"])
 def test_distributional_agents_train_resume_and_export(algorithm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    settings = f"{SETTINGS} --eval-episodes 0 --epsilon 0.1 --learning-rate 1e-3 --priority-beta 0.5"
+    settings = f"{SETTINGS} --eval-episodes 0 --epsilon 0.1 --learning-rate 1e-3"
+    settings += " --priority-beta 0.5" if algorithm == "rainbow" else ""
     assert polyak_command(f"train {algorithm} jax/CartPole-v1 --run-dir whole --env-steps 128 {settings}") == 0
     assert polyak_command(f"train {algorithm} jax/CartPole-v1 --run-dir parts --env-steps 64 {settings}") == 0
     assert polyak_command("resume parts --env-steps 128 --eval-episodes 0") == 0

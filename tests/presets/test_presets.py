@@ -120,6 +120,15 @@ def test_settings_of_a_learned_alpha_leave_out_the_presets_fixed_one(changes):
         polyak.SAC(spec, **found.settings(1_000, {"alpha": 0.1, **changes}))
 
 
+def test_settings_without_effect_are_left_out_of_the_preset():
+    spec = polyak.envs.make("jax/CartPole-v1").spec
+    found = preset("dqn", "CartPole-v1")
+    assert found.values["epsilon"] is not None
+    assert polyak.DQN(spec, **found.settings(1_000, {"temperature": 1.0})).epsilon is None
+    agent = polyak.C51(spec, **preset("rainbow", "CartPole-v1").settings(1_000, {"prioritized": False, "temperature": 0.5}))
+    assert (agent.priority_alpha, agent.priority_beta, agent.epsilon, agent.n_step) == (0.6, None, None, 3)
+
+
 def test_rainbow_is_c51_with_all_parts_in_every_environment():
     for env_id in ("CartPole-v1", "ALE/Breakout-v5", "Nowhere-v0"):
         settings = preset("rainbow", env_id).settings(1_000)

@@ -94,7 +94,7 @@ class A2C:
     max_grad_norm: Scalar | None = number(default=0.5, above=0, optional=True)
     normalize_advantage: bool = choice(default=False, choices=(True, False))
     normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
     squash: bool = choice(default=False, choices=(True, False))

@@ -121,11 +121,13 @@ class DDPG:
     batch_size: int = integer(default=256)
     capacity: int = integer(default=1_000_000)
     prioritized: bool = choice(default=False, choices=(True, False))
-    priority_alpha: Scalar = number(default=0.6, at_least=0)
+    priority_alpha: Scalar = number(default=0.6, at_least=0, used_if=("prioritized", True))
     priority_beta: Schedule | None = setting(
-        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+        default=None,
+        check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),
+        used_if=("prioritized", True),
     )
-    priority_eps: Scalar = number(default=1e-6, at_least=0)
+    priority_eps: Scalar = number(default=1e-6, at_least=0, used_if=("prioritized", True))
     learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
     learning_rate: Schedule = setting(default=1e-3, check=check_schedule)
     actor_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
@@ -133,7 +135,7 @@ class DDPG:
     n_step: int = integer(default=1, at_most=1_000)
     reward_scale: Scalar = number(default=1.0, above=0)
     normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     shared_encoder: bool = choice(default=False, choices=(True, False))
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)

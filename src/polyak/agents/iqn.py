@@ -99,11 +99,13 @@ class IQN:
     frame_stack: int = integer(default=1, at_most=64)
     frame_padding: Literal["zero", "first"] = choice(default="zero", choices=("zero", "first"))
     prioritized: bool = choice(default=False, choices=(True, False))
-    priority_alpha: Scalar = number(default=0.6, at_least=0)
+    priority_alpha: Scalar = number(default=0.6, at_least=0, used_if=("prioritized", True))
     priority_beta: Schedule | None = setting(
-        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+        default=None,
+        check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),
+        used_if=("prioritized", True),
     )
-    priority_eps: Scalar = number(default=1e-6, at_least=0)
+    priority_eps: Scalar = number(default=1e-6, at_least=0, used_if=("prioritized", True))
     learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
@@ -116,7 +118,9 @@ class IQN:
     tau: Scalar = number(default=1.0, above=0, at_most=1)
     period: int = integer(default=250)
     epsilon: Schedule | None = setting(
-        default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
+        default=None,
+        check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),
+        used_if=("temperature", None),
     )
     temperature: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
     max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)

@@ -189,7 +189,7 @@ class PPO:
         default="minibatch", choices=("minibatch", "batch", None)
     )
     normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True)
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
     squash: bool = choice(default=False, choices=(True, False))
@@ -204,12 +204,12 @@ class PPO:
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> "PPO":
         """With the defaults of TF-Agents' `PPOClipAgent`, but for its ratio clipping of 0, which clips nothing: 0.2."""
-        return cls(spec, **{**_without_adam(TF_AGENTS, changes), "normalize_obs": can_normalize(spec.obs), **changes})
+        return cls(spec, **_merge_changes({**TF_AGENTS, "normalize_obs": can_normalize(spec.obs)}, changes))
 
     @classmethod
     def tf_agents_kl(cls, spec: EnvSpec, **changes: Any) -> "PPO":
         """With the defaults of TF-Agents' `PPOKLPenaltyAgent`; for those that it does not have, what its documentation says."""
-        return cls(spec, **{**_without_adam(TF_AGENTS, changes), **TF_AGENTS_KL, **changes})
+        return cls(spec, **_merge_changes({**TF_AGENTS, **TF_AGENTS_KL}, changes))
 
     def __post_init__(self) -> None:
         check_env_spec("PPO", self.spec)
@@ -594,7 +594,8 @@ class PPO:
         return {role: coefficient for role, coefficient in named.items() if coefficient is not None}
 
 
-def _without_adam(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, without those of Adam where the changes bring another optimizer."""
-    skipped = ADAM_SETTINGS if changes.get("optimizer") is not None else ()
-    return {name: value for name, value in settings.items() if name not in skipped}
+def _merge_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with changes; those of Adam are left out with another optimizer, and `clip_obs` without `normalize_obs`."""
+    skipped: tuple[str, ...] = ADAM_SETTINGS if changes.get("optimizer") is not None else ()
+    skipped += () if {**settings, **changes}["normalize_obs"] else ("clip_obs",)
+    return {name: value for name, value in settings.items() if name not in skipped} | dict(changes)

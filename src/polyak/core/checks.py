@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -154,6 +155,25 @@ def check_unset(settings: Any, names: Iterable[str], reason: str) -> None:
             raise ValueError(f"{type(settings).__name__}: {field.name} {reason}")
 
 
+def warn_unused(settings: Any) -> None:
+    """Warn of settings that have no effect because of another, such as `priority_alpha` with `prioritized=False`.
+
+    The metadata `used_if` of a field is the name of that setting and the value with which the field has an effect. None and
+    the default are always accepted. It is no error, so that runs that were stored with such a setting load.
+    """
+    for field in dataclasses.fields(settings):
+        if field.metadata.get("used_if") is None:
+            continue
+        other, needed = field.metadata["used_if"]
+        value, got = getattr(settings, field.name), getattr(settings, other)
+        if got is not needed and value is not None and not _is_default(value, field.default):
+            warnings.warn(
+                f"{type(settings).__name__}: {field.name}={value!r:.80} has no effect with {other}={got!r:.80}, only with "
+                f"{other}={needed}",
+                stacklevel=6,  # Where the constructor was called.
+            )
+
+
 def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Check that a state given to `update` was created with these settings: it would silently be used instead of them.
 
@@ -178,12 +198,15 @@ def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapp
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """The value of a setting is that of its field's default."""
+    """The value of a setting is that of its field's default; so is a traced one, which cannot be compared."""
+    if isinstance(value, jax.core.Tracer):
+        return True
     if isinstance(value, str):
         return bool(value == default)  # Equal strings of a file or the command line are not the same object.
     if value is None or default is None or not isinstance(value, int | float | np.ndarray | jax.Array):
         return value is default
-    return bool(np.all(np.asarray(value) == np.float32(default)) or value == default)
+    array = np.asarray(value)
+    return bool(np.all((array == np.float32(default)) | (array == default)))
 
 
 def _interval(at_least: float, at_most: float, above: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
-from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.checks import check_choice, check_integer, check_number, warn_unused
 from polyak.core.names import suggest_attributes, unknown_name
 from polyak.core.printing import short_repr
 
@@ -27,13 +27,21 @@ def static(**options: Any) -> Any:
     return dataclasses.field(metadata=metadata, **options)
 
 
-def setting(*, default: Any, check: Callable[[str, str, Any], None], static: bool = False) -> Any:
+def setting(
+    *,
+    default: Any,
+    check: Callable[[str, str, Any], None],
+    static: bool = False,
+    used_if: tuple[str, Any] | None = None,
+) -> Any:
     """A settings field with a check for `check_settings`: `check(owner, name, value)` raises if the value is invalid.
 
     Args:
         static: whether the field is static, as with `static()`.
+        used_if: another setting and the value of it with which this one has an effect; `check_settings` warns if it has
+            another. None for a setting that always has one.
     """
-    return dataclasses.field(default=default, metadata={"static": static, "check": check})
+    return dataclasses.field(default=default, metadata={"static": static, "check": check, "used_if": used_if})
 
 
 def number(
@@ -44,10 +52,11 @@ def number(
     above: float = -math.inf,
     optional: bool = False,
     static: bool = False,
+    used_if: tuple[str, Any] | None = None,
 ) -> Any:
     """A `setting` that is a number within bounds or an array of such numbers, or None if `optional`."""
     check = functools.partial(check_number, at_least=at_least, at_most=at_most, above=above, optional=optional)
-    return setting(default=default, check=check, static=static)
+    return setting(default=default, check=check, static=static, used_if=used_if)
 
 
 def integer(*, default: int | None, at_least: int = 1, at_most: int | None = None, optional: bool = False) -> Any:
@@ -62,7 +71,7 @@ def choice(*, default: Any, choices: tuple[Any, ...]) -> Any:
 
 
 def check_settings(settings: Any) -> None:
-    """Run the check of every setting; called by `__post_init__`.
+    """Run the check of every setting, and warn of those without effect; called by `__post_init__`.
 
     Static NumPy and JAX scalars become Python numbers, because JAX compares static fields and cannot compare traced arrays.
 
@@ -81,6 +90,7 @@ def check_settings(settings: Any) -> None:
             if isinstance(value, jax.core.Tracer) or value.size != 1:
                 raise TypeError(f"{owner}: {field.name} must be a single number known at compile time, got {value!r}")
             object.__setattr__(settings, field.name, value.item())
+    warn_unused(settings)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static, setting, number, integer, choice))

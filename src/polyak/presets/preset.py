@@ -12,6 +12,9 @@ SDE_LOG_STD = {"actor": -3.0, "network": 0.0}
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
 """Settings of SAC and TQC that have no effect with a fixed `alpha`, as in `polyak.learning.soft_actor`, which imports JAX."""
 
+PRIORITY_SETTINGS = ("priority_alpha", "priority_beta", "priority_eps")
+"""Settings that have no effect without `prioritized`."""
+
 
 @short_repr()
 @dataclass(frozen=True, repr=False)
@@ -51,7 +54,8 @@ class Preset:
 
         Args:
             changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`. With a fixed
-                `alpha` its settings of a learned one are left out; with one of those, its fixed `alpha`.
+                `alpha` its settings of a learned one are left out; with one of those, its fixed `alpha`; with a
+                `temperature` its `epsilon`; with `prioritized=False` those of priorities.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
@@ -78,10 +82,17 @@ class Preset:
 
 
 def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
-    """The preset's settings that have no effect with these changes: a fixed α, or those of a learned one."""
+    """The preset's settings that have no effect with these changes: a fixed α, or those of a learned one, for example."""
+    unused: tuple[str, ...] = ()
     if changes.get("alpha") is not None:
-        return LEARNED_ALPHA_SETTINGS
-    return ("alpha",) if any(changes.get(name) is not None for name in LEARNED_ALPHA_SETTINGS) else ()
+        unused += LEARNED_ALPHA_SETTINGS
+    elif any(changes.get(name) is not None for name in LEARNED_ALPHA_SETTINGS):
+        unused += ("alpha",)
+    if changes.get("temperature") is not None:
+        unused += ("epsilon",)
+    if changes.get("prioritized") is False:
+        unused += PRIORITY_SETTINGS
+    return unused
 
 
 def _with_noise(name: str, arguments: Mapping[str, Any], *, has_sde: bool) -> Mapping[str, Any]:
