@@ -120,7 +120,7 @@ def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and P
     """Check that an agent's actions are Boxes in [-1, 1].
 
     Args:
-        instead: the way out, for the error.
+        instead: the way out for actions that are no Boxes, for the error.
 
     Raises:
         ValueError: they are not; the message names the part.
@@ -128,7 +128,8 @@ def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and P
     for path, leaf in leaf_spaces(spec.action):
         where = f"action {path!r}" if path else "the action"
         if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
-            raise ValueError(f"{owner}: actions must be Boxes of floats, got {leaf} at {where}; {instead}")
+            advice = "PPO, A2C and IMPALA take Boxes of integers" if isinstance(leaf, Box) else instead
+            raise ValueError(f"{owner}: actions must be Boxes of floats, got {leaf} at {where}; {advice}")
         low, high = spec.action_bounds(leaf)
         if not (np.all(low == -1) and np.all(high == 1)):
             raise ValueError(
