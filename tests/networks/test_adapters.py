@@ -1,5 +1,7 @@
 """Users' networks: the same answers as calling the module, and statistics that move in training only."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -59,6 +61,16 @@ class EquinoxNet(eqx.Module):
     def __call__(self, obs):
         x = self.torso(obs)
         return self.policy(x) + self.table.astype(jnp.float32), self.value(x)[0]
+
+
+class WithWidth(nnx.Module):
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.linear = nnx.Linear(width, 2, rngs=rngs)
+
+
+class EquinoxWithWidth(eqx.Module):
+    def __init__(self, spec, width, key):
+        pass
 
 
 NETWORKS = {
@@ -153,8 +165,19 @@ def test_networks_made_alike_are_equal():
         (FlaxNNX, 3, "make must be a function or class of .*, got a int"),
         (FlaxLinen, linen.Dense, "module must be a Linen module, such as Net\\(\\), got the class Dense"),
         (Equinox, eqx.nn.Linear(2, 2, key=jax.random.key(0)), "make must be a function or class of .*, got a Linear"),
+        (FlaxNNX, WithWidth, r"make must be .* of \(spec, rngs\) .*, got WithWidth\(width, \*, rngs\); .* lambda spec, rngs: "),
+        (FlaxNNX, functools.partial(WithWidth, rngs=nnx.Rngs(0)), r"make must be .*, got WithWidth\(width, \*, rngs\); "),
+        (FlaxNNX, lambda spec: None, r"make must be .* of \(spec, rngs\) that builds a module, got <lambda>\(spec\); "),
+        (Equinox, EquinoxWithWidth, r"make must be .* of \(spec, key\) .*, got EquinoxWithWidth\(spec, width, key\); "),
     ],
 )
 def test_modules_where_their_makers_belong_are_refused_by_name(adapter, given, said, unchecked):
     with pytest.raises(TypeError, match=f"^{adapter.__name__}: {said}"):
         adapter(given)
+
+
+def test_functions_with_two_arguments_by_position_build_modules():
+    FlaxNNX(functools.partial(lambda width, spec, rngs: WithWidth(width, rngs=rngs), 3)).init(KEY, SPEC)
+    FlaxNNX(lambda *args: WithWidth(3, rngs=args[1])).init(KEY, SPEC)
+    with pytest.raises(TypeError, match=r"^FlaxNNX: make\(spec, rngs\) must return an NNX module, got a int"):
+        FlaxNNX(lambda spec, rngs: 3).init(KEY, SPEC)
