@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 import polyak
+from polyak.agents.ddpg import DDPG
 from polyak.agents.ppo import PPO
+from polyak.agents.sac import SAC
+from polyak.agents.td3 import TD3
+from polyak.agents.tqc import TQC
 from polyak.copies import workers
 from polyak.copies.network_copies import NetworkCopies
+from polyak.networks.actor import Actor
+from polyak.networks.critics import Critics
 
 DOCS = Path(__file__).parent.parent / "docs"
 PPO_PAGE = (DOCS / "ppo.md").read_text()
@@ -30,6 +36,56 @@ TF_AGENTS = """
     check_numerics compute_value_and_advantage_in_train update_normalizers_in_train aggregate_losses_across_replicas
     debug_summaries summarize_grads_and_vars train_step_counter name
 """
+
+# The arguments of agents with a replay: TF-Agents 0.19, Stable-Baselines3 and sb3-contrib 2.9, and the fields of RL Coach's
+# algorithm parameters.
+COMMON_TF_AGENTS = """
+    time_step_spec action_spec actor_network critic_network actor_optimizer critic_optimizer target_critic_network
+    target_update_tau target_update_period td_errors_loss_fn gamma reward_scale_factor gradient_clipping debug_summaries
+    summarize_grads_and_vars train_step_counter name
+"""
+COMMON_STABLE_BASELINES3 = """
+    policy env learning_rate buffer_size learning_starts batch_size tau gamma train_freq gradient_steps action_noise
+    replay_buffer_class replay_buffer_kwargs optimize_memory_usage n_steps stats_window_size tensorboard_log policy_kwargs
+    verbose seed device net_arch activation_fn features_extractor_class features_extractor_kwargs normalize_images
+    optimizer_class optimizer_kwargs n_critics share_features_extractor
+"""
+COACH = """
+    discount num_consecutive_playing_steps num_consecutive_training_steps act_for_full_episodes
+    rate_for_copying_weights_to_target num_steps_between_copying_online_weights_to_target update_policy_every_x_episode_steps
+    policy_noise noise_clipping num_q_networks use_target_network_for_evaluation action_penalty clip_critic_targets
+    use_non_zero_discount_for_terminal_states heatup_using_network_decisions load_memory_from_file_path collect_new_data
+    store_transitions_only_when_episodes_are_terminated apply_gradients_every_x_episodes
+    use_accumulated_reward_as_measurement in_action_space share_statistics_between_workers
+    scale_external_reward_by_intrinsic_reward_value
+"""
+ACTOR_CRITIC_TABLES = {
+    (TF_AGENTS_PAGE, "Every argument of SacAgent"): (
+        (SAC,),
+        f"""{COMMON_TF_AGENTS} alpha_optimizer actor_loss_weight critic_loss_weight alpha_loss_weight actor_policy_ctor
+        critic_network_2 target_critic_network_2 initial_log_alpha use_log_alpha_in_alpha_loss target_entropy""",
+    ),
+    (TF_AGENTS_PAGE, "Every argument of Td3Agent"): (
+        (TD3,),
+        f"""{COMMON_TF_AGENTS} exploration_noise_std critic_network_2 target_actor_network target_critic_network_2
+        actor_update_period target_policy_noise target_policy_noise_clip""",
+    ),
+    (TF_AGENTS_PAGE, "Every argument of DdpgAgent"): (
+        (DDPG,),
+        f"{COMMON_TF_AGENTS} ou_stddev ou_damping target_actor_network dqda_clipping",
+    ),
+    (STABLE_BASELINES3_PAGE, "Every argument of SAC and TQC"): (
+        (SAC, TQC),
+        f"""{COMMON_STABLE_BASELINES3} ent_coef target_update_interval target_entropy top_quantiles_to_drop_per_net use_sde
+        sde_sample_freq use_sde_at_warmup log_std_init use_expln clip_mean n_quantiles""",
+    ),
+    (STABLE_BASELINES3_PAGE, "Every argument of TD3 and DDPG"): (
+        (TD3, DDPG),
+        f"{COMMON_STABLE_BASELINES3} policy_delay target_policy_noise target_noise_clip",
+    ),
+    (COACH_PAGE, "Every parameter of DDPG and TD3"): ((DDPG, TD3), COACH),
+    (COACH_PAGE, "Every parameter of SAC"): ((SAC,), "use_deterministic_for_evaluation"),
+}
 
 
 def column(page, heading, number):
@@ -71,6 +127,33 @@ def test_every_argument_of_stable_baselines3_leads_to_a_setting():
     stable_baselines3 = pytest.importorskip("stable_baselines3")
     arguments = {name for name in inspect.signature(stable_baselines3.PPO).parameters if not name.startswith("_")}
     assert arguments <= column(STABLE_BASELINES3_PAGE, heading, 1)
+
+
+@pytest.mark.parametrize(("page", "heading"), ACTOR_CRITIC_TABLES, ids=[heading for _, heading in ACTOR_CRITIC_TABLES])
+def test_every_argument_of_actor_critics_leads_to_a_setting(page, heading):
+    agents, arguments = ACTOR_CRITIC_TABLES[page, heading]
+    assert set(arguments.split()) <= column(page, heading, 1)
+    settings = {field.name for agent in agents for field in dataclasses.fields(agent)}
+    for span in column(page, heading, 2) - {"key", "update(state, rollout, key)"}:
+        if network := re.fullmatch(r"(Actor|Critics)\((.*)\)", span):
+            names, of_network = re.findall(r"(\w+)=", network[2]), Actor if network[1] == "Actor" else Critics
+            assert set(names) <= {field.name for field in dataclasses.fields(of_network)}, span
+        else:
+            assert span.split("=")[0] in settings, span
+
+
+@pytest.mark.parametrize(
+    ("package", "agent", "heading"),
+    [
+        ("stable_baselines3", "SAC", "Every argument of SAC and TQC"),
+        ("sb3_contrib", "TQC", "Every argument of SAC and TQC"),
+        ("stable_baselines3", "TD3", "Every argument of TD3 and DDPG"),
+        ("stable_baselines3", "DDPG", "Every argument of TD3 and DDPG"),
+    ],
+)
+def test_every_argument_of_stable_baselines3_actor_critics_is_in_the_tables(package, agent, heading):
+    parameters = inspect.signature(getattr(pytest.importorskip(package), agent)).parameters
+    assert {name for name in parameters if not name.startswith("_")} <= column(STABLE_BASELINES3_PAGE, heading, 1)
 
 
 @pytest.mark.parametrize(
