@@ -10,6 +10,7 @@ so that a test finds a picture that is out of date. Needs matplotlib: `pip insta
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -
         curves = [summary["curve"] for summary in result["summaries"]]
         returns = [recent_returns(curve, num_envs) for curve in curves]
         for axes, unit in ((by_steps, "env_steps"), (by_time, "seconds")):
-            times = [np.array(curve[unit]) for curve in curves]
+            times = [np.array(curve["env_steps"] if unit == "env_steps" else training_seconds(curve)) for curve in curves]
             start, end = max(x[0] for x in times), min(x[-1] for x in times)
             grid = np.linspace(start, end, 200) if unit == "env_steps" else np.geomspace(start, end, 200)
             seeds = np.array([np.interp(grid, x, y) for x, y in zip(times, returns, strict=True)])
@@ -112,16 +113,37 @@ def recent_returns(curve: dict[str, list[float]], num_envs: int) -> list[float]:
     """The mean return of the episodes since a report that is at least ten episodes older.
 
     `rollout/ep_rew_mean` is the mean over all episodes so far, up to a hundred; so n times it is their sum. From then on it is
-    that of the last hundred, and stands as it is.
+    that of the last hundred, and stands as it is. A resumed run counts its episodes anew.
     """
-    episodes = [num_envs * int(steps / num_envs // EPISODE_STEPS) for steps in curve["env_steps"]]
-    sums = [n * mean for n, mean in zip(episodes, curve["ep_rew_mean"], strict=True)]
-    recent = []
-    for n, total, mean in zip(episodes, sums, curve["ep_rew_mean"], strict=True):
+    recent: list[float] = []
+    episodes, sums, before, sum_before = [0], [0.0], 0, 0.0
+    for row, (steps, mean) in enumerate(zip(curve["env_steps"], curve["ep_rew_mean"], strict=True)):
+        if row in resumed_rows(curve):
+            before, sum_before = episodes[-1], sums[-1]
+        n = num_envs * int(steps / num_envs // EPISODE_STEPS)
+        total = sum_before + (n - before) * mean
         older = [(m, part) for m, part in zip(episodes, sums, strict=True) if m <= n - FEWEST_EPISODES]
         m, part = older[-1] if older else (0, 0.0)
-        recent.append(mean if n > WINDOW else (total - part) / (n - m))
+        recent.append(mean if n - before > WINDOW else (total - part) / (n - m))
+        episodes.append(n)
+        sums.append(total)
     return recent
+
+
+def training_seconds(curve: dict[str, list[float]]) -> list[float]:
+    """Seconds of training at each report; a resumed run counts them anew."""
+    before, seconds = 0.0, curve["seconds"]
+    total: list[float] = []
+    for row, since_start in enumerate(seconds):
+        before = total[-1] if row in resumed_rows(curve) else before
+        total.append(before + since_start)
+    return total
+
+
+def resumed_rows(curve: dict[str, list[float]]) -> list[int]:
+    """The first report of each time that the run was resumed: its seconds are fewer than those of the report before."""
+    seconds = curve.get("seconds", [])
+    return [row for row, (a, b) in enumerate(itertools.pairwise(seconds), 1) if b < a]
 
 
 def save(figure: Figure, picture: Path, sources: Sequence[Path]) -> None:

@@ -162,6 +162,22 @@ def test_the_comparison_shows_the_newest_episodes(monkeypatch):
     np.testing.assert_allclose(found, [returns[:20].mean(), returns[20:40].mean()], atol=1e-9)
 
 
+def test_the_comparison_counts_on_where_a_run_was_resumed(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    plot_learning = importlib.import_module("plot_learning")
+    returns = np.random.default_rng(0).normal(size=60)
+    # Stopped after 28.5 episodes; the run counts episodes and seconds anew from there.
+    stopped = {"env_steps": [200 * n for n in range(1, 29)] + [5700], "seconds": [float(n) for n in range(1, 29)] + [28.5]}
+    means = [returns[:n].mean() for n in range(1, 29)] + [returns[:28].mean()]
+    means += [returns[28:n].mean() for n in range(29, 61)]
+    steps = stopped["env_steps"] + [200 * n for n in range(29, 61)]
+    curve = {"env_steps": steps, "ep_rew_mean": means, "seconds": stopped["seconds"] + [n - 28.5 for n in range(29, 61)]}
+    wanted = [returns[max(0, n - 10) : n].mean() for n in (*range(1, 29), 28, *range(29, 61))]
+    np.testing.assert_allclose(plot_learning.recent_returns(curve, 1), wanted, atol=1e-9)
+    np.testing.assert_allclose(plot_learning.training_seconds(curve), np.array(steps) / 200)
+
+
 def test_plotting_draws_the_picture_of_each_result(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
