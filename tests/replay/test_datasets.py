@@ -79,7 +79,8 @@ def test_an_agent_learns_from_a_data_set_alone():
     agent = polyak.DQN(SPEC, **SMALL, num_steps=2)
     rollout = from_minari(data_set([7] * 20), SPEC, num_envs=2, num_steps=2)
     state = agent.add(agent.init(KEY), rollout)
-    assert int(state.replay.size) == len(rollout.reward) and int(state.env_steps) == int(state.updates) == 0
+    # The rows after a stream are as many as those of a rollout.
+    assert int(state.replay.size) == len(rollout.reward) + 2 and int(state.env_steps) == int(state.updates) == 0
     batch = polyak.replay.Replay(512, 2).sample(state.replay, KEY, 256, num_envs=2, gamma=0.9)
     assert (np.asarray(batch.weight) > 0).all()
     np.testing.assert_array_equal(batch.next_obs[:, 0] - batch.obs[:, 0], 1)
@@ -87,7 +88,7 @@ def test_an_agent_learns_from_a_data_set_alone():
     np.testing.assert_array_equal(batch.action, batch.obs[:, 0].astype(jnp.int32) % 3)
     first = jax.tree.map(lambda x: x[:3], rollout.time_steps)
     updated, _ = agent.update(state, polyak.Rollout(first, rollout.actions[:2]), KEY)
-    assert int(updated.updates) == 1 and int(updated.replay.size) == len(rollout.reward) + 2
+    assert int(updated.updates) == 1 and int(updated.replay.size) == len(rollout.reward) + 4
 
 
 def test_demonstrations_of_a_python_policy_fill_the_replay_of_a_run():
@@ -98,7 +99,7 @@ def test_demonstrations_of_a_python_policy_fill_the_replay_of_a_run():
     result = train.host(agent, env, env_steps=8, key=KEY)
     state = result.loop_state
     state = dataclasses.replace(state, agent=agent.add(state.agent, rollout))
-    assert int(state.agent.replay.size) == 44 and int(state.agent.env_steps) == 8
+    assert int(state.agent.replay.size) == 52 and int(state.agent.env_steps) == 8
     priority = np.asarray(state.agent.replay.priorities.tree.priority)
     np.testing.assert_array_equal(priority > 0, np.asarray(state.agent.replay.rows.valid))
     result = train.host(agent, env, env_steps=40, key=KEY, resume_from=state, env_steps_done=8)
@@ -133,4 +134,4 @@ def test_a_data_set_of_minari(tmp_path, monkeypatch):
     np.testing.assert_array_equal(rollout.time_steps.obs[: len(episodes[0].observations), 0], episodes[0].observations)
     assert len(rollout.reward) % 4 == 0 and rollout.time_steps.terminated.sum() >= 2
     agent = polyak.DQN(spec, **SMALL, num_steps=4)
-    assert int(agent.add(agent.init(KEY), rollout).replay.size) == len(rollout.reward)
+    assert int(agent.add(agent.init(KEY), rollout).replay.size) == len(rollout.reward) + 4

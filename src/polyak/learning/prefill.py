@@ -11,13 +11,17 @@ from polyak.core.checks import check_state
 from polyak.core.types import Rollout
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.off_policy import AnyReplay, OffPolicySettings, OffPolicyState, check_off_policy, replay_of
+from polyak.replay.streams import end_stream
 from polyak.replay.uniform import ReplayState
 
 
 def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
     """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
 
-    Nothing is learned, and `env_steps` stays: learning still waits for `learning_starts` transitions of the run's own.
+    Nothing is learned, and `env_steps` stays: learning still waits for `learning_starts` transitions of the run's own. The
+    rollout is a stream of its own, also where it, or the run, is within an episode: no transition, n-step return, frame stack
+    or sequence leads from one to the other. Rows that are never drawn divide
+    it from the run before and after: as many as a rollout has, and at least two.
 
     Args:
         rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run: with another B, or on several devices,
@@ -53,8 +57,9 @@ def _put_on_device_of(replay: Any, rollout: Rollout) -> Rollout:
 
 @jax.jit
 def _add_parts(ring: AnyReplay, replay: ReplayState, rollout: Rollout) -> ReplayState:
-    """A replay with a rollout, `num_steps` at a time."""
+    """A replay with a rollout, `num_steps` at a time, as a stream of its own."""
     rollout = as_arrays(rollout)
+    num_envs = rollout.reward.shape[1]
 
     def add(replay: ReplayState, start: Array) -> tuple[ReplayState, None]:
         def part(x: Array, length: int) -> Array:
@@ -65,4 +70,6 @@ def _add_parts(ring: AnyReplay, replay: ReplayState, rollout: Rollout) -> Replay
         return ring.add(replay, Rollout(time_steps, actions)), None
 
     starts = jnp.arange(0, len(rollout.reward), ring.num_steps, dtype=jnp.int32)
-    return jax.lax.scan(add, replay, starts)[0]
+    # The run may be within an episode: its next rollout would go on where this one ends, and this one where the run is.
+    added, _ = jax.lax.scan(add, end_stream(replay, num_envs, ring.num_steps), starts)
+    return end_stream(added, num_envs, ring.num_steps)

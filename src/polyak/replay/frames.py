@@ -1,6 +1,6 @@
 """Frame stacks: the replay stores each frame once, and stacks frames when observations are drawn."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ Padding: TypeAlias = Literal["zero", "first"]
 """What stands in a stack before the first frame of a game: zeros (the ALE's vector environment), or the first frame again
 (Gymnasium's `FrameStackObservation` with its default padding)."""
 
+NOT_STORED = 2**30
+
 
 def newest_frames(obs: PyTree) -> PyTree:
     """The newest frame `[T, B, ...]` of each stack `[T, B, frame_stack, ...]`, oldest first."""
@@ -20,8 +22,7 @@ def newest_frames(obs: PyTree) -> PyTree:
 
 
 def observations(
-    stored: PyTree,
-    game_first: Bool[Array, " capacity"] | None,
+    rows: Any,
     frame_stack: int,
     padding: Padding,
     slot: Int32[Array, " N"],
@@ -31,24 +32,31 @@ def observations(
 ) -> tuple[PyTree, Int32[Array, " N"]]:
     """The observations of rows `slot * num_envs + env`, and how many rows, up to this one, each was read from.
 
-    A frame of another game is never in a stack; one of an earlier life of the same game is, as in the environment.
+    A frame of another game is never in a stack; one of an earlier life of the same game is, as in the environment. A stack
+    that begins before its stream counts as read from `NOT_STORED` rows.
 
     Args:
-        stored: leaves `[capacity, ...]`: observations, or frames.
-        game_first: rows with the first frame of a game; None where observations are stored as they are.
+        rows: the replay's `Rows`.
         frame_stack: frames of an observation, the row's own the last.
         padding: what stands before a game's first frame.
     """
     slot = slot % slots
-    if game_first is None:
-        return jax.tree.map(lambda x: x[slot * num_envs + env], stored), jnp.ones(slot.shape, jnp.int32)
+    if rows.game_first is None:
+        return jax.tree.map(lambda x: x[slot * num_envs + env], rows.obs), jnp.ones(slot.shape, jnp.int32)
     back = jnp.arange(frame_stack - 1, -1, -1, dtype=jnp.int32)[None]
 
-    def rows(back: Int32[Array, "M k"]) -> Int32[Array, "N k"]:
+    def index(back: Int32[Array, "M k"]) -> Int32[Array, "N k"]:
         return (slot[:, None] - back) % slots * num_envs + env[:, None]
 
-    num_before = jnp.min(jnp.where(game_first[rows(back)], back, frame_stack - 1), axis=1)
-    stacks = jax.tree.map(lambda x: x[rows(jnp.minimum(back, num_before[:, None]))], stored)
+    num_before = jnp.min(jnp.where(rows.game_first[index(back)], back, frame_stack - 1), axis=1)
+    stacks = jax.tree.map(lambda x: x[index(jnp.minimum(back, num_before[:, None]))], rows.obs)
     if padding == "zero":
         stacks = mask_invalid(stacks, back <= num_before[:, None])
-    return stacks, num_before + 1
+    is_cut_off = is_between_streams(rows, index(num_before[:, None])[:, 0])
+    return stacks, jnp.where(is_cut_off, NOT_STORED, num_before + 1)
+
+
+def is_between_streams(rows: Any, index: Int32[Array, "*N"]) -> Bool[Array, "*N"]:
+    """Which of the replay's `Rows` stand between two streams, marked by `polyak.replay.streams.end_stream`."""
+    is_between: Array = rows.terminated[index] & rows.truncated[index] & ~rows.valid[index]
+    return is_between

@@ -102,7 +102,7 @@ class PrioritizedReplay:
         priorities = _priorities(state)
         valid, is_new = state.rows.valid[index], jnp.arange(len(index)) >= num_envs
         value = jnp.where(valid, priorities.largest, 0.0)
-        tree = priorities.tree.set(index, value, is_new | ~valid, _num_rows(state))
+        tree = priorities.tree.set(index, value, is_new | ~valid, num_rows(state))
         return dataclasses.replace(state, priorities=dataclasses.replace(priorities, tree=tree))
 
     def sample(
@@ -127,7 +127,7 @@ class PrioritizedReplay:
             axis_name: the mesh axis over which the replay is split: each device draws from its rows, and the largest weight is
                 that of all batches.
         """
-        index, probability = _priorities(state).tree.draw(key, batch_size, _num_rows(state))
+        index, probability = _priorities(state).tree.draw(key, batch_size, num_rows(state))
         batch = self._rows.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
         is_drawn = probability > 0
         # N cancels out; the ratio of two probabilities neither overflows nor underflows to a weight of 0.
@@ -163,7 +163,7 @@ class PrioritizedReplay:
         is_set = is_accepted & state.rows.valid[index] & due
         largest = jnp.max(jnp.where(is_set, value, 0.0), initial=0.0)
         largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
-        tree = priorities.tree.set(index, value, is_set, _num_rows(state))
+        tree = priorities.tree.set(index, value, is_set, num_rows(state))
         rejected = sum_over_devices(jnp.sum(~is_accepted & due, dtype=jnp.uint32), axis_name)
         priorities = Priorities(tree, jnp.maximum(priorities.largest, largest), priorities.rejected + rejected)
         return dataclasses.replace(state, priorities=priorities)
@@ -171,7 +171,7 @@ class PrioritizedReplay:
     def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
         """The mean and the largest priority (|δ| + ε)^α so far, and how many were rejected, by tag."""
         priorities = _priorities(state)
-        total, rows = priorities.tree.total(_num_rows(state)), (state.size * state.layout[1]).astype(jnp.float32)
+        total, rows = priorities.tree.total(num_rows(state)), (state.size * state.layout[1]).astype(jnp.float32)
         total, rows = sum_over_devices(jnp.stack([total, rows]), axis_name)
         return {
             "replay/mean_priority": total / jnp.maximum(rows, 1.0),
@@ -184,7 +184,7 @@ class PrioritizedReplay:
         return Replay(self.capacity, self.num_steps, self.frame_stack, self.frame_padding)
 
 
-def _num_rows(state: ReplayState) -> Int32[Array, ""]:
+def num_rows(state: ReplayState) -> Int32[Array, ""]:
     """The rows that were written since the replay was last empty: those of slots 0 to `size`, of every environment."""
     return ((state.size + jnp.uint32(1)) * state.layout[1]).astype(jnp.int32)
 

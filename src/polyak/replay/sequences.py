@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int32, PRNGKeyArray
 from polyak.core.struct import check_settings, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.random_below import random_below
+from polyak.replay.frames import is_between_streams
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
 
@@ -38,7 +39,7 @@ class SequenceReplay:
     A sequence begins where a rollout began, with the recurrent state that the policy had there. Its first `burn_in` steps only
     bring that state up to date with the network's present parameters; the others are transitions to learn from. Where an
     episode ends in a sequence the next one follows, from a recurrent state that is reset: nothing passes between episodes.
-    n-step returns end with the sequence.
+    n-step returns end with the sequence, and what follows `end_stream` is not learned from in a sequence that began before it.
 
     Attributes:
         capacity: rows, over all environments.
@@ -130,7 +131,10 @@ class SequenceReplay:
         )
         assert batch.num_summed is not None, "transitions sets it"
         after = sequences.index + batch.num_summed * batch_size
-        weight = jnp.where(count > 0, batch.weight, 0.0)
+        # The recurrent state of another stream ends with it.
+        is_after = jnp.cumsum(is_between_streams(state.rows, index).astype(jnp.int32), axis=0) > 0
+        is_learned = (count > 0) & ~is_after[self.burn_in : length].reshape(-1)
+        weight = jnp.where(is_learned, batch.weight, 0.0)
         return dataclasses.replace(batch, obs=sequences, next_obs=dataclasses.replace(sequences, index=after), weight=weight)
 
     @property

@@ -27,10 +27,10 @@ class Rows:
     Attributes:
         terminated: the transition reached a terminal state.
         truncated: it was the last one before the episode was cut short.
-        valid: it is a transition, all of which is finite; False where the environment only reset, and in the newest row, whose
-            action is not known yet.
-        game_first: with frame stacks, it has the first frame of a game (which may have several lives, each an episode); else
-            None.
+        valid: it is a transition, all of which is finite; False where the environment only reset, in the newest row, whose
+            action is not known yet, and between two streams, where `terminated` and `truncated` are both set.
+        game_first: with frame stacks, it has the first frame of a game (which may have several lives, each an episode), or
+            stands between two streams; else None.
         first: with sequences, it begins an episode; else None.
     """
 
@@ -52,7 +52,7 @@ class ReplayState:
     Attributes:
         rows: leaves `[capacity, ...]`; row `slot · B + b` is of environment b.
         position: the slot of the newest observation, in [0, slots).
-        size: transitions, and rows that only reset, of each environment.
+        size: transitions, rows that only reset, and those between two streams, of each environment.
         dropped: transitions that were not stored, because of NaN or infinity.
         layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
         priorities: the `Priorities` of a `PrioritizedReplay`, or None.
@@ -184,8 +184,8 @@ class Replay:
         """The replay with a rollout's transitions and its last observation.
 
         Transitions with NaN or infinity are stored as zeros that are never drawn, and counted. A rollout goes on where the one
-        before ended, or begins new episodes (a resumed run whose environments are new). With another B, or on another number
-        of devices, the replay starts empty: its rows would stand elsewhere.
+        before ended, or begins new episodes (a resumed run whose environments are new), or follows `end_stream`. With another
+        B, or on another number of devices, the replay starts empty: its rows would stand elsewhere.
 
         Args:
             rollout: `[T, B]` with T = `num_steps`.
@@ -281,7 +281,7 @@ class Replay:
             jax.tree.map(lambda x, at=at: x[at], tree)
             for tree, at in ((rows.action, index), (rows.action_mask, index), (rows.action_mask, next_index))
         )
-        frames = (rows.obs, rows.game_first, self.frame_stack, self.frame_padding)
+        frames = (rows, self.frame_stack, self.frame_padding)
         obs, num_frames = observations(*frames, slot, env, slots, num_envs)
         next_obs, _ = observations(*frames, slot + num_summed, env, slots, num_envs)
         is_stored = age + num_frames <= state.size.astype(jnp.int32)
