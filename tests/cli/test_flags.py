@@ -22,7 +22,11 @@ NOT_POSITIVE = ("0", "-1")
 NOT_A_SHARE = ("-0.1", "1.5", "nan", "inf", "1e400")
 NEGATIVE = ("-1", "nan", "inf")
 ZERO_TOO = (*NEGATIVE, "0")
-NO_SCHEDULE = (*NEGATIVE, "linear:", "linear:x", "linear:1:2:3", "cosine:1", "linear:nan", "linear:-1")
+NO_FRACTION = ("linear:1:0.5:0", "linear:1:0.5:1.1", "linear:1:0.5:-0.5")
+NO_SCHEDULE = (
+    *(*NEGATIVE, "linear:", "linear:x", "linear:1:2:0.5:0.5", "cosine:1", "linear:nan", "linear:-1", "linear:1:0:nan"),
+    *NO_FRACTION,
+)
 
 # What is of the right type and still wrong; every flag has its line.
 OUT_OF_RANGE = {
@@ -213,11 +217,32 @@ def test_underscores_in_integers_are_read():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("0.001", 0.001), ("linear:0.001", Linear(1e-3, 0.0, 500)), ("linear:0.1:0.05", Linear(0.1, 0.05, 500))],
+    [
+        ("0.001", 0.001),
+        ("linear:0.001", Linear(1e-3, 0.0, 500)),
+        ("linear:0.1:0.05", Linear(0.1, 0.05, 500)),
+        ("linear:1:0.05:0.16", Linear(1.0, 0.05, 80)),
+    ],
 )
-def test_a_schedule_is_a_number_or_linear_over_the_whole_training(text, value):
+def test_a_schedule_is_a_number_or_linear_over_the_training_or_its_first_part(text, value):
     flags = parse(agent_flags(AGENTS["ppo"], {}), ["--learning-rate", text], prog="", description="")
     assert with_length(flags.learning_rate, 500) == value
+
+
+def test_help_writes_schedules_as_they_are_passed(capsys):
+    schedules = {"learning_rate": LinearOverTraining(1e-3), "epsilon": LinearOverTraining(1.0, 0.05, fraction=0.16)}
+    with pytest.raises(SystemExit):
+        parse(agent_flags(AGENTS["dqn"], schedules), ["--help"], prog="", description="")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "linear:START[:END[:FRACTION]]" in out
+    assert "linear:0.001)" in out and "linear:1:0.05:0.16)" in out
+
+
+@pytest.mark.parametrize("text", NO_FRACTION)
+def test_a_fraction_of_the_training_is_above_0_and_at_most_1(text, capsys):
+    with pytest.raises(SystemExit):
+        parse(agent_flags(AGENTS["ppo"], {}), ["--learning-rate", text], prog="", description="")
+    assert "must be above 0 and at most 1" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_the_defaults_of_the_flags_are_the_presets():

@@ -91,33 +91,42 @@ def _attribute_texts(docstring: str) -> dict[str, str]:
     return texts
 
 
+LINEAR = "linear:START[:END[:FRACTION]]"
+"""How a schedule is written: from START to END, else 0, over the first FRACTION of the training, else all of it."""
+
+
 def _parse_schedule(words: list[str]) -> Any:
-    """A number, or `linear:START[:END]`."""
+    """A number, or a `LINEAR` schedule."""
     name, *numbers = words[0].split(":")
     if not numbers:
         return float(name)
-    ends = [float(number) for number in numbers]
-    if name != "linear" or len(ends) > 2 or not all(map(math.isfinite, ends)):
-        raise ValueError(f"a schedule is a number or linear:START[:END], got {words[0]!r}")
-    return LinearOverTraining(*ends)
+    values = [float(number) for number in numbers]
+    if name != "linear" or len(values) > 3 or not all(map(math.isfinite, values)):
+        raise ValueError(f"a schedule is a number or {LINEAR}, got {words[0]!r}")
+    schedule = LinearOverTraining(*values)
+    if not 0 < schedule.fraction <= 1:
+        raise ValueError(f"FRACTION of {LINEAR} must be above 0 and at most 1, got {words[0]!r}")
+    return schedule
 
 
 def _format_schedule(value: Any) -> list[str]:
     if not isinstance(value, LinearOverTraining):
         return [str(value)]
+    if value.fraction != 1:
+        return [f"linear:{value.start:g}:{value.end:g}:{value.fraction:g}"]
     return [f"linear:{value.start:g}" + (f":{value.end:g}" if value.end else "")]
 
 
 SCHEDULE: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
     nargs=1,
-    metavar="FLOAT|linear:START[:END]",
+    metavar=f"FLOAT|{LINEAR}",
     instance_from_str=_parse_schedule,
     is_instance=lambda value: isinstance(value, float | int | LinearOverTraining),
     str_from_instance=_format_schedule,
 )
 OPTIONAL_SCHEDULE: PrimitiveConstructorSpec[Any] = dataclasses.replace(
     SCHEDULE,
-    metavar="{None}|FLOAT|linear:START[:END]",
+    metavar=f"{{None}}|FLOAT|{LINEAR}",
     instance_from_str=lambda words: None if words == ["None"] else _parse_schedule(words),
     is_instance=lambda value: value is None or isinstance(value, float | int | LinearOverTraining),
 )
