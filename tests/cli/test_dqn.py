@@ -1,5 +1,6 @@
 """DQN through the command line: trains, resumes to the bit with its replay, evaluates and exports."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -175,3 +176,20 @@ def test_kinds_of_networks_of_action_values(algorithm):
     assert type(changed.network) is type(agent.network) and changed.network.hidden == (8,)
     # C51's distributions have as many numbers as before.
     jax.eval_shape(changed.init, jax.random.key(0))
+
+
+def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = "--num-envs 2 --env-steps 8 --learning-starts 16 --hidden 16 --eval-episodes 0 --epsilon 0.1 --run-dir run"
+    assert polyak_command(f"train rainbow jax/CartPole-v1 {words} --dueling False --noisy False") == 0
+    assert config_of("run").agent.network == dataclasses.replace(polyak.q_mlp((16,)), outputs=51)
+    spec, flags = polyak.envs.make("jax/CartPole-v1").spec, NetworkFlags(dueling=True, noisy=True)
+    for algorithm in ("dqn", "c51", "qrdqn", "iqn"):
+        network = _change_network(make_agent(algorithm, spec, None, 100, None), flags).network
+        assert network.dueling and network.noisy
+    capsys.readouterr()
+    assert polyak_command("train ppo CartPole-v1 --run-dir other --dueling True --noisy True") == 2
+    assert "--dueling, --noisy: ppo has no such network setting" in capsys.readouterr().err
+    assert polyak_command("train dqn CartPole-v1 --run-dir other --network gru --noisy True") == 2
+    assert "--noisy: dqn has no such network setting" in capsys.readouterr().err
+    assert not Path("other").exists()

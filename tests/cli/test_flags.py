@@ -103,6 +103,8 @@ OUT_OF_RANGE = {
     "value-activation": ("sigmoid",),
     "num-critics": NOT_POSITIVE,
     "layer-norm": ("yes",),
+    "dueling": ("yes",),
+    "noisy": ("yes",),
     "dropout": NOT_A_SHARE,
 }
 WIDTHS = ("hidden", "value-hidden")

@@ -160,6 +160,11 @@ class NetworkFlags:
     """number of critics of SAC, TD3 and TQC"""
     layer_norm: Annotated[bool | None, default_hint("the preset's, else the algorithm's", "{True,False}")] = None
     """normalise the outputs of the dense layers of critics or Q-networks before the activation"""
+    dueling: Annotated[bool | None, default_hint("the preset's, else False", "{True,False}")] = None
+    """divide Q-networks into two heads, for the value and the advantages"""
+    noisy: Annotated[bool | None, default_hint("the preset's, else False", "{True,False}")] = None
+    """draw the weights of Q-networks with learned noise at every step, to explore by with --epsilon 0; False leaves exploration
+    to --epsilon or --temperature"""
     dropout: Annotated[float | None, default_hint("the preset's, else 0", "FLOAT")] = None
     """probability with which a unit of the critics is dropped while training"""
 
