@@ -20,8 +20,9 @@ UNUSED = {
     "priority_eps": (np.array([1e-3, 1e-6]), "prioritized=False, only with prioritized=True"),
     "clip_obs": (5.0, "normalize_obs=False, only with normalize_obs=True"),
     "epsilon": (0.1, "temperature=1.0, only with temperature=None"),
+    "frame_padding": ("first", "frame_stack=1, only with frame_stack=2 or more"),
 }
-USED = {"prioritized": True, "normalize_obs": True, "temperature": None}
+USED = {"prioritized": True, "normalize_obs": True, "temperature": None, "frame_stack": 4}
 CASES = [
     (algorithm, name)
     for algorithm in AGENTS
@@ -47,8 +48,8 @@ def test_setting_without_effect_warns_once_and_used_or_default_is_silent(algorit
     fields = agent_class(algorithm).__dataclass_fields__
     make(algorithm, **{key: used for key, used in USED.items() if key in fields}, **{name: value})
     default = fields[name].default
-    given = [None, default] if name in ("clip_obs", "priority_beta", "epsilon") else [default, np.array([default] * 2)]
-    for value in given:
+    given = {"frame_padding": [default]} | {key: [None, default] for key in ("clip_obs", "priority_beta", "epsilon")}
+    for value in given.get(name, [default, np.array([default] * 2)]):
         make(algorithm, **other, **{name: value})
 
 

@@ -97,7 +97,9 @@ class C51:
     batch_size: int = integer(default=64)
     capacity: int = integer(default=100_000)
     frame_stack: int = integer(default=1, at_most=64)
-    frame_padding: Literal["zero", "first"] = choice(default="zero", choices=("zero", "first"))
+    frame_padding: Literal["zero", "first"] = choice(
+        default="zero", choices=("zero", "first"), used_if=("frame_stack", range(2, 65))
+    )
     prioritized: bool = choice(default=False, choices=(True, False))
     priority_alpha: Scalar = number(default=0.6, at_least=0, used_if=("prioritized", True))
     priority_beta: Schedule | None = setting(

@@ -104,7 +104,9 @@ class DQN:
     batch_size: int = integer(default=64)
     capacity: int = integer(default=100_000)
     frame_stack: int = integer(default=1, at_most=64)
-    frame_padding: Literal["zero", "first"] = choice(default="zero", choices=("zero", "first"))
+    frame_padding: Literal["zero", "first"] = choice(
+        default="zero", choices=("zero", "first"), used_if=("frame_stack", range(2, 65))
+    )
     sequence_length: int | None = integer(default=None, optional=True)
     burn_in: int = integer(default=0, at_least=0)
     prioritized: bool = choice(default=False, choices=(True, False))

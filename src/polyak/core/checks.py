@@ -158,18 +158,21 @@ def check_unset(settings: Any, names: Iterable[str], reason: str) -> None:
 def warn_unused(settings: Any) -> None:
     """Warn of settings that have no effect because of another, such as `priority_alpha` with `prioritized=False`.
 
-    The metadata `used_if` of a field is the name of that setting and the value with which the field has an effect. None and
-    the default are always accepted. It is no error, so that runs that were stored with such a setting load.
+    The metadata `used_if` of a field is the name of that setting and the value, or the range of values, with which the field
+    has an effect. None and the default are always accepted. It is no error, so that runs that were stored with such a setting
+    load.
     """
     for field in dataclasses.fields(settings):
         if field.metadata.get("used_if") is None:
             continue
         other, needed = field.metadata["used_if"]
         value, got = getattr(settings, field.name), getattr(settings, other)
-        if got is not needed and value is not None and not _is_default(value, field.default):
+        is_used = got in needed if isinstance(needed, range) else got is needed
+        if not is_used and value is not None and not _is_default(value, field.default):
+            wanted = f"{needed.start} or more" if isinstance(needed, range) else needed
             warnings.warn(
                 f"{type(settings).__name__}: {field.name}={value!r:.80} has no effect with {other}={got!r:.80}, only with "
-                f"{other}={needed}",
+                f"{other}={wanted}",
                 stacklevel=6,  # Where the constructor was called.
             )
 

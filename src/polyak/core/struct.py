@@ -38,8 +38,8 @@ def setting(
 
     Args:
         static: whether the field is static, as with `static()`.
-        used_if: another setting and the value of it with which this one has an effect; `check_settings` warns if it has
-            another. None for a setting that always has one.
+        used_if: another setting and the value of it, or the range of values, with which this one has an effect;
+            `check_settings` warns if it has another. None for a setting that always has one.
     """
     return dataclasses.field(default=default, metadata={"static": static, "check": check, "used_if": used_if})
 
@@ -65,9 +65,9 @@ def integer(*, default: int | None, at_least: int = 1, at_most: int | None = Non
     return setting(default=default, check=check, static=True)
 
 
-def choice(*, default: Any, choices: tuple[Any, ...]) -> Any:
+def choice(*, default: Any, choices: tuple[Any, ...], used_if: tuple[str, Any] | None = None) -> Any:
     """A static `setting` that must equal an element of `choices`."""
-    return setting(default=default, check=functools.partial(check_choice, choices=choices), static=True)
+    return setting(default=default, check=functools.partial(check_choice, choices=choices), static=True, used_if=used_if)
 
 
 def check_settings(settings: Any) -> None:
