@@ -1,13 +1,12 @@
 """DQN and C51 against TF-Agents 0.19: losses, TD errors, gradients, optimizer steps and target updates of seven problems.
 
 `reference/tf_agents_dqn.npz` holds their data, weights and results. TF-Agents takes means over all 8 rows of a batch, also
-those that only reset; ours are over the rows that count. Its n-step returns run over truncated ends into the next episode, so
-such rows are left out.
+those that only reset; ours are over the rows that count. Its n-step returns run over truncated ends into the next episode: such
+rows are given to the loss as it has them, and all others come from the replay.
 """
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -20,8 +19,8 @@ from polyak.agents.c51 import C51
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
-from polyak.learning.off_policy import train_copies
 from polyak.learning.q_learning import train_q
+from polyak.ops.losses import huber
 from polyak.replay.uniform import Replay, Transition
 
 FILE = np.load(Path(__file__).parent / "reference" / "tf_agents_dqn.npz")
@@ -134,7 +133,7 @@ def transitions(case):
 
 
 def n_step_transitions(case, data, h):
-    """The rows as 16 environments, drawn from a replay; `right` of the file tells which ones TF-Agents computes correctly."""
+    """The rows as 16 environments, drawn from a replay, but for those that TF-Agents computes wrongly."""
     steps = h["n"]
     time_major = {name: np.swapaxes(x, 0, 1) for name, x in data.items() if name != "right"}
 
@@ -156,7 +155,22 @@ def n_step_transitions(case, data, h):
     drawn = replay.sample(state, jax.random.key(0), 4096, num_envs=16, n_step=steps, gamma=h["gamma"])
     found = [int(np.flatnonzero((np.asarray(drawn.obs) == row).all(axis=1))[0]) for row in data["obs"][:, 0]]
     rows = jax.tree.map(lambda x: x[jnp.asarray(found)], drawn)
-    return dataclasses.replace(rows, weight=jnp.asarray(data["right"], jnp.float32))
+    for row in np.flatnonzero(~data["right"]):
+        rows = with_their_row(rows, row, {name: x[row] for name, x in data.items()}, h)
+    return rows
+
+
+def with_their_row(rows, row, data, h):
+    """A transition as TF-Agents has it, whose n steps run over a truncated end: the rewards of the next episode are added."""
+    discounts = np.cumprod(np.concatenate([[1.0], h["gamma"] * data["discount"][: h["n"]]]))
+    reward = np.sum(discounts[:-1] * data["reward"][: h["n"]])
+    assert abs(reward - float(rows.reward[row])) > 0.01 and not np.isclose(discounts[-1], float(rows.discount[row]))
+    return dataclasses.replace(
+        rows,
+        reward=rows.reward.at[row].set(reward),
+        discount=rows.discount.at[row].set(discounts[-1]),
+        next_obs=rows.next_obs.at[row].set(data["obs"][h["n"]]),
+    )
 
 
 def batch_of(case, step):
@@ -164,70 +178,46 @@ def batch_of(case, step):
     return jax.tree.map(lambda x: x[rows], transitions(case))
 
 
-def is_right(case, step):
-    """Whether TF-Agents computes all rows of the batch correctly."""
-    h = hyper(case)
-    return h["n"] == 1 or bool(FILE[f"{case}/in/right"][FILE[f"{case}/batch/{step}"]].all())
-
-
 def loss_and_gradient(case, step):
-    """By the mean over all 8 rows, as there; of n-step rows over those that are right."""
+    """By the mean over all 8 rows, as there."""
     agent, batch = agent_of(case), batch_of(case, step)
     online, target = (Variables(before(case, step, name), {}) for name in ("q", "target_q"))
-    batch = dataclasses.replace(batch, weight=batch.weight / divisor(case, batch))
+    batch = dataclasses.replace(batch, weight=batch.weight / 8.0)
     return jax.value_and_grad(lambda params: agent.loss(params, batch, online=online, target=target)[0])(online.params)
 
 
-def divisor(case, batch):
-    return float(np.sum(batch.weight)) if hyper(case)["n"] > 1 else 8.0
-
-
 @pytest.mark.parametrize(("case", "step"), [(case, k) for case in CASES for k in range(1, 5) if not is_c51(case)])
-def test_td_errors(case, step):
+def test_td_errors_and_losses_of_each_row(case, step):
     agent, batch = agent_of(case), batch_of(case, step)
     online, target = (Variables(before(case, step, name), {}) for name in ("q", "target_q"))
     q = agent.network.apply(online, batch.obs)[0][0]
     got = agent.td_target(batch, online=online, target=target) - q[jnp.arange(8), batch.action]
     counts = np.asarray(batch.weight) > 0
-    assert counts.sum() >= 4
-    np.testing.assert_allclose(np.asarray(got)[counts], FILE[f"{case}/step/{step}/td_error"][counts], **NEAR)
+    assert counts.sum() >= (8 if hyper(case)["n"] > 1 else 4)
+    for name, values in (("td_error", got), ("td_loss", huber(got, agent.huber_delta))):
+        np.testing.assert_allclose(np.asarray(values)[counts], FILE[f"{case}/step/{step}/{name}"][counts], **NEAR)
 
 
 @EVERY_STEP
 def test_loss_and_gradient(case, step):
     loss, gradient = loss_and_gradient(case, step)
-    if is_right(case, step):
-        np.testing.assert_allclose(loss, FILE[f"{case}/step/{step}/loss"], **NEAR)
-        clip = hyper(case)["grad_clip"]
-        got = gradient if clip is None else clip_each(clip)(gradient, None)
-        near(got, weights(case, f"g/{step}", "q"))
-    elif not is_c51(case):
-        td_loss = np.asarray(FILE[f"{case}/step/{step}/td_loss"])
-        counts = np.asarray(batch_of(case, step).weight) > 0
-        np.testing.assert_allclose(loss, td_loss[counts].mean(), **NEAR)
+    np.testing.assert_allclose(loss, FILE[f"{case}/step/{step}/loss"], **NEAR)
+    clip = hyper(case)["grad_clip"]
+    near(gradient if clip is None else clip_each(clip)(gradient, None), weights(case, f"g/{step}", "q"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_optimizer_steps_and_target_updates(case):
-    """All four calls in a row; where a row of a batch is not right, the gradient is the file's."""
+    """All four calls in a row."""
     agent = agent_of(case)
     state = agent.init(jax.random.key(0))
     copies = dataclasses.replace(state.copies, target=Variables(weights(case, "w0", "target_q"), {}))
     for step in range(1, 5):
         batch = batch_of(case, step)
-        batch = dataclasses.replace(batch, weight=batch.weight / divisor(case, batch))
-        if is_right(case, step):
-            copies, _ = train_q(agent, agent.optimizer, copies, batch, jax.random.key(step), jnp.array(True))
-        else:
-            gradient = weights(case, f"g/{step}", "q")
-            copies, _ = train_copies(copies, partial(linear_loss, gradient), agent.optimizer, batch)
-            copies = copies.follow(updates=1)
+        batch = dataclasses.replace(batch, weight=batch.weight / 8.0)
+        copies, _ = train_q(agent, agent.optimizer, copies, batch, jax.random.key(step), jnp.array(True))
         near(copies.online.params, weights(case, f"w/{step}", "q"))
         near(copies.target.params, weights(case, f"w/{step}", "target_q"))
-
-
-def linear_loss(gradient, params, batch):
-    return sum(jax.tree.leaves(jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient))), {}
 
 
 def near(got, wanted):
