@@ -4,6 +4,7 @@ import pickle
 import threading
 import types
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from polyak.agents.impala import IMPALA
 from polyak.agents.ppo import PPO
 from polyak.core.types import copy_buffers
 from polyak.networks.recurrent import lstm
+from polyak.replay.uniform import Replay
 from polyak.workers.packing import Packing
 from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
 from polyak.workers.rollout_worker import Failure, pack_snapshot, unpack_snapshot
@@ -104,6 +106,34 @@ def test_sac_has_the_bits_of_the_host_loop_and_its_workers_act_in_numpy():
     ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 2)]
     assert int(ends[0].agent.updates) == 3
     assert_same_bits(*ends)
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "frames"])
+def test_dqn_whose_replay_has_priorities_or_frames_has_the_bits_of_the_host_loop(cartpole, kind):
+    settings = {"prioritized": True} if kind == "prioritized" else {"frame_stack": 2, "frame_padding": "first", "n_step": 3}
+    env = cartpole if kind == "prioritized" else make_env(two_frames)
+    small = {"network": polyak.q_mlp((8,)), "batch_size": 8, "capacity": 256, "updates_per_step": 1 / 16}
+    agent = polyak.DQN(env.spec, num_steps=4, learning_starts=96, period=3, **small, **settings)
+    # Its policy acts in JAX: one worker has the bits of the host loop, several have keys of their own.
+    ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2)]
+    # The replay has wrapped around, and the target has been copied.
+    assert int(ends[0].agent.updates) > 8 and int(ends[0].agent.replay.size) == 31
+    assert_same_bits(*ends[:2])
+    disturbed = train(env, 2, lambda: FaultyWorkers({3: "lost", 8: "lost", 15: "lost"}), agent=agent, steps=256).loop_state
+    if kind == "prioritized":
+        assert_same_bits(disturbed, ends[2])
+    # Environments without snapshots begin new episodes: nothing leads there from those that were lost.
+    index = jnp.arange(256, dtype=jnp.int32)
+    ring = Replay(256, 4, agent.frame_stack, agent.frame_padding)
+    batch = ring.transitions(disturbed.agent.replay, index, num_envs=8, n_step=1, gamma=1.0)
+    weight = np.asarray(batch.weight) > 0
+    obs, next_obs = (np.asarray(x)[weight].reshape(weight.sum(), -1, 4)[:, -1] for x in (batch.obs, batch.next_obs))
+    assert 180 < weight.sum() < 256
+    np.testing.assert_allclose(next_obs[:, 0], obs[:, 0] + 0.02 * obs[:, 1], atol=1e-6)
+
+
+def two_frames():
+    return gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), 2)
 
 
 def test_one_worker_acts_in_jax_as_the_host_loop(cartpole):
