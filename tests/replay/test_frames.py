@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.struct import struct
 from polyak.core.types import EpisodeRecord, Rollout, TimeStep
+from polyak.envs.autoreset import AutoReset
 from polyak.replay import PrioritizedReplay, Replay
+from polyak.storage.checkpoint import restore, save
 from tests.replay.streams import add
 
 KEY = jax.random.key(0)
@@ -118,6 +122,43 @@ def test_stacks_of_gymnasium_are_those_of_its_wrapper():
     drawn = [x.tobytes() in stacks for x, w in zip(np.asarray(batch.next_obs), np.asarray(batch.weight), strict=True) if w]
     # Every second time step was reported.
     assert np.mean(drawn) > 0.3 and int(result.state.updates) > 0
+
+
+@struct
+class Sum:
+    """A game of at most 12 steps; a frame is the step, and the sum of noisy actions, at which the game ends."""
+
+    @property
+    def spec(self):
+        return EnvSpec(Box(np.full((STACK, 2), -99.0), np.full((STACK, 2), 99.0)), Discrete(2), "sum")
+
+    def reset(self, key, num_envs):
+        return jnp.zeros((num_envs, STACK, 2)).at[:, -1, 0].set(1.0)
+
+    def step(self, state, action, key):
+        noise = jax.random.uniform(key, action.shape)
+        frame = state[:, -1] + jnp.stack([jnp.ones_like(noise), noise + action.astype(jnp.float32) - 0.8], axis=1)
+        return jnp.concatenate([state[:, 1:], frame[:, None]], axis=1), frame[:, 1], frame[:, 1] > 2.0, frame[:, 0] > 12.0
+
+    def observe(self, state):
+        return state
+
+
+def test_a_training_with_frame_stacks_on_two_devices_resumes_to_the_bit(tmp_path):
+    env = AutoReset(Sum(), 4)
+    settings = {"network": polyak.q_mlp((8,)), "capacity": 128, "learning_starts": 32, "batch_size": 8, "n_step": 3}
+    agent = polyak.DQN(env.spec, num_steps=2, frame_stack=STACK, prioritized=True, period=5, **settings)
+    options = {"key": KEY, "devices": 2}
+    whole = polyak.train.compiled(agent, env, env_steps=256, **options)
+    assert int(whole.state.updates) > 20 and whole.state.replay.rows.obs.shape == (128, 2)
+    half = polyak.train.compiled(agent, env, env_steps=128, **options)
+    save(tmp_path / "checkpoints", half.loop_state, step=128, meta={}, segmented=".agent.replay")
+    restored = restore(tmp_path / "checkpoints", half.loop_state).tree
+    resumed = polyak.train.compiled(
+        agent, env, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps
+    )
+    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_observations_must_be_stacks():
