@@ -144,6 +144,13 @@ def test_arrays_must_be_those_of_the_replay():
         replay.add(state, Rollout(rollout.time_steps, rollout.actions.astype(jnp.float32)))
 
 
+def test_each_observation_is_stored_once():
+    obs = {"image": np.zeros((4, 12, 12), np.uint8), "vector": np.zeros(3, np.float32)}
+    state = jax.eval_shape(lambda: Replay(1_000, 4).init(obs, jnp.zeros((), jnp.int32), jnp.zeros(5, bool)))
+    # A row is an observation, an action, its mask, a reward and three flags; position, size, dropped and layout are 24 bytes.
+    assert state.nbytes == 1_000 * (4 * 12 * 12 + 3 * 4 + 4 + 5 + 4 + 3) + 24
+
+
 def test_adding_and_sampling_copies_no_storage():
     replay = Replay(50_000, 4)
     state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32))
