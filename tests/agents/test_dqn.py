@@ -12,7 +12,7 @@ from flax import linen
 import polyak
 from polyak import train
 from polyak.agents.dqn import DQN
-from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
 from polyak.core.types import Rollout, TimeStep
 from polyak.networks.q_network import q_mlp
 from polyak.ops.losses import huber
@@ -106,6 +106,30 @@ def test_the_target_is_copied_every_period_and_stays_in_between():
     leaves = [jax.tree.leaves(x.params) for x in (state.copies.target, state.copies.online, initial.copies.online)]
     assert all((np.asarray(a) != b).any() and (np.asarray(a) != c).any() for a, b, c in zip(*leaves, strict=True))
     assert int(state.copies.target_count.fired) == 1 and int(state.copies.target_count.elapsed) == 2
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_dict_and_tuple_observations_are_learned_from_as_the_vector_of_their_parts(kind):
+    low, high = np.full(3, -9.0, np.float32), np.full(3, 9.0, np.float32)
+
+    def parts(x):
+        first, second = x[..., :2], x[..., 2:]
+        return {"first": first, "second": second} if kind is dict else (first, second)
+
+    space = jax.tree.map(Box, parts(low), parts(high))
+    agent = make(learning_starts=0, prioritized=True)
+    divided = dataclasses.replace(agent, spec=EnvSpec(Dict(space) if kind is dict else Tuple(space), Discrete(4)))
+    rollouts = [random_rollout(agent, seed=i) for i in range(2)]
+    whole, _ = updated(agent, rollouts)
+    state, metrics = updated(
+        divided, [Rollout(dataclasses.replace(x.time_steps, obs=parts(x.time_steps.obs)), x.actions) for x in rollouts]
+    )
+    assert int(state.updates) == 8 and float(metrics["train/td_error"]) > 0
+    jax.tree.map(np.testing.assert_array_equal, state.replay.rows.obs, parts(whole.replay.rows.obs))
+    for a, b in zip(*(jax.tree.leaves(x.copies.online.params) for x in (whole, state)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    action, _ = divided.policy(state).predict(parts(np.zeros(3, np.float32)))
+    assert action == agent.policy(whole).predict(np.zeros(3, np.float32))[0]
 
 
 def test_rows_that_only_reset_do_not_reach_the_network():
