@@ -185,6 +185,17 @@ def test_evaluation_while_training_changes_no_bit_and_keeps_the_best(name, direc
     same(result.evaluate(3).returns, result.evaluations[result.progress.env_steps].returns)
 
 
+def test_evaluation_while_training_leaves_the_target_as_it_is():
+    env = jax_env()
+    settings = {"capacity": 128, "learning_starts": 32, "batch_size": 8, "period": 7, "tau": 0.5}
+    agent = polyak.DQN(env.spec, network=polyak.q_mlp((4,)), **settings)
+    plain = polyak.train.run(agent, env, env_steps=200)
+    result = polyak.train.run(agent, env, env_steps=200, eval_every=50, eval_episodes=2)
+    online, target = (jax.tree.leaves(x.params) for x in (plain.state.copies.online, plain.state.copies.target))
+    assert len(result.evaluations) == 4 and any((np.asarray(a) != b).any() for a, b in zip(online, target, strict=True))
+    same(result.loop_state, plain.loop_state)
+
+
 def test_evaluation_goes_on_after_resuming_as_if_never_stopped(directory):
     env = jax_env()
     options = {"eval_every": 100, "eval_episodes": 3}
