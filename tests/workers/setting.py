@@ -93,13 +93,13 @@ class Fault:
 
 
 class Counting(gymnasium.Env):
-    """Observations count the steps of an episode of five; it has no snapshots, and raises where a test says."""
+    """Observations count the steps of an episode of five; it has no snapshots, and raises or returns NaN where a test says."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, raises_at=None):
-        self.raises_at, self.total = raises_at, 0
+    def __init__(self, raises_at=None, nan_at=None):
+        self.raises_at, self.nan_at, self.total = raises_at, nan_at, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -111,4 +111,5 @@ class Counting(gymnasium.Env):
         self.total += 1
         if self.total == self.raises_at:
             raise ArithmeticError("of a test")
-        return np.full(3, self.count, np.float32), 1.0, self.count == 5, False, {}
+        value = np.nan if self.total == self.nan_at else self.count
+        return np.full(3, value, np.float32), 1.0, self.count == 5, False, {}

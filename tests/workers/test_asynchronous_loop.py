@@ -261,6 +261,14 @@ def test_an_exception_of_an_environment_ends_the_training_or_its_episodes():
     assert result.metrics["workers/restarts"] >= 1 and result.progress.env_steps >= 400
 
 
+def test_nan_of_an_environment_costs_its_worker_and_nothing_else():
+    """W5."""
+    env = polyak.envs.make(lambda: Counting(nan_at=60), num_envs=4, vectorization="sync")
+    result = train(env=env)
+    assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] >= 1
+    assert result.metrics["pushes/refused"] == 0 and result.progress.env_steps >= 400
+
+
 class CountingSeeds(Counting):
     seeds: ClassVar[list[int]] = []
 

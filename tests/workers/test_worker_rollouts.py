@@ -378,6 +378,37 @@ def raising_env():
     return Counting(raises_at=100)
 
 
+def test_nan_of_an_environment_costs_the_rows_of_its_worker_and_nothing_else():
+    """W5: whatever `on_env_error` is."""
+    env, events, reports = polyak.envs.make(OneNaN, num_envs=4, vectorization="sync"), [], []
+    OneNaN.made = 0
+    envs = make_workers(env, 2)
+    envs.group.on_event = events.append
+    result = polyak.train.host(
+        make_agent(env.spec),
+        envs,
+        env_steps=400,
+        key=KEY,
+        callbacks=[lambda progress, metrics, state: reports.append((progress.env_steps, dict(metrics)))],
+        report_every=1,
+    )
+    assert [metrics["rollouts/invalid"] for _, metrics in reports].count(1) == 1
+    assert result.metrics["workers/restarts"] == 1 and result.progress.env_steps >= 400
+    assert all(metrics["train/skipped_steps"] == 0 for _, metrics in reports)
+    assert "env 3, step 47 " in events[2].detail and "the observation must be finite, got nan" in events[2].detail
+
+
+class OneNaN(Counting):
+    """The last of four environments returns NaN once."""
+
+    made = 0
+
+    def __init__(self):
+        # The learner makes one as well, to know the spaces.
+        OneNaN.made += 1
+        super().__init__(nan_at=40 if OneNaN.made == 4 else None)
+
+
 class Unpicklable(Exception):
     """It holds what cannot be sent, or is made again of too few arguments."""
 

@@ -20,6 +20,10 @@ CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "b"}
 KIND_NAMES = {"f": "floats", "fiu": "floats or integers", "iub": "integers or bools", "b": "bools"}
 
 
+class InvalidValue(ValueError):
+    """An environment returned NaN, infinity, or an array of a wrong shape or range: an error of its values, not of its code."""
+
+
 @dataclass(frozen=True)
 class ArraySpec:
     """What one array of a value must be.

@@ -98,7 +98,8 @@ class GymnasiumEnv:
         """Start a new episode in every environment; the same seed gives the same episodes.
 
         Raises:
-            TypeError, ValueError: the seed is not an integer, or negative; the environment returned an invalid value.
+            TypeError, ValueError: the seed is not an integer, or negative.
+            TypeError, InvalidValue: the environment returned an invalid value; the second is a ValueError.
         """
         if isinstance(seed, np.integer):
             seed = int(seed)
@@ -112,7 +113,8 @@ class GymnasiumEnv:
 
         Raises:
             RuntimeError: `reset` must be called first.
-            TypeError, ValueError: the action is invalid (no environment was stepped), or a value that an environment returned.
+            TypeError, ValueError: the action is invalid (no environment was stepped), or an action mask.
+            TypeError, InvalidValue: a value that an environment returned is invalid; the second is a ValueError.
             Exception: what an environment raises, with a note that names environment and step.
         """
         native = self._read_action(action)

@@ -10,7 +10,7 @@ import gymnasium.spaces as gym
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.space_check import FLOAT32_MAX, ArraySpec, check_range, read_leaves, to_array
+from polyak.core.space_check import FLOAT32_MAX, ArraySpec, InvalidValue, check_range, read_leaves, to_array
 
 
 def obs_leaves(space: Any, keys: tuple[Any, ...] = ()) -> list[ArraySpec]:
@@ -58,15 +58,18 @@ def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> 
 
     Raises:
         TypeError: a leaf is not an array of numbers, or holds floats where integers are expected.
-        ValueError: a leaf is missing, its shape is wrong, or an integer does not fit into the dtype.
+        InvalidValue: a leaf is missing, its shape is wrong, or an integer does not fit into the dtype.
     """
-    values = read_leaves(f"{location()}: the observation", leaves, obs) if leaves[0].keys else [obs]
-    return [
-        value
-        if type(value) is np.ndarray and value.shape == leaf.shape and value.dtype == leaf.dtype
-        else _cast(value, leaf, f"{location()}: {leaf.name('the observation')}")
-        for leaf, value in zip(leaves, values, strict=True)
-    ]
+    try:
+        values = read_leaves(f"{location()}: the observation", leaves, obs) if leaves[0].keys else [obs]
+        return [
+            value
+            if type(value) is np.ndarray and value.shape == leaf.shape and value.dtype == leaf.dtype
+            else _cast(value, leaf, f"{location()}: {leaf.name('the observation')}")
+            for leaf, value in zip(leaves, values, strict=True)
+        ]
+    except ValueError as error:
+        raise InvalidValue(str(error)) from None
 
 
 def _cast(value: Any, leaf: ArraySpec, name: str) -> npt.NDArray[Any]:

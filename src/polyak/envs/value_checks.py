@@ -8,7 +8,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.space_check import FLOAT32_MAX, ArraySpec, action_specs, check_range, range_error, read_leaves, to_array
+from polyak.core.space_check import (
+    FLOAT32_MAX,
+    ArraySpec,
+    InvalidValue,
+    action_specs,
+    check_range,
+    range_error,
+    read_leaves,
+    to_array,
+)
 from polyak.core.spaces import Box, EnvSpec, Leaf, leaf_spaces, unflatten
 
 Location = Callable[[int], str]
@@ -52,7 +61,7 @@ class ObsCheck:
         """Check and cast the array.
 
         Raises:
-            ValueError: NaN, infinity, or an integer out of its space; a float out of bounds where `out_of_bounds="error"`.
+            InvalidValue: NaN, infinity, or an integer out of its space; a float out of bounds where `out_of_bounds="error"`.
         """
         if self.low is not None:
             # No bound is infinite here, so that NaN and infinity fail too.
@@ -69,12 +78,12 @@ class ObsCheck:
         floats = array.dtype.kind == "f"
         finite = np.isfinite(array) & (np.abs(array) <= FLOAT32_MAX) if floats else np.ones(array.shape, bool)
         if self.nonfinite == "error" and not finite.all():
-            raise ValueError(self._message(array, ~finite, -FLOAT32_MAX, FLOAT32_MAX, location))
+            raise InvalidValue(self._message(array, ~finite, -FLOAT32_MAX, FLOAT32_MAX, location))
         outside = finite & ((array < low) | (array > high))
         if outside.any() and not (self.warned and self.out_of_bounds == "warn" and floats):
             message = self._message(array, outside, low, high, location)
             if self.out_of_bounds == "error" or not floats:
-                raise ValueError(message)
+                raise InvalidValue(message)
             if self.out_of_bounds == "warn":
                 self.warned = True
                 warnings.warn(f"{message} (this warning is shown once)", stacklevel=4)
@@ -97,7 +106,7 @@ def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], 
     """Check rewards and cast them to float32; a float32 array is returned as it is.
 
     Raises:
-        ValueError: NaN, infinity, or beyond the range of float32.
+        InvalidValue: NaN, infinity, or beyond the range of float32.
     """
     # A finite float64 may be too large for float32.
     is_float32 = reward.dtype.char == "f"
@@ -106,7 +115,7 @@ def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], 
         return reward if is_float32 else reward.astype(np.float32)
     if nonfinite == "error":
         env = int(np.flatnonzero(~is_good)[0])
-        raise ValueError(f"{location(env)}: the reward must be finite, got {reward[env]}")
+        raise InvalidValue(f"{location(env)}: the reward must be finite, got {reward[env]}")
     with np.errstate(over="ignore"):
         return reward.astype(np.float32)
 

@@ -249,8 +249,10 @@ class _Pushes:
         if method == "start":
             group.check_start(worker, result)
         elif isinstance(result, Failure):
-            if group.options.on_env_error == "raise" or method != "gradients":
+            is_invalid = result.invalid_value is not None and method == "gradients"
+            if not is_invalid and (group.options.on_env_error == "raise" or method != "gradients"):
                 group.check_result(worker, result)
+            self.invalid += is_invalid
             self._numbers[worker] -= 1
             self.replace(worker, f"raised {result.summary}")
             self.request(worker)

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.space_check import InvalidValue
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import HostEnv, PyTree, TimeStep
 from polyak.loops.actor import Actor, act_with_keys
@@ -108,11 +109,19 @@ class WorkerRollout:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in a worker; `pickled` is None where it cannot be pickled."""
+    """An exception in a worker.
+
+    Attributes:
+        pickled: None where it cannot be pickled.
+        summary: its type and message.
+        traceback: in the worker.
+        invalid_value: the message of an `InvalidValue`, which names the environment; None for any other exception.
+    """
 
     pickled: bytes | None
     summary: str
     traceback: str
+    invalid_value: str | None = None
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
@@ -121,7 +130,8 @@ class Failure:
             pickled = cloudpickle.dumps(error)
         except Exception:
             pickled = None
-        return cls(pickled, f"{type(error).__name__}: {error}", traceback.format_exc())
+        invalid_value = str(error) if isinstance(error, InvalidValue) else None
+        return cls(pickled, f"{type(error).__name__}: {error}", traceback.format_exc(), invalid_value)
 
     def exception(self, where: str) -> Exception:
         """The exception, of its type where that can be unpickled, with the worker and its traceback as a note."""

@@ -1,7 +1,7 @@
 """A group of workers that share a batch of environments: where each of them is, and requests to all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import cloudpickle
@@ -165,11 +165,17 @@ class WorkerGroup:
             check_spec(self.name_of(worker), self.spec, result.spec, whose="learner")
 
     def check_start(self, worker: int, result: Any) -> None:
-        """As `check_result`, for a worker that was made again; starts it once more after an exception, if these do that."""
-        if isinstance(result, Failure) and self.options.on_env_error == "restart":
-            self.supervisor.fail(worker, f"raised {result.summary}")
-        else:
+        """As `check_result`, for a worker that was made again; one that returned invalid values is started once more.
+
+        So is one after an exception, if these do that.
+        """
+        if not isinstance(result, Failure) or (result.invalid_value is None and self.options.on_env_error == "raise"):
             self.check_result(worker, result)
+            return
+        # Another seed: equal episodes would fail again.
+        state = self.states[worker]
+        self.states[worker] = replace(state, seed=seed_of_new_episodes(state.seed, 0))
+        self.supervisor.fail(worker, f"raised {result.summary}")
 
     def gather(self, method: str) -> list[Any]:
         """The results of this method of all workers."""

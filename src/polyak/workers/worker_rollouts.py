@@ -205,7 +205,7 @@ class WorkerRollouts:
         number = self._requested[worker] - 1
         state = group.states[worker]
         seed = seed_of_new_episodes(state.seed, number)
-        if isinstance(result, Failure):
+        if isinstance(result, Failure) and result.invalid_value is None:
             if group.options.on_env_error == "raise":
                 group.check_result(worker, result)
             self._requested[worker] = number
@@ -326,6 +326,8 @@ def _stacked(tree: Any, steps: int) -> Any:
 
 def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) -> str | None:
     """What is wrong with what a worker returned, or None."""
+    if isinstance(rollout, Failure):
+        return f"a value is invalid: {rollout.invalid_value}"
     if not isinstance(rollout, WorkerRollout):
         return f"a WorkerRollout was expected, got {type(rollout).__name__}"
     if not isinstance(rollout.info_sums, InfoSums) or not isinstance(rollout.snapshot, bytes | None):
