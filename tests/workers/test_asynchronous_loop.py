@@ -269,6 +269,26 @@ def test_nan_of_an_environment_costs_its_worker_and_nothing_else():
     assert result.metrics["pushes/refused"] == 0 and result.progress.env_steps >= 400
 
 
+def test_a_worker_that_sends_nothing_but_nan_is_put_out(monkeypatch):
+    """W17: pushes that are refused are no success, so it is given up after five quarantines in a row."""
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    engine = FaultyPushes({})
+    call, first = engine.call, []
+
+    def sending_nan(handle, method, arguments):
+        made = call(handle, method, arguments)
+        first.extend([] if first else [handle])
+        # A worker that is made again is the last one; the other one stays.
+        if method == "gradients" and handle is not first[0]:
+            made.result = with_nan(made.result)
+        return made
+
+    engine.call = sending_nan
+    result = train(2, lambda: engine, options={"max_bad": 2, "min_workers": 1})
+    assert result.metrics["pushes/refused"] == 10 and result.metrics["workers/restarts"] == 4
+    assert result.metrics["workers/alive"] == 1 and result.progress.env_steps >= 400
+
+
 class CountingSeeds(Counting):
     seeds: ClassVar[list[int]] = []
 

@@ -1,6 +1,6 @@
 import pytest
 
-from polyak.workers.supervise import MAX_BACK_OFF, Supervisor, WorkerLost
+from polyak.workers.supervise import MAX_BACK_OFF, MAX_FAILURES, Supervisor, WorkerLost
 
 LATE, DEAD = object(), object()
 
@@ -154,6 +154,58 @@ def test_the_spent_budget_names_the_last_failure_of_every_worker():
     with pytest.raises(RuntimeError, match=r"worker 0 did not return from rollout\(\) within timeout=2 s") as caught:
         run(supervisor, 1)
     assert caught.value.__notes__ == ["worker 1 before: died: of a test"]
+
+
+def test_a_worker_that_fails_again_and_again_is_given_up_where_others_suffice():
+    """W17."""
+    supervisor, engine, events = make({b"0": [DEAD] * MAX_FAILURES, b"1": ["b0", "b1"]}, workers=2, min_workers=1)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 0)
+    assert not supervisor.is_absent(0), "before it has failed"
+    absences = []
+    while not supervisor.is_lost(0):
+        supervisor.results(1.0)
+        absences.append(supervisor.is_absent(0))
+    assert absences[0] is False and absences[-1] is True and supervisor.is_absent(1) is False
+    assert [event.event for event in events if event.worker == 0] == ["started", *["failed", "restarted"] * 4, "lost"]
+    assert engine.now == pytest.approx(1 + 2 + 4, abs=0.2) and len(engine.ended) == MAX_FAILURES
+    supervisor.request(0, "rollout", 1)
+    supervisor.request(1, "rollout", 1)
+    assert run(supervisor, 1) == [(1, "b1")] and not supervisor.is_idle(0) and supervisor.is_settled()
+    assert supervisor.metrics() == {"workers/alive": 1, "workers/restarts": MAX_FAILURES - 1}
+    engine.results[b"0"] = ["again"]
+    supervisor.forget_failures()
+    supervisor.request(0, "rollout", 2)
+    assert run(supervisor, 1) == [(0, "again")], "another training"
+
+
+def test_fewer_workers_than_are_needed_end_the_training_with_the_reasons():
+    """W17."""
+    results = {b"0": [DEAD] * MAX_FAILURES, b"1": [DEAD] * MAX_FAILURES}
+    supervisor, _, _ = make(results, workers=2, min_workers=1, budget=100)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 0)
+    message = "worker 1 died: of a test; it failed 5 times in a row, and only 0 others are left of min_workers=1"
+    with pytest.raises(RuntimeError, match=message) as caught:
+        run(supervisor, 1)
+    assert caught.value.__notes__ == ["worker 0 before: died: of a test"]
+
+
+def test_without_a_restart_left_the_others_go_on_if_they_suffice():
+    """W17."""
+    supervisor, _, events = make({b"0": [DEAD], b"1": ["b"]}, workers=2, min_workers=1, budget=0)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 0)
+    assert run(supervisor, 1) == [(1, "b")] and [event.event for event in events] == ["started", "started", "lost"]
+
+
+def test_others_wait_for_a_worker_where_too_few_are_there():
+    supervisor, _, _ = make({b"0": [DEAD] * 3, b"1": ["b"]}, workers=2, min_workers=2)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 0)
+    for _ in range(6):
+        supervisor.results(0.1)
+    assert supervisor.workers[0].failures > 1 and not supervisor.is_absent(0)
 
 
 def test_the_result_of_a_worker_that_was_given_up_is_ignored():

@@ -398,6 +398,93 @@ def test_nan_of_an_environment_costs_the_rows_of_its_worker_and_nothing_else():
     assert "env 3, step 47 " in events[2].detail and "the observation must be finite, got nan" in events[2].detail
 
 
+def bad_workers(bad):
+    """An engine on which the rollouts of these workers end in their death, from the third rollout of all on."""
+
+    class Bad(FaultyWorkers):
+        def __init__(self):
+            super().__init__({})
+            self.payloads = []
+
+        def start(self, payload):
+            if payload not in self.payloads:
+                self.payloads.append(payload)
+            handle = super().start(payload)
+            handle.index = self.payloads.index(payload)
+            return handle
+
+        def call(self, handle, method, arguments):
+            if method == "rollout" and handle.index in bad and self.calls >= 3 * len(self.payloads):
+                self.calls += 1
+                return Fault("lost")
+            return super().call(handle, method, arguments)
+
+    return Bad
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_worker_that_is_lost_costs_its_rows_and_nothing_else(cartpole, monkeypatch, lag):
+    """W17."""
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    agent, reports = make_agent(cartpole.spec, values_when="collect", normalize_obs=True), []
+    result = train(
+        cartpole,
+        4,
+        bad_workers({3}),
+        agent=agent,
+        options={"min_workers": 3, "restarts": 10, "lag": lag},
+        callbacks=[lambda progress, metrics, state: reports.append((progress.env_steps, dict(metrics)))],
+        report_every=1,
+        steps=800,
+    )
+    assert result.metrics["workers/alive"] == 3 and result.metrics["workers/restarts"] == 4
+    steps = np.diff([env_steps for env_steps, _ in reports])
+    assert 0.8 * 16 * 6 <= steps[-1] <= 16 * 6, "those of three workers"
+    assert all(metrics["train/skipped_steps"] == metrics["rollouts/invalid"] == 0 for _, metrics in reports)
+    assert all(metrics["staleness/max"] <= lag for _, metrics in reports)
+    assert all(metrics.get("rollout/ep_len_mean", 20) >= 8 for _, metrics in reports)
+    assert all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
+
+
+def test_nobody_waits_for_a_worker_that_waits_to_be_started_again(cartpole, monkeypatch):
+    """W17: it comes back with new episodes."""
+    pauses = []
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda n: pauses.append(n) or 3600.0 * (n > 1))
+    engine = FaultyWorkers({3: "lost", 4: "lost"})
+    envs = make_workers(cartpole, 2, lambda: engine, min_workers=1)
+    alive = []
+
+    def come_back(progress, metrics, state):
+        alive.append(metrics["workers/alive"])
+        if len(alive) == 4:
+            envs.group.supervisor.workers[1].start_at = 0.0
+
+    result = polyak.train.host(make_agent(cartpole.spec), envs, env_steps=STEPS, key=KEY, callbacks=[come_back], report_every=1)
+    assert pauses == [1, 2] and alive[1:4] == [1, 1, 1] and result.metrics["workers/alive"] == 2
+    assert envs.snapshot() is not None and result.metrics["rollout/ep_len_mean"] >= 8
+
+
+def test_too_few_workers_end_the_training(cartpole, monkeypatch):
+    """W17."""
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    with pytest.raises(RuntimeError, match="only 2 others are left of min_workers=3"):
+        train(cartpole, 4, bad_workers({0, 2}), options={"min_workers": 3})
+    with pytest.raises(ValueError, match="min_workers=3 must be at most workers=2"):
+        train(cartpole, 2, options={"min_workers": 3})
+
+
+def test_workers_that_never_start_leave_the_others_alone(cartpole, monkeypatch):
+    """W17."""
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    engine = bad_workers({})()
+    call = engine.call
+    engine.call = lambda handle, method, arguments: (
+        Fault("lost") if handle.index == 1 and method == "begin" else call(handle, method, arguments)
+    )
+    result = train(cartpole, 2, lambda: engine, options={"min_workers": 1}, steps=300)
+    assert result.progress.env_steps >= 300 and result.metrics["workers/alive"] == 1
+
+
 class OneNaN(Counting):
     """The last of four environments returns NaN once."""
 

@@ -134,6 +134,8 @@ def report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], N
             run.append_worker_event({"time": time.time(), **dataclasses.asdict(event)})
         if event.event == "failed":
             console.print_line(f"worker {event.worker} {event.detail}; starting it again")
+        elif event.event == "lost":
+            console.print_line(f"worker {event.worker} {event.detail}; it is not started again")
 
     return report
 

@@ -122,9 +122,7 @@ def train_asynchronously(
             before, valid = pushes.version, int(summary.env_steps)
             state, senders, metrics = receive(state, senders, push, gradients, summary)
             pushes.pull(state)
-            if bool(senders.is_quarantined(options.max_bad)[worker]):
-                senders = senders.readmit(worker)
-                pushes.replace(worker, f"sent NaN or infinity in {options.max_bad} pushes in a row")
+            senders = pushes.judge(worker, senders)
             pushes.request(worker)
         since_report = add_metrics(since_report, metrics)
         pushes.staleness.append(before - result.version)
@@ -220,6 +218,16 @@ class _Pushes:
         """
         return jax.tree.unflatten(self._halves_tree, self._result.unpack(result.halves))
 
+    def judge(self, worker: int, senders: Any) -> Any:
+        """Count the last push as a success of its worker if it was not refused; replace a worker with too many in a row."""
+        refused_in_a_row, max_bad = int(senders.refused_in_a_row[worker]), self._group.options.max_bad
+        if not refused_in_a_row:
+            self._group.supervisor.accept(worker)
+        if refused_in_a_row < max_bad:
+            return senders
+        self.replace(worker, f"sent NaN or infinity in {max_bad} pushes in a row")
+        return senders.readmit(worker)
+
     def replace(self, worker: int, reason: str) -> None:
         """Start a worker again, in new episodes."""
         state = self._group.states[worker]
@@ -267,7 +275,6 @@ class _Pushes:
             seed = seed_of_new_episodes(state.seed, result.number)
             group.states[worker] = WorkerState(seed, result.snapshot, result.time_step, result.carry)
             group.snapshots[worker] = result.snapshot
-            group.supervisor.accept(worker)
             self._waiting.append((worker, result))
 
     def _problem(self, worker: int, result: Any) -> str | None:

@@ -9,6 +9,9 @@ from typing import IO, Any, Protocol, runtime_checkable
 MAX_BACK_OFF = 60.0
 """Longest time in seconds before a worker is started again."""
 
+MAX_FAILURES = 5
+"""Failures in a row after which a worker is given up, where training may go on with fewer."""
+
 
 def back_off(failures: int) -> float:
     """Seconds before the next start: none after the first failure in a row, then 1, 2, 4, ... up to 60."""
@@ -87,6 +90,7 @@ class _Worker:
         start_at: when to start it again.
         restarts: how often it was.
         last_failure: the reason of the last one.
+        is_lost: it was given up.
     """
 
     handle: Any = None
@@ -99,6 +103,12 @@ class _Worker:
     start_at: float = 0.0
     restarts: int = 0
     last_failure: str = ""
+    is_lost: bool = False
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it can take requests now."""
+        return self.handle is not None and not self.is_starting
 
 
 @dataclass
@@ -118,9 +128,11 @@ class Supervisor:
         on_event: called with every event.
         clock: the monotonic clock in seconds.
         warm_up: further seconds that requests may take until a result is accepted: a worker may have to compile.
+        min_workers: how many workers training needs: one that fails `MAX_FAILURES` times in a row, or without a restart left,
+            is given up as long as so many others are not. None needs all, and restarts them until the budget is spent.
 
     Raises:
-        RuntimeError: the budget is spent.
+        RuntimeError: the budget is spent, or too few workers are left.
     """
 
     engine: Engine
@@ -132,6 +144,7 @@ class Supervisor:
     on_event: Callable[[WorkerEvent], None]
     clock: Callable[[], float] = time.monotonic
     warm_up: float = 0.0
+    min_workers: int | None = None
     workers: list[_Worker] = field(default_factory=list)
 
     def start(self) -> None:
@@ -141,30 +154,47 @@ class Supervisor:
             self._start(index)
 
     def request(self, index: int, method: str, *arguments: Any) -> None:
-        """Call a method of a worker that has no request."""
+        """Call a method of a worker that has no request; of one that is lost, nothing is called."""
         worker = self.workers[index]
+        if worker.is_lost:
+            return
         assert worker.request is None, "one request at a time"
         worker.request = method, arguments
         if worker.handle is not None and worker.call is None:
             self._send(worker)
 
     def is_idle(self, index: int) -> bool:
-        """Whether a worker has no request."""
-        return self.workers[index].request is None
+        """Whether a worker has no request, and is not lost."""
+        return self.workers[index].request is None and not self.workers[index].is_lost
+
+    def is_lost(self, index: int) -> bool:
+        """Whether a worker was given up."""
+        return self.workers[index].is_lost
+
+    def is_absent(self, index: int) -> bool:
+        """Whether nobody should wait for a worker: it is lost, or failed twice in a row and is not back, and others suffice."""
+        absent = [one.is_lost or (one.failures > 1 and not one.has_started) for one in self.workers]
+        others_suffice = self.min_workers is not None and len(absent) - sum(absent) >= self.min_workers
+        return self.workers[index].is_lost or (absent[index] and others_suffice)
+
+    def withdraw(self, index: int) -> None:
+        """Take back the request of a worker that has not started yet."""
+        assert not self.workers[index].has_started, "it has begun"
+        self.workers[index].request = None
 
     def is_settled(self) -> bool:
-        """Whether all workers have started, and none has a request."""
-        return all(worker.request is None and worker.handle is not None and not worker.is_starting for worker in self.workers)
+        """Whether all workers that are not lost have started, and none has a request."""
+        return all(one.is_lost or (one.request is None and one.has_started) for one in self.workers)
 
     def accept(self, index: int) -> None:
         """Count a result as a success: the next failure of its worker is the first in a row."""
         self.workers[index].failures, self.workers[index].is_warm = 0, True
 
     def forget_failures(self) -> None:
-        """Begin to count failures and restarts anew, for another training."""
+        """Begin to count failures and restarts anew, for another training; workers that are lost are started again."""
         for worker in self.workers:
             worker.failures = worker.restarts = 0
-            worker.last_failure = ""
+            worker.last_failure, worker.is_lost = "", False
 
     def results(self, seconds: float) -> list[tuple[int, str, Any]]:
         """Wait for results, at most for so long: `(worker, method, result)` of those that have returned.
@@ -172,10 +202,10 @@ class Supervisor:
         Starts of workers are among them, as `"start"`; a worker that failed is started again, and its request is repeated.
 
         Raises:
-            RuntimeError: the budget of restarts is spent.
+            RuntimeError: the budget of restarts is spent, or too few workers are left.
         """
         for index, worker in enumerate(self.workers):
-            if worker.handle is None and self.clock() >= worker.start_at:
+            if worker.handle is None and not worker.is_lost and self.clock() >= worker.start_at:
                 self._start(index)
         by_call = {worker.call: index for index, worker in enumerate(self.workers) if worker.call is not None}
         results = []
@@ -196,24 +226,23 @@ class Supervisor:
         return results
 
     def fail(self, index: int, reason: str) -> None:
-        """Give up a worker and start it again, at once after its first failure in a row, else after a while.
+        """End a worker and start it again, at once after its first failure in a row, else after a while; or give it up.
 
         Raises:
-            RuntimeError: the budget of restarts is spent.
+            RuntimeError: the budget of restarts is spent, or too few workers are left.
         """
         worker = self.workers[index]
-        is_last = sum(one.restarts for one in self.workers) >= self.budget
-        self.on_event(WorkerEvent(index, "lost" if is_last else "failed", reason))
-        handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
-        if is_last:
-            self.engine.end(handle)
-            error = RuntimeError(f"worker {index} {reason}; no restart is left of restarts={self.budget}")
-            for other, one in enumerate(self.workers):
-                if one.last_failure and one is not worker:
-                    error.add_note(f"worker {other} before: {one.last_failure}")
-            raise error
-        worker.restarts += 1
+        is_spent = sum(one.restarts for one in self.workers) >= self.budget
         worker.failures += 1
+        worker.is_lost = is_spent or (self.min_workers is not None and worker.failures >= MAX_FAILURES)
+        self.on_event(WorkerEvent(index, "lost" if worker.is_lost else "failed", reason))
+        handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
+        if worker.is_lost:
+            worker.request = None
+            self.engine.end(handle)
+            self._check_left(index, is_spent=is_spent)
+            return
+        worker.restarts += 1
         pause = back_off(worker.failures)
         worker.start_at = self.clock() + pause
         if not pause:
@@ -223,13 +252,30 @@ class Supervisor:
 
     def metrics(self) -> Mapping[str, float]:
         """The number of workers that are there, and of restarts."""
-        alive = sum(worker.handle is not None and not worker.is_starting for worker in self.workers)
+        alive = sum(worker.has_started for worker in self.workers)
         return {"workers/alive": alive, "workers/restarts": sum(worker.restarts for worker in self.workers)}
 
     def close(self) -> None:
         """End all workers, and the engine; a second call does nothing."""
         self.workers = []
         self.engine.close()
+
+    def _check_left(self, index: int, *, is_spent: bool) -> None:
+        """Check that training can go on without a worker that is lost.
+
+        Raises:
+            RuntimeError: it cannot.
+        """
+        left = sum(not one.is_lost for one in self.workers)
+        if self.min_workers is not None and left >= self.min_workers:
+            return
+        why = f"no restart is left of restarts={self.budget}" if is_spent else f"it failed {MAX_FAILURES} times in a row"
+        fewer = "" if self.min_workers is None else f", and only {left} others are left of min_workers={self.min_workers}"
+        error = RuntimeError(f"worker {index} {self.workers[index].last_failure}; {why}{fewer}")
+        for other, one in enumerate(self.workers):
+            if one.last_failure and other != index:
+                error.add_note(f"worker {other} before: {one.last_failure}")
+        raise error
 
     def _start(self, index: int) -> None:
         worker = self.workers[index]
@@ -261,5 +307,5 @@ class Supervisor:
         """The time until the next deadline or start, at most `seconds`."""
         now = self.clock()
         deadlines = [worker.deadline for worker in self.workers if worker.call is not None]
-        starts = [worker.start_at for worker in self.workers if worker.handle is None]
+        starts = [worker.start_at for worker in self.workers if worker.handle is None and not worker.is_lost]
         return max(0.0, min(seconds, *(moment - now for moment in (*deadlines, *starts, math.inf))))

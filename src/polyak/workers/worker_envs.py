@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -11,7 +12,7 @@ from polyak.core.types import Agent, PyTree, TimeStep
 from polyak.loops.loop import LoopState
 from polyak.loops.rollouts import Rollouts
 from polyak.workers.rollout_worker import WorkerState, pack_snapshot, part_of, unpack_snapshot
-from polyak.workers.worker_group import WorkerGroup, join
+from polyak.workers.worker_group import WorkerGroup, join, without_weight
 from polyak.workers.worker_rollouts import WorkerRollouts
 
 
@@ -37,8 +38,7 @@ class WorkerEnvs:
     def reset(self, seed: int) -> TimeStep:
         """Start a new episode in every environment; equal seeds give equal episodes, for any number of workers."""
         self.group.under_way = None
-        begun = self.group.begin([WorkerState(seed)] * self.num_workers)
-        return join([one.time_step for one in begun])
+        return join(self.group.begin([WorkerState(seed)] * self.num_workers))
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue from a snapshot of these environments, or of equal ones in one process.
@@ -61,7 +61,10 @@ class WorkerEnvs:
         time_steps = []
         for worker in range(self.num_workers):
             self.group.supervisor.request(worker, "step", part_of(action, self.group.rows(worker)))
-        for worker, (time_step, snapshot) in enumerate(self.group.gather("step")):
+        results = self.group.gather("step")
+        empty = without_weight(jax.tree.map(np.zeros_like, next(iter(results.values()))[0]))
+        for worker in range(self.num_workers):
+            time_step, snapshot = results.get(worker, (empty, None))
             time_steps.append(time_step)
             self.group.snapshots[worker] = snapshot
             self.group.states[worker] = WorkerState(self.group.states[worker].seed, snapshot, time_step)

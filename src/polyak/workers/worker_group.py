@@ -10,7 +10,7 @@ import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
-from polyak.core.types import HostEnv, PyTree
+from polyak.core.types import EpisodeRecord, HostEnv, PyTree, TimeStep
 from polyak.loops.loop import check_spec
 from polyak.workers.gradient_worker import GradientTask
 from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, own_versions
@@ -31,6 +31,9 @@ class WorkerOptions:
         restarts: how many times workers may be replaced in a training.
         on_env_error: what an exception of an environment does: it ends the training (`"raise"`), or its worker starts new
             episodes (`"restart"`), which counts as a restart.
+        min_workers: how many workers training needs. A worker that fails five times in a row (`supervise.MAX_FAILURES`) is
+            given up as long as so many are left, and while it waits to be started again, the others do not wait for it; in
+            the meantime its environments have weight 0. None needs all workers.
         shared_optimizer: where workers send gradients: the shared copy has the only optimizer state, or each worker its own.
         max_staleness: where workers send gradients: those of weights more than this many steps old are dropped and counted;
             None accepts any.
@@ -45,6 +48,7 @@ class WorkerOptions:
     start_timeout: float = 300.0
     restarts: int = 100
     on_env_error: Literal["raise", "restart"] = "raise"
+    min_workers: int | None = None
     shared_optimizer: bool = True
     max_staleness: int | None = None
     max_bad: int = 10
@@ -55,6 +59,7 @@ class WorkerOptions:
         check_number("train", "start_timeout", self.start_timeout, above=0.0)
         check_integer("train", "restarts", self.restarts, at_least=0)
         check_choice("train", "on_env_error", self.on_env_error, ("raise", "restart"))
+        check_integer("train", "min_workers", self.min_workers, optional=True)
         check_choice("train", "shared_optimizer", self.shared_optimizer, (False, True))
         check_integer("train", "max_staleness", self.max_staleness, at_least=0, optional=True)
         check_integer("train", "max_bad", self.max_bad)
@@ -79,7 +84,7 @@ class WorkerGroup:
         on_event: called with what happens to workers.
 
     Raises:
-        ValueError: the workers cannot have equal parts.
+        ValueError: the workers cannot have equal parts, or training needs more workers.
     """
 
     def __init__(
@@ -93,6 +98,8 @@ class WorkerGroup:
         check_integer("train", "workers", len(parts), at_least=1)
         if num_envs % len(parts):
             raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={len(parts)}")
+        if options.min_workers is not None and options.min_workers > len(parts):
+            raise ValueError(f"train: min_workers={options.min_workers} must be at most workers={len(parts)}")
         self.spec, self.num_envs, self.num_workers, self.options = spec, num_envs, len(parts), options
         self.acting: Acting | GradientTask | None = None
         self.states = [WorkerState(seed=0)] * self.num_workers
@@ -116,6 +123,7 @@ class WorkerGroup:
                 options.start_timeout,
                 options.restarts,
                 lambda event: self.on_event(event),
+                min_workers=options.min_workers,
             )
         return self._supervisor
 
@@ -129,11 +137,11 @@ class WorkerGroup:
         rows = self.rows(worker)
         return f"worker {worker} ({self.spec.id}, envs {rows.start} to {rows.stop - 1})"
 
-    def begin(self, states: Sequence[WorkerState]) -> list[WorkerStart]:
-        """Let every worker begin there; start them if they are not.
+    def begin(self, states: Sequence[WorkerState]) -> list[TimeStep | None]:
+        """Let every worker begin there; start them if they are not. Returns their time steps, an empty one of a lost worker.
 
         Raises:
-            RuntimeError: a worker has other versions of Python or packages.
+            RuntimeError: a worker has other versions of Python or packages, or too many are lost.
             ValueError: a worker's environments have other spaces.
         """
         self.states = list(states)
@@ -146,9 +154,10 @@ class WorkerGroup:
                 supervisor.request(worker, "begin", state, self.acting)
         else:
             supervisor.start()
-        begun: list[WorkerStart] = self.gather("begin" if was_started else "start")
-        self.snapshots, self.is_ahead = [one.snapshot for one in begun], False
-        return begun
+        begun: dict[int, WorkerStart] = self.gather("begin" if was_started else "start")
+        self.snapshots, self.is_ahead = [begun[i].snapshot if i in begun else None for i in range(self.num_workers)], False
+        empty = jax.tree.map(np.zeros_like, next(iter(begun.values())).time_step)
+        return [begun[i].time_step if i in begun else without_weight(empty) for i in range(self.num_workers)]
 
     def check_result(self, worker: int, result: Any) -> None:
         """Check the result of a worker.
@@ -177,15 +186,15 @@ class WorkerGroup:
         self.states[worker] = replace(state, seed=seed_of_new_episodes(state.seed, 0))
         self.supervisor.fail(worker, f"raised {result.summary}")
 
-    def gather(self, method: str) -> list[Any]:
-        """The results of this method of all workers."""
+    def gather(self, method: str) -> dict[int, Any]:
+        """The results of this method of all workers that are not lost."""
         results: dict[int, Any] = {}
-        while len(results) < self.num_workers:
+        while any(worker not in results and not self.supervisor.is_lost(worker) for worker in range(self.num_workers)):
             for worker, name, result in self.supervisor.results(WAIT_SECONDS):
                 self.check_result(worker, result)
                 if name == method:
                     results[worker] = result
-        return [results[worker] for worker in range(self.num_workers)]
+        return results
 
     def _settle(self) -> None:
         """Wait for starts and requests that are under way, whose results nobody needs any more."""
@@ -216,6 +225,14 @@ def join(trees: Sequence[Any], axis: int = 0) -> Any:
     if len(trees) == 1:
         return trees[0]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
+
+
+def without_weight(zeros: TimeStep) -> TimeStep:
+    """Time steps in which nothing happens: every row both starts and ends an episode, and has weight 0 everywhere."""
+    ones = np.ones(zeros.reward.shape, bool)
+    mask = jax.tree.map(np.ones_like, zeros.action_mask)
+    record = None if zeros.record is None else EpisodeRecord(np.zeros_like(zeros.record.reward), ~ones, ones)
+    return TimeStep(zeros.obs, zeros.reward, ~ones, ones, ones, mask, record)
 
 
 def different(got: PyTree, wanted: PyTree) -> str | None:

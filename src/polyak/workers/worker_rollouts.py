@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jaxtyping import Array, UInt32
 
 from polyak.core.policy_faults import ExceptionRelay
-from polyak.core.types import Agent, BearsLag, EpisodeRecord, NumPyPolicy, PyTree, TimeStep
+from polyak.core.types import Agent, BearsLag, NumPyPolicy, PyTree, TimeStep
 from polyak.loops.actor import step_keys
 from polyak.loops.episodes import InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
@@ -21,7 +21,7 @@ from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.rollouts import Collected, Deadline, Learned
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
-from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes
+from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes, without_weight
 
 LEARNING_SECONDS = 0.005
 """How long the end of an update may go unnoticed while workers collect."""
@@ -102,6 +102,7 @@ class WorkerRollouts:
             if deadline.should_discard():
                 return None
             self._serve(WAIT_SECONDS)
+            self._go_on_without_absent()
         self._times.waited += time.monotonic() - start
         parts = [received.popleft() for received in self._received]
         self._times.add(parts, self._learned)
@@ -194,11 +195,26 @@ class WorkerRollouts:
         for worker, method, result in self._group.supervisor.results(seconds):
             if method == "rollout":
                 self._take(worker, result)
-            elif method == "start":
+            elif method in ("start", "begin"):
                 self._group.check_start(worker, result)
             else:
                 self._group.check_result(worker, result)
         self._request()
+
+    def _go_on_without_absent(self) -> None:
+        """If only workers are missing for which nobody should wait, let their rows have weight 0, and begin new episodes."""
+        group, supervisor = self._group, self._group.supervisor
+        missing = [worker for worker, received in enumerate(self._received) if not received]
+        if not all(supervisor.is_absent(worker) for worker in missing):
+            return
+        for worker in missing:
+            state = group.states[worker]
+            self._received[worker].append(_without_weight(self._number, self._learned, self._expected, state))
+            group.states[worker] = WorkerState(seed_of_new_episodes(state.seed, self._number), carry=state.carry)
+            self._requested[worker] = self._number + 1
+            supervisor.withdraw(worker)
+            # It may be starting in the episodes that are cut here.
+            supervisor.request(worker, "begin", group.states[worker], self._acting)
 
     def _take(self, worker: int, result: Any) -> None:
         group = self._group
@@ -344,12 +360,7 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
 def _without_weight(
     number: int, version: int, expected: tuple[TimeStep, PyTree, PyTree, PyTree], state: WorkerState
 ) -> WorkerRollout:
-    """A rollout in which nothing happens: every row both starts and ends an episode, and has weight 0 everywhere."""
+    """A rollout in which nothing happens; see `without_weight`."""
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), expected)
-    time_steps: TimeStep = zeros[0]
-    ones = np.ones(time_steps.reward.shape, bool)
-    mask = jax.tree.map(np.ones_like, time_steps.action_mask)
-    record = None if time_steps.record is None else EpisodeRecord(np.zeros_like(time_steps.record.reward), ~ones, ones)
-    empty = TimeStep(time_steps.obs, time_steps.reward, ~ones, ones, ones, mask, record)
     carry = zeros[3] if state.carry is None else state.carry
-    return WorkerRollout(number, version, (empty, zeros[1], zeros[2], carry), InfoSums(), None, 0.0)
+    return WorkerRollout(number, version, (without_weight(zeros[0]), zeros[1], zeros[2], carry), InfoSums(), None, 0.0)
