@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import signal
+import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -81,8 +84,54 @@ def test_a3c_trains_evaluates_and_goes_on_with_other_workers_and_without(tmp_pat
     assert int(alone.state.env_steps) == alone.progress.env_steps, "all that was learned from, in three parts"
 
 
+class NeverBegins(InProcessWorkers):
+    """Workers whose start takes for ever; the first wait for them raises a signal, if a test says so."""
+
+    def __init__(self, signals=()):
+        super().__init__()
+        self.signals = list(signals)
+
+    def wait(self, calls, seconds):
+        for number in self.signals:
+            self.signals.remove(number)
+            signal.raise_signal(number)
+        time.sleep(0.01)
+        return []
+
+
+def never_begin(*signals):
+    return Workers(number=2, make_engine=lambda: NeverBegins(signals), start_timeout=10.0, restarts=0)
+
+
+SMALL = {"env_steps": 100, "num_envs": 4}
+
+
+def test_a_request_to_stop_ends_the_start_of_workers(tmp_path):
+    agent = polyak.A2C(polyak.envs.make("CartPole-v1").spec, network=polyak.mlp((8,)), num_steps=8)
+    arguments = {**SMALL, "workers": never_begin(), "should_stop": lambda: True}
+    for loop in ("distributed", "asynchronous"):
+        with pytest.raises(polyak.train.StoppedBeforeStart, match="before the workers had started"):
+            polyak.train.run(agent, "CartPole-v1", loop=loop, run_dir=tmp_path / loop, progress=False, **arguments)
+        assert json.loads((tmp_path / loop / "summary.json").read_text())["stopped"] == "request"
+    with pytest.raises(polyak.train.StoppedBeforeStart):
+        polyak.resume(tmp_path / "distributed", progress=False, workers=never_begin(), should_stop=lambda: True)
+    env = polyak.envs.make("CartPole-v1", num_envs=4)
+    state = polyak.loops.host_loop.start(agent, env, jax.random.key(0))
+    arguments |= {"key": jax.random.key(0), "resume_from": state, "env_steps_done": 32}
+    result = polyak.train.asynchronous(agent, "CartPole-v1", **arguments)
+    assert result.stopped == "request" and result.loop_state is state and result.progress.env_steps == 32
+
+
+def test_ctrl_c_ends_the_start_of_workers():
+    agent = polyak.A2C(polyak.envs.make("CartPole-v1").spec, network=polyak.mlp((8,)), num_steps=8)
+    with pytest.raises(polyak.train.StoppedBeforeStart):
+        polyak.train.run(agent, "CartPole-v1", **SMALL, workers=never_begin(signal.SIGINT), progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        polyak.train.asynchronous(agent, "CartPole-v1", **SMALL, key=jax.random.key(0), workers=never_begin(signal.SIGINT))
+
+
 def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):
-    monkeypatch.setattr("polyak.train.workers.RayWorkers", lambda number, address: InProcessWorkers())
+    monkeypatch.setattr("polyak.train.workers.RayWorkers", lambda number, address, should_stop: InProcessWorkers())
     result = polyak.train.run("A3C", "CartPole-v1", env_steps=40, settings=SETTINGS, progress=False)
     assert (result.config.loop, result.config.workers, result.config.num_envs) == ("asynchronous", 4, 8)
 

@@ -11,6 +11,7 @@ import types
 import pytest
 
 from polyak.workers import ray_workers
+from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.ray_workers import PRIVATE_SETTINGS, RayWorkers
 
 
@@ -47,6 +48,13 @@ def test_an_interrupted_start_leaves_no_process(step, error, heads, monkeypatch)
     monkeypatch.setattr(ray_workers, step, interrupt)
     with pytest.raises(error, match="of a test"):
         RayWorkers(1)
+    assert [process.poll() for process in started] == [0], "its input was closed"
+
+
+def test_a_request_to_stop_ends_the_start(heads):
+    started = heads(["cat"])
+    with pytest.raises(StoppedBeforeStart, match="before Ray had started"):
+        RayWorkers(1, should_stop=lambda: True)
     assert [process.poll() for process in started] == [0], "its input was closed"
 
 

@@ -100,7 +100,7 @@ def run(
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
     group = check_group(learners, loop, workers, run_dir, callbacks, resume_from, eval_env)
     chosen, split = _choose_workers(agent, env, loop, workers)
-    with temporary_envs(agent, env, num_envs, chosen, 1 if group else devices, split) as (made, source):
+    with temporary_envs(agent, env, num_envs, chosen, 1 if group else devices, split, should_stop) as (made, source):
         training = prepare(
             make_agent(agent, made.spec, source, env_steps, settings),
             made,
@@ -216,10 +216,18 @@ def make_envs(
 
 @contextmanager
 def temporary_envs(
-    agent: Any, env: Any, num_envs: int | None, loop: str, devices: int | None, workers: Workers | None
+    agent: Any,
+    env: Any,
+    num_envs: int | None,
+    loop: str,
+    devices: int | None,
+    workers: Workers | None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Env | HostEnv, EnvSource | None]]:
     """The environments of `make_envs`, closed at the end unless the caller made them."""
     made, source = make_envs("train.run", agent, env, num_envs, loop, devices, workers)
+    if isinstance(made, WorkerEnvs):
+        made.group.should_stop = should_stop
     try:
         yield made, source
     finally:

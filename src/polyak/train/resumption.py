@@ -83,7 +83,8 @@ def resume(
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment.
         ValueError: the environment is the caller's own, and `env` is None; the run has already done more than `env_steps`; or
             `agent` has other settings.
-        StoppedBeforeStart: learners were stopped before they trained, and the run has no checkpoint.
+        StoppedBeforeStart: workers were stopped before they had started, or learners before they trained, and the run has no
+            checkpoint.
     """
     check_callbacks("polyak.resume", callbacks)
     check_integer("polyak.resume", "env_steps", env_steps, optional=True)
@@ -105,6 +106,8 @@ def resume(
             configure_devices(1 if group else config.devices, config.loop, config.num_envs)
         config, split = with_workers(config, workers)
         made = _make_again(run, config, env, split)
+        if isinstance(made, WorkerEnvs):
+            made.group.should_stop = should_stop
         episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
             if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):

@@ -103,6 +103,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
         title = f"{config.algorithm} {config.env}"
         if isinstance(training.env, WorkerEnvs):
             training.env.group.on_event = report_events(training.run, console)
+            training.env.group.should_stop = should_stop
         display = stack.enter_context(show_progress(console, title, config.env_steps, start.env_steps))
         trained: TrainResult = loop(
             config.agent,

@@ -14,8 +14,9 @@ from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.host_loop import host
 from polyak.loops.host_replay import ReplayOn
-from polyak.loops.loop import LoopState, Target, TrainResult, check_agent
+from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_agent
 from polyak.workers.asynchronous_loop import check_shares_gradients, train_asynchronously
+from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.ray_workers import RayWorkers
 from polyak.workers.supervise import Engine
 from polyak.workers.worker_envs import WorkerEnvs
@@ -56,11 +57,14 @@ def as_workers(owner: str, workers: "Workers | int") -> Workers:
     return Workers(number=workers)
 
 
-def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> WorkerEnvs:
+def split_over_workers(
+    env: Env | HostEnv, num_envs: int, workers: Workers, should_stop: Callable[[], bool] = lambda: False
+) -> WorkerEnvs:
     """Copies of an environment, split over workers; the environment is closed.
 
     Args:
         env: one copy, which only tells the spaces and how it was made.
+        should_stop: called while waiting for the start of workers.
 
     Raises:
         ValueError: the environment is in JAX, was made as an object, or cannot be split.
@@ -82,8 +86,12 @@ def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> W
         from polyak.envs.parts import split
 
         parts = split(source, num_envs, workers.number)
-        make_engine = workers.make_engine or (lambda: RayWorkers(workers.number, workers.address))
-        return WorkerEnvs(WorkerGroup(parts, env.spec, num_envs, make_engine, workers), source)
+        make_engine = workers.make_engine or (
+            lambda: RayWorkers(workers.number, workers.address, should_stop=lambda: group.should_stop())
+        )
+        group = WorkerGroup(parts, env.spec, num_envs, make_engine, workers)
+        group.should_stop = should_stop
+        return WorkerEnvs(group, source)
     finally:
         if isinstance(env, HostEnv):
             env.close()
@@ -114,7 +122,7 @@ def check_workers(agent: Agent, loop: str, options: WorkerOptions, devices: int 
         raise ValueError(f"train: devices={devices}: gradients that workers push come from one device")
 
 
-def _make(agent: Agent, env: Any, num_envs: int, options: Workers) -> WorkerEnvs:
+def _make(agent: Agent, env: Any, num_envs: int, options: Workers, should_stop: Callable[[], bool]) -> WorkerEnvs:
     """The environments of `distributed` and `asynchronous`, after a check of everything."""
     check_agent("train", agent)
     check_integer("train", "num_envs", num_envs)
@@ -122,7 +130,7 @@ def _make(agent: Agent, env: Any, num_envs: int, options: Workers) -> WorkerEnvs
         raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={options.number}")
     if not (isinstance(env, str) or callable(env)):
         raise TypeError(f"train: env must be a name, or a function that creates it, got {type(env).__name__}")
-    return split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options)
+    return split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options, should_stop)
 
 
 def with_new_episodes(env: Env | HostEnv, state: LoopState | None) -> LoopState | None:
@@ -130,6 +138,11 @@ def with_new_episodes(env: Env | HostEnv, state: LoopState | None) -> LoopState 
     if state is None or not isinstance(env, WorkerEnvs):
         return state
     return dataclasses.replace(state, time_step=env.reset(int(state.iteration)))
+
+
+def _stopped(agent: Agent, env: WorkerEnvs, target: Target, state: LoopState, env_steps_done: int) -> TrainResult:
+    """The result of a training that was stopped while its workers started: where it would have gone on."""
+    return Reporter(agent, target, env_steps_done, int(state.iteration), env).result(state, "request")
 
 
 @suggest_arguments("train")
@@ -170,17 +183,18 @@ def asynchronous(
         TypeError, ValueError: an argument is invalid; raised before anything runs.
         ImportError: Ray is not installed.
         RuntimeError: Ray does not start, or no restart is left.
+        StoppedBeforeStart: it should stop before the workers have started, and there is no state to return.
         Exception: what an environment raises, of its type.
         TrainingDiverged: see `Agent.diagnose`.
 
     Source: Mnih et al. 2016, arXiv:1602.01783, algorithm S3.
     """
-    Target(env_steps, report_every)
+    target = Target(env_steps, report_every)
     check_key("train", key)
     check_callbacks("train", callbacks)
     options = as_workers("train.asynchronous", workers)
     check_workers(agent, "asynchronous", options)
-    made = _make(agent, env, num_envs, options)
+    made = _make(agent, env, num_envs, options, should_stop)
     try:
         return train_asynchronously(
             agent,
@@ -193,6 +207,10 @@ def asynchronous(
             env_steps_done=env_steps_done,
             should_stop=should_stop,
         )
+    except StoppedBeforeStart:
+        if resume_from is None:
+            raise
+        return _stopped(agent, made, target, resume_from, env_steps_done)
     finally:
         made.close()
 
@@ -252,16 +270,17 @@ def distributed(
         TypeError, ValueError: an argument is invalid; raised before anything runs.
         ImportError: Ray is not installed.
         RuntimeError: Ray does not start, or no restart is left.
+        StoppedBeforeStart: it should stop before the workers have started, and there is no state to return.
         Exception: what an environment raises, of its type.
         TrainingDiverged: see `Agent.diagnose`.
     """
-    Target(env_steps, report_every)
+    target = Target(env_steps, report_every)
     check_key("train", key)
     check_callbacks("train", callbacks)
     check_integer("train", "workers", workers)
     options = Workers(lag, timeout, start_timeout, restarts, on_env_error, number=workers, address=address)
     check_workers(agent, "distributed", options)
-    made = _make(agent, env, num_envs, options)
+    made = _make(agent, env, num_envs, options, should_stop)
     try:
         return host(
             agent,
@@ -276,5 +295,9 @@ def distributed(
             env_steps_done=env_steps_done,
             should_stop=should_stop,
         )
+    except StoppedBeforeStart:
+        if resume_from is None:
+            raise
+        return _stopped(agent, made, target, resume_from, env_steps_done)
     finally:
         made.close()

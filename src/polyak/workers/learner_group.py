@@ -63,7 +63,10 @@ class LearnerLost(Exception):
 
 
 class StoppedBeforeStart(Exception):
-    """Learners were asked to stop while they did not train: they had not found each other, or one of them had died."""
+    """Training was asked to stop before it began: workers had not started, or learners had not found each other.
+
+    Also while a learner that had died was started again.
+    """
 
 
 @dataclass(frozen=True)

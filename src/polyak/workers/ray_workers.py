@@ -12,10 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.rollout_worker import RolloutWorker, configure_process, find_sources
 from polyak.workers.supervise import WorkerLost, last_line
 
@@ -28,6 +29,9 @@ CONNECT_SECONDS = 10.0
 
 PYTHON_ERROR = 1
 """Exit code of a program that ends with an exception; a private Ray that cannot start kills itself."""
+
+POLL_SECONDS = 0.05
+"""How long the start of a private Ray may delay a request to stop."""
 
 CLOSE_SECONDS = 5.0
 
@@ -128,15 +132,24 @@ class RayWorkers:
         address: of a cluster, as for `ray.init`; None starts a private Ray on this machine, on loopback and with a token, which
             ends with this process.
         store_bytes: shared memory of a private Ray; None is 64 MiB for each worker.
+        should_stop: called while a private Ray starts.
 
     Raises:
         ImportError: Ray is not installed.
+        StoppedBeforeStart: training should stop.
         RuntimeError: Ray did not start, in three tries unless the error is final; it cannot be reached, has another version, is
             in use by this process, or was imported by it before with other settings.
     """
 
-    def __init__(self, workers: int, address: str | None = None, store_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        address: str | None = None,
+        store_bytes: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         _check_installed()
+        self._should_stop = should_stop
         self._head: subprocess.Popen[str] | None = None
         if address is None:
             size = store_bytes or max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER)
@@ -225,7 +238,7 @@ class RayWorkers:
                 try:
                     # While the head imports it too.
                     _import_ray()
-                    report = json.loads(_read_line(head, START_SECONDS) or "{}")
+                    report = json.loads(_read_line(head, START_SECONDS, self._should_stop) or "{}")
                 except BaseException:
                     self._end_head()
                     raise
@@ -284,13 +297,21 @@ def _keep_handler(number: int) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _read_line(process: subprocess.Popen[str], seconds: float) -> str:
-    """The first line that a process prints; empty if it prints none in time, or ends."""
+def _read_line(process: subprocess.Popen[str], seconds: float, should_stop: Callable[[], bool]) -> str:
+    """The first line that a process prints; empty if it prints none in time, or ends.
+
+    Raises:
+        StoppedBeforeStart: training should stop.
+    """
     lines: list[str] = []
     assert process.stdout is not None, "a pipe"
     thread = threading.Thread(target=lambda stream: lines.append(stream.readline()), args=(process.stdout,), daemon=True)
     thread.start()
-    thread.join(seconds)
+    deadline = time.monotonic() + seconds
+    while thread.is_alive() and time.monotonic() < deadline:
+        if should_stop():
+            raise StoppedBeforeStart("train: stopped before Ray had started")
+        thread.join(POLL_SECONDS)
     return lines[0] if lines else ""
 
 

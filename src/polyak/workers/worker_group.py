@@ -13,6 +13,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.types import EpisodeRecord, HostEnv, PyTree, TimeStep
 from polyak.loops.loop import check_spec
 from polyak.workers.gradient_worker import GradientTask
+from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, own_versions
 from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
 
@@ -82,6 +83,7 @@ class WorkerGroup:
         under_way: what a snapshot holds of rollouts that were under way; see `WorkerRollouts`.
         is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
         on_event: called with what happens to workers.
+        should_stop: called while waiting for the start of workers; True ends the wait.
 
     Raises:
         ValueError: the workers cannot have equal parts, or training needs more workers.
@@ -107,6 +109,7 @@ class WorkerGroup:
         self.under_way: dict[str, Any] | None = None
         self.is_ahead = False
         self.on_event: Callable[[WorkerEvent], None] = lambda event: None
+        self.should_stop: Callable[[], bool] = lambda: False
         self._parts, self._make_engine = parts, make_engine
         self._supervisor: Supervisor | None = None
 
@@ -141,6 +144,7 @@ class WorkerGroup:
         """Let every worker begin there; start them if they are not. Returns their time steps, an empty one of a lost worker.
 
         Raises:
+            StoppedBeforeStart: training should stop.
             RuntimeError: a worker has other versions of Python or packages, or too many are lost.
             ValueError: a worker's environments have other spaces.
         """
@@ -154,7 +158,7 @@ class WorkerGroup:
                 supervisor.request(worker, "begin", state, self.acting)
         else:
             supervisor.start()
-        begun: dict[int, WorkerStart] = self.gather("begin" if was_started else "start")
+        begun: dict[int, WorkerStart] = self.gather("begin" if was_started else "start", self._check_stop)
         self.snapshots, self.is_ahead = [begun[i].snapshot if i in begun else None for i in range(self.num_workers)], False
         empty = jax.tree.map(np.zeros_like, next(iter(begun.values())).time_step)
         return [begun[i].time_step if i in begun else without_weight(empty) for i in range(self.num_workers)]
@@ -186,20 +190,31 @@ class WorkerGroup:
         self.states[worker] = replace(state, seed=seed_of_new_episodes(state.seed, 0))
         self.supervisor.fail(worker, f"raised {result.summary}")
 
-    def gather(self, method: str) -> dict[int, Any]:
-        """The results of this method of all workers that are not lost."""
+    def gather(self, method: str, check: Callable[[], None] = lambda: None) -> dict[int, Any]:
+        """The results of this method of all workers that are not lost.
+
+        Args:
+            check: called while waiting; raises to end it.
+        """
         results: dict[int, Any] = {}
-        while any(worker not in results and not self.supervisor.is_lost(worker) for worker in range(self.num_workers)):
+        while True:
             for worker, name, result in self.supervisor.results(WAIT_SECONDS):
                 self.check_result(worker, result)
                 if name == method:
                     results[worker] = result
-        return results
+            if all(worker in results or self.supervisor.is_lost(worker) for worker in range(self.num_workers)):
+                return results
+            check()
 
     def _settle(self) -> None:
         """Wait for starts and requests that are under way, whose results nobody needs any more."""
         while not self.supervisor.is_settled():
+            self._check_stop()
             self.supervisor.results(WAIT_SECONDS)
+
+    def _check_stop(self) -> None:
+        if self.should_stop():
+            raise StoppedBeforeStart("train: stopped before the workers had started")
 
     def close(self) -> None:
         """End the workers; a second call does nothing."""
