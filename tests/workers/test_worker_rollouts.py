@@ -528,6 +528,22 @@ def test_a_request_to_stop_ends_the_training_between_rollouts(cartpole):
     assert result.stopped == "request" and int(result.loop_state.iteration) == 1
 
 
+def test_a_training_with_a_lag_leaves_no_thread(cartpole):
+    before = threading.active_count()
+    train(cartpole, 2, agent=make_agent(cartpole.spec, values_when="collect"), steps=150, options={"lag": 1})
+    assert threading.active_count() == before
+
+
+def test_workers_that_were_killed_are_forgotten():
+    engine = RayWorkers.__new__(RayWorkers)
+    engine._ray = types.SimpleNamespace(kill=lambda handle, **_: None)
+    engine._kills = []
+    for handle in range(20):
+        engine.end(handle)
+        engine._kills[-1].join()
+    assert len(engine._kills) == 1
+
+
 def test_packing_returns_the_leaves_with_their_dtypes():
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.array(3, jnp.uint32), "c": jnp.array([True, False]), "d": KEY}
     packing = pickle.loads(pickle.dumps(Packing.of(tree)))

@@ -205,7 +205,7 @@ class RayWorkers:
         """Kill the actor, in a thread: for a stopped process it takes five seconds."""
         if handle is not None:
             thread = threading.Thread(target=self._kill, args=(handle,), daemon=True)
-            self._kills.append(thread)
+            self._kills = [*(kill for kill in self._kills if kill.is_alive()), thread]
             thread.start()
 
     def close(self) -> None:
