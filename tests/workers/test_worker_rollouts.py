@@ -155,7 +155,7 @@ def test_workers_that_die_leave_no_trace(cartpole, undisturbed, workers):
     faults = {int(call): "lost" for call in generator.choice(12, 6, replace=False)}
     result = train(cartpole, workers, lambda: FaultyWorkers(faults))
     assert_same_bits(result.loop_state, undisturbed)
-    assert result.metrics["workers/restarts"] > 0
+    assert result.metrics["workers/restarts"] > 0 and result.metrics["workers/episodes_lost"] == 0
 
 
 def test_a_worker_that_hangs_leaves_no_trace(cartpole, undisturbed):
@@ -354,9 +354,15 @@ def test_an_agent_that_bears_no_lag_is_rejected_by_name(cartpole):
 
 
 def test_environments_without_snapshots_begin_new_episodes():
-    env = polyak.envs.make(Counting, num_envs=4)
-    result = train(env, 2, lambda: FaultyWorkers({2: "lost", 5: "lost"}), steps=300)
-    assert result.progress.env_steps >= 300 and result.metrics["workers/restarts"] == 2
+    env, events = polyak.envs.make(Counting, num_envs=4), []
+    # The first two calls are those of the first rollout, whose worker repeats it from the same start.
+    envs = make_workers(env, 2, lambda: FaultyWorkers({0: "lost", 3: "lost", 6: "lost"}))
+    envs.group.on_event = events.append
+    result = polyak.train.host(make_agent(env.spec), envs, env_steps=300, key=KEY)
+    assert result.metrics["workers/episodes_lost"] == 4
+    details = [event.detail for event in events if event.event == "failed"]
+    assert details == ["died: of a test", *["died: of a test; begins new episodes in 2 environments"] * 2]
+    assert result.progress.env_steps >= 300 and result.metrics["workers/restarts"] == 3
     assert result.metrics["rollout/ep_len_mean"] == 5, "a lost episode is not counted"
 
 
@@ -438,6 +444,7 @@ def test_a_worker_that_is_lost_costs_its_rows_and_nothing_else(cartpole, monkeyp
         steps=800,
     )
     assert result.metrics["workers/alive"] == 3 and result.metrics["workers/restarts"] == 4
+    assert result.metrics["workers/episodes_lost"] == 2
     steps = np.diff([env_steps for env_steps, _ in reports])
     assert 0.8 * 16 * 6 <= steps[-1] <= 16 * 6, "those of three workers"
     assert all(metrics["train/skipped_steps"] == metrics["rollouts/invalid"] == 0 for _, metrics in reports)
@@ -461,6 +468,7 @@ def test_nobody_waits_for_a_worker_that_waits_to_be_started_again(cartpole, monk
 
     result = polyak.train.host(make_agent(cartpole.spec), envs, env_steps=STEPS, key=KEY, callbacks=[come_back], report_every=1)
     assert pauses == [1, 2] and alive[1:4] == [1, 1, 1] and result.metrics["workers/alive"] == 2
+    assert result.metrics["workers/episodes_lost"] == 4
     assert envs.snapshot() is not None and result.metrics["rollout/ep_len_mean"] >= 8
 
 

@@ -240,7 +240,7 @@ class _Pushes:
         """What the workers did since the last report."""
         staleness, self.staleness = self.staleness or [0], []
         ages = {"staleness/mean": float(np.mean(staleness)), "staleness/max": float(max(staleness))}
-        return ages | {"pushes/invalid": float(self.invalid)} | dict(self._group.supervisor.metrics())
+        return ages | {"pushes/invalid": float(self.invalid)} | self._group.metrics()
 
     def loop_state(self, state: Any, senders: Any) -> LoopState:
         """The state of the host loop, with the shared weights as online copy, in buffers that no later push takes."""

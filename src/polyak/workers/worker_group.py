@@ -81,6 +81,7 @@ class WorkerGroup:
         states: where each worker begins if it is made again.
         snapshots: the state of each worker's environments after the last rollout that was learned from, by `pack_snapshot`.
         under_way: what a snapshot holds of rollouts that were under way; see `WorkerRollouts`.
+        episodes_lost: episodes of this training that were cut, as their worker was replaced and begins new ones.
         is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
         on_event: called with what happens to workers.
         should_stop: called while waiting for the start of workers; True ends the wait.
@@ -108,6 +109,7 @@ class WorkerGroup:
         self.snapshots: list[bytes | None] = []
         self.under_way: dict[str, Any] | None = None
         self.is_ahead = False
+        self.episodes_lost = 0
         self.on_event: Callable[[WorkerEvent], None] = lambda event: None
         self.should_stop: Callable[[], bool] = lambda: False
         self._parts, self._make_engine = parts, make_engine
@@ -125,7 +127,7 @@ class WorkerGroup:
                 options.timeout,
                 options.start_timeout,
                 options.restarts,
-                lambda event: self.on_event(event),
+                self._report,
                 min_workers=options.min_workers,
             )
         return self._supervisor
@@ -154,6 +156,7 @@ class WorkerGroup:
         if was_started:
             self._settle()
             supervisor.forget_failures()
+            self.episodes_lost = 0
             for worker, state in enumerate(states):
                 supervisor.request(worker, "begin", state, self.acting)
         else:
@@ -205,6 +208,26 @@ class WorkerGroup:
             if all(worker in results or self.supervisor.is_lost(worker) for worker in range(self.num_workers)):
                 return results
             check()
+
+    def lose_episodes(self, worker: int) -> int:
+        """Count the episodes of a worker that are cut; returns how many."""
+        rows = self.rows(worker)
+        self.episodes_lost += rows.stop - rows.start
+        return rows.stop - rows.start
+
+    def metrics(self) -> dict[str, float]:
+        """What happened to workers so far."""
+        return {**self.supervisor.metrics(), "workers/episodes_lost": float(self.episodes_lost)}
+
+    def _report(self, event: WorkerEvent) -> None:
+        """Pass an event on; where it cuts episodes that were learned from, count and say so."""
+        if event.event in ("failed", "lost"):
+            has_snapshot = self.states[event.worker].snapshot is not None
+            if event.event == "lost" if has_snapshot else self.supervisor.workers[event.worker].is_warm:
+                number = self.lose_episodes(event.worker)
+                if event.event == "failed":
+                    event = replace(event, detail=f"{event.detail}; begins new episodes in {number} environments")
+        self.on_event(event)
 
     def _settle(self) -> None:
         """Wait for starts and requests that are under way, whose results nobody needs any more."""

@@ -133,7 +133,7 @@ class WorkerRollouts:
 
     def metrics(self) -> dict[str, float]:
         """What the workers did since the last report."""
-        metrics = self._times.metrics(self._group.num_workers) | dict(self._group.supervisor.metrics())
+        metrics = self._times.metrics(self._group.num_workers) | self._group.metrics()
         self._times = _Times(time.monotonic())
         return metrics
 
@@ -208,6 +208,8 @@ class WorkerRollouts:
             return
         for worker in missing:
             state = group.states[worker]
+            if state.snapshot is not None and not supervisor.is_lost(worker):
+                group.lose_episodes(worker)
             self._received[worker].append(_without_weight(self._number, self._learned, self._expected, state))
             group.states[worker] = WorkerState(seed_of_new_episodes(state.seed, self._number), carry=state.carry)
             self._requested[worker] = self._number + 1
