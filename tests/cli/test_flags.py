@@ -43,6 +43,7 @@ OUT_OF_RANGE = {
     "ray-address": ("auto",),
     "replay-on": ("disk", "host"),
     "worker-timeout": ZERO_TOO,
+    "min-workers": (*NOT_POSITIVE, "2"),
     "learners": (*NOT_POSITIVE, "2"),
     "devices": (*NOT_POSITIVE, "3"),
     "eval-episodes": ("-1", "1.5", "many"),

@@ -15,6 +15,8 @@ from polyak.runs import RunConfig
 from polyak.train.resumption import with_workers
 from polyak.train.workers import Workers
 from polyak.workers.in_process_workers import InProcessWorkers
+from polyak.workers.rollout_worker import WorkerRollout
+from polyak.workers.supervise import WorkerLost
 
 SPEC = polyak.core.spaces.EnvSpec(polyak.core.spaces.Box([-1.0], [1.0]), polyak.core.spaces.Discrete(2))
 CONFIG = RunConfig(
@@ -128,6 +130,42 @@ def test_ctrl_c_ends_the_start_of_workers():
         polyak.train.run(agent, "CartPole-v1", **SMALL, workers=never_begin(signal.SIGINT), progress=False)
     with pytest.raises(KeyboardInterrupt):
         polyak.train.asynchronous(agent, "CartPole-v1", **SMALL, key=jax.random.key(0), workers=never_begin(signal.SIGINT))
+
+
+def test_the_number_of_workers_comes_first():
+    assert (Workers(4, lag=2).number, Workers(4, lag=2).lag) == (4, 2)
+    with pytest.raises(TypeError, match="positional"):
+        Workers(4, 2)
+    with pytest.raises(ValueError, match="min_workers=5 must be at most workers=4"):
+        Workers(4, min_workers=5)
+
+
+class LastDies(InProcessWorkers):
+    """The rollouts of a second worker, and of those in its place, end in its death."""
+
+    def result(self, call):
+        if isinstance(call.result, WorkerRollout) and call.worker is not self.first:
+            raise WorkerLost("died: of a test")
+        return super().result(call)
+
+    def call(self, handle, method, arguments):
+        self.first = self._workers[0]
+        call = super().call(handle, method, arguments)
+        call.worker = handle
+        return call
+
+
+def test_training_goes_on_without_a_worker_that_is_lost(tmp_path, monkeypatch, capsys):
+    """W17."""
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    split = Workers(2, min_workers=1, make_engine=LastDies)
+    result = polyak.train.run(
+        "a2c", "CartPole-v1", env_steps=100, num_envs=4, settings=SETTINGS, workers=split, run_dir=tmp_path / "run"
+    )
+    assert result.stopped is None and result.metrics["workers/alive"] == 1
+    events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events if event["worker"] == 1][-1] == "lost"
+    assert "worker 1 died: of a test; it is not started again" in capsys.readouterr().out
 
 
 def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):

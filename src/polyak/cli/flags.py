@@ -104,6 +104,8 @@ class TrainFlags:
     """Ray cluster on which the workers or learners run; auto finds the one of this machine"""
     worker_timeout: float = 60.0
     """seconds that a rollout may take before its worker is replaced"""
+    min_workers: Annotated[int | None, default_hint("all", "INT")] = None
+    """train on without workers that fail again and again, as long as so many are left; their environments have weight 0"""
     learners: int = 1
     """processes that train together in the compiled loop and split --devices; if one dies, all start again from the newest
     checkpoint"""

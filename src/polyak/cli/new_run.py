@@ -190,6 +190,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
     """The workers that flags ask for, or None."""
     check_integer("polyak train", "--lag", flags.lag, at_least=0)
     check_number("polyak train", "--worker-timeout", flags.worker_timeout, above=0.0)
+    check_integer("polyak train", "--min-workers", flags.min_workers, at_most=flags.workers, optional=True)
     check_integer("polyak train", "--max-staleness", flags.max_staleness, at_least=0, optional=True)
     pushes = {"--shared-optimizer no": flags.shared_optimizer == "no"}
     pushes[f"--max-staleness {flags.max_staleness}"] = flags.max_staleness is not None
@@ -198,6 +199,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
             raise UsageError(f"{flag} needs --loop asynchronous, whose workers push gradients")
     if flags.workers is None:
         needed = {f"--loop {flags.loop}": flags.loop in LOOPS_OF_WORKERS, f"--lag {flags.lag}": flags.lag > 0}
+        needed[f"--min-workers {flags.min_workers}"] = flags.min_workers is not None
         for flag, is_set in needed.items():
             if is_set:
                 raise UsageError(f"{flag} needs --workers N")
@@ -210,11 +212,12 @@ def _workers(flags: TrainFlags) -> Workers | None:
     if flags.num_envs % flags.workers:
         raise UsageError(f"--workers {flags.workers} must divide --num-envs {flags.num_envs}; set one of them")
     return Workers(
-        flags.lag,
-        flags.worker_timeout,
+        flags.workers,
+        lag=flags.lag,
+        timeout=flags.worker_timeout,
+        min_workers=flags.min_workers,
         shared_optimizer=flags.shared_optimizer == "yes",
         max_staleness=flags.max_staleness,
-        number=flags.workers,
         address=flags.ray_address,
     )
 

@@ -43,6 +43,8 @@ class ResumeFlags:
     """Ray cluster on which the workers or learners run"""
     worker_timeout: float = 60.0
     """seconds that a rollout may take before its worker is replaced"""
+    min_workers: Annotated[int | None, default_hint("all", "INT")] = None
+    """train on without workers that fail again and again, as long as so many are left; their environments have weight 0"""
     learners: Annotated[int | None, default_hint("the run's", "INT")] = None
     """processes that train together in the compiled loop; any number that divides the run's devices, 1 for this process"""
     imports: ImportFlag = None
@@ -69,6 +71,7 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
     if flags.workers is not None:
         check_integer("polyak resume", "--workers", flags.workers, at_least=0, at_most=MAX_WORKERS)
+    check_integer("polyak resume", "--min-workers", flags.min_workers, optional=True)
     check_number("polyak resume", "--worker-timeout", flags.worker_timeout, above=0.0)
     if flags.env_steps is not None:
         check_integer("polyak resume", "--env-steps", flags.env_steps)
@@ -84,7 +87,11 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
         config, split = with_workers(config, flags.workers)
-        split = dataclasses.replace(split, address=flags.ray_address, timeout=flags.worker_timeout) if split else None
+        if split is not None:
+            split = dataclasses.replace(split, address=flags.ray_address, timeout=flags.worker_timeout)
+            split = dataclasses.replace(split, min_workers=flags.min_workers)
+        elif flags.min_workers is not None:
+            raise UsageError(f"--min-workers {flags.min_workers} needs workers; give --workers N")
         config, learners = with_learners(config, flags.learners)
         if split is None and learners is None and flags.ray_address is not None:
             raise UsageError(f"--ray-address {flags.ray_address} needs workers or learners; give --workers N or --learners N")

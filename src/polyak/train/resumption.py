@@ -170,7 +170,7 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
             raise ValueError(f"polyak.resume: workers={workers}: the run is in the compiled loop, which has none")
         return config, None
     if workers is None:
-        split = Workers(number=config.workers) if config.workers else None
+        split = Workers(config.workers) if config.workers else None
     elif isinstance(workers, int) and workers == 0:
         split = None
     else:

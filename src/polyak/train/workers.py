@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from jaxtyping import PRNGKeyArray
@@ -35,6 +36,7 @@ class Workers(WorkerOptions):
     """
 
     number: int = 1
+    _: KW_ONLY
     address: str | None = None
     make_engine: Callable[[], Engine] | None = None
 
@@ -42,6 +44,8 @@ class Workers(WorkerOptions):
         check_integer("train", "workers", self.number)
         if not (self.address is None or isinstance(self.address, str)):
             raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
+        if isinstance(self.min_workers, int) and self.min_workers > self.number:
+            raise ValueError(f"train: min_workers={self.min_workers} must be at most workers={self.number}")
         super().__post_init__()
 
 
@@ -54,7 +58,7 @@ def as_workers(owner: str, workers: "Workers | int") -> Workers:
     if isinstance(workers, Workers):
         return workers
     check_integer(owner, "workers", workers)
-    return Workers(number=workers)
+    return Workers(workers)
 
 
 def split_over_workers(
@@ -140,9 +144,27 @@ def with_new_episodes(env: Env | HostEnv, state: LoopState | None) -> LoopState 
     return dataclasses.replace(state, time_step=env.reset(int(state.iteration)))
 
 
-def _stopped(agent: Agent, env: WorkerEnvs, target: Target, state: LoopState, env_steps_done: int) -> TrainResult:
-    """The result of a training that was stopped while its workers started: where it would have gone on."""
-    return Reporter(agent, target, env_steps_done, int(state.iteration), env).result(state, "request")
+def _train(
+    agent: Agent,
+    env: WorkerEnvs,
+    target: Target,
+    resume_from: LoopState | None,
+    env_steps_done: int,
+    loop: Callable[..., TrainResult],
+) -> TrainResult:
+    """Train with workers, which end with the training.
+
+    Raises:
+        StoppedBeforeStart: training should stop before they have started, and there is no state to return.
+    """
+    try:
+        return loop(resume_from=with_new_episodes(env, resume_from))
+    except StoppedBeforeStart:
+        if resume_from is None:
+            raise
+        return Reporter(agent, target, env_steps_done, int(resume_from.iteration), env).result(resume_from, "request")
+    finally:
+        env.close()
 
 
 @suggest_arguments("train")
@@ -195,24 +217,18 @@ def asynchronous(
     options = as_workers("train.asynchronous", workers)
     check_workers(agent, "asynchronous", options)
     made = _make(agent, env, num_envs, options, should_stop)
-    try:
-        return train_asynchronously(
-            agent,
-            made,
-            env_steps=env_steps,
-            key=key,
-            callbacks=callbacks,
-            report_every=report_every,
-            resume_from=with_new_episodes(made, resume_from),
-            env_steps_done=env_steps_done,
-            should_stop=should_stop,
-        )
-    except StoppedBeforeStart:
-        if resume_from is None:
-            raise
-        return _stopped(agent, made, target, resume_from, env_steps_done)
-    finally:
-        made.close()
+    loop = partial(
+        train_asynchronously,
+        agent,
+        made,
+        env_steps=env_steps,
+        key=key,
+        callbacks=callbacks,
+        report_every=report_every,
+        env_steps_done=env_steps_done,
+        should_stop=should_stop,
+    )
+    return _train(agent, made, target, resume_from, env_steps_done, loop)
 
 
 @suggest_arguments("train")
@@ -229,6 +245,7 @@ def distributed(
     start_timeout: float = 300.0,
     restarts: int = 100,
     on_env_error: Literal["raise", "restart"] = "raise",
+    min_workers: int | None = None,
     address: str | None = None,
     callbacks: Sequence[Callback] = (),
     report_every: int | None = None,
@@ -254,10 +271,7 @@ def distributed(
         key: source of all randomness.
         lag: how many updates old the policy of a rollout may be: 0 waits for each update; 1 collects while the agent learns,
             with the same numbers in every run; more lets fast workers be ahead of slow ones.
-        timeout: seconds that a rollout may take before its worker is replaced.
-        start_timeout: seconds that the start of a worker may take.
-        restarts: how many times workers may be replaced.
-        on_env_error: an exception of an environment ends the training (`"raise"`), or starts new episodes (`"restart"`).
+        timeout, start_timeout, restarts, on_env_error, min_workers: how workers are watched; see `train.Workers`.
         address: of a Ray cluster; None starts a private Ray on this machine, and ends it.
         callbacks: called at every report.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
@@ -278,26 +292,22 @@ def distributed(
     check_key("train", key)
     check_callbacks("train", callbacks)
     check_integer("train", "workers", workers)
-    options = Workers(lag, timeout, start_timeout, restarts, on_env_error, number=workers, address=address)
+    own: dict[str, Any] = {"lag": lag, "timeout": timeout, "start_timeout": start_timeout, "restarts": restarts}
+    own |= {"on_env_error": on_env_error, "min_workers": min_workers, "address": address}
+    options = Workers(workers, **own)
     check_workers(agent, "distributed", options)
     made = _make(agent, env, num_envs, options, should_stop)
-    try:
-        return host(
-            agent,
-            made,
-            env_steps=env_steps,
-            key=key,
-            callbacks=callbacks,
-            report_every=report_every,
-            devices=devices,
-            replay_on=replay_on,
-            resume_from=with_new_episodes(made, resume_from),
-            env_steps_done=env_steps_done,
-            should_stop=should_stop,
-        )
-    except StoppedBeforeStart:
-        if resume_from is None:
-            raise
-        return _stopped(agent, made, target, resume_from, env_steps_done)
-    finally:
-        made.close()
+    loop = partial(
+        host,
+        agent,
+        made,
+        env_steps=env_steps,
+        key=key,
+        callbacks=callbacks,
+        report_every=report_every,
+        devices=devices,
+        replay_on=replay_on,
+        env_steps_done=env_steps_done,
+        should_stop=should_stop,
+    )
+    return _train(agent, made, target, resume_from, env_steps_done, loop)

@@ -21,7 +21,7 @@ WAIT_SECONDS = 0.05
 """How long the wait for workers may delay a request to stop."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
     """How workers are watched, and how far they may be ahead.
 
