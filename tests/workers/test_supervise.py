@@ -185,10 +185,21 @@ def test_fewer_workers_than_are_needed_end_the_training_with_the_reasons():
     supervisor, _, _ = make(results, workers=2, min_workers=1, budget=100)
     for worker in range(2):
         supervisor.request(worker, "rollout", 0)
-    message = "worker 1 died: of a test; it failed 5 times in a row, and only 0 others are left of min_workers=1"
+    message = "worker 1 died: of a test; failures in a row: 5, and only 0 others are left of min_workers=1"
     with pytest.raises(RuntimeError, match=message) as caught:
         run(supervisor, 1)
     assert caught.value.__notes__ == ["worker 0 before: died: of a test"]
+
+
+def test_a_worker_that_does_not_start_at_the_beginning_is_given_up_after_one_start():
+    supervisor, engine, events = make({b"0": [], b"1": ["b"]}, workers=2, min_workers=1, start_timeout=50.0)
+    supervisor.workers[0].call = (0, LATE)
+    supervisor.request(1, "rollout", 0)
+    assert run(supervisor, 1) == [(1, "b")]
+    while not supervisor.is_lost(0):
+        supervisor.results(1.0)
+    assert engine.now == pytest.approx(50, abs=1) and engine.started == 2
+    assert "start_timeout=50 s" in events[-1].detail and events[-1].event == "lost"
 
 
 def test_without_a_restart_left_the_others_go_on_if_they_suffice():

@@ -91,6 +91,7 @@ class _Worker:
         restarts: how often it was.
         last_failure: the reason of the last one.
         is_lost: it was given up.
+        has_begun: it has started once.
     """
 
     handle: Any = None
@@ -104,6 +105,7 @@ class _Worker:
     restarts: int = 0
     last_failure: str = ""
     is_lost: bool = False
+    has_begun: bool = False
 
     @property
     def has_started(self) -> bool:
@@ -128,8 +130,9 @@ class Supervisor:
         on_event: called with every event.
         clock: the monotonic clock in seconds.
         warm_up: further seconds that requests may take until a result is accepted: a worker may have to compile.
-        min_workers: how many workers training needs: one that fails `MAX_FAILURES` times in a row, or without a restart left,
-            is given up as long as so many others are not. None needs all, and restarts them until the budget is spent.
+        min_workers: how many workers training needs: one that fails `MAX_FAILURES` times in a row, does not start in time at
+            the beginning, or fails without a restart left, is given up as long as so many others are not. None needs all, and
+            restarts them until the budget is spent.
 
     Raises:
         RuntimeError: the budget is spent, or too few workers are left.
@@ -234,7 +237,9 @@ class Supervisor:
         worker = self.workers[index]
         is_spent = sum(one.restarts for one in self.workers) >= self.budget
         worker.failures += 1
-        worker.is_lost = is_spent or (self.min_workers is not None and worker.failures >= MAX_FAILURES)
+        never_began = not worker.has_begun and self.clock() >= worker.deadline
+        is_hopeless = never_began or worker.failures >= MAX_FAILURES
+        worker.is_lost = is_spent or (self.min_workers is not None and is_hopeless)
         self.on_event(WorkerEvent(index, "lost" if worker.is_lost else "failed", reason))
         handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
         if worker.is_lost:
@@ -269,7 +274,8 @@ class Supervisor:
         left = sum(not one.is_lost for one in self.workers)
         if self.min_workers is not None and left >= self.min_workers:
             return
-        why = f"no restart is left of restarts={self.budget}" if is_spent else f"it failed {MAX_FAILURES} times in a row"
+        failures = self.workers[index].failures
+        why = f"no restart is left of restarts={self.budget}" if is_spent else f"failures in a row: {failures}"
         fewer = "" if self.min_workers is None else f", and only {left} others are left of min_workers={self.min_workers}"
         error = RuntimeError(f"worker {index} {self.workers[index].last_failure}; {why}{fewer}")
         for other, one in enumerate(self.workers):
@@ -297,7 +303,7 @@ class Supervisor:
             assert worker.request is not None, "it was called"
             method, worker.request = worker.request[0], None
             return method
-        worker.is_starting = False
+        worker.is_starting, worker.has_begun = False, True
         self.on_event(WorkerEvent(index, "restarted" if worker.restarts else "started"))
         if worker.request is not None:
             self._send(worker)
