@@ -82,7 +82,7 @@ def hyper(case):
 def agent_of(case):
     h = hyper(case)
     spec = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
-    shared = {name: h[name] for name in ("double", "gamma", "tau", "period")}
+    shared = {name: h[name] for name in ("double", "gamma", "tau", "period", "reward_scale")}
     shared |= {"network": Net(case), "optimizer": optimizer_of(h)}
     if is_c51(case):
         return C51(spec, num_atoms=h["atoms"], v_min=h["vmin"], v_max=h["vmax"], **shared)
@@ -123,7 +123,7 @@ def transitions(case):
     return Transition(
         *(jnp.asarray(data[name]) for name in ("obs", "action")),
         None if "mask" not in data else jnp.asarray(data["mask"]),
-        jnp.asarray(data["reward"]) * h["reward_scale"],
+        jnp.asarray(data["reward"]),
         jnp.asarray(data["discount"]) * h["gamma"],
         jnp.asarray(data["next_obs"]),
         None if "next_mask" not in data else jnp.asarray(data["next_mask"]),

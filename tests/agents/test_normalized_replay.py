@@ -14,10 +14,13 @@ from polyak.core.types import Rollout
 from polyak.export.write_policy import write_policy
 from polyak.learning.off_policy import replay_of
 from polyak.policies.network_policy import DiscountedReturn
+from tests.agents import test_value_family
 from tests.agents.test_actor_critics import KEY, SPEC, equal, first_steps, random_rollout
 
+Q_AGENTS = test_value_family.AGENTS
 AGENTS = {"ddpg": polyak.DDPG, "td3": polyak.TD3, "sac": polyak.SAC, "tqc": polyak.TQC}
 every_agent = pytest.mark.parametrize("name", AGENTS)
+every_q_agent = pytest.mark.parametrize("name", Q_AGENTS)
 update = jax.jit(lambda agent, state, rollout, key: agent.update(state, rollout, key))
 
 
@@ -28,11 +31,44 @@ def make(name, spec=SPEC, **settings):
     return AGENTS[name](spec, **{**small, "updates_per_step": 0.5, "normalize_obs": True, **settings})
 
 
+def make_q(name, spec=test_value_family.SPEC, **settings):
+    return Q_AGENTS[name](spec, **{"learning_starts": 0, "normalize_obs": True, **settings})
+
+
 def collected(agent, seed=0, **changes):
     """A rollout of large numbers, with the returns so far in its carry."""
     far = {"obs": lambda x: 3.0 + 5.0 * x, "reward": lambda x: 10.0 * x, **changes}
     rollout = random_rollout(agent, seed=seed, **far)
     return dataclasses.replace(rollout, carry=((), jnp.array([1.0, -2.0])))
+
+
+def collected_q(agent, seed=0):
+    """Likewise, with the actions of an agent of action values."""
+    rollout, steps = test_value_family.rollout_of(agent, seed), collected(agent, seed).time_steps
+    return dataclasses.replace(rollout, time_steps=steps, carry=((), jnp.array([1.0, -2.0])))
+
+
+def normalised(rollouts):
+    """The rollouts as an agent with the statistics of all of them sees them, rewards divided by their standard deviation."""
+    obs, rewards = (np.concatenate([np.asarray(get(r)) for r in rollouts]) for get in (lambda r: r.obs, lambda r: r.reward))
+    mean, std, scale = obs.mean((0, 1)), obs.std((0, 1)), rewards.std()
+
+    def normal(rollout):
+        steps = rollout.time_steps
+        obs, reward = (np.asarray(steps.obs) - mean) / std, np.asarray(steps.reward) / scale
+        steps = dataclasses.replace(steps, obs=jnp.asarray(obs), reward=jnp.asarray(reward))
+        return Rollout(steps, rollout.actions, rollout.carry[0])
+
+    return [normal(rollout) for rollout in rollouts]
+
+
+def update_of_normalised(plain, before, first, second):
+    """The state of an agent that normalises nothing, after an update on normalised rows, from the copies of `before`."""
+    seen, added = normalised([first, second])
+    ring, start = replay_of(plain), plain.init(KEY)
+    state = dataclasses.replace(start, copies=before.copies, replay=ring.add(start.replay, seen), env_steps=before.env_steps)
+    after, _ = update(plain, state, added, jax.random.key(5))
+    return after
 
 
 @every_agent
@@ -64,22 +100,7 @@ def test_batches_are_normalised_by_the_statistics_of_now(name):
     first, second = collected(agent, 0), collected(agent, 1)
     before, _ = update(agent, agent.init(KEY), first, KEY)
     found, _ = update(agent, before, second, jax.random.key(5))
-
-    obs, rewards = (np.concatenate([np.asarray(f(r)) for r in (first, second)]) for f in (lambda r: r.obs, lambda r: r.reward))
-    mean, std, scale = obs.mean((0, 1)), obs.std((0, 1)), rewards.std()
-
-    def normal(rollout):
-        steps = rollout.time_steps
-        obs, reward = (np.asarray(steps.obs) - mean) / std, np.asarray(steps.reward) / scale
-        return Rollout(dataclasses.replace(steps, obs=jnp.asarray(obs), reward=jnp.asarray(reward)), rollout.actions)
-
-    plain = make(name, normalize_obs=False, updates_per_step=0.125)
-    ring = replay_of(plain)
-    start = plain.init(KEY)
-    state = dataclasses.replace(
-        start, copies=before.copies, replay=ring.add(start.replay, normal(first)), env_steps=before.env_steps
-    )
-    wanted, _ = update(plain, state, normal(second), jax.random.key(5))
+    wanted = update_of_normalised(make(name, normalize_obs=False, updates_per_step=0.125), before, first, second)
     for a, b in zip(jax.tree.leaves(found.copies), jax.tree.leaves(wanted.copies), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
     assert not equal(found.copies.critics.online.params, before.copies.critics.online.params)
@@ -134,3 +155,72 @@ def test_observations_without_numbers_are_rejected():
     for name in AGENTS:
         with pytest.raises(ValueError, match=f"{AGENTS[name].__name__}: normalize_obs must be False for observations without"):
             make(name, spec)
+
+
+@every_q_agent
+def test_policies_of_action_values_see_normalised_observations_in_jax_and_exports(name, tmp_path):
+    agent, plain = make_q(name, epsilon=0.0), make_q(name, epsilon=0.0, normalize_obs=False)
+    state = agent.init(KEY)
+    state = dataclasses.replace(state, normalizers=state.normalizers.update(collected_q(agent), 0.9))
+    obs = 3.0 + 5.0 * jax.random.normal(KEY, (100, 3))
+    normal = first_steps(state.normalizers.obs.normalize(obs))
+    wanted = np.asarray(plain.policy(plain.init(KEY)).action(normal, (), KEY).action)
+    assert not np.array_equal(wanted, plain.policy(plain.init(KEY)).action(first_steps(obs), (), KEY).action)
+    policy = agent.policy(state)
+    for acting in (policy, agent.collect_policy(state)):
+        np.testing.assert_array_equal(acting.action(first_steps(obs), (), KEY).action, wanted)
+    write_policy(policy, agent.spec, "stablehlo", tmp_path / "policy.stablehlo", {})
+    for predicting in (policy, polyak.load_policy(tmp_path / "policy.stablehlo")):
+        np.testing.assert_array_equal(predicting.predict(np.asarray(obs))[0], wanted)
+
+
+@every_q_agent
+def test_reward_scale_is_a_factor_of_the_rewards_of_action_values(name):
+    batch = test_value_family.transitions()
+    scaled = dataclasses.replace(batch, reward=2.0 * batch.reward)
+    found, wanted = (
+        test_value_family.loss_of(make_q(name, normalize_obs=False, reward_scale=scale), batch)
+        for scale, batch in ((2.0, batch), (1.0, scaled))
+    )
+    np.testing.assert_array_equal(found[0], wanted[0])
+    assert float(found[0]) != float(test_value_family.loss_of(make_q(name), batch)[0])
+
+
+@pytest.mark.parametrize("normalize_reward", ["reward", "return"])
+def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
+    network = polyak.q_gru(4, (4,))
+    settings = {"network": network, "num_steps": 4, "sequence_length": 4, "burn_in": 0, "learning_starts": 0, "capacity": 64}
+    settings |= {"batch_size": 4, "updates_per_step": 0.125}
+    agent = polyak.DQN(test_value_family.SPEC, **settings, normalize_obs=True, normalize_reward=normalize_reward)
+    carry = network.initial_carry(2)
+    first, second = (dataclasses.replace(collected_q(agent, seed), carry=carry) for seed in range(2))
+    with_returns = [dataclasses.replace(r, carry=(carry, jnp.array([1.0, -2.0]))) for r in (first, second)]
+    first, second = with_returns if normalize_reward == "return" else (first, second)
+    before, _ = update(agent, agent.init(KEY), first, KEY)
+    found, metrics = update(agent, before, second, jax.random.key(5))
+    assert int(metrics["train/n_updates"]) == 2
+    if normalize_reward == "return":
+        assert isinstance(agent.collect_policy(found), DiscountedReturn)
+        return
+    assert not equal(found.copies.online.params, before.copies.online.params)
+    wanted = update_of_normalised(polyak.DQN(test_value_family.SPEC, **settings), before, *with_returns)
+    for a, b in zip(jax.tree.leaves(found.copies), jax.tree.leaves(wanted.copies), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("loop", [train.compiled, train.host])
+def test_normalised_action_values_train_in_both_loops(loop):
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
+    agent = polyak.C51(env.spec, **{**test_value_family.SMALL, "network": polyak.q_mlp((8,), noisy=True), "epsilon": 0.0},
+                       normalize_obs=True, normalize_reward="return")  # fmt: skip
+    result = loop(agent, env, env_steps=128, key=KEY)
+    counts = [int(stats.count) for stats in (result.state.normalizers.obs.stats, result.state.normalizers.reward.stats)]
+    assert int(result.state.updates) > 0 and counts == [int(result.state.env_steps)] * 2
+    assert float(result.state.normalizers.reward.stats.stddev()) > 1.0
+
+
+@every_q_agent
+def test_images_cannot_be_normalised(name):
+    images = EnvSpec(Box(np.zeros((4, 8, 8)), np.full((4, 8, 8), 255), np.uint8), Discrete(2))
+    with pytest.raises(ValueError, match="normalize_obs must be False for observations without a Box other than uint8"):
+        make_q(name, images)

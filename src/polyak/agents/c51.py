@@ -14,6 +14,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.q_learning import (
@@ -30,7 +31,7 @@ from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.value_distributions import entropy, project_categorical
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
 from polyak.replay.uniform import Transition
 
@@ -67,6 +68,12 @@ class C51:
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
+        reward_scale: factor of all rewards.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+            when acting and when transitions are drawn.
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
         double: the online network chooses a' (van Hasselt et al. 2016, arXiv:1509.06461).
         num_atoms: K.
         v_min: z_1, the smallest return that is told apart.
@@ -112,6 +119,10 @@ class C51:
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)
+    reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     double: bool = choice(default=True, choices=(True, False))
     num_atoms: int = integer(default=51, at_least=2)
     v_min: float = number(default=-10.0, static=True)
@@ -133,6 +144,7 @@ class C51:
         check_settings(self)
         object.__setattr__(self, "network", q_network_or_default("C51", self.network, self.spec, self.num_atoms))
         check_optimizer(self)
+        check_normalizers(self)
         if self.v_min >= self.v_max:
             raise ValueError(f"C51: v_min={self.v_min} must be below v_max={self.v_max}")
 
@@ -157,11 +169,12 @@ class C51:
         check_state("C51.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
         check_state("C51.collect_policy", state, OffPolicyState)
         policy, env_steps = self._network_policy(state), state.env_steps
-        return explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        explorer = explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -210,7 +223,7 @@ class C51:
         logits = self._logits(online, batch.next_obs, fold(key, 2)) if self.double else target_logits
         next_action = best_action(self._expected.q(logits), batch.next_action_mask)
         next_probs = jax.nn.softmax(of_action(target_logits, next_action))
-        values = batch.reward[:, None] + batch.discount[:, None] * self._atoms[None]
+        values = self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * self._atoms[None]
         return jax.lax.stop_gradient(project_categorical(next_probs, values, self._atoms))
 
     def _logits(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n K"]:
@@ -226,7 +239,7 @@ class C51:
         return ExpectedValues(self._network, (self.v_min, self.v_max))
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._expected, self.spec, combined=True)
+        return NetworkPolicy(state.copies.online, state.normalizers.obs, self._expected, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

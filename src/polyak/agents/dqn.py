@@ -14,6 +14,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
     REPLAY_FIELD,
     OffPolicyState,
@@ -36,7 +37,7 @@ from polyak.ops.gradient_step import check_optimizer
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
 from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import Transition
@@ -76,6 +77,12 @@ class DQN:
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
+        reward_scale: factor of all rewards.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+            when acting and when transitions are drawn.
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
         double: double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461).
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
@@ -121,6 +128,10 @@ class DQN:
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)
+    reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     double: bool = choice(default=True, choices=(True, False))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
     tau: Scalar = number(default=1.0, above=0, at_most=1)
@@ -141,6 +152,7 @@ class DQN:
         check_settings(self)
         check_sequences("DQN", self)
         check_optimizer(self)
+        check_normalizers(self)
 
     add = add_rollout
     check = check_off_policy
@@ -163,11 +175,12 @@ class DQN:
         check_state("DQN.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
         check_state("DQN.collect_policy", state, OffPolicyState)
         policy, env_steps = self._network_policy(state), state.env_steps
-        return explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        explorer = explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -214,7 +227,7 @@ class DQN:
         target_q = self._values(target, batch.next_obs, fold(key, 1))
         q = self._values(online, batch.next_obs, fold(key, 2)) if self.double else target_q
         next_q = of_action(target_q, best_action(q, batch.next_action_mask))
-        return jax.lax.stop_gradient(batch.reward + batch.discount * next_q)
+        return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q)
 
     def _values(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n"]:
         if isinstance(obs, SequenceObs):
@@ -224,7 +237,7 @@ class DQN:
         return q
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._network, self.spec, combined=True)
+        return NetworkPolicy(state.copies.online, state.normalizers.obs, self._network, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

@@ -14,6 +14,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.q_learning import (
@@ -30,7 +31,7 @@ from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.value_distributions import quantile_huber_loss
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
 from polyak.replay.uniform import Transition
 
@@ -66,6 +67,12 @@ class IQN:
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
+        reward_scale: factor of all rewards.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+            when acting and when transitions are drawn.
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
         double: the online network chooses a' (van Hasselt et al. 2016, arXiv:1509.06461).
         num_tau: N, fractions at which the loss compares.
         num_target_tau: N', fractions of the target.
@@ -112,6 +119,10 @@ class IQN:
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)
+    reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     double: bool = choice(default=True, choices=(True, False))
     num_tau: int = integer(default=32)
     num_target_tau: int = integer(default=32)
@@ -134,6 +145,7 @@ class IQN:
         object.__setattr__(self, "network", iqn_network_or_default("IQN", self.network, self.spec))
         check_settings(self)
         check_optimizer(self)
+        check_normalizers(self)
 
     add = add_rollout
     check = check_off_policy
@@ -156,11 +168,12 @@ class IQN:
         check_state("IQN.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
         check_state("IQN.collect_policy", state, OffPolicyState)
         policy, env_steps = self._network_policy(state), state.env_steps
-        return explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        explorer = explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -209,7 +222,7 @@ class IQN:
         next_action = best_action(values.mean(axis=2), batch.next_action_mask)
         _, quantiles = self._quantiles(target, batch.next_obs, self.num_target_tau, keys[1])
         next_quantiles = of_action(quantiles, next_action)
-        return jax.lax.stop_gradient(batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
+        return jax.lax.stop_gradient(self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
 
     def _quantiles(
         self, variables: Variables, obs: PyTree, count: int, key: PRNGKeyArray
@@ -220,7 +233,7 @@ class IQN:
         return tau, self._network.quantiles(variables, obs, tau, noise_key)
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._network, self.spec, combined=True)
+        return NetworkPolicy(state.copies.online, state.normalizers.obs, self._network, self.spec, combined=True)
 
     @property
     def _network(self) -> QuantileNetwork:

@@ -14,6 +14,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.q_learning import (
@@ -30,7 +31,7 @@ from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.value_distributions import midpoints, quantile_huber_loss
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
 from polyak.replay.uniform import Transition
 
@@ -67,6 +68,12 @@ class QRDQN:
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
+        reward_scale: factor of all rewards.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+            when acting and when transitions are drawn.
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
         double: the online network chooses a' (van Hasselt et al. 2016, arXiv:1509.06461).
         num_quantiles: K.
         huber_delta: κ; 0 is the quantile loss without Huber's rounding.
@@ -111,6 +118,10 @@ class QRDQN:
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)
+    reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     double: bool = choice(default=True, choices=(True, False))
     num_quantiles: int = integer(default=50)
     huber_delta: Scalar = number(default=1.0, at_least=0)
@@ -131,6 +142,7 @@ class QRDQN:
         check_settings(self)
         object.__setattr__(self, "network", q_network_or_default("QRDQN", self.network, self.spec, self.num_quantiles))
         check_optimizer(self)
+        check_normalizers(self)
 
     add = add_rollout
     check = check_off_policy
@@ -153,11 +165,12 @@ class QRDQN:
         check_state("QRDQN.policy", state, OffPolicyState)
         return Greedy(self._network_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise:
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
         check_state("QRDQN.collect_policy", state, OffPolicyState)
         policy, env_steps = self._network_policy(state), state.env_steps
-        return explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        explorer = explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
+        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -206,14 +219,15 @@ class QRDQN:
         quantiles = self._quantiles(online, batch.next_obs, fold(key, 2)) if self.double else target_quantiles
         next_action = best_action(quantiles.mean(axis=2), batch.next_action_mask)
         next_quantiles = of_action(target_quantiles, next_action)
-        return jax.lax.stop_gradient(batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
+        return jax.lax.stop_gradient(self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
 
     def _quantiles(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n K"]:
         quantiles, _, _ = self._network.apply(variables, obs, key=key)
         return quantiles
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, ExpectedValues(self._network), self.spec, combined=True)
+        network = ExpectedValues(self._network)
+        return NetworkPolicy(state.copies.online, state.normalizers.obs, network, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

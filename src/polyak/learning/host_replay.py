@@ -8,6 +8,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.types import Rollout
 from polyak.learning.check_rollout import as_arrays
+from polyak.learning.normalizers import without_returns
 from polyak.learning.off_policy import OffPolicySettings, draw_options, is_due, keys_of_steps, replay_of
 from polyak.ops.schedules import saturating_add
 from polyak.replay.drawn import DrawnBatches, Errors
@@ -30,7 +31,7 @@ def draw_batches(
     """
     rollout = as_arrays(rollout)
     ring: Any = replay_of(settings)
-    before, replay = replay.dropped, ring.add(replay, rollout)
+    before, replay = replay.dropped, ring.add(replay, without_returns(settings, rollout))
     num_envs = rollout.reward.shape[1]
     env_steps = saturating_add(env_steps, rollout.valid.sum(dtype=jnp.uint32))
     options = draw_options(settings, env_steps, num_envs)

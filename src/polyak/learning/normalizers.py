@@ -10,15 +10,16 @@ import jax.numpy as jnp
 
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
-from polyak.core.types import Rollout, Scalar
+from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.ops.losses import finite_rows
 from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
+from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import Transition
 
 
 @runtime_checkable
-class NormalizedSettings(Protocol):
-    """The settings of an agent that may normalise observations and rewards."""
+class NormalizedObsSettings(Protocol):
+    """The settings of an agent that may normalise observations."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -26,13 +27,18 @@ class NormalizedSettings(Protocol):
         ...
 
     @property
-    def gamma(self) -> Scalar:
-        """Discount per step."""
-        ...
-
-    @property
     def normalize_obs(self) -> bool:
         """Whether observations are normalised by their running mean and standard deviation."""
+        ...
+
+
+@runtime_checkable
+class NormalizedSettings(NormalizedObsSettings, Protocol):
+    """The settings of an agent that may normalise observations and rewards."""
+
+    @property
+    def gamma(self) -> Scalar:
+        """Discount per step."""
         ...
 
     @property
@@ -68,13 +74,8 @@ class Normalizers:
         if obs is not None:
             obs = obs.update(rollout.obs, rollout.valid & finite_rows(rollout.obs, 2), axis_name)
         if reward is not None:
-            carry = rollout.carry
-            if reward.of == "return" and not (
-                isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]
-            ):
-                raise ValueError(
-                    f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}"
-                )
+            if reward.of == "return":
+                _check_carry(rollout)
             included = rollout.valid & jnp.isfinite(rollout.reward)
             reward = reward.update(rollout, included.astype(jnp.float32), gamma, axis_name)
         return Normalizers(obs, reward)
@@ -82,7 +83,8 @@ class Normalizers:
     def normalize(self, batch: Transition) -> Transition:
         """A batch with normalised observations and scaled rewards."""
         if self.obs is not None:
-            batch = dataclasses.replace(batch, obs=self.obs.normalize(batch.obs), next_obs=self.obs.normalize(batch.next_obs))
+            obs, next_obs = (_normalize(self.obs, x) for x in (batch.obs, batch.next_obs))
+            batch = dataclasses.replace(batch, obs=obs, next_obs=next_obs)
         if self.reward is not None:
             batch = dataclasses.replace(batch, reward=batch.reward / self.reward.stats.stddev())
         return batch
@@ -96,7 +98,19 @@ def create_normalizers(settings: object) -> Normalizers:
     return Normalizers(obs, None if settings.normalize_reward is None else RewardScaler.init(settings.normalize_reward))
 
 
-def check_normalizers(settings: NormalizedSettings) -> None:
+def without_returns(settings: object, rollout: Rollout) -> Rollout:
+    """The rollout with the recurrent state alone as its carry, which `DiscountedReturn` has beside its returns.
+
+    Raises:
+        ValueError: rewards are scaled by the deviation of returns, and the rollout is not from `collect_policy`.
+    """
+    if not (isinstance(settings, NormalizedSettings) and settings.normalize_reward == "return"):
+        return rollout
+    _check_carry(rollout)
+    return dataclasses.replace(rollout, carry=rollout.carry[0])
+
+
+def check_normalizers(settings: NormalizedObsSettings) -> None:
     """Check that there are observations to normalise.
 
     Raises:
@@ -107,3 +121,16 @@ def check_normalizers(settings: NormalizedSettings) -> None:
             f"{type(settings).__name__}: normalize_obs must be False for observations without a Box other than uint8, got "
             f"{settings.spec.obs}"
         )
+
+
+def _normalize(normalizer: ObsNormalizer, obs: PyTree) -> PyTree:
+    """Observations of a batch, normalised; with sequences all of theirs."""
+    if isinstance(obs, SequenceObs):
+        return dataclasses.replace(obs, obs=normalizer.normalize(obs.obs))
+    return normalizer.normalize(obs)
+
+
+def _check_carry(rollout: Rollout) -> None:
+    carry = rollout.carry
+    if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
+        raise ValueError(f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}")

@@ -17,7 +17,7 @@ from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.normalizers import Normalizers, create_normalizers
+from polyak.learning.normalizers import Normalizers, create_normalizers, without_returns
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import (
     Guard,
@@ -288,7 +288,7 @@ def add_and_learn(
     rollout = as_arrays(rollout)
     ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else replay_of(settings)
     # Added first: a program that samples before it adds would copy the replay.
-    replay = ring.add(state.replay, rollout)
+    replay = ring.add(state.replay, without_returns(settings, rollout))
     normalizers = state.normalizers.update(rollout, settings.gamma, axis_name)
     valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
     env_steps = saturating_add(state.env_steps, valid)
