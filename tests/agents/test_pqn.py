@@ -116,6 +116,36 @@ def test_nan_is_skipped_and_diagnosed(where):
     assert repr(where) in agent.diagnose(metrics)
 
 
+def test_observations_are_normalised_by_the_statistics_from_before_the_rollout():
+    agent, plain = make(normalize_obs=True), make()
+    update = jax.jit(lambda agent, state, rollout: agent.update(state, rollout, KEY))
+    first, second = (rollout_of(plain, seed, obs=lambda x: 3.0 + 5.0 * x) for seed in range(2))
+    before, _ = update(agent, agent.init(KEY), first)
+    stats, seen = before.obs_normalizer.stats, np.asarray(first.obs)[np.asarray(first.valid)]
+    assert int(stats.count) == 16
+    np.testing.assert_allclose(stats.mean, seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats.variance, seen.var(0), rtol=1e-4)
+
+    found, _ = update(agent, before, second)
+    normal = dataclasses.replace(second.time_steps, obs=before.obs_normalizer.normalize(second.time_steps.obs))
+    wanted, _ = update(plain, dataclasses.replace(before, obs_normalizer=None), Rollout(normal, second.actions))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found.copies.online, wanted.copies.online)
+    assert int(found.obs_normalizer.stats.count) == 32
+    acted, acted_plain = (
+        agent.policy(state).policy.distribution(jax.tree.map(lambda x: x[0], steps))[0].logits
+        for state, steps in ((before, second.time_steps), (dataclasses.replace(before, obs_normalizer=None), normal))
+    )
+    np.testing.assert_array_equal(acted, acted_plain)
+
+    # Clipping would make infinity finite.
+    infinite = dataclasses.replace(second.time_steps, obs=second.time_steps.obs.at[1].set(jnp.inf))
+    after, metrics = update(agent, before, Rollout(infinite, second.actions))
+    jax.tree.map(np.testing.assert_array_equal, after.copies.online, before.copies.online)
+    assert int(metrics["train/skipped_steps"]) == 1 and int(after.obs_normalizer.stats.count) == 16 + 13
+    with pytest.raises(ValueError, match="PQN: normalize_obs must be False for observations without a Box other than uint8"):
+        PQN(EnvSpec(Discrete(4), Discrete(3)), normalize_obs=True)
+
+
 def test_values_of_probe_environments():
     network = polyak.q_mlp((32,), layer_norm=True)
     settings = {"num_steps": 16, "num_minibatches": 4, "gamma": 0.9, "learning_rate": 1e-2, "epsilon": 0.3}

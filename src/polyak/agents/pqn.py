@@ -14,11 +14,12 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec, MultiDiscrete
-from polyak.core.struct import check_settings, integer, number, setting, static, struct
+from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
+from polyak.learning.normalizers import check_normalizers
 from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
@@ -32,6 +33,7 @@ from polyak.ops.gradient_step import (
     optimizer_of,
 )
 from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid, of_action, sum_over_devices, weighted_sum
+from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import gae
 from polyak.ops.schedules import Linear, Schedule, check_schedule, saturating_add, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
@@ -47,11 +49,13 @@ class PQNState:
 
     Attributes:
         copies: of the network: online; with the optimizer state and the counts of skipped steps.
+        obs_normalizer: running statistics of the observations, or None.
         env_steps: valid transitions learned from; schedules are functions of it.
         updates: rollouts learned from.
     """
 
     copies: NetworkCopies
+    obs_normalizer: ObsNormalizer | None
     env_steps: UInt32[Array, ""]
     updates: UInt32[Array, ""]
 
@@ -74,6 +78,8 @@ class PQN:
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`.
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
+        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalised observations to ± this value; None disables clipping.
         q_lambda: λ; 0 is one-step Q-learning, 1 the return up to the end of the rollout.
         epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
             0.05 over the first 100,000 transitions.
@@ -97,6 +103,8 @@ class PQN:
     num_minibatches: int = integer(default=16)
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
     q_lambda: Scalar = number(default=0.65, at_least=0, at_most=1)
     epsilon: Schedule | None = setting(
         default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
@@ -112,6 +120,7 @@ class PQN:
         object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, layer_norm=True))
         check_settings(self)
         check_optimizer(self)
+        check_normalizers(self)
         if isinstance(self.network, QNetwork) and self.network.noisy:
             raise ValueError("PQN: network must not be noisy, its noise would not be trained; got noisy=True")
 
@@ -120,7 +129,8 @@ class PQN:
         copies = NetworkCopies.create(self._network, key, as_discrete("PQN", self.spec), optimizer=None)
         check_q_network(self._network, copies.online, self.spec)
         env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
-        return PQNState(copies.with_optimizer_state(optimizer_of(self)), env_steps, updates)
+        normalizer = ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None
+        return PQNState(copies.with_optimizer_state(optimizer_of(self)), normalizer, env_steps, updates)
 
     def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that rollouts of this number of environments (on each device) can be split into minibatches.
@@ -168,7 +178,7 @@ class PQN:
         check_divides(num_steps, num_envs, self.num_minibatches)
         rollout, copies, optimizer = self._combine(as_arrays(rollout)), state.copies, optimizer_of(self, state.env_steps)
         check_optimizer_state(optimizer, copies.online.params, copies.optimizer_state)
-        batch, bad = self._make_batch(copies.online, rollout, axis_name)
+        batch, bad = self._make_batch(state, rollout, axis_name)
         params, optimizer_state, log = train_epochs(
             partial(self.loss, variables=copies.online),
             optimizer,
@@ -190,6 +200,7 @@ class PQN:
         )
         skipped, steps = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.skipped | log.applied))
         valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
+        counts = rollout.valid & finite_rows(rollout.obs, 2)
         new_state = PQNState(
             copies=dataclasses.replace(
                 copies,
@@ -197,6 +208,7 @@ class PQN:
                 optimizer_state=optimizer_state,
                 guard=copies.guard.after_update(skipped, steps, bad | log.bad.any((0, 1))),
             ),
+            obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
             env_steps=saturating_add(state.env_steps, valid),
             updates=saturating_add(state.updates, jnp.uint32(1)),
         )
@@ -246,13 +258,19 @@ class PQN:
             steps = dataclasses.replace(steps, action_mask=combine_mask(nvec, steps.action_mask))
         return dataclasses.replace(rollout, time_steps=steps, actions=ravel_action(nvec, rollout.actions))
 
-    def _make_batch(
-        self, variables: Variables, rollout: Rollout, axis_name: str | None
-    ) -> tuple[Batch, Bool[Array, " quantities"]]:
-        """The rollout's samples with their λ-returns, and which quantities are not finite in rows that count."""
-        returns, valid = self.lambda_returns(variables, rollout), rollout.valid
+    def _make_batch(self, state: PQNState, rollout: Rollout, axis_name: str | None) -> tuple[Batch, Bool[Array, " quantities"]]:
+        """The rollout's samples with their λ-returns, and which quantities are not finite in rows that count.
+
+        Observations are normalised with the statistics from before the rollout, those of acting.
+        """
+        # Of the observations as they came: clipping makes infinity finite.
+        is_finite, valid = finite_rows(rollout.obs, 2), rollout.valid
+        if state.obs_normalizer is not None:
+            obs = state.obs_normalizer.normalize(rollout.time_steps.obs)
+            rollout = dataclasses.replace(rollout, time_steps=dataclasses.replace(rollout.time_steps, obs=obs))
+        returns = self.lambda_returns(state.copies.online, rollout)
         bad = {
-            "obs": valid & ~finite_rows(rollout.obs, 2),
+            "obs": valid & ~is_finite,
             "reward": valid & ~jnp.isfinite(rollout.reward),
             "value": valid & ~jnp.isfinite(returns),
         }
@@ -281,7 +299,7 @@ class PQN:
         return value_at(EPSILON if self.epsilon is None else self.epsilon, state.env_steps)
 
     def _network_policy(self, state: PQNState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, None, self._network, self.spec, combined=True)
+        return NetworkPolicy(state.copies.online, state.obs_normalizer, self._network, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:
