@@ -27,3 +27,16 @@ def test_a_run_keeps_its_settings_and_counts_whole_games(command, train, workdir
     ):
         code, _, err = command("resume run --env-steps 216 --eval-episodes 1")
     assert code == 0, err
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "rainbow"])
+def test_presets_of_agents_with_a_replay_train(algorithm, command, workdir):
+    settings = "--env-steps 128 --capacity 512 --learning-starts 64 --batch-size 4 --hidden 16 --eval-episodes 0"
+    # The smallest images for convolutions.
+    images = "--env-kwargs img_height=36 img_width=36"
+    code, _, err = command(f"train {algorithm} ALE/Breakout-v5 --run-dir run {settings} {images}")
+    assert code == 0, err
+    agent = read_config(open_run(workdir / "run")).agent
+    assert (agent.frame_stack, agent.period, agent.spec.obs.shape) == (4, 2_000, (4, 36, 36))
+    last = json.loads((workdir / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["replay/size"] == 128 and last["train/n_updates"] == 18 and last["train/loss"] > 0

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
 import polyak
@@ -60,6 +62,29 @@ def test_all_atari_games_have_the_preset_of_the_details():
         "clip_range": polyak.Linear(0.1, env_steps=1000),
         "ent_coef": 0.01,
     }
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "c51", "qrdqn", "iqn", "rainbow"])
+def test_agents_of_action_values_store_single_frames_of_atari_games(algorithm):
+    found = preset(algorithm, "ALE/Breakout-v5")
+    settings = found.settings(found.env_steps)
+    images = EnvSpec(Box(np.zeros((4, 84, 84)), np.full((4, 84, 84), 255), np.uint8), Discrete(4))
+    agent = agent_class(algorithm)(images, **settings)
+    assert (agent.frame_stack, agent.learning_starts, agent.updates_per_step, agent.batch_size) == (4, 20_000, 0.25, 32)
+    # Dopamine copies the target every 8,000 steps and decreases ε over 250,000.
+    assert agent.period == 8_000 * agent.updates_per_step
+    if algorithm != "rainbow":
+        assert (agent.epsilon.end, agent.epsilon.env_steps) == (0.01, 250_000)
+    replay = jax.eval_shape(agent.init, jax.random.key(0)).replay
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay)) < 3.6e9
+
+
+@pytest.mark.parametrize("game", ["Breakout", "Asterix"])
+def test_presets_of_minatar_are_those_of_dense_layers(game):
+    found = preset("dqn", f"MinAtar/{game}-v1")
+    assert found is PRESETS["dqn", f"gymnax/{game}-MinAtar"]
+    settings = found.settings(1_000)
+    assert settings["network"].layer_norm and settings["epsilon"].env_steps == 100
 
 
 @pytest.mark.parametrize("env_id", ["gymnax/CartPole-v1", "Nowhere-v0", "CartPole-v0"])

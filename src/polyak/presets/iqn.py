@@ -1,5 +1,6 @@
 """Presets of IQN, by environment."""
 
+from polyak.presets import dqn
 from polyak.presets.preset import LinearOverTraining, Preset
 
 CARTPOLE = {
@@ -16,6 +17,17 @@ CARTPOLE = {
     "num_policy_tau": 16,
 }
 
+ATARI = {
+    **dqn.ATARI,
+    "learning_rate": 5e-5,
+    "adam_eps": 3.125e-4,
+    "n_step": 3,
+    "num_tau": 64,
+    "num_target_tau": 64,
+    "num_policy_tau": 32,
+}
+
 PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(50_000, 8, CARTPOLE, "own", "iqn_mlp"),
+    "ALE/...": Preset(10_000_000, 8, ATARI, "Dabney et al. 2018 and Dopamine, with 8 environments", "iqn_mlp"),
 }

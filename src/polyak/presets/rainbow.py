@@ -1,5 +1,6 @@
 """Presets of Rainbow (Hessel et al. 2018, arXiv:1710.02298): C51 with all of its parts switched on, by environment."""
 
+from polyak.presets import dqn
 from polyak.presets.preset import LinearOverTraining, Preset
 
 # fmt: off
@@ -15,10 +16,7 @@ CARTPOLE = {
 }
 
 # Of the paper's table 1, but for a replay of half the size, 3.5 GB, and 8 environments.
-ATARI = {
-    **RAINBOW, "num_steps": 1, "updates_per_step": 0.25, "batch_size": 32, "capacity": 500_000, "frame_stack": 4,
-    "learning_starts": 20_000, "learning_rate": 6.25e-5, "adam_eps": 1.5e-4, "period": 2_000,
-}
+ATARI = {**dqn.ATARI, **RAINBOW}
 # fmt: on
 
 DEFAULT = Preset(1_000_000, 8, RAINBOW, "Rainbow: C51 with noisy dueling layers, priorities and three steps", "q_mlp")
