@@ -73,6 +73,7 @@ SUITES = {
     "dqn-acrobot": Suite("Acrobot-v1", 100_000, 10, -76.0, "own", algorithm="dqn"),
     "dqn-mountaincar": Suite("MountainCar-v0", 120_000, 10, -105.0, "own", algorithm="dqn"),
     "dqn-lunarlander": Suite("LunarLander-v3", 300_000, 3, 200.0, "solved", algorithm="dqn"),
+    "dqn-breakout": Suite("gymnax/Breakout-MinAtar", MILLION, 3, 10.0, "MinAtar's DQN", algorithm="dqn"),
     "a2c-cartpole": Suite("jax/CartPole-v1", 500_000, 10, 500.0, algorithm="a2c"),
     "a2c-pendulum": Suite("jax/Pendulum-v1", MILLION, 10, -163.0, algorithm="a2c"),
     "impala-cartpole": Suite("jax/CartPole-v1", 500_000, 10, 475.0, "solved", algorithm="impala"),
