@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 import polyak
+from polyak.agents.c51 import C51
 from polyak.agents.ddpg import DDPG
+from polyak.agents.dqn import DQN
 from polyak.agents.ppo import PPO
+from polyak.agents.qr_dqn import QRDQN
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
@@ -26,6 +29,7 @@ STABLE_BASELINES3_PAGE = (DOCS / "tutorials" / "from-stable-baselines3.md").read
 COACH_PAGE = (DOCS / "tutorials" / "from-rl-coach.md").read_text()
 COPIES_PAGE = (DOCS / "copies.md").read_text()
 FIELDS = {field.name for field in dataclasses.fields(PPO)}
+Q_FIELDS = {field.name for agent in (DQN, C51, QRDQN) for field in dataclasses.fields(agent)}
 
 # The arguments of the constructors of PPOAgent, PPOClipAgent and PPOKLPenaltyAgent (which have no others), TF-Agents 0.19.
 TF_AGENTS = """
@@ -86,6 +90,35 @@ ACTOR_CRITIC_TABLES = {
     (COACH_PAGE, "Every parameter of DDPG and TD3"): ((DDPG, TD3), COACH),
     (COACH_PAGE, "Every parameter of SAC"): ((SAC,), "use_deterministic_for_evaluation"),
 }
+
+# Those of DqnAgent and CategoricalDqnAgent.
+TF_AGENTS_DQN = """
+    time_step_spec action_spec q_network optimizer observation_and_action_constraint_splitter epsilon_greedy n_step_update
+    boltzmann_temperature emit_log_probability target_q_network target_update_tau target_update_period td_errors_loss_fn gamma
+    reward_scale_factor gradient_clipping debug_summaries summarize_grads_and_vars train_step_counter name
+    categorical_q_network min_q_value max_q_value target_categorical_q_network
+"""
+
+# Those of DQN, Stable-Baselines3 2.9, and QRDQN of sb3-contrib.
+STABLE_BASELINES3_DQN = """
+    policy env learning_rate buffer_size learning_starts batch_size tau gamma train_freq gradient_steps replay_buffer_class
+    replay_buffer_kwargs optimize_memory_usage n_steps target_update_interval exploration_fraction exploration_initial_eps
+    exploration_final_eps max_grad_norm stats_window_size tensorboard_log policy_kwargs verbose seed device
+"""
+
+# The parameters that RL Coach's agents of the DQN family read, of the algorithm, the network, the memory and the exploration.
+COACH_DQN = """
+    discount num_consecutive_playing_steps num_consecutive_training_steps n_step v_min v_max atoms huber_loss_interval
+    num_steps_between_copying_online_weights_to_target rate_for_copying_weights_to_target heatup_using_network_decisions
+    load_memory_from_file_path collect_new_data store_transitions_only_when_episodes_are_terminated
+    share_statistics_between_workers input_embedders_parameters middleware_parameters heads_parameters loss_weights
+    embedding_merger_type use_separate_networks_per_head batch_size learning_rate learning_rate_decay_rate
+    learning_rate_decay_steps optimizer_type optimizer_epsilon adam_optimizer_beta1 adam_optimizer_beta2
+    rms_prop_optimizer_decay clip_gradients gradients_clipping_method l2_regularization replace_mse_with_huber_loss
+    create_target_network async_training distributed num_threads allow_duplicates_in_batch_sampling alpha beta epsilon
+    epsilon_schedule evaluation_epsilon heatup_steps improve_steps steps_between_evaluation_periods evaluation_steps
+    pre_network_filter
+"""
 
 
 def column(page, heading, number):
@@ -154,6 +187,26 @@ def test_every_argument_of_actor_critics_leads_to_a_setting(page, heading):
 def test_every_argument_of_stable_baselines3_actor_critics_is_in_the_tables(package, agent, heading):
     parameters = inspect.signature(getattr(pytest.importorskip(package), agent)).parameters
     assert {name for name in parameters if not name.startswith("_")} <= column(STABLE_BASELINES3_PAGE, heading, 1)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "arguments"),
+    [
+        (TF_AGENTS_PAGE, "Every argument of DqnAgent and CategoricalDqnAgent", TF_AGENTS_DQN),
+        (STABLE_BASELINES3_PAGE, "Every argument of DQN and QRDQN", STABLE_BASELINES3_DQN),
+        (COACH_PAGE, "Every parameter of the DQN family", COACH_DQN),
+    ],
+    ids=["TF-Agents", "Stable-Baselines3", "RL Coach"],
+)
+def test_every_argument_of_dqn_elsewhere_leads_to_a_setting(page, heading, arguments):
+    assert set(arguments.split()) <= column(page, heading, 1)
+    ours, what_differs = column(page, heading, 2), column(page, heading, 3)
+    settings = {name.split("=")[0] for name in ours if re.fullmatch(r"\w+(=.*)?", name)}
+    assert settings - {"key"} <= Q_FIELDS
+    calls = {found[1] for name in ours | what_differs if (found := re.match(r"(?:network=)?(\w+)\(", name))}
+    # One of TF-Agents.
+    calls -= {"QNetwork"}
+    assert calls and all(any(name in dir(owner) for owner in (polyak, polyak.policies, DQN)) for name in calls), calls
 
 
 @pytest.mark.parametrize(
