@@ -31,3 +31,17 @@ def test_batch_size_is_limited_by_means_and_standard_deviations_together():
     assert max_batch_size(polyak.Actor((4,), std="fixed"), box, 4000) == 4000 // (4 * 50)
     assert max_batch_size(polyak.Actor((4,), std="state"), box, 4000) == 4000 // (4 * 100)
     assert max_batch_size(polyak.Actor((4,), std="state"), choices, 4000) == 4000 // (4 * 50)
+
+
+def test_actions_of_a_batch_have_the_bits_of_those_of_its_parts():
+    spec = EnvSpec(VECTOR, Box([-1.0] * 2, [1.0] * 2))
+    policy = policy_for(spec, network=polyak.mlp((64, 64)))
+    obs = np.random.default_rng(2).normal(size=(32, 3)).astype(np.float32)
+    mode = jax.tree.map(np.asarray, policy).mode_in_numpy()
+    whole = mode(obs)
+    assert whole.shape == (32, 2)
+    np.testing.assert_allclose(whole, np.asarray(modes(policy, time_step(jnp.asarray(obs)), ())), rtol=1e-4)
+    # OpenBLAS has a way of its own for small products, which rounds in another order than that for larger ones.
+    for size in (4, 8, 12):
+        parts = [mode(obs[start : start + size]) for start in range(0, 32, size)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)

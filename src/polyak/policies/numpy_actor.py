@@ -32,6 +32,10 @@ MAX_ACT_PRODUCTS = 2**17
 MAX_PREDICT_PRODUCTS = 2**19
 """Likewise for `predict`, up to which NumPy is faster than a call of JAX."""
 
+PRODUCT_ROWS = 4
+"""Observations of one matrix product. One of more rows may be computed, and rounded, in another way: workers, which have parts
+of a batch, would differ from one process."""
+
 
 def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: bool = False) -> bool:
     """Whether the network is a small `mlp`, from one vector to one Discrete or Box action without masks.
@@ -156,7 +160,7 @@ def _output(
     """The output of the policy's last layer for observations: logits, or the mean of a Box action."""
     assert isinstance(network, ActorCritic | Actor), "as suits_numpy says"
     arrays = network_arrays(network, variables.params, normalizer, spec)
-    forward = make_network(arrays, len(network.hidden), network.activation)
+    forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
     if not (network.squash_mean and isinstance(spec.action, Box)):
         return lambda obs: forward(obs.reshape(obs.shape[0], -1))
     middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
@@ -176,7 +180,7 @@ def _value(variables: Variables, normalizer: ObsNormalizer | None, network: Netw
     assert isinstance(network, ActorCritic), "as suits_numpy says"
     critic, params = network.of_critic, variables.params
     torso = params["actor"] if network.shared_torso else params["critic"]
-    forward = make_network(_arrays(torso, params["value"], normalizer), len(critic.hidden), critic.activation)
+    forward = make_network(_arrays(torso, params["value"], normalizer), len(critic.hidden), critic.activation, PRODUCT_ROWS)
     return lambda obs: forward(obs.reshape(obs.shape[0], -1))[:, 0]
 
 
@@ -206,7 +210,8 @@ def _actor_sampler(
         head = {name: np.concatenate([head[name], scales[name]], axis=-1) for name in ("kernel", "bias")}
     elif network.std == "free":
         log_std = policy["log_std"]["all"].reshape(-1)
-    forward = make_network(_arrays(variables.params["actor"], head, normalizer), len(network.hidden), network.activation)
+    arrays = _arrays(variables.params["actor"], head, normalizer)
+    forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
     limit = np.float32(np.inf if network.clip_mean is None else network.clip_mean)
 
     def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:

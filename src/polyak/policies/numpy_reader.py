@@ -47,8 +47,11 @@ def array_of(npy: bytes) -> Any:
     return np.frombuffer(npy, dtype, offset=file.tell()).reshape(shape, order="F" if is_fortran else "C")
 
 
-def make_network(arrays: Any, layers: int, activation: str) -> Any:
-    """`network(x)` for float32 vectors `[N, n]`: normalisation, dense layers, and a linear layer, clipped to ± `clip_mean`."""
+def make_network(arrays: Any, layers: int, activation: str, rows: int | None = None) -> Any:
+    """`network(x)` for float32 vectors `[N, n]`: normalisation, dense layers, and a linear layer, clipped to ± `clip_mean`.
+
+    With `rows`, products are of that many vectors each, so that the others of a batch do not change how one is rounded.
+    """
     normalize = None
     if "deviation" in arrays:
         mean, rest, std, clip = (arrays[name] for name in ("mean", "mean_rest", "deviation", "clip"))
@@ -58,6 +61,10 @@ def make_network(arrays: Any, layers: int, activation: str) -> Any:
     limit = arrays.get("clip_mean")
 
     def network(x: Any) -> Any:
+        count = len(x)
+        if rows is not None:
+            missing = np.zeros((-count % rows, x.shape[1]), x.dtype)
+            x = (np.concatenate([x, missing]) if len(missing) else x).reshape(-1, rows, x.shape[1])
         if normalize is not None:
             x = normalize(x)
         for kernel, bias in dense:
@@ -66,6 +73,7 @@ def make_network(arrays: Any, layers: int, activation: str) -> Any:
             x = activate(x)
         x = x @ head
         x += head_bias
+        x = x.reshape(-1, x.shape[-1])[:count]
         return x if limit is None else np.clip(x, -limit, limit)
 
     return network
