@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from polyak.agents import AGENTS, agent_class
-from polyak.core.checks import check_choice, check_integer
+from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.names import unknown_name
 from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
@@ -42,6 +42,12 @@ MAX_THREADS = 1024
 
 MAX_WORKERS = 2**12
 """Maximum number of worker processes of a run."""
+
+MAX_LAG = 2**10
+"""Maximum lag of a run: what the actions of as many rollouts are drawn with stands in memory."""
+
+MAX_COUNT = 2**31 - 1
+"""Maximum of what is compared with counts of 32 bits."""
 
 LOOPS = ("compiled", "host", "distributed", "asynchronous")
 
@@ -89,6 +95,12 @@ class RunConfig:
         lag: how many updates old the policy of a rollout may be.
         shared_optimizer: in the asynchronous loop: one optimizer state for all workers, or each its own.
         max_staleness: in the asynchronous loop: how many steps old the weights of a gradient may be; None is any number.
+        max_bad: in the asynchronous loop: pushes with NaN or infinity in a row after which a worker is replaced.
+        worker_timeout: seconds that a rollout of a worker may take.
+        worker_start_timeout: seconds that the start of a worker may take.
+        worker_restarts: how many times workers may be replaced.
+        on_env_error: an exception of an environment in a worker ends the training, or starts new episodes.
+        min_workers: how many workers training needs; None is all.
         learners: number of processes that split the devices of the compiled loop.
         replay_on: where the agent's replay stands: on the device that learns, or in the host's memory.
     """
@@ -116,6 +128,12 @@ class RunConfig:
     lag: int = 0
     shared_optimizer: bool = True
     max_staleness: int | None = None
+    max_bad: int = 10
+    worker_timeout: float = 60.0
+    worker_start_timeout: float = 300.0
+    worker_restarts: int = 100
+    on_env_error: Literal["raise", "restart"] = "raise"
+    min_workers: int | None = None
     learners: int = 1
     replay_on: Literal["device", "host"] = "device"
 
@@ -134,7 +152,7 @@ class RunConfig:
         check_integer("run", "eval_episodes", self.eval_episodes, at_least=0)
         check_integer("run", "final_eval_episodes", self.final_eval_episodes, at_least=0, optional=True)
         check_integer("run", "lag", self.lag, at_least=0)
-        limits = {"threads": MAX_THREADS, "num_envs": MAX_NUM_ENVS, "workers": MAX_WORKERS}
+        limits = {"threads": MAX_THREADS, "num_envs": MAX_NUM_ENVS, "workers": MAX_WORKERS, "lag": MAX_LAG}
         for name, limit in limits.items():
             value = getattr(self, name)
             if value is not None and value > limit:
@@ -148,7 +166,13 @@ class RunConfig:
         if self.loop == "asynchronous" and (self.lag or self.devices > 1):
             raise ValueError(f"run: lag must be 0 and devices 1 with loop='asynchronous', got {self.lag} and {self.devices}")
         check_choice("run", "shared_optimizer", self.shared_optimizer, (False, True))
-        check_integer("run", "max_staleness", self.max_staleness, at_least=0, optional=True)
+        check_integer("run", "max_staleness", self.max_staleness, at_least=0, at_most=MAX_COUNT, optional=True)
+        check_integer("run", "max_bad", self.max_bad, at_most=MAX_COUNT)
+        check_number("run", "worker_timeout", self.worker_timeout, above=0.0)
+        check_number("run", "worker_start_timeout", self.worker_start_timeout, above=0.0)
+        check_integer("run", "worker_restarts", self.worker_restarts, at_least=0, at_most=MAX_COUNT)
+        check_choice("run", "on_env_error", self.on_env_error, ("raise", "restart"))
+        check_integer("run", "min_workers", self.min_workers, at_most=MAX_WORKERS, optional=True)
         if self.learners > 1 and self.loop != "compiled":
             raise ValueError(f"run: learners must be 1 with loop={self.loop!r}, got {self.learners}")
         if self.devices % self.learners:

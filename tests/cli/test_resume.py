@@ -19,6 +19,7 @@ from polyak.storage.checkpoint import read_manifest, steps
 from polyak.storage.run_directory import open_run
 from polyak.train.resumption import restore_start
 from polyak.train.training import writers
+from polyak.workers.worker_group import WorkerOptions
 from tests.cli.processes import (
     SETTINGS,
     check_that_its_config_runs_again_to_the_same_bits,
@@ -287,6 +288,20 @@ def test_two_processes_never_write_the_same_run(run, command):
     assert f"is being written by process {os.getpid()}" in err
 
 
+def test_flags_of_workers_reach_them_and_those_left_out_are_the_runs(run, command, monkeypatch):
+    seen = []
+    monkeypatch.setattr("polyak.cli.resume.split_over_workers", lambda env, num_envs, workers: seen.append(workers) or 1 / 0)
+    flags = "--worker-timeout 5 --worker-start-timeout 6 --worker-restarts 7 --on-env-error restart --ray-address a:1"
+    edit_config(run, '"worker_restarts": 100', '"worker_restarts": 3')
+    for words in ("", flags):
+        with pytest.raises(ZeroDivisionError):
+            command("resume run --env-steps 900 --force --workers 2", words)
+    left_out, given = seen
+    assert left_out.options() == WorkerOptions(restarts=3) and left_out.number == 2
+    assert given.options() == WorkerOptions(timeout=5.0, start_timeout=6.0, restarts=7, on_env_error="restart")
+    assert (given.number, given.address) == (2, "a:1")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -299,6 +314,10 @@ def test_two_processes_never_write_the_same_run(run, command):
         ("resume run --env-step 500", "--env-steps"),
         ("resume run --gamma 0.5", "--gamma"),
         ("resume run --env-steps 500 --env-steps 600", "--env-steps is set more than once"),
+        ("resume run --env-steps 500 --worker-restarts 5", "--worker-restarts 5 needs workers; give --workers N"),
+        ("resume run --workers 2 --worker-restarts -1", "--worker-restarts must be an integer in [0, 2147483647] or None"),
+        ("resume run --workers 2 --worker-start-timeout 0", "--worker-start-timeout must be a number"),
+        ("resume run --workers 2 --on-env-error ignore", "--on-env-error"),
     ],
 )
 def test_usage_errors_name_the_flag(words, message, run, command, workdir):

@@ -11,12 +11,15 @@ import pytest
 
 import polyak
 import polyak.core.spaces
-from polyak.runs import RunConfig
+from polyak.runs import RunConfig, read_config
+from polyak.storage.run_directory import create
 from polyak.train.resumption import with_workers
-from polyak.train.workers import Workers
+from polyak.train.worker_settings import CONFIG_FIELDS, Workers, config_fields, options_of
 from polyak.workers.in_process_workers import InProcessWorkers
 from polyak.workers.rollout_worker import WorkerRollout
 from polyak.workers.supervise import WorkerLost
+from polyak.workers.worker_group import WorkerOptions
+from tests.workers.setting import KEY
 
 SPEC = polyak.core.spaces.EnvSpec(polyak.core.spaces.Box([-1.0], [1.0]), polyak.core.spaces.Discrete(2))
 CONFIG = RunConfig(
@@ -202,12 +205,90 @@ def test_a3c_steps_no_environment_in_jax_and_trains_no_seeds_at_once():
         polyak.train.run_seeds("a3c", "CartPole-v1", seeds=2, env_steps=100)
 
 
-def test_what_workers_leave_at_their_default_is_the_runs():
+def test_what_workers_leave_out_is_the_runs():
     config = dataclasses.replace(CONFIG, max_staleness=8, shared_optimizer=False)
     again, split = with_workers(config, Workers(number=4, timeout=7.0))
     assert (split.number, split.timeout, split.max_staleness, split.shared_optimizer) == (4, 7.0, 8, False)
-    assert (again.workers, again.max_staleness, again.shared_optimizer) == (4, 8, False)
+    assert (again.workers, again.worker_timeout, again.max_staleness, again.shared_optimizer) == (4, 7.0, 8, False)
     assert with_workers(config, Workers(number=4, max_staleness=2))[1].max_staleness == 2
+
+
+NOT_THE_DEFAULT = {
+    "lag": 4,
+    "timeout": 600.0,
+    "start_timeout": 30.0,
+    "restarts": 7,
+    "on_env_error": "restart",
+    "min_workers": 2,
+    "shared_optimizer": False,
+    "max_staleness": 3,
+    "max_bad": 2,
+}
+
+
+@pytest.mark.parametrize("workers", [None, 2, 4, Workers(number=4)])
+def test_every_option_of_workers_is_stored_and_resumed_with(workers):
+    options = WorkerOptions(**NOT_THE_DEFAULT)
+    assert [field.name for field in dataclasses.fields(WorkerOptions)] == list(NOT_THE_DEFAULT)
+    config = dataclasses.replace(CONFIG, loop="distributed", **config_fields(options))
+    again, split = with_workers(config, workers)
+    assert split.options() == options_of(again) == options
+
+
+@pytest.mark.parametrize("name", NOT_THE_DEFAULT)
+def test_an_option_that_is_given_wins_also_where_it_is_the_default(name):
+    config = dataclasses.replace(CONFIG, loop="distributed", **config_fields(WorkerOptions(**NOT_THE_DEFAULT)))
+    given = {"max_staleness": 10**9, "min_workers": 1}.get(name, getattr(WorkerOptions(), name))
+    again, split = with_workers(config, Workers(number=2, **{name: given}))
+    wanted = WorkerOptions(**{**NOT_THE_DEFAULT, name: given})
+    assert split.options() == options_of(again) == wanted
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lag", 1025),
+        ("worker_timeout", 0.0),
+        ("worker_start_timeout", "300"),
+        ("worker_restarts", -1),
+        ("on_env_error", "ignore"),
+        ("min_workers", 0),
+        ("max_bad", 2**31),
+        ("max_staleness", 2**31),
+    ],
+)
+def test_options_of_workers_in_a_config_are_checked(field, value, unchecked):
+    with pytest.raises((TypeError, ValueError), match=f"run: {field} must be"):
+        dataclasses.replace(CONFIG, loop="distributed", **{field: value})
+
+
+def test_a_run_that_needs_more_workers_than_it_is_resumed_with_needs_these():
+    config = dataclasses.replace(CONFIG, workers=8, min_workers=6)
+    assert with_workers(config, 2)[1].min_workers == with_workers(config, 2)[0].min_workers == 2
+    assert with_workers(config, None)[1].min_workers == 6
+
+
+def test_a_config_of_an_older_version_has_the_default_options(tmp_path):
+    data = CONFIG.to_json()
+    for field in set(CONFIG_FIELDS.values()) - {"lag", "shared_optimizer", "max_staleness"}:
+        del data[field]
+    with create(tmp_path / "run", data) as run:
+        assert options_of(read_config(run)) == WorkerOptions()
+
+
+def test_distributed_takes_workers_or_their_options_but_not_both(monkeypatch):
+    seen = []
+    monkeypatch.setattr("polyak.train.workers._make", lambda *arguments: seen.append(arguments[3]) or 1 / 0)
+
+    def train(workers, **options):
+        with pytest.raises(ZeroDivisionError):
+            polyak.train.distributed(CONFIG.agent, "CartPole-v1", num_envs=4, env_steps=8, key=KEY, workers=workers, **options)
+        return seen[-1]
+
+    assert train(Workers(number=2, restarts=3), timeout=5.0) == train(2, restarts=3, timeout=5.0)
+    assert train(2).options() == WorkerOptions()
+    with pytest.raises(ValueError, match="restarts is given twice, as an argument and in workers"):
+        train(Workers(number=2, restarts=3), restarts=4)
 
 
 @pytest.mark.parametrize("loop", ["asynchronous", "distributed"])

@@ -104,6 +104,13 @@ class TrainFlags:
     """Ray cluster on which the workers or learners run; auto finds the one of this machine"""
     worker_timeout: float = 60.0
     """seconds that a rollout may take before its worker is replaced"""
+    worker_start_timeout: float = 300.0
+    """seconds that the start of a worker may take before it is tried again"""
+    worker_restarts: int = 100
+    """how many times workers may be replaced before training ends with an error"""
+    on_env_error: Literal["raise", "restart"] = "raise"
+    """raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which
+    counts as a restart"""
     min_workers: Annotated[int | None, default_hint("all", "INT")] = None
     """train on without workers that fail again and again, as long as so many are left; their environments have weight 0"""
     learners: int = 1

@@ -27,7 +27,7 @@ from polyak.networks.quantile_network import IQNetwork, iqn_mlp, iqn_nature_cnn
 from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
 from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
 from polyak.presets import preset
-from polyak.runs import LOOPS_OF_WORKERS, MAX_WORKERS, algorithm_name, check_seed
+from polyak.runs import LOOPS_OF_WORKERS, MAX_COUNT, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import (
     accepts,
@@ -43,7 +43,8 @@ from polyak.train.learners import as_learners
 from polyak.train.new_training import check_own_loop, make_agent, prepare
 from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
-from polyak.train.workers import Workers, split_over_workers
+from polyak.train.worker_settings import Workers
+from polyak.train.workers import split_over_workers
 from polyak.workers.learner_group import Learners
 
 ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
@@ -190,6 +191,8 @@ def _workers(flags: TrainFlags) -> Workers | None:
     """The workers that flags ask for, or None."""
     check_integer("polyak train", "--lag", flags.lag, at_least=0)
     check_number("polyak train", "--worker-timeout", flags.worker_timeout, above=0.0)
+    check_number("polyak train", "--worker-start-timeout", flags.worker_start_timeout, above=0.0)
+    check_integer("polyak train", "--worker-restarts", flags.worker_restarts, at_least=0, at_most=MAX_COUNT)
     check_integer("polyak train", "--min-workers", flags.min_workers, at_most=flags.workers, optional=True)
     check_integer("polyak train", "--max-staleness", flags.max_staleness, at_least=0, optional=True)
     pushes = {"--shared-optimizer no": flags.shared_optimizer == "no"}
@@ -199,7 +202,9 @@ def _workers(flags: TrainFlags) -> Workers | None:
             raise UsageError(f"{flag} needs --loop asynchronous, whose workers push gradients")
     if flags.workers is None:
         needed = {f"--loop {flags.loop}": flags.loop in LOOPS_OF_WORKERS, f"--lag {flags.lag}": flags.lag > 0}
-        needed[f"--min-workers {flags.min_workers}"] = flags.min_workers is not None
+        for name in ("worker_timeout", "worker_start_timeout", "worker_restarts", "on_env_error", "min_workers"):
+            value = getattr(flags, name)
+            needed[f"--{name.replace('_', '-')} {value}"] = value != getattr(TrainFlags, name)
         for flag, is_set in needed.items():
             if is_set:
                 raise UsageError(f"{flag} needs --workers N")
@@ -215,6 +220,9 @@ def _workers(flags: TrainFlags) -> Workers | None:
         flags.workers,
         lag=flags.lag,
         timeout=flags.worker_timeout,
+        start_timeout=flags.worker_start_timeout,
+        restarts=flags.worker_restarts,
+        on_env_error=flags.on_env_error,
         min_workers=flags.min_workers,
         shared_optimizer=flags.shared_optimizer == "yes",
         max_staleness=flags.max_staleness,

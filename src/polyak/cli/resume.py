@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import EVAL_EPISODES, UsageError, default_hint, fail, parse, print_usage
@@ -15,13 +15,14 @@ from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
 from polyak.loops.loop import mesh_over
 from polyak.ops.schedules import Linear
-from polyak.runs import MAX_WORKERS, RunConfig, read_config
+from polyak.runs import MAX_COUNT, MAX_WORKERS, RunConfig, read_config
 from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.agent_settings import check_agent_settings
 from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
 from polyak.train.resumption import prepare_resumption, with_learners, with_workers
+from polyak.train.worker_settings import Workers
 from polyak.train.workers import split_over_workers
 
 
@@ -41,9 +42,16 @@ class ResumeFlags:
     """processes that step the environments, as many as you like; 0 steps them in this process"""
     ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
     """Ray cluster on which the workers or learners run"""
-    worker_timeout: float = 60.0
+    worker_timeout: Annotated[float | None, default_hint("the run's", "FLOAT")] = None
     """seconds that a rollout may take before its worker is replaced"""
-    min_workers: Annotated[int | None, default_hint("all", "INT")] = None
+    worker_start_timeout: Annotated[float | None, default_hint("the run's", "FLOAT")] = None
+    """seconds that the start of a worker may take before it is tried again"""
+    worker_restarts: Annotated[int | None, default_hint("the run's", "INT")] = None
+    """how many times workers may be replaced before training ends with an error"""
+    on_env_error: Annotated[Literal["raise", "restart"] | None, default_hint("the run's", "{raise,restart}")] = None
+    """raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which
+    counts as a restart"""
+    min_workers: Annotated[int | None, default_hint("the run's", "INT")] = None
     """train on without workers that fail again and again, as long as so many are left; their environments have weight 0"""
     learners: Annotated[int | None, default_hint("the run's", "INT")] = None
     """processes that train together in the compiled loop; any number that divides the run's devices, 1 for this process"""
@@ -72,7 +80,9 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     if flags.workers is not None:
         check_integer("polyak resume", "--workers", flags.workers, at_least=0, at_most=MAX_WORKERS)
     check_integer("polyak resume", "--min-workers", flags.min_workers, optional=True)
-    check_number("polyak resume", "--worker-timeout", flags.worker_timeout, above=0.0)
+    check_number("polyak resume", "--worker-timeout", flags.worker_timeout, above=0.0, optional=True)
+    check_number("polyak resume", "--worker-start-timeout", flags.worker_start_timeout, above=0.0, optional=True)
+    check_integer("polyak resume", "--worker-restarts", flags.worker_restarts, at_least=0, at_most=MAX_COUNT, optional=True)
     if flags.env_steps is not None:
         check_integer("polyak resume", "--env-steps", flags.env_steps)
     if flags.force:
@@ -81,17 +91,14 @@ def _resume(directory: Path, arguments: list[str]) -> int:
     if _is_finished(directory, flags):
         return 0
     config = read_own_run(open_run(directory), flags.own, flags.imports).config
+    # Raises before the run is opened for writing.
+    _with_workers(config, flags)
     with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
         own = read_own_run(run, flags.own, flags.imports)
         config = own.config
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
-        config, split = with_workers(config, flags.workers)
-        if split is not None:
-            split = dataclasses.replace(split, address=flags.ray_address, timeout=flags.worker_timeout)
-            split = dataclasses.replace(split, min_workers=flags.min_workers)
-        elif flags.min_workers is not None:
-            raise UsageError(f"--min-workers {flags.min_workers} needs workers; give --workers N")
+        config, split = _with_workers(config, flags)
         config, learners = with_learners(config, flags.learners)
         if split is None and learners is None and flags.ray_address is not None:
             raise UsageError(f"--ray-address {flags.ray_address} needs workers or learners; give --workers N or --learners N")
@@ -120,6 +127,30 @@ def _resume(directory: Path, arguments: list[str]) -> int:
         finally:
             if isinstance(env, HostEnv):
                 env.close()
+
+
+def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Workers | None]:
+    """The config with the workers of the flags, and how they work; None without workers.
+
+    Raises:
+        UsageError: a flag is of workers, and there are none.
+    """
+    config, split = with_workers(config, flags.workers)
+    if split is not None:
+        workers = Workers(
+            split.number,
+            timeout=flags.worker_timeout,
+            start_timeout=flags.worker_start_timeout,
+            restarts=flags.worker_restarts,
+            on_env_error=flags.on_env_error,
+            min_workers=flags.min_workers,
+            address=flags.ray_address,
+        )
+        return with_workers(config, workers)
+    for name in ("worker_timeout", "worker_start_timeout", "worker_restarts", "on_env_error", "min_workers"):
+        if getattr(flags, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name)} needs workers; give --workers N")
+    return config, None
 
 
 def _note_ended_schedules(config: RunConfig) -> None:

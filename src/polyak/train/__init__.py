@@ -15,7 +15,8 @@ from polyak.train.result import Result
 from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
 from polyak.train.statistics import SeedStatistics, seed_statistics
-from polyak.train.workers import Workers, asynchronous, distributed
+from polyak.train.worker_settings import Workers
+from polyak.train.workers import asynchronous, distributed
 from polyak.workers.learner_group import Learners, StoppedBeforeStart
 
 __all__ = [

@@ -33,7 +33,8 @@ from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training
-from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers, with_new_episodes
+from polyak.train.worker_settings import Workers, as_workers, config_fields
+from polyak.train.workers import check_workers, split_over_workers, with_new_episodes
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 
@@ -308,8 +309,7 @@ def prepare(
     workers: dict[str, Any] = {}
     if isinstance(env, WorkerEnvs):
         loop = "distributed" if loop == "auto" else loop
-        workers = {name: getattr(env.group.options, name) for name in ("lag", "shared_optimizer", "max_staleness")}
-        workers["workers"] = env.num_workers
+        workers = {**config_fields(env.group.options), "workers": env.num_workers}
         check_workers(agent, loop, env.group.options, devices)
     check_match(agent, env, devices)
     if learners is None:

@@ -34,7 +34,8 @@ from polyak.train.new_training import close_if_made
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training, report_events
-from polyak.train.workers import Workers, as_workers, check_workers, split_over_workers
+from polyak.train.worker_settings import Workers, as_workers, config_fields, options_of
+from polyak.train.workers import check_workers, split_over_workers
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 
@@ -71,8 +72,8 @@ def resume(
         callbacks: called at every report.
         force: accept a `config.json` that was edited or differs from the checkpoint's, and store other settings of `agent`.
         workers: number of worker processes of a run in an environment outside JAX, or how they work; 0 trains in this process;
-            None is the run's number. It may change: a checkpoint is not of workers. What `Workers` leaves at its default
-            is the run's.
+            None is the run's number. It may change: a checkpoint is not of workers. What `Workers` leaves None is the
+            run's.
         learners: number of processes that train together in the compiled loop, or how they are watched; 1 trains in this one;
             None is the run's number. It may change, as long as it divides the run's devices.
         should_stop: called between iterations; True ends the training.
@@ -177,11 +178,14 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
         split = as_workers("polyak.resume", workers)
     if split is None:
         return dataclasses.replace(config, loop="host", workers=None, lag=0), None
-    own = {name: getattr(split, name) for name in ("lag", "shared_optimizer", "max_staleness")}
-    # What `workers` leaves at its default is the run's.
-    own = {name: getattr(config, name) if value == getattr(Workers(), name) else value for name, value in own.items()}
+    default = options_of(config)
+    if default.min_workers is not None:
+        # Of a run with more workers.
+        default = dataclasses.replace(default, min_workers=min(default.min_workers, split.number))
+    options = split.options(default)
     loop = config.loop if config.loop in LOOPS_OF_WORKERS else "distributed"
-    return dataclasses.replace(config, loop=loop, workers=split.number, **own), dataclasses.replace(split, **own)
+    config = dataclasses.replace(config, loop=loop, workers=split.number, **config_fields(options))
+    return config, dataclasses.replace(split, **dataclasses.asdict(options))
 
 
 def prepare_resumption(

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -16,49 +15,13 @@ from polyak.envs.source import EnvSource, source_of
 from polyak.loops.host_loop import host
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_agent
+from polyak.train.worker_settings import Workers, as_workers, with_options
 from polyak.workers.asynchronous_loop import check_shares_gradients, train_asynchronously
 from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.ray_workers import RayWorkers
-from polyak.workers.supervise import Engine
 from polyak.workers.worker_envs import WorkerEnvs
 from polyak.workers.worker_group import WorkerGroup, WorkerOptions
 from polyak.workers.worker_rollouts import check_lag
-
-
-@dataclass(frozen=True)
-class Workers(WorkerOptions):
-    """Worker processes that step the environments, and how they are watched.
-
-    Attributes:
-        number: how many; they share the environments equally.
-        address: of a Ray cluster, such as `"auto"`; None starts a private Ray on this machine.
-        make_engine: starts what runs the workers; None is Ray. `InProcessWorkers` steps them in this process, for tests.
-    """
-
-    number: int = 1
-    _: KW_ONLY
-    address: str | None = None
-    make_engine: Callable[[], Engine] | None = None
-
-    def __post_init__(self) -> None:
-        check_integer("train", "workers", self.number)
-        if not (self.address is None or isinstance(self.address, str)):
-            raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
-        if isinstance(self.min_workers, int) and self.min_workers > self.number:
-            raise ValueError(f"train: min_workers={self.min_workers} must be at most workers={self.number}")
-        super().__post_init__()
-
-
-def as_workers(owner: str, workers: "Workers | int") -> Workers:
-    """Workers, of which only the number may be given.
-
-    Raises:
-        TypeError, ValueError: it is neither, or not positive.
-    """
-    if isinstance(workers, Workers):
-        return workers
-    check_integer(owner, "workers", workers)
-    return Workers(workers)
 
 
 def split_over_workers(
@@ -93,7 +56,7 @@ def split_over_workers(
         make_engine = workers.make_engine or (
             lambda: RayWorkers(workers.number, workers.address, should_stop=lambda: group.should_stop())
         )
-        group = WorkerGroup(parts, env.spec, num_envs, make_engine, workers)
+        group = WorkerGroup(parts, env.spec, num_envs, make_engine, workers.options())
         group.should_stop = should_stop
         return WorkerEnvs(group, source)
     finally:
@@ -215,7 +178,7 @@ def asynchronous(
     check_key("train", key)
     check_callbacks("train", callbacks)
     options = as_workers("train.asynchronous", workers)
-    check_workers(agent, "asynchronous", options)
+    check_workers(agent, "asynchronous", options.options())
     made = _make(agent, env, num_envs, options, should_stop)
     loop = partial(
         train_asynchronously,
@@ -237,14 +200,14 @@ def distributed(
     env: str | Callable[[], Any],
     *,
     num_envs: int,
-    workers: int,
+    workers: int | Workers,
     env_steps: int,
     key: PRNGKeyArray,
-    lag: int = 0,
-    timeout: float = 60.0,
-    start_timeout: float = 300.0,
-    restarts: int = 100,
-    on_env_error: Literal["raise", "restart"] = "raise",
+    lag: int | None = None,
+    timeout: float | None = None,
+    start_timeout: float | None = None,
+    restarts: int | None = None,
+    on_env_error: Literal["raise", "restart"] | None = None,
     min_workers: int | None = None,
     address: str | None = None,
     callbacks: Sequence[Callback] = (),
@@ -266,13 +229,12 @@ def distributed(
         agent: the agent to train.
         env: name of the environment, or a function that creates it; it is made in the workers.
         num_envs: environments in all; workers have equal parts.
-        workers: number of processes.
+        workers: number of processes, or how they work.
         env_steps: total number of valid transitions, including `env_steps_done`.
         key: source of all randomness.
-        lag: how many updates old the policy of a rollout may be: 0 waits for each update; 1 collects while the agent learns,
-            with the same numbers in every run; more lets fast workers be ahead of slow ones.
-        timeout, start_timeout, restarts, on_env_error, min_workers: how workers are watched; see `train.Workers`.
-        address: of a Ray cluster; None starts a private Ray on this machine, and ends it.
+        lag, timeout, start_timeout, restarts, on_env_error, min_workers, address: see `train.Workers`, where they may stand
+            instead. A lag of 0, the default, waits for each update; 1 collects while the agent learns, with the same numbers
+            in every run; more lets fast workers be ahead of slow ones. Without an address a private Ray starts, and ends.
         callbacks: called at every report.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: over which the update is split.
@@ -291,11 +253,10 @@ def distributed(
     target = Target(env_steps, report_every)
     check_key("train", key)
     check_callbacks("train", callbacks)
-    check_integer("train", "workers", workers)
     own: dict[str, Any] = {"lag": lag, "timeout": timeout, "start_timeout": start_timeout, "restarts": restarts}
     own |= {"on_env_error": on_env_error, "min_workers": min_workers, "address": address}
-    options = Workers(workers, **own)
-    check_workers(agent, "distributed", options)
+    options = with_options("train.distributed", workers, own)
+    check_workers(agent, "distributed", options.options())
     made = _make(agent, env, num_envs, options, should_stop)
     loop = partial(
         host,
