@@ -62,6 +62,11 @@ def test_every_push_is_applied_once_and_steps_are_those_of_the_rollouts():
     assert int(result.state.env_steps) == result.progress.env_steps
     assert max(report["staleness/max"] for report in reports) == 1, "the push of the other worker"
     assert reports[-1]["rollout/ep_len_mean"] >= 8
+    for report in reports:
+        # Workers in this process work while the learner waits for nobody.
+        assert 0 < report["time/collect"] <= report["workers/slowest_seconds"] < 60
+        assert 0 <= report["time/wait"] < 60 and 0 < report["time/update"] < 60
+        assert 0 <= report["workers/idle_share"] <= 1
 
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])

@@ -1,5 +1,6 @@
 """The asynchronous loop (A3C): workers push gradients to the copy that they share, and pull its weights."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_ma
 from polyak.loops.metrics import add_metrics
 from polyak.workers.gradient_worker import GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
+from polyak.workers.rollout_times import RolloutTimes
 from polyak.workers.rollout_worker import Failure, WorkerState, part_of
 from polyak.workers.worker_envs import WorkerEnvs
 from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes
@@ -124,8 +126,8 @@ def train_asynchronously(
             pushes.pull(state)
             senders = pushes.judge(worker, senders)
             pushes.request(worker)
+            pushes.note_learned(result, before)
         since_report = add_metrics(since_report, metrics)
-        pushes.staleness.append(before - result.version)
         reporter.advance(valid, 1, result.finished, result.info_sums)
         if reporter.is_due(metrics, due) or should_stop():
             due = target.next_report(reporter.env_steps)
@@ -156,13 +158,13 @@ class _Pushes:
 
     Attributes:
         version: of the shared weights that workers pull next.
-        staleness: of the pushes since the last report: steps that were applied between pull and push.
         invalid: results of workers so far that were no push, or not the one that was asked for.
     """
 
     def __init__(self, agent: Any, group: WorkerGroup, state: Any, loop_state: LoopState) -> None:
         self._agent, self._group, self._key = agent, group, loop_state.key
-        self.version, self.staleness, self.invalid = 0, list[int](), 0
+        self.version, self.invalid = 0, 0
+        self._times, self._learning_since = RolloutTimes(group.num_workers), 0.0
         own = jax.eval_shape(agent.worker_state, state)
         time_step, carry = jax.tree.map(np.asarray, (loop_state.time_step, (loop_state.carry, loop_state.episodes)))
         one = partial(part_of, rows=group.rows(0))
@@ -203,12 +205,20 @@ class _Pushes:
 
     def next(self, should_stop: Callable[[], bool]) -> tuple[int, WorkerGradients | None]:
         """The next push that arrives, and its worker; None if training should stop."""
+        start = time.monotonic()
         while not self._waiting:
             if should_stop():
                 return 0, None
             for worker, method, result in self._group.supervisor.results(WAIT_SECONDS):
                 self._take(worker, method, result)
+        self._learning_since = time.monotonic()
+        self._times.waited += self._learning_since - start
         return self._waiting.pop(0)
+
+    def note_learned(self, result: WorkerGradients, version: int) -> None:
+        """Note that a push was applied to the shared weights of this version, or dropped, and the next one requested."""
+        self._times.updated += time.monotonic() - self._learning_since
+        self._times.add([result.seconds], [version - result.version])
 
     def halves(self, result: WorkerGradients) -> Any:
         """The gradients and their summary.
@@ -238,9 +248,8 @@ class _Pushes:
 
     def metrics(self) -> dict[str, float]:
         """What the workers did since the last report."""
-        staleness, self.staleness = self.staleness or [0], []
-        ages = {"staleness/mean": float(np.mean(staleness)), "staleness/max": float(max(staleness))}
-        return ages | {"pushes/invalid": float(self.invalid)} | self._group.metrics()
+        times, self._times = self._times.metrics(), RolloutTimes(self._group.num_workers)
+        return times | {"pushes/invalid": float(self.invalid)} | self._group.metrics()
 
     def loop_state(self, state: Any, senders: Any) -> LoopState:
         """The state of the host loop, with the shared weights as online copy, in buffers that no later push takes."""

@@ -20,6 +20,7 @@ from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.rollouts import Collected, Deadline, Learned
 from polyak.workers.packing import Packing
+from polyak.workers.rollout_times import RolloutTimes
 from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
 from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes, without_weight
 
@@ -86,7 +87,8 @@ class WorkerRollouts:
             group.under_way = None
         self._shared_policy: Any = None
         self._random: dict[int, npt.NDArray[Any]] = {}
-        self._times = _Times(time.monotonic())
+        self._invalid = 0
+        self._times = RolloutTimes(group.num_workers)
         self._begin(state)
         # Compiled before the first rollout.
         self._new_policy(jax.tree.leaves(state))
@@ -104,7 +106,7 @@ class WorkerRollouts:
             self._go_on_without_absent()
         self._times.waited += time.monotonic() - start
         parts = [received.popleft() for received in self._received]
-        self._times.add(parts, self._learned)
+        self._times.add([part.seconds for part in parts], [self._learned - part.version for part in parts])
         sums = InfoSums()
         for worker, part in enumerate(parts):
             sums.merge(part.info_sums)
@@ -133,8 +135,9 @@ class WorkerRollouts:
 
     def metrics(self) -> dict[str, float]:
         """What the workers did since the last report."""
-        metrics = self._times.metrics(self._group.num_workers) | self._group.metrics()
-        self._times = _Times(time.monotonic())
+        invalid, self._invalid = self._invalid, 0
+        metrics = self._times.metrics() | {"rollouts/invalid": float(invalid)} | self._group.metrics()
+        self._times = RolloutTimes(self._group.num_workers)
         return metrics
 
     def _begin(self, state: LoopState) -> None:
@@ -242,50 +245,10 @@ class WorkerRollouts:
             self._received[worker].append(result)
             group.supervisor.accept(worker)
             return
-        self._times.invalid += 1
+        self._invalid += 1
         self._received[worker].append(_without_weight(number, self._learned, self._expected, state))
         group.states[worker] = WorkerState(seed, carry=state.carry)
         group.supervisor.fail(worker, f"returned a rollout in which {problem}")
-
-
-class _Times:
-    """What the rollouts of one report took.
-
-    Attributes:
-        start: when the report began.
-        waited: seconds in which the learner waited for workers.
-        updated: seconds of updates.
-        invalid: rollouts of workers that were not used.
-    """
-
-    def __init__(self, start: float) -> None:
-        self.start = start
-        self.waited = self.updated = self._busy = self._slowest = 0.0
-        self.invalid = self._rollouts = 0
-        self._staleness: list[int] = []
-
-    def add(self, parts: list[WorkerRollout], updates: int) -> None:
-        """Add the workers' parts of a rollout that is learned from after so many updates."""
-        seconds = [part.seconds for part in parts]
-        self._busy += sum(seconds)
-        self._slowest = max(self._slowest, *seconds)
-        self._rollouts += 1
-        self._staleness += [updates - part.version for part in parts]
-
-    def metrics(self, num_workers: int) -> dict[str, float]:
-        """By tag."""
-        elapsed = max(time.monotonic() - self.start, 1e-9)
-        rollouts = max(self._rollouts, 1)
-        return {
-            "staleness/mean": float(np.mean(self._staleness or [0])),
-            "staleness/max": float(max(self._staleness or [0])),
-            "rollouts/invalid": float(self.invalid),
-            "time/collect": self._busy / rollouts / num_workers,
-            "time/wait": self.waited / rollouts,
-            "time/update": self.updated / rollouts,
-            "workers/idle_share": max(0.0, 1.0 - self._busy / elapsed / num_workers),
-            "workers/slowest_seconds": self._slowest,
-        }
 
 
 def check_lag(agent: Agent, lag: int) -> None:
