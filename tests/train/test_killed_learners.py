@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.networks.recurrent import lstm
 from polyak.train import Workers
 from polyak.workers.in_process_workers import InProcessWorkers
 from tests.workers.setting import FaultyWorkers, assert_same_bits, make_agent
@@ -52,6 +54,22 @@ def test_what_a_killed_learner_leaves_continues_to_the_bit_with_any_number_of_wo
     result, left = whole
     assert len(left) >= 4
     assert_same_bits(resume(left[workers - 1 if workers else 3], workers).loop_state, result.loop_state)
+
+
+def test_another_number_of_workers_that_act_in_jax_is_a_warning(tmp_path):
+    """T3: several workers draw random numbers of their own."""
+    agent = make_agent(polyak.envs.make(ENV).spec, network=lstm(hidden=(), width=4))
+    how = Workers(number=2, make_engine=InProcessWorkers)
+    polyak.train.run(agent, ENV, env_steps=200, num_envs=NUM_ENVS, workers=how, run_dir=tmp_path / "run", progress=False)
+    more = {"env_steps": 300, "progress": False}
+    for workers in (how, Workers(number=4, make_engine=InProcessWorkers), 0):
+        number = getattr(workers, "number", 0)
+        copy = shutil.copytree(tmp_path / "run", tmp_path / f"copy-{number}")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            polyak.resume(copy, workers=workers, **more)
+        said = [str(one.message) for one in caught if "the policy acts in JAX" in str(one.message)]
+        assert len(said) == (number != 2) and all(f"workers={number}, the run has 2: " in text for text in said)
 
 
 def test_a_learner_that_is_killed_loses_a_checkpoint_interval_at_most(whole, tmp_path):

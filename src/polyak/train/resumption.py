@@ -38,6 +38,7 @@ from polyak.train.worker_settings import Workers, as_workers, config_fields, opt
 from polyak.train.workers import check_workers, split_over_workers
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
+from polyak.workers.worker_rollouts import acts_in_numpy
 
 
 @suggest_arguments("polyak.resume")
@@ -59,7 +60,8 @@ def resume(
     """Continue a run from its newest valid checkpoint; the result equals that of an uninterrupted training.
 
     It is equal to the bit where the environment's state can be saved. Where it cannot, new episodes start, with a warning;
-    without the replay in the checkpoints (`checkpoint_replay=False`), it is filled anew before learning goes on.
+    without the replay in the checkpoints (`checkpoint_replay=False`), it is filled anew before learning goes on. A policy that
+    acts in JAX (recurrent, images) draws other random numbers with another number of workers, with a warning.
 
     Args:
         run_dir: a run directory.
@@ -210,6 +212,8 @@ def prepare_resumption(
     key = run_key(config.seed or 0)
     made = env if config.loop == "compiled" else as_host_env(env, key)
     start = restore_start(run, config, made, force=force)
+    if isinstance(made, HostEnv) and start.state is not None:
+        _warn_of_other_numbers(read_config(run, config.agent), config, start.state)
     run.change_config(env_steps=config.env_steps)
     store_agent_settings(run, config.agent)
     run.rewind(start.env_steps)
@@ -218,6 +222,22 @@ def prepare_resumption(
         # They restore it themselves.
         start = Start(env_steps=start.env_steps)
     return Training(config, made, key, start, run, eval_env=eval_env, learners=learners)
+
+
+def _warn_of_other_numbers(before: RunConfig, config: RunConfig, state: LoopState) -> None:
+    """Warn where workers that act in JAX, each with keys of its own, are more or fewer than in the run."""
+    if "asynchronous" in (before.loop, config.loop):
+        return  # no two trainings are equal
+    policy = jax.eval_shape(config.agent.collect_policy, state.agent)
+    numbers = [one.workers or 1 for one in (before, config)]
+    # One worker, or one that acts in NumPy, has the host loop's numbers.
+    sources = {1 if acts_in_numpy(policy, config.num_envs // number) else number for number in numbers}
+    if len(sources) > 1:
+        warnings.warn(
+            f"workers={config.workers or 0}, the run has {before.workers or 0}: the policy acts in JAX, where each of several "
+            "workers draws its own random numbers; the result is not that of an uninterrupted training",
+            stacklevel=2,
+        )
 
 
 def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Start:

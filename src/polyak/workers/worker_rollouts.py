@@ -61,7 +61,7 @@ class WorkerRollouts:
         if ExceptionRelay(policy).active:
             raise TypeError("train: a collecting policy that calls Python cannot be sent to workers; use loop='host'")
         share = group.num_envs // group.num_workers
-        in_numpy = isinstance(policy, NumPyPolicy) and policy.suits_numpy(share)
+        in_numpy = acts_in_numpy(policy, share)
         self._acting = Acting(
             policy=jax.tree.unflatten(jax.tree.structure(policy), range(len(jax.tree.leaves(policy)))),
             packing=Packing.of(policy),
@@ -249,6 +249,11 @@ class WorkerRollouts:
         self._received[worker].append(_without_weight(number, self._learned, self._expected, state))
         group.states[worker] = WorkerState(seed, carry=state.carry)
         group.supervisor.fail(worker, f"returned a rollout in which {problem}")
+
+
+def acts_in_numpy(policy: Any, num_envs: int) -> bool:
+    """Whether a worker with so many environments acts in NumPy, with the numbers that the host loop draws for them."""
+    return isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs)
 
 
 def check_lag(agent: Agent, lag: int) -> None:
