@@ -1,6 +1,8 @@
 """Runs with workers: run directories, killed learners, and resuming with any number of workers."""
 
 import json
+import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -90,6 +92,7 @@ def test_what_happens_to_workers_is_in_the_run_directory(whole, tmp_path):
     events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["started", "started", "failed", "restarted"]
     assert events[2]["worker"] == events[3]["worker"] and events[2]["detail"] == "died: of a test"
+    assert {(event["node"], event["pid"]) for event in events} == {(platform.node(), os.getpid())}
     assert_same_bits(result.loop_state, whole[0].loop_state)
 
 

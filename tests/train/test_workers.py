@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import platform
+import re
 import signal
 import time
 
@@ -169,6 +171,18 @@ def test_training_goes_on_without_a_worker_that_is_lost(tmp_path, monkeypatch, c
     events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events if event["worker"] == 1][-1] == "lost"
     assert "worker 1 died: of a test; it is not started again" in capsys.readouterr().out
+
+
+def test_a_cluster_is_told_where_the_workers_are_before_training(capsys):
+    result = polyak.train.run(
+        "a2c", "CartPole-v1", env_steps=40, num_envs=4, settings=SETTINGS, workers=workers(address="auto"), progress=False
+    )
+    assert result.progress.env_steps >= 40
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("workers: ")]
+    number = r"\d+\.\d+"
+    versions = rf"python {number}\S*, polyak \S+, jax {number}\S*, numpy {number}\S*, gymnasium \S+"
+    assert len(lines) == 1
+    assert re.fullmatch(rf"workers: 2 on {re.escape(platform.node())} \(a call takes {number} ms\); {versions}", lines[0])
 
 
 def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):

@@ -14,6 +14,9 @@ from polyak.workers import ray_workers
 from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.ray_workers import PRIVATE_SETTINGS, RayWorkers
 
+NODES = {"one": True, "two": True, "lost": False}
+"""Machines of a cluster, and whether they are there."""
+
 
 @pytest.fixture
 def heads(monkeypatch):
@@ -75,6 +78,25 @@ def test_a_ray_that_was_imported_with_the_settings_can_have_a_private_one(heads,
     monkeypatch.setattr(ray_workers, "connect", lambda address: types.SimpleNamespace(remote=lambda **_: lambda actor: actor))
     heads(["echo", '{"address": "127.0.0.1:1"}'])
     RayWorkers(1)._end_head()
+
+
+@pytest.mark.parametrize(("free", "total"), [(4, 4), (1, 4), (1, 1), (0, 0)])
+def test_a_cluster_says_its_machines_and_at_once_which_cpus_it_lacks(free, total, monkeypatch, capsys):
+    nodes = [{"Alive": alive, "NodeManagerHostname": name, "Resources": {"CPU": 2.0}} for name, alive in NODES.items()]
+    ray = types.SimpleNamespace(
+        __version__="2.60.0",
+        nodes=lambda: nodes,
+        cluster_resources=lambda: {"CPU": float(total)} if total else {},
+        available_resources=lambda: {"CPU": float(free)} if free else {},
+        remote=lambda **_: lambda actor: actor,
+    )
+    monkeypatch.setattr(ray_workers, "_check_installed", lambda: None)
+    monkeypatch.setattr(ray_workers, "connect", lambda address: ray)
+    workers = RayWorkers(4, "a:1")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.pop(0) == "Ray 2.60.0: one (2 CPUs), two (2 CPUs)"
+    assert lines == [f"4 workers need 4 CPUs, {free} of the Ray cluster are free: waiting, up to start_timeout"] * (free < 4)
+    assert workers.shortage() == ("" if total == 4 else f"4 workers need 4 CPUs, the Ray cluster at a:1 has {total}")
 
 
 ENDS = {

@@ -10,7 +10,7 @@ class Engine:
 
     def __init__(self, results):
         self.results = dict(results) if isinstance(results, dict) else {b"0": list(results), b"1": list(results)}
-        self.now, self.started, self.ended, self.calls = 0.0, 0, [], []
+        self.now, self.started, self.ended, self.calls, self.lacks = 0.0, 0, [], [], ""
 
     def start(self, payload):
         self.started += 1
@@ -36,6 +36,9 @@ class Engine:
 
     def end(self, handle):
         self.ended.append(handle)
+
+    def shortage(self):
+        return self.lacks
 
     def close(self):
         pass
@@ -112,6 +115,45 @@ def test_a_slow_start_has_a_patience_of_its_own():
     for _ in range(12):
         supervisor.results(1.0)
     assert engine.started == 2
+
+
+def test_a_start_that_takes_too_long_names_the_free_cpu_that_it_may_wait_for():
+    supervisor, engine, events = make(["a"], start_timeout=50.0)
+    supervisor.workers[0].call = (0, LATE)
+    supervisor.request(0, "rollout", 1)
+    assert run(supervisor, 1) == [(0, "a")] and engine.started == 2
+    assert events[0].detail == "did not return from begin() within start_timeout=50 s: it is slow, or waits for a free CPU"
+
+
+def test_workers_that_were_never_there_and_cannot_be_end_the_training_at_the_first_timeout():
+    supervisor, engine, _ = make(["a"], start_timeout=50.0)
+    supervisor.workers[0].call, engine.lacks = (0, LATE), "2 workers need 2 CPUs, the Ray cluster at a:1 has 1"
+    with pytest.raises(RuntimeError, match="worker 0 did not start within start_timeout=50 s: 2 workers need 2 CPUs, the Ray"):
+        run(supervisor, 1)
+    assert engine.started == 1 and 50.0 <= engine.now <= 50.1
+
+
+def test_a_worker_that_was_there_waits_for_another_machine():
+    supervisor, engine, events = make([DEAD, "a"], start_timeout=50.0)
+    engine.lacks = "2 workers need 2 CPUs, the Ray cluster at a:1 has 1"
+    supervisor.request(0, "rollout", 1)
+    while engine.started == 1:
+        supervisor.results(1.0)
+    supervisor.workers[0].call = (0, LATE)
+    assert run(supervisor, 1) == [(0, "a")]
+    assert [event.detail for event in events if event.event == "failed"][1].endswith(f"start_timeout=50 s: {engine.lacks}")
+
+
+def test_events_have_the_machine_and_the_process_of_their_worker():
+    supervisor, engine, events = make([DEAD, "a"])
+    supervisor.place_of = lambda result: (result, engine.started)
+    supervisor.request(0, "rollout", 1)
+    run(supervisor, 1)
+    assert [(event.event, event.node, event.pid) for event in events] == [
+        ("started", "begun", 1),
+        ("failed", "begun", 1),
+        ("restarted", "begun", 2),
+    ]
 
 
 def test_the_pause_before_a_restart_doubles_and_ends_with_a_success():

@@ -58,6 +58,8 @@ def split_over_workers(
         )
         group = WorkerGroup(parts, env.spec, num_envs, make_engine, workers.options())
         group.should_stop = should_stop
+        if workers.address is not None:
+            group.on_start = print
         return WorkerEnvs(group, source)
     finally:
         if isinstance(env, HostEnv):

@@ -39,6 +39,10 @@ class InProcessWorkers:
         handle.close()
         self._workers.remove(handle)
 
+    def shortage(self) -> str:
+        """Nothing is missing."""
+        return ""
+
     def close(self) -> None:
         """Close all environments."""
         for worker in list(self._workers):

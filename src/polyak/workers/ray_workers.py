@@ -160,8 +160,13 @@ class RayWorkers:
             self._end_head()
             raise
         self._kills: list[threading.Thread] = []
+        self._workers, self._address = workers, address
         if self._head is None:
             print(self.describe())
+            if (free := self._ray.available_resources().get("CPU", 0)) < workers:
+                print(
+                    f"{workers} workers need {workers} CPUs, {free:g} of the Ray cluster are free: waiting, up to start_timeout"
+                )
         # Ray would keep a record of every rollout.
         options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
         self._actor = self._ray.remote(**options, scheduling_strategy="SPREAD")(_RayWorker)
@@ -207,6 +212,13 @@ class RayWorkers:
             thread = threading.Thread(target=self._kill, args=(handle,), daemon=True)
             self._kills = [*(kill for kill in self._kills if kill.is_alive()), thread]
             thread.start()
+
+    def shortage(self) -> str:
+        """Which CPUs the cluster lacks for all workers, as a clause; empty if it has them."""
+        cpus = self._ray.cluster_resources().get("CPU", 0)
+        if cpus >= self._workers:
+            return ""
+        return f"{self._workers} workers need {self._workers} CPUs, the Ray cluster at {self._address} has {cpus:g}"
 
     def close(self) -> None:
         """Disconnect, and end the private Ray with all its processes; a second call does nothing."""

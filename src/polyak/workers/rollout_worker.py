@@ -196,6 +196,9 @@ class RolloutWorker:
         """Step the environments; returns the time step, and their state."""
         return _failure_of(self._step, action)
 
+    def ping(self) -> None:
+        """Return at once: the time of a call is its way."""
+
     def close(self) -> "Failure | None":
         """Close the environments."""
         env, self._env = self._env, None

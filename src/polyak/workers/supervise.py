@@ -61,6 +61,10 @@ class Engine(Protocol):
         """End a worker, without waiting for it."""
         ...
 
+    def shortage(self) -> str:
+        """What it lacks to have all workers at once, as a clause; empty if it lacks nothing."""
+        ...
+
     def close(self) -> None:
         """End everything."""
         ...
@@ -68,11 +72,21 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class WorkerEvent:
-    """What happened to a worker: `"started"`, `"failed"` (it is started again), `"restarted"`, `"lost"` (it is not)."""
+    """What happened to a worker: `"started"`, `"failed"` (it is started again), `"restarted"`, `"lost"` (it is not).
+
+    Attributes:
+        worker: which.
+        event: one of these words.
+        detail: why it failed.
+        node: its machine; None where it has not started.
+        pid: its process there.
+    """
 
     worker: int
     event: str
     detail: str = ""
+    node: str | None = None
+    pid: int | None = None
 
 
 @dataclass
@@ -92,6 +106,7 @@ class _Worker:
         last_failure: the reason of the last one.
         is_lost: it was given up.
         has_begun: it has started once.
+        place: its machine and process, once it has started.
     """
 
     handle: Any = None
@@ -106,6 +121,7 @@ class _Worker:
     last_failure: str = ""
     is_lost: bool = False
     has_begun: bool = False
+    place: tuple[str | None, int | None] = (None, None)
 
     @property
     def has_started(self) -> bool:
@@ -133,6 +149,7 @@ class Supervisor:
         min_workers: how many workers training needs: one that fails `MAX_FAILURES` times in a row, does not start in time at
             the beginning, or fails without a restart left, is given up as long as so many others are not. None needs all, and
             restarts them until the budget is spent.
+        place_of: machine and process of a worker by the result of its start.
 
     Raises:
         RuntimeError: the budget is spent, or too few workers are left.
@@ -148,6 +165,7 @@ class Supervisor:
     clock: Callable[[], float] = time.monotonic
     warm_up: float = 0.0
     min_workers: int | None = None
+    place_of: Callable[[Any], tuple[str | None, int | None]] = lambda result: (None, None)
     workers: list[_Worker] = field(default_factory=list)
 
     def start(self) -> None:
@@ -219,13 +237,14 @@ class Supervisor:
             except WorkerLost as error:
                 self.fail(index, str(error))
                 continue
-            results.append((index, self._returned(index), result))
+            results.append((index, self._returned(index, result), result))
         for index, worker in enumerate(self.workers):
             if worker.call is not None and self.clock() >= worker.deadline:
-                limit = self.start_timeout if worker.is_starting else self.timeout
-                name = "start_timeout" if worker.is_starting else "timeout"
-                method = "begin" if worker.is_starting or worker.request is None else worker.request[0]
-                self.fail(index, f"did not return from {method}() within {name}={limit:g} s")
+                if worker.is_starting:
+                    self._fail_to_start(index)
+                else:
+                    method = "begin" if worker.request is None else worker.request[0]
+                    self.fail(index, f"did not return from {method}() within timeout={self.timeout:g} s")
         return results
 
     def fail(self, index: int, reason: str) -> None:
@@ -240,7 +259,7 @@ class Supervisor:
         never_began = not worker.has_begun and self.clock() >= worker.deadline
         is_hopeless = never_began or worker.failures >= MAX_FAILURES
         worker.is_lost = is_spent or (self.min_workers is not None and is_hopeless)
-        self.on_event(WorkerEvent(index, "lost" if worker.is_lost else "failed", reason))
+        self.on_event(WorkerEvent(index, "lost" if worker.is_lost else "failed", reason, *worker.place))
         handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
         if worker.is_lost:
             worker.request = None
@@ -286,7 +305,7 @@ class Supervisor:
     def _start(self, index: int) -> None:
         worker = self.workers[index]
         worker.handle = self.engine.start(self.payloads[index])
-        worker.is_starting, worker.is_warm = True, False
+        worker.is_starting, worker.is_warm, worker.place = True, False, (None, None)
         worker.deadline = self.clock() + self.start_timeout
         worker.call = self.engine.call(worker.handle, "begin", self.begin_arguments(index))
 
@@ -295,7 +314,21 @@ class Supervisor:
         worker.deadline = self.clock() + self.timeout + (0.0 if worker.is_warm else self.warm_up)
         worker.call = self.engine.call(worker.handle, *worker.request)
 
-    def _returned(self, index: int) -> str:
+    def _fail_to_start(self, index: int) -> None:
+        """Give up a start that takes too long, as `fail`.
+
+        Raises:
+            RuntimeError: the workers have never been there, and cannot be.
+        """
+        worker, shortage = self.workers[index], self.engine.shortage()
+        limit = f"start_timeout={self.start_timeout:g} s"
+        if shortage and not worker.has_begun and self.min_workers is None:
+            raise RuntimeError(
+                f"train: worker {index} did not start within {limit}: {shortage}; start fewer workers, or give them more time"
+            )
+        self.fail(index, f"did not return from begin() within {limit}: {shortage or 'it is slow, or waits for a free CPU'}")
+
+    def _returned(self, index: int, result: Any) -> str:
         """Note that the worker's call has returned; the name of its method."""
         worker = self.workers[index]
         worker.call = None
@@ -303,8 +336,8 @@ class Supervisor:
             assert worker.request is not None, "it was called"
             method, worker.request = worker.request[0], None
             return method
-        worker.is_starting, worker.has_begun = False, True
-        self.on_event(WorkerEvent(index, "restarted" if worker.restarts else "started"))
+        worker.is_starting, worker.has_begun, worker.place = False, True, self.place_of(result)
+        self.on_event(WorkerEvent(index, "restarted" if worker.restarts else "started", "", *worker.place))
         if worker.request is not None:
             self._send(worker)
         return "start"

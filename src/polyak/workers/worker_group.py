@@ -1,5 +1,6 @@
 """A group of workers that share a batch of environments: where each of them is, and requests to all of them."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
 
 WAIT_SECONDS = 0.05
 """How long the wait for workers may delay a request to stop."""
+
+PINGS = 3
+"""Calls whose shortest time is that of the way to a machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,7 @@ class WorkerGroup:
         is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
         on_event: called with what happens to workers.
         should_stop: called while waiting for the start of workers; True ends the wait.
+        on_start: called with a line about where the workers are, when all have started; None for none.
 
     Raises:
         ValueError: the workers cannot have equal parts, or training needs more workers.
@@ -112,6 +117,7 @@ class WorkerGroup:
         self.episodes_lost = 0
         self.on_event: Callable[[WorkerEvent], None] = lambda event: None
         self.should_stop: Callable[[], bool] = lambda: False
+        self.on_start: Callable[[str], None] | None = None
         self._parts, self._make_engine = parts, make_engine
         self._supervisor: Supervisor | None = None
 
@@ -129,6 +135,7 @@ class WorkerGroup:
                 options.restarts,
                 self._report,
                 min_workers=options.min_workers,
+                place_of=lambda result: result.process if isinstance(result, WorkerStart) else (None, None),
             )
         return self._supervisor
 
@@ -162,6 +169,8 @@ class WorkerGroup:
         else:
             supervisor.start()
         begun: dict[int, WorkerStart] = self.gather("begin" if was_started else "start", self._check_stop)
+        if not was_started and self.on_start is not None:
+            self.on_start(self._describe_places({worker: one.process[0] for worker, one in begun.items()}))
         self.snapshots, self.is_ahead = [begun[i].snapshot if i in begun else None for i in range(self.num_workers)], False
         empty = jax.tree.map(np.zeros_like, next(iter(begun.values())).time_step)
         return [begun[i].time_step if i in begun else without_weight(empty) for i in range(self.num_workers)]
@@ -193,19 +202,23 @@ class WorkerGroup:
         self.states[worker] = replace(state, seed=seed_of_new_episodes(state.seed, 0))
         self.supervisor.fail(worker, f"raised {result.summary}")
 
-    def gather(self, method: str, check: Callable[[], None] = lambda: None) -> dict[int, Any]:
+    def gather(
+        self, method: str, check: Callable[[], None] = lambda: None, workers: Sequence[int] | None = None
+    ) -> dict[int, Any]:
         """The results of this method of all workers that are not lost.
 
         Args:
             check: called while waiting; raises to end it.
+            workers: only of these.
         """
+        wanted = range(self.num_workers) if workers is None else workers
         results: dict[int, Any] = {}
         while True:
             for worker, name, result in self.supervisor.results(WAIT_SECONDS):
                 self.check_result(worker, result)
                 if name == method:
                     results[worker] = result
-            if all(worker in results or self.supervisor.is_lost(worker) for worker in range(self.num_workers)):
+            if all(worker in results or self.supervisor.is_lost(worker) for worker in wanted):
                 return results
             check()
 
@@ -228,6 +241,22 @@ class WorkerGroup:
                 if event.event == "failed":
                     event = replace(event, detail=f"{event.detail}; begins new episodes in {number} environments")
         self.on_event(event)
+
+    def _describe_places(self, nodes: Mapping[int, str]) -> str:
+        """The machines of the workers with the time of a call to each, and the versions there, which are those here."""
+        places = []
+        for node in dict.fromkeys(nodes.values()):
+            workers = [worker for worker, place in nodes.items() if place == node]
+            seconds = min(self._round_trip(workers[0]) for _ in range(PINGS))
+            places.append(f"{len(workers)} on {node} (a call takes {1e3 * seconds:.1f} ms)")
+        versions = ", ".join(f"{name} {version}" for name, version in own_versions().items())
+        return f"workers: {', '.join(places)}; {versions}"
+
+    def _round_trip(self, worker: int) -> float:
+        start = time.monotonic()
+        self.supervisor.request(worker, "ping")
+        self.gather("ping", self._check_stop, [worker])
+        return time.monotonic() - start
 
     def _settle(self) -> None:
         """Wait for starts and requests that are under way, whose results nobody needs any more."""
