@@ -303,7 +303,7 @@ ALLOWED = {
     # An unpickler that accepts tensors only, and `genops`, which reads a pickle's opcodes and runs none of them;
     # tests/policies/test_from_stable_baselines.py attacks it.
     "policies/from_stable_baselines.py": {"pickle", "pickletools"},
-    # Functions, results and exceptions, between a training and the processes that it has started; no file.
+    # Functions and results, between a training and the processes that it has started; no file.
     "workers/rollout_worker.py": {"pickle", "cloudpickle"},
     "workers/worker_group.py": {"cloudpickle"},
     "workers/learner_group.py": {"pickle", "cloudpickle"},

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import pickle
+import sys
 import threading
 import types
 
@@ -16,9 +17,10 @@ from polyak.agents.ppo import PPO
 from polyak.core.types import copy_buffers
 from polyak.networks.recurrent import lstm
 from polyak.replay.uniform import Replay
+from polyak.storage.checkpoint import CheckpointError
 from polyak.workers.packing import Packing
 from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
-from polyak.workers.rollout_worker import Failure, pack_snapshot, unpack_snapshot
+from polyak.workers.rollout_worker import PLAIN, Failure, pack_snapshot, unpack_snapshot
 from polyak.workers.worker_group import check_versions
 from tests.workers.setting import (
     KEY,
@@ -504,24 +506,78 @@ class OneNaN(Counting):
         super().__init__(nan_at=40 if OneNaN.made == 4 else None)
 
 
-class Unpicklable(Exception):
-    """It holds what cannot be sent, or is made again of too few arguments."""
+class Coded(Exception):
+    """It is made of other arguments than it has, and holds what is not plain."""
 
-    def __init__(self, first, second):
-        super().__init__(first)
-        self.second = second
+    def __init__(self, code, lock):
+        super().__init__(f"code {code}")
+        self.code, self.lock = code, lock
 
 
-@pytest.mark.parametrize("second", [lambda: None, threading.Lock()], ids=["too few arguments", "lock"])
-def test_an_exception_that_cannot_travel_arrives_as_text(second):
-    """W2: with its type, its message and the traceback in the worker."""
+class Holding(Exception):
+    """Its arguments are not plain, and would run code where they were unpickled."""
+
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+def sent(error):
+    """The exception as it arrives from a worker."""
     try:
-        raise Unpicklable("of a test", second)
-    except Unpicklable as error:
-        failure = pickle.loads(pickle.dumps(Failure.of(error)))
-    error = failure.exception("worker 3")
-    assert isinstance(error, RuntimeError) and str(error) == "worker 3 raised Unpicklable: of a test"
-    assert "test_an_exception_that_cannot_travel" in error.__notes__[0]
+        raise error
+    except Exception as caught:
+        failure = Failure.of(caught)
+    # As other processes send it: of nothing but plain data.
+    assert all(type(value) in (*PLAIN, tuple, dict) for value in vars(failure).values())
+    return pickle.loads(pickle.dumps(failure)).exception("worker 3")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("x"),
+        OSError(2, "no such file", "there"),
+        UnicodeDecodeError("ascii", b"x", 0, 1, "of a test"),
+        CheckpointError("of a test"),
+        ArithmeticError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_arrives_of_its_type_with_its_arguments(error):
+    """W2."""
+    arrived = sent(error)
+    assert type(arrived) is type(error) and arrived.args == error.args and str(arrived) == str(error)
+    assert "worker 3" in arrived.__notes__[0] and "in sent" in arrived.__notes__[0]
+
+
+def test_an_exception_with_a_constructor_of_its_own_has_its_plain_attributes():
+    """W2."""
+    arrived = sent(Coded(7, threading.Lock()))
+    assert type(arrived) is Coded and (str(arrived), arrived.code) == ("code 7", 7) and "lock" not in vars(arrived)
+
+
+def local_error():
+    class Local(Exception):
+        """This process cannot find it by its name."""
+
+    return Local("of a test")
+
+
+@pytest.mark.parametrize("make", [lambda: Holding(threading.Lock()), local_error], ids=["arguments", "local"])
+def test_an_exception_that_cannot_be_made_again_arrives_as_text(make):
+    """W2: with its type, its message and the traceback in the worker; it is not unpickled."""
+    error = make()
+    arrived = sent(error)
+    assert type(arrived) is RuntimeError and str(arrived) == f"worker 3 raised {type(error).__name__}: {error}"
+    assert "in sent" in arrived.__notes__[0]
+
+
+def test_the_type_of_an_exception_is_an_exception_that_is_imported():
+    """W2: a worker chooses no other callable, and nothing is imported."""
+    for module, name in (("os", "system"), ("builtins", "SystemExit"), ("builtins", "print"), ("antigravity", "X"), ("os", "")):
+        failure = Failure(module, name, ("true",), {}, f"{name}: true", "")
+        assert type(failure.exception("worker 3")) is RuntimeError
+    assert "antigravity" not in sys.modules
 
 
 def test_workers_must_have_the_learners_versions():

@@ -11,7 +11,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -27,6 +29,9 @@ from polyak.loops.episodes import InfoSums
 from polyak.loops.rollouts import collect_rollout
 from polyak.workers.gradient_worker import GradientPrograms, GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
+
+PLAIN = (type(None), bool, int, float, str, bytes)
+"""Types of what travels of an exception."""
 
 PACKAGES = ("polyak", "jax", "numpy", "gymnasium")
 
@@ -109,16 +114,22 @@ class WorkerRollout:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in a worker.
+    """An exception in another process, as text and plain data: to read it runs no code of its own.
 
     Attributes:
-        pickled: None where it cannot be pickled.
-        summary: its type and message.
-        traceback: in the worker.
+        module: where its type is.
+        name: its type's, qualified.
+        arguments: the exception's, or None if one is not plain.
+        attributes: those that are plain.
+        summary: its type and text.
+        traceback: with those of its causes.
         invalid_value: the message of an `InvalidValue`, which names the environment; None for any other exception.
     """
 
-    pickled: bytes | None
+    module: str
+    name: str
+    arguments: tuple[Any, ...] | None
+    attributes: Mapping[str, Any]
     summary: str
     traceback: str
     invalid_value: str | None = None
@@ -126,26 +137,41 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         """The exception that is being handled."""
-        try:
-            pickled = cloudpickle.dumps(error)
-        except Exception:
-            pickled = None
+        # The name of a file is no longer among the arguments of an OSError.
+        file = (error.filename,) if isinstance(error, OSError) and error.filename is not None and len(error.args) == 2 else ()
+        arguments: tuple[Any, ...] | None = (*error.args, *file)
+        if not all(type(value) in PLAIN for value in (*error.args, *file)):
+            arguments = None
+        attributes = {name: value for name, value in vars(error).items() if type(value) in PLAIN}
+        kind, summary = type(error), f"{type(error).__name__}: {error}"
         invalid_value = str(error) if isinstance(error, InvalidValue) else None
-        return cls(pickled, f"{type(error).__name__}: {error}", traceback.format_exc(), invalid_value)
+        trace = traceback.format_exc()
+        return cls(kind.__module__, kind.__qualname__, arguments, attributes, summary, trace, invalid_value)
 
     def exception(self, where: str) -> Exception:
-        """The exception, of its type where that can be unpickled, with the worker and its traceback as a note."""
-        error = None
-        if self.pickled is not None:
-            try:
-                # Bytes of a worker that this process started.
-                error = pickle.loads(self.pickled)
-            except Exception:
-                error = None
-        if not isinstance(error, Exception):
-            error = RuntimeError(f"{where} raised {self.summary}")
+        """The exception, of its type if this process has imported it, with the worker and its traceback as a note."""
+        error = self._of_its_type() or RuntimeError(f"{where} raised {self.summary}")
         error.add_note(f"Raised in {where}:\n{self.traceback}")
         return error
+
+    def _of_its_type(self) -> Exception | None:
+        """The exception, made again; None if its type is unknown here, or needs more than plain arguments."""
+        found: Any = sys.modules.get(self.module)
+        for part in self.name.split("."):
+            # Not by getattr: a module may import what it is asked for.
+            found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+        if self.arguments is None or not (isinstance(found, type) and issubclass(found, Exception)):
+            return None
+        # Its own constructor may take others than `args`.
+        for make in (found, partial(found.__new__, found)):
+            try:
+                error = make(*self.arguments)
+                vars(error).update(self.attributes)
+                if isinstance(error, found) and f"{type(error).__name__}: {error}" == self.summary:
+                    return error
+            except Exception:
+                continue
+        return None
 
 
 class RolloutWorker:
