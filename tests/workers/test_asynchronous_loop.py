@@ -9,8 +9,11 @@ import pytest
 
 import polyak
 from polyak.agents.a2c import A2C
+from polyak.agents.impala import IMPALA
+from polyak.networks.recurrent import lstm
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
+from tests.envs import toys
 from tests.workers.setting import (
     KEY,
     Counting,
@@ -97,29 +100,45 @@ def test_states_that_callbacks_keep_stay_usable():
     assert len(actions) > 3 and set(map(int, actions)) <= {0, 1}
 
 
-def test_one_worker_without_waiting_is_a2c():
-    """Its pushes are never stale, so its weights are those of `update` on the same rollouts."""
-    env = make_env(num_envs=4)
-    agent = A2C(env.spec, num_steps=8, learning_rate=1e-3)
-    rollouts = []
+def choosy():
+    """An environment that fails where a forbidden action is taken."""
+    return toys.Choosy(kind="multi")
 
-    class Recorded(A2C):
+
+SMALL = {"num_steps": 8, "learning_rate": 1e-3}
+CASES = {
+    "A2C": ("CartPole-v1", lambda spec: A2C(spec, **SMALL)),
+    "recurrent": ("CartPole-v1", lambda spec: A2C(spec, network=lstm(hidden=(), width=4), **SMALL)),
+    "masks": (choosy, lambda spec: A2C(spec, network=polyak.mlp((8,)), **SMALL)),
+    "IMPALA": ("CartPole-v1", lambda spec: IMPALA(spec, network=polyak.mlp((8,)), **SMALL)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_worker_without_waiting_has_the_weights_of_updates_on_its_rollouts(case):
+    """Its pushes are never stale."""
+    env_id, make = CASES[case]
+    env = make_env(env_id, num_envs=4)
+    agent, rollouts, structures = make(env.spec), [], []
+
+    class Recorded(type(agent)):
         def gradients(self, state, rollout, key, **options):
+            structures.append(jax.tree.structure(rollout))
             jax.debug.callback(lambda *leaves: rollouts.append(leaves), *jax.tree.leaves(rollout), ordered=True)
-            return A2C.gradients(self, state, rollout, key, **options)
+            return super().gradients(state, rollout, key, **options)
 
     fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
     result = train(1, env=env, agent=Recorded(**fields), steps=200)
     jax.effects_barrier()
     state = agent.init(jax.random.split(KEY, 3)[0])
     update = jax.jit(agent.update)
-    time_step = jax.tree.map(jax.numpy.asarray, env.reset(0))
-    example = polyak.Rollout(time_step, np.zeros(4, np.int32), (), ())
-    structure = jax.tree.structure(example)
     pushed = result.progress.iteration
     for leaves in rollouts[:pushed]:
-        state, _ = update(state, jax.tree.unflatten(structure, leaves), KEY)
+        state, _ = update(state, jax.tree.unflatten(structures[-1], leaves), KEY)
     assert len(rollouts) >= pushed >= 6
+    assert env.spec.has_action_mask == (case == "masks")
+    carry = jax.tree.leaves(result.loop_state.carry)
+    assert bool(carry) == (case == "recurrent") and all(np.asarray(x).any() for x in carry)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
         result.state.copies.online.params,

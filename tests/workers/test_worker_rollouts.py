@@ -62,6 +62,16 @@ def test_box_actions_of_shares_of_four_have_the_bits_of_the_host_loop():
     assert_same_bits(train(env, 2, agent=agent).loop_state, train(env, agent=agent).loop_state)
 
 
+def test_box_actions_of_other_shares_agree_with_the_host_loop_up_to_rounding():
+    """W14: within 1e-6 in one update."""
+    env = make_env("Pendulum-v1", num_envs=6)
+    agent = make_agent(env.spec, network=polyak.mlp((8,)), normalize_obs=True)
+    ends = [train(env, workers, agent=agent, steps=6 * 16) for workers in (0, 2)]
+    assert [int(end.loop_state.iteration) for end in ends] == [1, 1]
+    for one, other in zip(*(arrays_of(end.loop_state) for end in ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_eight_workers_of_four_environments_have_the_bits_of_one_process(env):
