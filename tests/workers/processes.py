@@ -37,6 +37,25 @@ def read(path):
 
 def listening(pids):
     """The addresses on which processes listen."""
+    return sorted({address for address, _ in endpoints(pids)})
+
+
+def endpoints(pids):
+    """The addresses and ports on which processes listen."""
+    inodes = sockets(pids)
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                numbers, port = fields[1].split(":")
+                places = range(len(numbers) - 2, len(numbers) - 10, -2)
+                found.add((".".join(str(int(numbers[i : i + 2], 16)) for i in places), int(port, 16)))
+    return sorted(found)
+
+
+def sockets(pids):
+    """The inodes of all sockets of processes."""
     inodes = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
@@ -46,13 +65,4 @@ def listening(pids):
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    addresses = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                numbers = fields[1].split(":")[0]
-                addresses.add(
-                    ".".join(str(int(numbers[i : i + 2], 16)) for i in range(len(numbers) - 2, len(numbers) - 10, -2))
-                )
-    return sorted(addresses)
+    return inodes

@@ -1,8 +1,12 @@
 """Run by test_ray.py: trains with workers on a private Ray, disturbs them, and prints what happened as JSON."""
 
+import contextlib
+import http.client
+import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -11,12 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
+from polyak.cli import main as polyak_main
 from polyak.loops.host_loop import host
 from polyak.workers.ray_workers import RayWorkers, set_private_environment
-from tests.workers.processes import descendants, is_running, listening
+from tests.workers.processes import descendants, endpoints, is_running, listening, read, sockets
 from tests.workers.setting import KEY, arrays_of, make_agent, make_env, make_workers
 
 STEPS = 600
+NO_RAY = 77
+"""The exit code where Ray does not start, as on an overloaded machine."""
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
@@ -38,6 +45,7 @@ def train(agent, envs, callbacks=()):
 
 
 def main():
+    inherited = sockets([os.getpid()])
     env = make_env()
     agent = make_agent(env.spec)
     undisturbed = arrays_of(train(agent, env).loop_state)
@@ -45,7 +53,7 @@ def main():
     def is_same(result):
         return all(np.array_equal(a, b) for a, b in zip(arrays_of(result.loop_state), undisturbed, strict=True))
 
-    report = {}
+    report = {"sockets_alone": len(sockets([os.getpid()]) - inherited)}
 
     def on_signal(*_):
         """As `train.run` has one."""
@@ -61,6 +69,7 @@ def main():
         RayWorkers(1)
     except RuntimeError as error:
         report["connected"] = str(error)
+    report["cluster"] = use_as_cluster()
     for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
         report[name] = disturb(agent, envs, number, is_same)
     own = descendants(os.getpid())
@@ -79,10 +88,77 @@ def start_ray(workers):
     try:
         return RayWorkers(workers)
     except RuntimeError as error:
-        if "cannot start" in str(error):
+        if "did not start in 3 tries" not in str(error):
             raise
         print(error, file=sys.stderr)
-        sys.exit(77)
+        sys.exit(NO_RAY)
+
+
+def use_as_cluster():
+    """What other processes get from the private Ray by its address: without its token, with another version, in training."""
+    import ray
+    from ray._raylet import GcsClient
+
+    address = ray.get_runtime_context().gcs_address
+    without_token = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE")}
+    keys = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', b''))"
+    connect = "import sys, ray; from polyak.workers.ray_workers import connect; ray.__version__ = '1.2.3'; connect(sys.argv[1])"
+    programs = {
+        "no token": start([sys.executable, "-c", keys, address], without_token),
+        "other version": start([sys.executable, "-c", connect, address]),
+    }
+    report = {name: finish(program) for name, program in programs.items()}
+    report["keys"] = len(GcsClient(address=address).internal_kv_keys(b"", b""))
+    pids = descendants(os.getpid())
+    dashboards = [pid for pid in pids if is_dashboard(*read(f"/proc/{pid}/cmdline").split("\0")[:2])]
+    report["dashboard"] = len(dashboards), endpoints(dashboards)
+    report["http"] = sorted({status_of(*place) for place in endpoints(pids)}, key=str)
+    report["ray"] = ray.__version__
+    return report | stop_and_resume(address)
+
+
+def is_dashboard(program="", script=""):
+    """Whether the first words of a command line are those of the dashboard or its agent."""
+    return program.startswith("ray::DashboardAgent") or script.endswith("dashboard/dashboard.py")
+
+
+def stop_and_resume(address):
+    """Let the command line train with workers, end it by SIGTERM, and let it continue without workers."""
+    small = "--num-envs 4 --num-steps 8 --hidden 4 --num-epochs 1 --num-minibatches 1 --eval-episodes 0"
+    words = f"train ppo CartPole-v1 --run-dir run --env-steps 1000000 --report-every 64 --checkpoint-every 64 {small}"
+    training = start([sys.executable, "-m", "polyak", *words.split(), "--workers", "2", "--ray-address", address])
+    deadline = time.monotonic() + 120
+    while not list(Path("run").glob("checkpoints/0*")) and training.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    training.terminate()
+    report = {"stopped": finish(training)}
+    done = max((int(path.name) for path in Path("run").glob("checkpoints/0*")), default=0)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        # In this process, which has imported JAX.
+        code = polyak_main(f"resume run --workers 0 --env-steps {done + 64}".split())
+    return report | {"done": done, "resumed": (code, output.getvalue())}
+
+
+def start(command, environment=None):
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process):
+    """Exit code and output of a process that ends by itself."""
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def status_of(address, port):
+    """The status that a port answers to HTTP; None if it speaks another protocol."""
+    connection = http.client.HTTPConnection(address, port, timeout=10)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
 
 
 def starts_jax(pid):
@@ -152,7 +228,7 @@ def cluster():
                 nodes.add_node(**NODE)
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            sys.exit(77)
+            sys.exit(NO_RAY)
         print(json.dumps(remove_node(nodes)), flush=True)
         nodes.shutdown()
 

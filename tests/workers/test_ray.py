@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers import ray_script
 from tests.workers.processes import descendants, is_running, read
+from tests.workers.ray_script import NO_RAY
 
 pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "ray_script.py"
-NO_RAY = 77
-"""The exit code of the script where Ray does not start, as on an overloaded machine."""
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,17 @@ def run(path, *arguments):
         [sys.executable, str(SCRIPT), *arguments], cwd=path, env=environment(), capture_output=True, text=True, timeout=280
     )
     if done.returncode == NO_RAY:
-        pytest.skip(done.stderr.splitlines()[-1])
+        skip_without_ray(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
-    return report | {"terminal": done.stdout + done.stderr}
+    return report | {"terminal": "\n".join(line for line in done.stdout.splitlines() if line[:1] != "{") + done.stderr}
+
+
+def skip_without_ray(reason):
+    """Skip a test on a machine where Ray does not start; it must in continuous integration."""
+    if os.environ.get("CI"):
+        pytest.fail(f"Ray must start where CI is set: {reason}")
+    pytest.skip(reason)
 
 
 def environment():
@@ -63,8 +71,68 @@ def test_ray_prints_nothing_about_dead_workers(report):
     assert "raylet" not in report["terminal"]
 
 
+def test_training_in_one_process_opens_no_socket(report):
+    """S8."""
+    assert report["sockets_alone"] == 0
+
+
 def test_a_private_ray_listens_on_loopback_only(report):
+    """S9."""
     assert report["listening"] and all(address.startswith("127.") for address in report["listening"])
+
+
+def test_a_caller_without_the_token_is_refused(report):
+    """S9: where one with the token gets an answer."""
+    code, output = report["cluster"]["no token"]
+    assert code == 1 and "InvalidAuthToken" in output.splitlines()[-1] and report["cluster"]["keys"] > 0
+
+
+def test_no_dashboard_listens_and_no_port_serves_http_without_the_token(report):
+    """S9."""
+    number, open_ports = report["cluster"]["dashboard"]
+    assert number >= 1 and open_ports == [], "Ray starts its processes even so"
+    assert set(report["cluster"]["http"]) <= {401, None}
+
+
+def test_another_version_of_ray_is_an_error_with_both_in_one_line(report):
+    """W16."""
+    code, output = report["cluster"]["other version"]
+    ray = re.escape(report["cluster"]["ray"])
+    last = output.strip().splitlines()[-1]
+    assert code == 1 and "cannot connect to Ray at 127." in last
+    assert re.search(rf"Version mismatch: .* Ray: {ray} .* Ray: 1\.2\.3 ", last)
+
+
+def test_a_command_with_workers_on_a_cluster_says_where_they_are(report):
+    _, output = report["cluster"]["stopped"]
+    assert re.search(r"^Ray \S+: \S+ \(4 CPUs\)$", output, re.MULTILINE)
+    assert re.search(r"^workers: 2 on \S+ \(a call takes \d+\.\d ms\); python \S+, polyak ", output, re.MULTILINE)
+    assert "need" not in output, "two of the four CPUs are free"
+
+
+def test_a_command_with_workers_leaves_a_checkpoint_at_sigterm_and_continues_without_them(report):
+    """T4, T5."""
+    code, output = report["cluster"]["stopped"]
+    done = report["cluster"]["done"]
+    assert code == 143 and f"stopped by SIGTERM at {done:,} env_steps" in output and done >= 64
+    code, output = report["cluster"]["resumed"]
+    assert code == 0, output
+
+
+@pytest.mark.parametrize(("message", "error"), [("did not start in 3 tries: x", SystemExit), ("cannot connect", RuntimeError)])
+def test_only_a_ray_that_does_not_start_is_skipped_and_never_where_ci_is_set(message, error, monkeypatch):
+    def fail(workers):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(ray_script, "RayWorkers", fail)
+    with pytest.raises(error):
+        ray_script.start_ray(2)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception):
+        skip_without_ray("x")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="Ray must start where CI is set: x"):
+        skip_without_ray("x")
 
 
 def test_a_policy_in_numpy_starts_no_jax_in_the_workers(report):
@@ -106,7 +174,7 @@ def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
     line = process.stdout.readline()
     if not line and process.wait() == NO_RAY:
         process.stdout.close()
-        pytest.skip("Ray does not start here")
+        skip_without_ray("Ray does not start here")
     pids = json.loads(line)
     assert len(pids) > 5 and all(map(is_running, pids))
     process.stdout.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.test_ray import environment
+from tests.workers.test_ray import environment, skip_without_ray
 
 pytest.importorskip("ray")
 SCRIPT = Path(__file__).parent / "ray_learners_script.py"
@@ -20,7 +20,7 @@ def test_a_learner_on_another_machine_dies_and_costs_no_bit(tmp_path):
         [sys.executable, str(SCRIPT)], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280
     )
     if done.returncode == NO_RAY:
-        pytest.skip(done.stderr.splitlines()[-1])
+        skip_without_ray(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["leaves"] > 10 and len(report["killed"][0]) == 1

@@ -70,7 +70,9 @@ def connect(address: str) -> Any:
         with _keep_handler(signal.SIGTERM):
             ray.init(address=address, configure_logging=False, log_to_driver=False)
     except Exception as error:
-        raise RuntimeError(f"train: cannot connect to Ray at {address}: {error}") from error
+        # Ray's message about other versions has a line for each.
+        reason = " ".join(str(error).split())
+        raise RuntimeError(f"train: cannot connect to Ray at {address}: {reason}") from error
     return ray
 
 
