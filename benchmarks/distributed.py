@@ -3,10 +3,11 @@
     python benchmarks/distributed.py [--quick] [--only KIND ...] [--json PATH]
 
 `start`: seconds from `train.distributed` with two workers to its first report, without compilation, each in a process that is
-alone. `waits`: a step waits 1 ms, 4 environments a worker, rollouts of 32 steps. `cheetah`: HalfCheetah-v5, 8 environments,
-rollouts of 64 steps. All train PPO with two networks of (64, 64), 2 epochs x 2 minibatches, lag 0 if no other is named; 0
-workers are the host loop. `rllib`: CartPole-v1, 2 workers with 8 environments each, rollouts of 64 steps, 4 epochs x 4
-minibatches, and RLlib's PPO with equal settings. Every contestant has a private Ray of its own; they work one at a time.
+alone. `waits`: a step waits 1 ms, 4 environments a worker, rollouts of 32 steps. `computes`: the same, where a step takes 1 ms
+of a processor. `cheetah`: HalfCheetah-v5, 8 environments, rollouts of 64 steps. All train PPO with two networks of (64, 64), 2
+epochs x 2 minibatches, lag 0 if no other is named; 0 workers are the host loop. `rllib`: CartPole-v1, 2 workers with 8
+environments each, rollouts of 64 steps, 4 epochs x 4 minibatches, and RLlib's PPO with equal settings. Every contestant has a
+private Ray of its own; they work one at a time.
 """
 
 import subprocess
@@ -22,7 +23,9 @@ from peers import python_if_possible
 
 WAITING = (1, 2, 4, 8, 16)
 LINEAR = {2: 0.9, 4: 0.9, 8: 0.8, 16: 0.8}
-KINDS = ("start", "waits", "cheetah", "rllib")
+CORES = 2
+"""Workers whose steps compute; on as many free cores they are to be as many times as fast, as `LINEAR` says."""
+KINDS = ("start", "waits", "computes", "cheetah", "rllib")
 START_SECONDS, START_MEGABYTES = 6.0, 150.0
 SHARED = {"learning_rate": 3e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "ent_coef": 0.0, "vf_coef": 0.5}
 RUNNERS, ENVS, STEPS, EPOCHS, MINIBATCHES = 2, 8, 64, 4, 4
@@ -43,9 +46,23 @@ class Waits(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Wait."""
-        time.sleep(0.001)
+        self.work()
         self.count += 1
         return self.np_random.random(4, np.float32), 1.0, False, self.count == 200, {}
+
+    def work(self) -> None:
+        """What takes 1 ms."""
+        time.sleep(0.001)
+
+
+class Computes(Waits):
+    """A step takes 1 ms of a processor, as a simulator in this process does."""
+
+    def work(self) -> None:
+        """Use the time of this thread, whatever else the machine does meanwhile."""
+        end = time.thread_time() + 0.001
+        while time.thread_time() < end:
+            pass
 
 
 def worker(kind: str, workers: int, lag: int, count: int) -> None:
@@ -58,8 +75,10 @@ def worker(kind: str, workers: int, lag: int, count: int) -> None:
     import polyak
 
     pace.about["polyak"] = polyak.__version__
-    env: Any = {"waits": Waits, "cheetah": "HalfCheetah-v5"}.get(kind, "CartPole-v1")
-    num_envs, num_steps = {"waits": (4 * max(workers, 1), 32), "rllib": (RUNNERS * ENVS, STEPS)}.get(kind, (8, 64))
+    env: Any = {"waits": Waits, "computes": Computes, "cheetah": "HalfCheetah-v5"}.get(kind, "CartPole-v1")
+    per_worker = (4 * max(workers, 1), 32)
+    sizes = {"waits": per_worker, "computes": per_worker, "rllib": (RUNNERS * ENVS, STEPS)}
+    num_envs, num_steps = sizes.get(kind, (8, 64))
     made = polyak.envs.make(env, num_envs=num_envs if not workers else 1)
     settings = {"num_epochs": 2, "num_minibatches": 2, "values_when": "collect" if lag else "update"}
     if kind == "rllib":
@@ -157,11 +176,12 @@ def main() -> None:
             continue
         numbers = {
             "waits": [(0, 0), *((number, 0) for number in WAITING if number <= most)],
+            "computes": [(0, 0), (1, 0), (CORES, 0)],
             "cheetah": [(0, 0), (1, 0), (2, 0), (2, 1)],
             "rllib": [(RUNNERS, 0)],
         }[kind]
         group = {
-            name_of(kind, *pair): command(kind, *pair, count * max(pair[0], 1) if kind == "waits" else count * 2)
+            name_of(kind, *pair): command(kind, *pair, count * max(pair[0], 1) if kind in ("waits", "computes") else count * 2)
             for pair in numbers
         }
         peer = python_if_possible("rllib") if kind == "rllib" else None
