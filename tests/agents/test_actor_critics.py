@@ -14,6 +14,7 @@ from polyak import train
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.off_policy import replay_of
+from polyak.learning.soft_actor import SoftActorCopies
 from polyak.ops.distributions import TanhNormal
 from polyak.replay.uniform import Transition
 
@@ -22,13 +23,14 @@ OBS = Box([-9.0] * 3, [9.0] * 3)
 SPEC = EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2))
 AGENTS = {"ddpg": polyak.DDPG, "td3": polyak.TD3, "sac": polyak.SAC}
 every_agent = pytest.mark.parametrize("name", AGENTS)
+every_agent_and_tqc = pytest.mark.parametrize("name", [*AGENTS, "tqc"])
 
 
 def make(name, spec=SPEC, **settings):
-    actor = polyak.Actor((8,), std="state" if name == "sac" else "fixed")
+    actor = polyak.Actor((8,), std="state" if name in ("sac", "tqc") else "fixed")
     critics = polyak.Critics((8,), num_critics=1 if name == "ddpg" else 2)
     small = {"actor": actor, "critics": critics, "capacity": 512, "batch_size": 16, "learning_starts": 0, "num_steps": 4}
-    return AGENTS[name](spec, **{**small, "updates_per_step": 0.5, **settings})
+    return (AGENTS | {"tqc": polyak.TQC})[name](spec, **{**small, "updates_per_step": 0.5, **settings})
 
 
 def random_rollout(agent, num_envs=2, seed=0, **changes):
@@ -179,6 +181,27 @@ def test_weights_count_in_every_loss_of_as_many_samples_as_action_numbers(name):
     first, second = loss([1.0, 0.0]), loss([0.0, 1.0])
     np.testing.assert_allclose(loss([0.25, 0.75]), 0.25 * first + 0.75 * second, rtol=1e-5)
     assert float(jnp.abs(first - second)) > 1e-6
+
+
+def params_of(copies):
+    """By network, in NumPy; with α where there is one."""
+    found = {"critics": copies.critics.online.params, "actor": copies.actor.online.params}
+    found |= {"alpha": copies.temperature.log_alpha} if isinstance(copies, SoftActorCopies) else {}
+    return jax.tree.map(np.array, found)
+
+
+@every_agent_and_tqc
+def test_each_network_learns_at_its_own_rate(name):
+    """The first step of Adam is as large as its rate, in every weight with a gradient."""
+    rates = {"critics": 1e-3, "actor": 2e-3} | ({"alpha": 4e-3} if name in ("sac", "tqc") else {})
+    own = {f"{network}_learning_rate": rate for network, rate in rates.items() if network != "critics"}
+    own |= {"policy_delay": 1} if name == "td3" else {}
+    agent = make(name, num_steps=1, learning_rate=rates["critics"], **own)
+    before = params_of(agent.init(KEY).copies)
+    state, _ = updated(agent, [random_rollout(agent)])
+    steps = jax.tree.map(lambda new, old: np.abs(new - old).max(), params_of(state.copies), before)
+    largest = {network: max(jax.tree.leaves(tree)) for network, tree in steps.items()}
+    assert largest == pytest.approx(rates, rel=1e-2) and int(state.updates) == 1
 
 
 @every_agent

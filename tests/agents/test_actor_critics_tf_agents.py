@@ -17,10 +17,10 @@ import pytest
 from polyak.agents.ddpg import DDPG
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
-from polyak.copies.follow import Follow
 from polyak.core.spaces import Box, EnvSpec
-from polyak.core.types import Variables
-from polyak.replay.uniform import Transition
+from polyak.core.types import Rollout, TimeStep, Variables
+from polyak.learning import soft_actor
+from polyak.replay.uniform import Replay, Transition
 
 FILE = np.load(Path(__file__).parent / "reference" / "tf_agents_actor_critics.npz")
 CASES = sorted({name.split("/")[0] for name in FILE.files})
@@ -84,7 +84,8 @@ def hyper(case):
     return json.loads(str(FILE[f"{case}/hyper"]))
 
 
-def agent_of(case):
+def agent_of(case, scale=None):
+    """With a `scale`, it trains by `optimizer_there`."""
     h = hyper(case)
     own = {
         "ddpg": lambda: {"huber_delta": 1.0, "max_dqda": h["dqda_clip"]},
@@ -97,6 +98,7 @@ def agent_of(case):
     obs = Box([-9.0] * 3, [9.0] * 3)
     spec = EnvSpec(obs, Box([-1.0] * 2, [1.0] * 2))
     settings = {"gamma": h["gamma"], "tau": h["tau"], "period": h["period"], "reward_scale": h["reward_scale"], "capacity": 64}
+    settings |= {"learning_starts": 0} | ({} if scale is None else {"optimizer": optimizer_there(case, scale)})
     agent = AGENTS[h["kind"]](spec, actor=ActorNet(), critics=CriticsNet(), **settings, **own)
     # Bounds that do not bite: there target actions are not clipped to them.
     object.__setattr__(agent, "spec", EnvSpec(obs, Box([-9.0] * 2, [9.0] * 2)))
@@ -132,7 +134,7 @@ def keras_adam(rate, *, beta_1, beta_2, epsilon):
         count += 1
         m = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, m, gradient)
         v = jax.tree.map(lambda v, g: beta_2 * v + (1 - beta_2) * g * g, v, gradient)
-        step = float(rate * np.sqrt(1 - beta_2**count) / (1 - beta_1**count))
+        step = rate * (1 - beta_2**count) ** 0.5 / (1 - beta_1**count)
         return jax.tree.map(lambda m, v: -step * m / (jnp.sqrt(v) + epsilon), m, v), (count, m, v)
 
     return optax.GradientTransformation(init, update)
@@ -234,15 +236,113 @@ def test_gradients_and_optimizer_steps(case, monkeypatch):
             assert_near(optax.apply_updates(params, updates), weights_there(case, call, network))
 
 
-@pytest.mark.parametrize("call", CALLS)
+NETWORKS = ("critics", "actor", "alpha")
+
+
+def optimizer_there(case, scale):
+    """Of all networks: Keras' Adam or SGD, on gradients that are scaled and clipped as there.
+
+    Args:
+        scale: of the mean over the weights that count, which ours is, to theirs over all 8 rows.
+    """
+    h = hyper(case)
+    critic_scale, actor_scale, alpha_scale = h.get("loss_weights", (1.0, 1.0, 1.0))
+    # That of our SAC is half of the squared error; the mean of DDPG there is over the 2 numbers of an action too.
+    own = {"sac": (2.0, 1.0), "td3": (1.0, 1.0), "ddpg": (1.0, 2.0 / 2)}[h["kind"]]
+    factors = dict(zip(NETWORKS, (critic_scale * own[0], actor_scale * own[1], alpha_scale), strict=True))
+    inner = optimizer_of(case)
+
+    def init(params):
+        return jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+
+    def update(gradient, state, params=None):
+        network = "alpha" if not isinstance(gradient, dict) else "actor" if "out" in gradient else "critics"
+        gradient = jax.tree.map(lambda g: g * factors[network] * scale(), gradient)
+        if h["grad_clip"] is not None:
+            gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, h["grad_clip"] / jnp.linalg.norm(g)), gradient)
+        if h["opt"] == "sgd":
+            return inner.update(gradient, inner.init(params))[0], state
+        return inner.update(gradient, state)
+
+    return optax.GradientTransformation(init, update)
+
+
+@pytest.fixture
+def one_call(monkeypatch):
+    """`(case)` to the agent's compiled `update` on recorded rows and draws: `(state, batch, eps)` to the next state."""
+
+    def compile_update(case):
+        recorded, drawing = {}, []
+        agent = agent_of(case, lambda: jnp.sum(recorded["batch"].weight))
+
+        def during(what, function):
+            def wrapped(*args, **kwargs):
+                drawing.append(what)
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    drawing.pop()
+
+            return wrapped
+
+        def normal(key, shape=(), dtype=float):
+            return recorded["eps"][drawing[-1]].reshape(shape)
+
+        kind = AGENTS[hyper(case)["kind"]]
+        monkeypatch.setattr(kind, "critic_loss", during("next", kind.critic_loss))
+        monkeypatch.setattr(kind, "actor_loss", during("actor", kind.actor_loss))
+        monkeypatch.setattr(soft_actor, "temperature_loss", during("alpha", soft_actor.temperature_loss))
+        monkeypatch.setattr(Replay, "sample", lambda *args, **kwargs: recorded["batch"])
+        monkeypatch.setattr(jax.random, "normal", normal)
+
+        @jax.jit
+        def update(state, batch, eps):
+            recorded.update(batch=batch, eps=eps)
+            zeros = jnp.zeros((2, 1))
+            steps = TimeStep(jnp.zeros((2, 1, 3)), zeros, *[zeros > 0] * 3)
+            return agent.update(state, Rollout(steps, jnp.zeros((1, 1, 2))), KEY)[0]
+
+        return agent, update
+
+    return compile_update
+
+
+def first_state(agent, case):
+    """The agent's, with the weights of before the first call."""
+    state = agent.init(KEY)
+    h, copies = hyper(case), state.copies
+
+    def with_weights(copies, of):
+        names = [name for name in ("online", "target") if getattr(copies, name) is not None]
+        found = {name: Variables(of("" if name == "online" else "target_"), {}) for name in names}
+        return dataclasses.replace(copies, **found).with_optimizer_state(agent.optimizer)
+
+    critics_then = with_weights(copies.critics, lambda prefix: critics(case, "w0", prefix))
+    if h["kind"] == "td3":
+        # There the actor steps in calls 1 and 3, here in every second one.
+        count = dataclasses.replace(critics_then.target_count, total=jnp.uint32(1))
+        critics_then = dataclasses.replace(critics_then, target_count=count)
+    new = {"critics": critics_then, "actor": with_weights(copies.actor, lambda prefix: weights(case, "w0", f"{prefix}actor"))}
+    if h["kind"] == "sac":
+        new["temperature"] = dataclasses.replace(copies.temperature, log_alpha=jnp.asarray(FILE[f"{case}/w0/log_alpha"]))
+    return dataclasses.replace(state, copies=dataclasses.replace(copies, **new))
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_target_updates(case, call):
-    follow = Follow(tau=hyper(case)["tau"], period=hyper(case)["period"])
-    state = dataclasses.replace(follow.init(), elapsed=jnp.uint32((call - 1) % hyper(case)["period"]))
-    pairs = [(critics(case, f"w/{call}"), critics(case, at(case, call), "target_"))]
-    wanted = [critics(case, f"w/{call}", "target_")]
-    if hyper(case)["kind"] != "sac":
-        pairs.append((weights(case, f"w/{call}", "actor"), weights(case, at(case, call), "target_actor")))
-        wanted.append(weights(case, f"w/{call}", "target_actor"))
-    for (online, target), expected in zip(pairs, wanted, strict=True):
-        assert_near(follow.step(state, online, target)[0], expected)
+def test_updates_of_the_agent_train_its_networks_in_the_order_of_there(case, one_call):
+    """Critics, actor against the new critics, α with the new actor, targets: the same weights after every call."""
+    agent, update = one_call(case)
+    state = first_state(agent, case)
+    for call in CALLS:
+        prefix = f"{case}/eps/{call}/"
+        eps = {name.removeprefix(prefix): jnp.asarray(FILE[name]) for name in FILE.files if name.startswith(prefix)}
+        state = update(state, batch_of(case, call), eps)
+        actor, found = state.copies.actor, state.copies.critics
+        assert_near(found.online.params, critics(case, f"w/{call}"))
+        assert_near(found.target.params, critics(case, f"w/{call}", "target_"))
+        assert_near(actor.online.params, weights(case, f"w/{call}", "actor"))
+        if actor.target is not None:
+            assert_near(actor.target.params, weights(case, f"w/{call}", "target_actor"))
+        if hyper(case)["kind"] == "sac":
+            assert_near(state.copies.temperature.log_alpha, weights_there(case, call, "alpha"))
+    assert int(state.updates) == len(CALLS)

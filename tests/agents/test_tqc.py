@@ -101,6 +101,14 @@ def test_dropped_atoms_of_known_numbers():
     np.testing.assert_array_equal(targets, np.tile([1.0, 2.0, 3.0, 4.0], (6, 1)))
 
 
+def test_rewards_are_scaled():
+    agent = make(alpha=0.0)
+    actor, critics = networks(agent)
+    rows, args = batch(), {"target": critics, "actor": actor, "alpha": jnp.array(0.0), "key": KEY}
+    plain, scaled = (a.td_target(rows, **args) for a in (agent, dataclasses.replace(agent, reward_scale=3.0)))
+    np.testing.assert_allclose(scaled - plain, np.broadcast_to(2.0 * rows.reward[:, None], plain.shape), rtol=1e-5)
+
+
 def test_a_gradient_step_trains_all_networks_and_nothing_of_nan():
     agent = make()
     before = agent.init(KEY)
