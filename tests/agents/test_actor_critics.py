@@ -267,14 +267,21 @@ def test_the_target_actor_is_never_in_its_training_phase():
         assert int(updated(agent, [random_rollout(agent)])[0].updates) == 4
 
 
-def test_td3_trains_its_actor_every_second_time():
-    agent = make("td3", num_steps=1, updates_per_step=0.5)
-    state, changed = agent.init(KEY), []
-    for number in range(4):
-        before = jax.tree.map(np.asarray, state.copies.actor.online.params)
-        state, _ = updated(agent, [random_rollout(agent, seed=number)], state)
-        changed.append(not equal(before, state.copies.actor.online.params))
-    assert changed == [False, True, False, True]
+@pytest.mark.parametrize(("name", "delay"), [("td3", 2), ("sac", 3), ("tqc", 3)])
+def test_the_actor_steps_once_per_policy_delay_however_updates_are_cut(name, delay):
+    for ratio, updates in ((0.5, 7), (2.0, 2)):
+        agent = make(name, num_steps=1, updates_per_step=ratio, policy_delay=delay)
+        state = agent.init(KEY)
+        for number in range(updates):
+            before = params_of(state.copies)
+            state, _ = updated(agent, [random_rollout(agent, seed=number)], state)
+            copies, steps = state.copies, int(state.updates)
+            trained = [copies.actor.optimizer_state] + ([copies.temperature.optimizer_state] if name != "td3" else [])
+            assert steps == (number + 1) * 2 * ratio
+            assert [int(optax.tree.get(one, "count")) for one in trained] == [steps // delay] * len(trained)
+            is_turn = steps // delay > (steps - 2 * ratio) // delay
+            changed = {network: not equal(tree, before[network]) for network, tree in params_of(copies).items()}
+            assert changed.pop("critics") and set(changed.values()) == {is_turn}
 
 
 def test_updates_of_td3_without_an_actor_step_leave_its_loss_out_of_the_mean():
@@ -347,6 +354,27 @@ def test_a_subset_of_critics_is_drawn_for_each_target():
     np.testing.assert_allclose(loss, -2.0, rtol=1e-6)
     with pytest.raises(ValueError, match="subset must be at most the number of critics, 2, got 3"):
         make("sac", subset=3).init(KEY)
+
+
+@pytest.mark.parametrize("num_critics", [10, 2], ids=["redq", "droq"])
+def test_losses_of_redq_and_droq_beside_numpy(num_critics, monkeypatch):
+    """A minimum of two critics in the target, the mean of all for the actor; both with dropout on."""
+    slopes = np.random.default_rng(0).normal(size=num_critics)
+    by_hand = Probe(lambda obs, action, train: obs[:, :1] + action[:, :1] * jnp.asarray(slopes[None], "f4") + 10.0 * train)
+    agent = make("sac", critics=by_hand, subset=2, reward_scale=3.0)
+    copies, rows, alpha = agent.init(KEY).copies, batch(weight=jnp.array([0.3, 0.1, 0.0, 0.2, 0.15, 0.25])), 0.2
+    action, log_prob = np.random.default_rng(1).normal(size=(6, 2)), np.linspace(-2.0, 1.0, 6)
+    draw = jnp.asarray(action, jnp.float32), jnp.asarray(log_prob, jnp.float32)
+    monkeypatch.setattr(TanhNormal, "sample_and_log_prob", lambda self, *, seed: draw)
+    args = {"actor": copies.actor.online, "alpha": jnp.float32(alpha), "key": KEY}
+
+    next_q, q = (np.asarray(obs)[:, :1] + action[:, :1] * slopes + 10.0 for obs in (rows.next_obs, rows.obs))
+    pairs = [np.minimum(next_q[:, i], next_q[:, j]) for i in range(num_critics) for j in range(i)]
+    possible = [3.0 * rows.reward + rows.discount * (smaller - alpha * log_prob) for smaller in pairs]
+    targets = agent.td_target(rows, target=copies.critics.variables("target"), **args)
+    assert sum(np.allclose(targets, wanted, rtol=1e-5) for wanted in possible) == 1
+    loss, _ = agent.actor_loss(copies.actor.online.params, rows, critics=copies.critics.online, **args)
+    np.testing.assert_allclose(loss, np.sum(np.asarray(rows.weight) * (alpha * log_prob - q.mean(1))), rtol=1e-5)
 
 
 def test_dropout_and_layer_norm_of_critics_are_on_while_training_only():

@@ -54,8 +54,8 @@ class SAC:
         J_π(φ) = E[ α log π_φ(a|s) - min_i Q_θi(s, a) ],    a ~ π_φ(·|s)
         J(α)   = E[ -log α (log π(a|s) + H̄) ]
 
-    over n-step transitions drawn from a replay. In a gradient step the critics go first, then the actor against the new
-    critics, α with the new actor, and at last the target critics.
+    over n-step transitions drawn from a replay. In a gradient step the critics go first, and in every `policy_delay`-th then
+    the actor against the new critics, and α with the new actor; at last the target critics.
 
     With Discrete actions critics return Q(s, a) of all n, and expectations over a and a' are sums Σ_a π(a|s) over the actions
     that the state allows (Christodoulou 2019, arXiv:1910.07207).
@@ -65,7 +65,7 @@ class SAC:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`, with n Discrete actions `[B, N, n]`; None
             takes `Critics()`, which has N = 2.
-            Dropout is on in their loss and target; statistics, such as those of batch normalisation, stay as they were
+            Dropout is on in all losses and the target; statistics, such as those of batch normalisation, stay as they were
             initialised.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
@@ -103,6 +103,7 @@ class SAC:
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
         subset: critics drawn at random for each target, of whose values the minimum is taken; the actor then follows the mean
             of all. None takes all, and the actor follows their minimum.
+        policy_delay: gradient steps of the critics for one of the actor and of α.
         tau: fraction by which the target critics move towards the online ones at each target update.
         period: gradient steps between target updates.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
@@ -150,6 +151,7 @@ class SAC:
     target_entropy: Scalar | None = number(default=None, optional=True)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     subset: int | None = integer(default=None, optional=True)
+    policy_delay: int = integer(default=1)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
     period: int = integer(default=1)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
@@ -263,11 +265,11 @@ class SAC:
             actor: of its parameters nothing is used.
             critics: the online critics.
             alpha: the weight of the entropy.
-            key: for the actions.
+            key: for the actions, and dropout.
         """
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
         draw = draw_actions(self, actor, batch.obs, batch.action_mask, key)
-        q = q_values(networks_of(self)[1], critics, batch.obs, draw.action)
+        q = q_values(networks_of(self)[1], critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
         q = jnp.min(q, axis=1) if self.subset is None else jnp.mean(q, axis=1)
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
         return loss, {"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)}

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_state, check_unset
 from polyak.core.spaces import Box, EnvSpec, Leaf, check_env_spec, leaf_spaces, map_space
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
@@ -27,7 +28,7 @@ from polyak.learning.actor_critic import (
     join_logs,
     q_values,
     share_encoder,
-    train_if,
+    train_in_turn,
 )
 from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
@@ -235,12 +236,14 @@ class TD3:
                 key=key,
             )
             critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
-            actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
-            train_actor = partial(train_copies, loss_fn=actor_loss, optimizer=actor_step, batch=batch, axis_name=axis_name)
             applied = critic_log.applied.astype(jnp.uint32)
             critics = critics.follow(updates=applied)
-            is_turn = critic_log.applied & (critics.target_total % jnp.uint32(self.policy_delay) == 0)
-            actor, actor_log = train_if(is_turn, train_actor, actor)
+            loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
+
+            def train_actor(actor: NetworkCopies, due: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
+                return train_copies(actor, loss, actor_step, batch, due=due, axis_name=axis_name)
+
+            actor, actor_log = train_in_turn(self.policy_delay, critics, critic_log, train_actor, actor)
             actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
             return ActorCriticCopies(actor.follow(updates=applied), critics), join_logs(critic=critic_log, actor=actor_log)
 

@@ -57,14 +57,16 @@ class TQC:
         J(α)   = E[ -log α (log π(a|s) + H̄) ]
 
     over n-step transitions drawn from a replay. z_1 ≤ ... ≤ z_K are the smallest K = N(M - d) of the N·M quantiles of all
-    target critics together; dropping d per critic reduces overestimation. In a gradient step the critics go first, then the
-    actor against the new critics, α with the new actor, and at last the target critics.
+    target critics together; dropping d per critic reduces overestimation. In a gradient step the critics go first, and in every
+    `policy_delay`-th then the actor against the new critics, and α with the new actor; at last the target critics.
+
+    There is no `subset` of critics as in SAC: dropping quantiles of the whole pool takes the place of a minimum over critics.
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
         critics: a network of `(obs, action)` that returns `(quantiles, None)`, quantiles `[B, N, M]`; None takes
-            `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in their loss and target;
+            `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in all losses and the target;
             statistics, such as those of batch normalisation, stay as they were initialised.
         num_quantiles: M, of each critic.
         dropped_quantiles: d, the largest quantiles that each critic drops from the target.
@@ -102,6 +104,7 @@ class TQC:
         target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, the
             entropy of random ones. None takes -dim A.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
+        policy_delay: gradient steps of the critics for one of the actor and of α.
         tau: fraction by which the target critics move towards the online ones at each target update.
         period: gradient steps between target updates.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
@@ -151,6 +154,7 @@ class TQC:
     sde_sample_freq: int | None = integer(default=None, optional=True)
     target_entropy: Scalar | None = number(default=None, optional=True)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
+    policy_delay: int = integer(default=1)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
     period: int = integer(default=1)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
@@ -269,11 +273,12 @@ class TQC:
             actor: of its parameters nothing is used.
             critics: the online critics.
             alpha: the weight of the entropy.
-            key: for the actions.
+            key: for the actions, and dropout.
         """
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
         draw = draw_actions(self, actor, batch.obs, batch.action_mask, key)
-        q = jnp.mean(q_values(networks_of(self)[1], critics, batch.obs, draw.action), axis=(1, 2))
+        quantiles = q_values(networks_of(self)[1], critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
+        q = jnp.mean(quantiles, axis=(1, 2))
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
         return loss, {"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)}
 

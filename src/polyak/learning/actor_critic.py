@@ -226,17 +226,23 @@ def critic_terms(q: Float[Array, "B N"], td_error: Float[Array, "B N"], weight: 
     return {"td_error": weighted_sum(size, weight), "q": weighted_sum(jnp.mean(q, axis=1), weight), "priority": size}
 
 
-def train_if(
-    is_due: Bool[Array, ""], train: Callable[[NetworkCopies], tuple[NetworkCopies, StepLog]], copies: NetworkCopies
-) -> tuple[NetworkCopies, StepLog]:
-    """`train(copies)`, computed only where it is due; else the copies, and a log of a step that was not applied."""
+def train_in_turn(
+    delay: int, critics: NetworkCopies, critic_log: StepLog, train: Callable[[PyTree, Bool[Array, ""]], Any], copies: PyTree
+) -> Any:
+    """`train(copies, due)`, copies and a log, after every `delay`-th gradient step of the critics.
 
-    def skip(copies: NetworkCopies) -> tuple[NetworkCopies, StepLog]:
-        _, log = jax.eval_shape(train, copies)
+    Steps are counted by the target of the critics, which has followed already, so also over several updates. In between
+    nothing is computed: the copies stay, and the log has steps that were not applied.
+    """
+    is_turn = critic_log.applied & (critics.target_total % jnp.uint32(delay) == 0)
+    if delay == 1:
+        return train(copies, is_turn)  # A branch would copy the copies.
+
+    def skip(copies: PyTree) -> Any:
+        _, log = jax.eval_shape(train, copies, is_turn)
         return copies, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), log)
 
-    trained: tuple[NetworkCopies, StepLog] = jax.lax.cond(is_due, train, skip, copies)
-    return trained
+    return jax.lax.cond(is_turn, lambda copies: train(copies, jnp.array(True)), skip, copies)
 
 
 def join_logs(**logs: StepLog) -> StepLog:

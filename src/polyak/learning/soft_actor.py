@@ -22,6 +22,7 @@ from polyak.learning.actor_critic import (
     create_actor_critic,
     join_logs,
     share_encoder,
+    train_in_turn,
 )
 from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, add_and_learn, create_state, train_copies
 from polyak.ops.distributions import Categorical, for_space
@@ -117,6 +118,11 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
         ...
 
     @property
+    def policy_delay(self) -> int:
+        """Gradient steps of the critics for one of the actor and of α."""
+        ...
+
+    @property
     def tau(self) -> Scalar:
         """Fraction by which the target critics move."""
         ...
@@ -193,7 +199,7 @@ def update_soft_actor(
 ) -> tuple[OffPolicyState, Metrics]:
     """Add a rollout to the replay, then take gradient steps on transitions drawn from it: `update` of SAC and TQC.
 
-    Each is one of the critics, of the actor and of α, in that order.
+    Each is one of the critics; every `policy_delay`-th is then one of the actor, and of α.
 
     Args:
         state: donate it; nothing of it is needed afterwards.
@@ -225,9 +231,9 @@ def train_soft_actor(
     *,
     axis_name: str | None = None,
 ) -> tuple[SoftActorCopies, StepLog]:
-    """One gradient step of the critics, of the actor against the new critics, and of α with the new actor.
+    """One gradient step of the critics, whose target follows; in its turn one of the actor against the new critics, then of α.
 
-    At last the target critics follow. The α in both losses is the one before.
+    The α in both losses is the one before; its own loss has the new actor.
     """
     actor, critics, temperature = copies.actor, copies.critics, copies.temperature
     critics_step, actor_step, alpha_step = optimizers
@@ -242,21 +248,31 @@ def train_soft_actor(
         key=critic_key,
     )
     critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
-    loss = partial(settings.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
-    actor, actor_log = train_copies(actor, loss, actor_step, batch, due=due, axis_name=axis_name)
-    actor = dataclasses.replace(actor, online=share_encoder(settings, actor.online, critics.online))
-    log_alpha, optimizer_state, alpha_log = gradient_step(
-        partial(temperature_loss, settings, actor=actor.online, key=alpha_key),
-        alpha_step,
-        temperature.log_alpha,
-        temperature.optimizer_state,
-        batch,
-        due=due & (settings.alpha is None),
-        axis_name=axis_name,
-    )
+    # Only the targets follow, which the steps of actor and α do not use.
     critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
-    copies = SoftActorCopies(actor, critics, Temperature(log_alpha, optimizer_state))
-    return copies, join_logs(critic=critic_log, actor=actor_log, alpha=alpha_log)
+    actor_loss = partial(settings.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
+
+    def train_actor(
+        trained: tuple[NetworkCopies, Temperature], due: Bool[Array, ""]
+    ) -> tuple[tuple[NetworkCopies, Temperature], dict[str, StepLog]]:
+        actor, temperature = trained
+        actor, actor_log = train_copies(actor, actor_loss, actor_step, batch, due=due, axis_name=axis_name)
+        actor = dataclasses.replace(actor, online=share_encoder(settings, actor.online, critics.online))
+        log_alpha, optimizer_state, alpha_log = gradient_step(
+            partial(temperature_loss, settings, actor=actor.online, key=alpha_key),
+            alpha_step,
+            temperature.log_alpha,
+            temperature.optimizer_state,
+            batch,
+            due=due & (settings.alpha is None),
+            axis_name=axis_name,
+        )
+        return (actor, Temperature(log_alpha, optimizer_state)), {"actor": actor_log, "alpha": alpha_log}
+
+    trained = actor, temperature
+    (actor, temperature), logs = train_in_turn(settings.policy_delay, critics, critic_log, train_actor, trained)
+    actor = dataclasses.replace(actor, online=share_encoder(settings, actor.online, critics.online))
+    return SoftActorCopies(actor, critics, temperature), join_logs(critic=critic_log, **logs)
 
 
 def temperature_loss(
