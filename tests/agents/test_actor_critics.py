@@ -523,6 +523,13 @@ def test_the_largest_target_entropy_may_be_rounded_to_float32():
             make("sac", spec, target_entropy=1.00001 * float(largest))
 
 
+@pytest.mark.parametrize("name", ["sac", "tqc"])
+def test_an_automatic_target_entropy_is_the_default(name):
+    assert make(name, target_entropy="auto") == make(name) and make(name, target_entropy="auto", alpha=0.2).alpha == 0.2
+    with pytest.raises(TypeError, match=r"target_entropy must be a number in \(-inf, inf\) or 'auto' or None, got 'Auto'"):
+        make(name, target_entropy="Auto")
+
+
 def test_target_entropies_of_a_batch_of_agents_are_checked():
     agents = jax.tree.map(lambda *values: jnp.array(values), *(make("sac", target_entropy=x) for x in (-1.0, -2.0)))
     changed = dataclasses.replace(agents, num_steps=2)

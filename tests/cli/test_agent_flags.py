@@ -36,6 +36,8 @@ class Agent:
     rate: Scalar = number(default=0.5, at_least=0)
     kind: Literal["a", "b"] | None = None
     steps: int = integer(default=8)
+    goal: Scalar | Literal["auto"] | None = None
+    other: Scalar | Other | None = None
     schedule: Schedule | None = setting(default=None, check=check)
     computed: int = 3 * 4
     LIMIT = 5
@@ -51,7 +53,13 @@ def module(tmp_path, monkeypatch):
 
 def test_fields_of_simple_types_with_literal_defaults_are_flags(module):
     fields = dataclasses.fields(agent_flags(f"{module}:Agent", {}))
-    assert {field.name: field.default for field in fields} == {"rate": 0.5, "kind": None, "steps": 8, "schedule": None}
+    assert {field.name: field.default for field in fields} == {
+        "rate": 0.5,
+        "kind": None,
+        "steps": 8,
+        "goal": None,
+        "schedule": None,
+    }
     assert module not in sys.modules
 
 
@@ -67,6 +75,8 @@ def test_defaults_of_a_preset_replace_those_of_the_class(module):
         # A preset's fixed alpha, say, is not the same as one that is passed.
         (["--rate", "0.25"], {"rate": 0.25}),
         (["--kind", "b", "--steps", "9", "--schedule", "None"], {"kind": "b", "steps": 9}),
+        (["--goal", "auto"], {"goal": "auto"}),
+        (["--goal", "-1.5"], {"goal": -1.5}),
     ],
 )
 def test_settings_that_flags_change_are_those_that_are_passed(arguments, changes, module):
@@ -77,7 +87,7 @@ def test_settings_that_flags_change_are_those_that_are_passed(arguments, changes
 def test_descriptions_are_those_of_the_docstring(module):
     hints = typing.get_type_hints(agent_flags(f"{module}:Agent", {}), include_extras=True)
     texts = {name: hint.__metadata__[-1].help for name, hint in hints.items()}
-    assert texts == {"rate": "how fast it learns.", "kind": "which.", "steps": "", "schedule": ""}
+    assert texts == {"rate": "how fast it learns.", "kind": "which.", "steps": "", "goal": "", "schedule": ""}
     assert agent_summary(f"{module}:Agent") == "Learns by trial."
 
 

@@ -28,6 +28,7 @@ from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.soft_actor import (
+    check_target_entropy,
     check_temperature,
     create_soft_actor,
     draw_actions,
@@ -98,8 +99,8 @@ class SAC:
             number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
             independently.
         target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, or
-            log n of n Discrete actions, the entropy of random ones. None takes -dim A, or 0.98 log n of n Discrete actions
-            that are allowed.
+            log n of n Discrete actions, the entropy of random ones. `"auto"`, or None, takes -dim A, or 0.98 log n of n
+            Discrete actions that are allowed.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
         subset: critics drawn at random for each target, of whose values the minimum is taken; the actor then follows the mean
             of all. None takes all, and the actor follows their minimum.
@@ -148,7 +149,7 @@ class SAC:
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
     sde_sample_freq: int | None = integer(default=None, optional=True)
-    target_entropy: Scalar | None = number(default=None, optional=True)
+    target_entropy: Scalar | Literal["auto"] | None = setting(default=None, check=check_target_entropy)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     subset: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=1)
@@ -167,6 +168,8 @@ class SAC:
         object.__setattr__(self, "actor", feedforward_or_default("SAC", self.actor, default, self.spec))
         object.__setattr__(self, "critics", feedforward_or_default("SAC", self.critics, Critics(), self.spec))
         check_settings(self)
+        if isinstance(self.target_entropy, str):
+            object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a text.
         check_optimizer(self)
         check_normalizers(self)
         check_shared_encoder(self)

@@ -28,6 +28,7 @@ from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.soft_actor import (
+    check_target_entropy,
     check_temperature,
     create_soft_actor,
     draw_actions,
@@ -102,7 +103,7 @@ class TQC:
             number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
             independently.
         target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, the
-            entropy of random ones. None takes -dim A.
+            entropy of random ones. `"auto"`, or None, takes -dim A.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
         policy_delay: gradient steps of the critics for one of the actor and of α.
         tau: fraction by which the target critics move towards the online ones at each target update.
@@ -152,7 +153,7 @@ class TQC:
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
     sde_sample_freq: int | None = integer(default=None, optional=True)
-    target_entropy: Scalar | None = number(default=None, optional=True)
+    target_entropy: Scalar | Literal["auto"] | None = setting(default=None, check=check_target_entropy)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     policy_delay: int = integer(default=1)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
@@ -166,6 +167,8 @@ class TQC:
         check_env_spec("TQC", self.spec)
         check_unit_actions("TQC", self.spec)
         check_settings(self)
+        if isinstance(self.target_entropy, str):
+            object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a text.
         critics = feedforward_or_default("TQC", self.critics, Critics(num_critics=5), self.spec)
         if isinstance(critics, Critics):
             critics = dataclasses.replace(critics, num_quantiles=self.num_quantiles)

@@ -1,7 +1,7 @@
 """Flags from the fields of an agent's class, read from its source: importing it imports JAX, which takes most of a second.
 
-A field is a flag if its type is `bool`, `int`, `float`, `str`, `Scalar`, `Schedule` or a `Literal`, or one of these or None,
-and its default is a literal. Other fields are set in Python.
+A field is a flag if its type is `bool`, `int`, `float`, `str`, `Scalar`, `Schedule`, a `Literal`, or a union of these or with
+None, and its default is a literal. Other fields are set in Python.
 """
 
 import ast
@@ -75,8 +75,11 @@ def _flag_type(annotation: str) -> Any:
         return FLAG_TYPES[annotation]
     if annotation.startswith("Literal[") and annotation.endswith("]"):
         return cast(Any, Literal)[ast.literal_eval(annotation.removeprefix("Literal[").removesuffix("]") + ",")]
-    kind = _flag_type(annotation.removesuffix(" | None")) if annotation.endswith(" | None") else None
-    return None if kind is None else kind | None
+    *first, last = annotation.split(" | ")
+    if not first:
+        return None
+    kinds = _flag_type(" | ".join(first)), type(None) if last == "None" else _flag_type(last)
+    return None if None in kinds else kinds[0] | kinds[1]
 
 
 def _attribute_texts(docstring: str) -> dict[str, str]:

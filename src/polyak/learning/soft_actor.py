@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_unset
+from polyak.core.checks import check_number, check_unset
 from polyak.core.spaces import Discrete
 from polyak.core.struct import struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
@@ -108,8 +108,8 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
         ...
 
     @property
-    def target_entropy(self) -> Scalar | None:
-        """H̄; None takes `default_target_entropy`."""
+    def target_entropy(self) -> Scalar | Literal["auto"] | None:
+        """H̄; None takes `default_target_entropy`, and agents have None for `"auto"`."""
         ...
 
     @property
@@ -160,6 +160,16 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
         ...
 
 
+def check_target_entropy(owner: str, name: str, value: Any) -> None:
+    """Check that a target entropy is a number, `"auto"` or None.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if not (isinstance(value, str) and value == "auto"):
+        check_number(owner, name, value, optional=True, or_else="'auto'")
+
+
 def check_temperature(settings: SoftActorSettings) -> None:
     """Check that settings of a learned α are left out where it is fixed, and that no target entropy is above the largest one.
 
@@ -169,7 +179,7 @@ def check_temperature(settings: SoftActorSettings) -> None:
     if settings.alpha is not None:
         check_unset(settings, LEARNED_ALPHA_SETTINGS, "has no effect with a fixed alpha; leave it out")
     target, space = settings.target_entropy, settings.spec.action
-    if target is None or isinstance(target, jax.core.Tracer):
+    if target is None or isinstance(target, str | jax.core.Tracer):
         return
     if isinstance(space, Discrete):
         most, form = float(np.log(space.n)), f"log {space.n}"
@@ -284,6 +294,7 @@ def temperature_loss(
     """
     draw = draw_actions(settings, actor, batch.obs, batch.action_mask, key)
     target = settings.target_entropy
+    assert not isinstance(target, str), "agents have None for it"
     excess = draw.mean(draw.log_prob) + (default_target_entropy(settings, batch.action_mask) if target is None else target)
     weight = log_alpha if settings.alpha_loss == "log_alpha" else jnp.exp(log_alpha)
     return weighted_sum(-weight * jax.lax.stop_gradient(excess), batch.weight), {}
