@@ -213,6 +213,30 @@ def test_evaluation_is_greedy(name):
     np.testing.assert_array_equal(*actions)
 
 
+@every_agent_and_tqc
+def test_an_average_of_the_actor_follows_every_gradient_step_and_is_evaluated(name):
+    agent, plain = make(name, num_steps=1, ema_tau=0.25), make(name, num_steps=1)
+    state, without = agent.init(KEY), plain.init(KEY)
+    expected = jax.tree.map(np.array, state.copies.actor.online.params)
+    for number in range(3):
+        rollout = random_rollout(agent, seed=number)
+        state, without = (updated(one, [rollout], then)[0] for one, then in ((agent, state), (plain, without)))
+        online = state.copies.actor.online.params
+        expected = jax.tree.map(lambda old, new: old + 0.25 * (np.asarray(new) - old), expected, online)
+        got = agent.policy(state).policy.variables.params
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
+    assert not equal(got, online) and equal(online, without.copies.actor.online.params)
+    explorer = agent.collect_policy(state).policy
+    assert equal((explorer if name in ("sac", "tqc") else explorer.policy).variables.params, online)
+    assert equal(plain.policy(without).policy.variables.params, online)
+    for one, then, message in (
+        (agent, without, "ema_tau=None but the agent sets"),
+        (plain, state, "ema_tau but the agent has"),
+    ):
+        with pytest.raises(ValueError, match=f"this state was created with {message}"):
+            one.update(then, rollout, KEY)
+
+
 @pytest.mark.parametrize("scale", [0.1, 2.0, 50.0])
 def test_entropy_is_that_of_unit_actions_whatever_the_units_of_the_environment(scale):
     """TF-Agents' SAC takes log-probabilities in the environment's units, which shifts the target by Σ log half-range."""
@@ -427,18 +451,18 @@ def test_no_copy_of_the_replay_in_the_compiled_update(name):
     assert "65536" in text and not [line for line in text.splitlines() if " copy(" in line and "[65536" in line]
 
 
-@every_agent
+@every_agent_and_tqc
 def test_host_and_compiled_loop_and_two_devices_learn(name):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
-    agent = make(name, env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25)
+    agent = make(name, env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25, ema_tau=0.1)
     compiled = train.compiled(agent, env, env_steps=512, key=KEY)
     host = train.host(agent, env, env_steps=512, key=KEY)
     for a, b in zip(jax.tree.leaves(compiled.state), jax.tree.leaves(host.state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
     split = train.compiled(agent, env, env_steps=512, key=KEY, devices=2)
     assert int(split.state.updates) == int(compiled.state.updates) > 0
-    weights = jax.tree.leaves(split.state.copies.critics.online.params)[0]
-    assert equal(*(shard.data for shard in weights.addressable_shards))
+    for weights in (split.state.copies.critics.online.params, split.state.copies.average.params):
+        assert equal(*(shard.data for shard in jax.tree.leaves(weights)[0].addressable_shards))
 
 
 def test_actions_in_a_tree():

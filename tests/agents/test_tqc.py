@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
 from polyak.core.spaces import Discrete, EnvSpec
 from polyak.core.types import Variables
 from tests.agents.test_actor_critics import KEY, SPEC, Probe, batch, equal, random_rollout
@@ -121,15 +120,6 @@ def test_a_gradient_step_trains_all_networks_and_nothing_of_nan():
     state, metrics = update(agent, agent.init(KEY), broken, KEY)
     assert int(metrics["train/skipped_steps"]) == 0 and int(state.updates) == 4
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.copies) if jnp.issubdtype(x.dtype, jnp.floating))
-
-
-def test_host_and_compiled_loop_agree():
-    env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
-    agent = make(env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25)
-    compiled, host = (loop(agent, env, env_steps=256, key=KEY) for loop in (train.compiled, train.host))
-    assert int(compiled.state.updates) > 0
-    for a, b in zip(jax.tree.leaves(compiled.state), jax.tree.leaves(host.state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
 class WithoutQuantiles:

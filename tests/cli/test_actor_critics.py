@@ -13,7 +13,9 @@ from polyak.cli.new_run import _change_network
 from tests.cli.processes import last_checkpoint
 from tests.test_second_algorithm import config_of
 
-SETTINGS = "--learning-starts 32 --capacity 96 --hidden 16 --batch-size 8 --report-every 64 --checkpoint-every 64"
+SETTINGS = (
+    "--learning-starts 32 --capacity 96 --hidden 16 --batch-size 8 --report-every 64 --checkpoint-every 64 --ema-tau 0.05"
+)
 
 
 def polyak_command(text):

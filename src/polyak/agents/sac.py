@@ -18,6 +18,7 @@ from polyak.learning.actor_critic import (
     check_shared_encoder,
     check_unit_actions,
     critic_terms,
+    evaluated_actor,
     feedforward_or_default,
     has_small_products,
     q_values,
@@ -110,6 +111,8 @@ class SAC:
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_eps: Adam's ε.
         optimizer: in place of Adam, for each network.
+        ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
+            evaluate and export that average; None evaluates the online actor.
         max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
 
     Raises:
@@ -158,6 +161,7 @@ class SAC:
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
+    ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
     max_bad_steps: int = integer(default=10)
 
     def __post_init__(self) -> None:
@@ -199,13 +203,13 @@ class SAC:
         return state
 
     def policy(self, state: OffPolicyState) -> Greedy:
-        """The mode of the actor's distribution."""
+        """The mode of the actor's distribution, of its average if there is one."""
         check_state("SAC.policy", state, OffPolicyState)
-        return Greedy(self._network_policy(state))
+        return Greedy(self._network_policy(state, evaluated_actor(state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
-        explorer = explore(self._network_policy(state), self.sde_sample_freq)
+        explorer = explore(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
         policy = WarmUp(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
@@ -277,5 +281,5 @@ class SAC:
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
         return loss, {"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)}
 
-    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.actor.online, state.normalizers.obs, networks_of(self)[0], self.spec, squash=True)
+    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+        return NetworkPolicy(actor, state.normalizers.obs, networks_of(self)[0], self.spec, squash=True)

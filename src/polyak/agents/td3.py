@@ -17,18 +17,22 @@ from polyak.core.struct import check_settings, choice, integer, number, setting,
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
+    check_average,
     check_critics,
     check_shared_encoder,
     check_unit_actions,
     create_actor_critic,
+    create_average,
     critic_terms,
     deterministic_action,
+    evaluated_actor,
     feedforward_or_default,
     has_small_products,
     join_logs,
     q_values,
     share_encoder,
     train_in_turn,
+    update_average,
 )
 from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
@@ -110,6 +114,9 @@ class TD3:
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_eps: Adam's ε.
         optimizer: in place of Adam, for each network.
+        ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
+            evaluate and export that average; None evaluates the online actor. The target
+            actor is no such average: its pace, `tau` and `period`, is what the critics need.
         max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
 
     Raises:
@@ -156,6 +163,7 @@ class TD3:
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
+    ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
     max_bad_steps: int = integer(default=10)
 
     def __post_init__(self) -> None:
@@ -188,16 +196,16 @@ class TD3:
         networks = self._actor, self._critics
         copies = create_actor_critic(self, self.spec, networks, (self._follow, self._follow), key)
         check_critics(self._critics, copies[1].online, self.spec)
-        return create_state(self, ActorCriticCopies(*copies))
+        return create_state(self, ActorCriticCopies(*copies, create_average(self, copies[0])))
 
     def policy(self, state: OffPolicyState) -> Greedy:
-        """The actor's action."""
+        """The actor's action, that of its average if there is one."""
         check_state("TD3.policy", state, OffPolicyState)
-        return Greedy(self._network_policy(state))
+        return Greedy(self._network_policy(state, evaluated_actor(state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
-        policy, freq = self._network_policy(state), self.sde_sample_freq
+        policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         explorer: GaussianNoise | StateDependentExploration
         if freq is None:
             # As a number, so that workers evaluate no schedule.
@@ -245,12 +253,15 @@ class TD3:
 
             actor, actor_log = train_in_turn(self.policy_delay, critics, critic_log, train_actor, actor)
             actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
-            return ActorCriticCopies(actor.follow(updates=applied), critics), join_logs(critic=critic_log, actor=actor_log)
+            average = update_average(self, copies.average, actor, critic_log.applied)
+            copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
+            return copies, join_logs(critic=critic_log, actor=actor_log)
 
         # The agent's settings decide how the targets follow, also where they were changed after `init`.
         actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
         check_optimizer_state(critics_step, critics.online.params, critics.optimizer_state)
-        state = dataclasses.replace(state, copies=ActorCriticCopies(actor, critics))
+        check_average(self, state.copies.average)
+        state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, actor=actor, critics=critics))
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
 
     def critic_loss(
@@ -314,8 +325,8 @@ class TD3:
 
         return map_space(add_noise, self.spec.action, action)
 
-    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.actor.online, state.normalizers.obs, self._actor, self.spec, squash=True)
+    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+        return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True)
 
     @property
     def _follow(self) -> Follow:

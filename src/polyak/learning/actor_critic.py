@@ -10,10 +10,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies
+from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
+from polyak.core.checks import check_created_with
 from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.struct import struct
-from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables, copy_buffers
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables, copy_buffers
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import network_or_default
 from polyak.networks.critics import Critics
@@ -21,6 +22,7 @@ from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, is_image, is_narrow
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, optimizer_of
 from polyak.ops.losses import weighted_sum
+from polyak.ops.updates import soft_update
 
 
 @runtime_checkable
@@ -47,6 +49,11 @@ class ActorCriticSettings(OptimizerSettings, Protocol):
         """Whether the actor has the convolutions of the critics."""
         ...
 
+    @property
+    def ema_tau(self) -> Scalar | None:
+        """Fraction by which the average of the actor moves; None has none."""
+        ...
+
 
 @struct
 class ActorCriticCopies:
@@ -55,10 +62,12 @@ class ActorCriticCopies:
     Attributes:
         actor: online and target.
         critics: N of them in one network, online and target.
+        average: of the actor, that is evaluated with `ema_tau`; else None.
     """
 
     actor: NetworkCopies
     critics: NetworkCopies
+    average: Variables | None
 
 
 def create_actor_critic(
@@ -96,6 +105,36 @@ def share_encoder(settings: ActorCriticSettings, actor: Variables, critics: Vari
         return actor
     torso = {**actor.params["actor"], "encoder": jax.lax.stop_gradient(critics.params["encoder"])}
     return dataclasses.replace(actor, params={**actor.params, "actor": torso})
+
+
+def create_average(settings: ActorCriticSettings, actor: NetworkCopies) -> Variables | None:
+    """The average of a new actor, in at least float32; None without `ema_tau`."""
+    return None if settings.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))
+
+
+def update_average(
+    settings: ActorCriticSettings, average: Variables | None, actor: NetworkCopies, applied: Bool[Array, ""]
+) -> Variables | None:
+    """The average after a gradient step, average + τ (actor - average), where the critics' was applied."""
+    if average is None:
+        return None
+    tau = jnp.where(applied, jnp.asarray(settings.ema_tau, jnp.float32), 0.0)
+    averaged: Variables = soft_update(actor.online, average, tau)
+    return averaged
+
+
+def evaluated_actor(actor: NetworkCopies, average: Variables | None) -> Variables:
+    """The average in the dtypes of the network, where there is one; else the online actor."""
+    return actor.online if average is None else cast_like(average, actor.online)
+
+
+def check_average(settings: ActorCriticSettings, average: Variables | None) -> None:
+    """Check that a state has an average of the actor if `ema_tau` is set, and only then.
+
+    Raises:
+        ValueError: it has not, or has one without.
+    """
+    check_created_with(settings, equal={}, present={"ema_tau": average})
 
 
 def check_shared_encoder(settings: ActorCriticSettings) -> None:

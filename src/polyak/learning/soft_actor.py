@@ -19,10 +19,13 @@ from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, 
 from polyak.learning.actor_critic import (
     ActorCriticSettings,
     action_dimensions,
+    check_average,
     create_actor_critic,
+    create_average,
     join_logs,
     share_encoder,
     train_in_turn,
+    update_average,
 )
 from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, add_and_learn, create_state, train_copies
 from polyak.ops.distributions import Categorical, for_space
@@ -57,11 +60,13 @@ class SoftActorCopies:
         actor: online only.
         critics: N of them in one network, online and target.
         temperature: α.
+        average: of the actor, that is evaluated with `ema_tau`; else None.
     """
 
     actor: NetworkCopies
     critics: NetworkCopies
     temperature: Temperature
+    average: Variables | None
 
 
 @struct
@@ -201,7 +206,7 @@ def create_soft_actor(settings: SoftActorSettings, key: PRNGKeyArray) -> OffPoli
     actor, critics = create_actor_critic(settings, settings.spec, networks_of(settings), (None, _follow(settings)), key)
     log_alpha = jnp.log(jnp.asarray(settings.initial_alpha, jnp.float32))
     temperature = Temperature(log_alpha, optimizer_of(settings).init(jnp.array(log_alpha, copy=True)))
-    return create_state(settings, SoftActorCopies(actor, critics, temperature))
+    return create_state(settings, SoftActorCopies(actor, critics, temperature, create_average(settings, actor)))
 
 
 def update_soft_actor(
@@ -226,6 +231,7 @@ def update_soft_actor(
     # The agent's settings decide how the target follows, also where they were changed after `init`.
     critics = state.copies.critics.with_target_follow(_follow(settings))
     check_optimizer_state(optimizers[0], critics.online.params, critics.optimizer_state)
+    check_average(settings, state.copies.average)
     state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, critics=critics))
     new_state, metrics = add_and_learn(settings, state, rollout, key, train_step, axis_name=axis_name)
     return new_state, metrics | {"train/alpha": alpha_of(settings, new_state.copies.temperature.log_alpha)}
@@ -282,7 +288,8 @@ def train_soft_actor(
     trained = actor, temperature
     (actor, temperature), logs = train_in_turn(settings.policy_delay, critics, critic_log, train_actor, trained)
     actor = dataclasses.replace(actor, online=share_encoder(settings, actor.online, critics.online))
-    return SoftActorCopies(actor, critics, temperature), join_logs(critic=critic_log, **logs)
+    average = update_average(settings, copies.average, actor, critic_log.applied)
+    return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
 
 
 def temperature_loss(
