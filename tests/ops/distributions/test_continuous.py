@@ -117,6 +117,28 @@ def density_and_gradients(loc, scale, action):
     return TanhNormal(loc, scale).log_prob(action)
 
 
+def exact_density_and_gradients(loc, scale, action):
+    """In float64: u = artanh a as half the log of (1 + a) / (1 - a), whose parts are exact."""
+    action = np.float64(action)
+    u = 0.5 * (np.log1p(action) - np.log1p(-action))
+    z = (u - loc) / scale
+    value = -0.5 * z**2 - np.log(scale * np.sqrt(2 * np.pi)) - np.log1p(-action) - np.log1p(action)
+    return value, z / scale, (z**2 - 1) / scale
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("loc", "scale"), [(0.5, 0.5), (-8.0, 2.0), (8.5, 0.1)])
+def test_the_density_and_its_gradients_are_right_up_to_the_boundary(loc, scale, sign):
+    loc, scale = np.float32(loc), np.float32(scale)
+    for power in (2, 6, 10, 14, 18, 22, 23, 24):
+        action = np.float32(sign * (1 - 2.0**-power))
+        assert abs(action) < 1
+        value, gradients = density_and_gradients(loc, scale, action)
+        wanted, *wanted_gradients = exact_density_and_gradients(np.float64(loc), np.float64(scale), action)
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gradients, wanted_gradients, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("action", [1.0, -1.0, 1.5])
 def test_an_action_on_the_boundary_has_a_finite_density_and_gradient(action):
     value, gradients = density_and_gradients(np.float32(0.5), np.float32(0.5), np.float32(action))
@@ -134,6 +156,21 @@ def test_a_saturated_sample_knows_its_density(loc):
     assert np.abs(sample).max() <= 1
     if loc == 0:
         np.testing.assert_allclose(jit_log_prob(d, sample), log_prob, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("loc", [0.0, 3.0, -8.5, 9.2, 30.0])
+def test_the_density_of_a_sample_has_the_gradients_of_its_closed_form(loc):
+    """log p = -ε²/2 - log σ - log(1 - tanh² u) + c with u = μ + σ ε: 2 tanh u by μ, and 2 ε tanh u - 1/σ by σ."""
+    means, scales = jnp.full(200, loc), jnp.full(200, 0.5)
+
+    def total(loc, scale):
+        return jnp.sum(TanhNormal(loc, scale).sample_and_log_prob(seed=jax.random.key(1))[1])
+
+    by_loc, by_scale = jax.jit(jax.grad(total, (0, 1)))(means, scales)
+    noise = np.asarray(jax.random.normal(jax.random.key(1), (200,)), np.float64)
+    slope = 2 * np.tanh(loc + 0.5 * noise)
+    np.testing.assert_allclose(by_loc, slope, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_scale, slope * noise - 2.0, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("scale", "error"), [(0.01, 1e-5), (0.3, 1e-5), (1.0, 1e-5), (2.0, 1e-4), (5.0, 0.02)])
