@@ -16,11 +16,13 @@ from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     check_critics,
     check_shared_encoder,
+    check_subset,
     check_unit_actions,
     critic_terms,
     evaluated_actor,
     feedforward_or_default,
     has_small_products,
+    min_of_critics,
     q_values,
     share_encoder,
 )
@@ -198,8 +200,7 @@ class SAC:
         state = create_soft_actor(self, key)
         outputs = self.spec.action.n if isinstance(self.spec.action, Discrete) else None
         num_critics = check_critics(networks_of(self)[1], state.copies.critics.online, self.spec, outputs=outputs)
-        if self.subset is not None and self.subset > num_critics:
-            raise ValueError(f"SAC: subset must be at most the number of critics, {num_critics}, got {self.subset}")
+        check_subset("SAC", self.subset, num_critics)
         return state
 
     def policy(self, state: OffPolicyState) -> Greedy:
@@ -232,7 +233,7 @@ class SAC:
             target: the target critics.
             actor: the actor that a' is drawn from.
             alpha: the weight of the entropy.
-            key: for a' and the choice of critics.
+            key: for a', the choice of critics, and dropout.
         """
         target_key, dropout_key = jax.random.split(key)
         online = dataclasses.replace(critics, params=params)
@@ -250,9 +251,7 @@ class SAC:
         action_key, subset_key, dropout_key = jax.random.split(key, 3)
         draw = draw_actions(self, actor, batch.next_obs, batch.next_action_mask, action_key)
         next_q = q_values(networks_of(self)[1], target, batch.next_obs, draw.action, dropout_key)
-        if self.subset is not None:
-            next_q = jax.random.choice(subset_key, next_q, (self.subset,), replace=False, axis=1)
-        soft_value = draw.mean(jnp.min(next_q, axis=1) - alpha * draw.log_prob)
+        soft_value = draw.mean(min_of_critics(next_q, self.subset, subset_key) - alpha * draw.log_prob)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * soft_value)
 
     def actor_loss(

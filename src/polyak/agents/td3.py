@@ -20,6 +20,7 @@ from polyak.learning.actor_critic import (
     check_average,
     check_critics,
     check_shared_encoder,
+    check_subset,
     check_unit_actions,
     create_actor_critic,
     create_average,
@@ -29,6 +30,7 @@ from polyak.learning.actor_critic import (
     feedforward_or_default,
     has_small_products,
     join_logs,
+    min_of_critics,
     q_values,
     share_encoder,
     train_in_turn,
@@ -102,6 +104,8 @@ class TD3:
         shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
             (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
+        subset: critics drawn at random for each target, of whose values the minimum is taken, as in REDQ (Chen et al. 2021,
+            arXiv:2101.05982); the actor then follows the mean of all. None takes all, and the actor follows the first.
         policy_delay: gradient steps of the critics for one of the actor.
         target_noise: σ, of the target actor's actions.
         target_noise_clip: c, which that noise is clipped to.
@@ -153,6 +157,7 @@ class TD3:
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     shared_encoder: bool = choice(default=False, choices=(True, False))
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
+    subset: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=2)
     target_noise: Scalar = number(default=0.2, at_least=0)
     target_noise_clip: Scalar = number(default=0.5, at_least=0)
@@ -195,7 +200,7 @@ class TD3:
         """A new state."""
         networks = self._actor, self._critics
         copies = create_actor_critic(self, self.spec, networks, (self._follow, self._follow), key)
-        check_critics(self._critics, copies[1].online, self.spec)
+        check_subset("TD3", self.subset, check_critics(self._critics, copies[1].online, self.spec))
         return create_state(self, ActorCriticCopies(*copies, create_average(self, copies[0])))
 
     def policy(self, state: OffPolicyState) -> Greedy:
@@ -281,7 +286,7 @@ class TD3:
             critics: the online critics; of their parameters nothing is used.
             target: the target critics.
             target_actor: the actor that a' is from.
-            key: for the noise of a'.
+            key: for the noise of a', the choice of critics, and dropout.
         """
         target_key, dropout_key = jax.random.split(key)
         q = q_values(self._critics, dataclasses.replace(critics, params=params), batch.obs, batch.action, dropout_key)
@@ -293,10 +298,11 @@ class TD3:
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
     ) -> Float[Array, " N"]:
         """The target y, without a gradient; arguments as for `critic_loss`."""
-        noise_key, dropout_key = jax.random.split(key)
+        noise_key, dropout_key, subset_key = jax.random.split(key, 3)
         next_action = self._smooth(deterministic_action(self._actor, target_actor, batch.next_obs, self.spec), noise_key)
         next_q = q_values(self._critics, target, batch.next_obs, next_action, dropout_key)
-        return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * jnp.min(next_q, axis=1))
+        value = min_of_critics(next_q, self.subset, subset_key)
+        return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * value)
 
     def actor_loss(
         self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables
@@ -311,7 +317,7 @@ class TD3:
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
         action = deterministic_action(self._actor, actor, batch.obs, self.spec)
         q = q_values(self._critics, critics, batch.obs, action)
-        return -weighted_sum(q[:, 0], batch.weight), {}
+        return -weighted_sum(q[:, 0] if self.subset is None else jnp.mean(q, axis=1), batch.weight), {}
 
     def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
         """The actions with clipped noise, inside the bounds."""

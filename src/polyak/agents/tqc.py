@@ -238,7 +238,7 @@ class TQC:
             target: the target critics.
             actor: the actor that a' is drawn from.
             alpha: the weight of the entropy.
-            key: for a'.
+            key: for a', and dropout.
         """
         target_key, dropout_key = jax.random.split(key)
         online = dataclasses.replace(critics, params=params)

@@ -233,6 +233,16 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outp
     return q.shape[1]
 
 
+def check_subset(owner: str, subset: int | None, num_critics: int) -> None:
+    """Check that a subset is of no more critics than there are.
+
+    Raises:
+        ValueError: it is of more.
+    """
+    if subset is not None and subset > num_critics:
+        raise ValueError(f"{owner}: subset must be at most the number of critics, {num_critics}, got {subset}")
+
+
 def has_small_products(settings: Any, num_envs: int, devices: int) -> bool:
     """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
     critics = settings.critics
@@ -250,6 +260,13 @@ def q_values(
     """
     (q, _), _, _ = network.apply(variables, (obs, action), train=key is not None, key=key)
     return q
+
+
+def min_of_critics(q: Float[Array, "B N *M"], subset: int | None, key: PRNGKeyArray) -> Float[Array, "..."]:
+    """min_i over all critics, or over `subset` of them, drawn at random for the whole batch (REDQ)."""
+    if subset is not None:
+        q = jax.random.choice(key, q, (subset,), replace=False, axis=1)
+    return jnp.min(q, axis=1)
 
 
 def deterministic_action(network: Network, variables: Variables, obs: PyTree, spec: EnvSpec) -> PyTree:
