@@ -16,7 +16,7 @@ from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.off_policy import replay_of
 from polyak.learning.soft_actor import SoftActorCopies
 from polyak.ops.distributions import TanhNormal
-from polyak.replay.uniform import Transition
+from polyak.replay.uniform import Replay, Transition
 
 KEY = jax.random.key(0)
 OBS = Box([-9.0] * 3, [9.0] * 3)
@@ -202,6 +202,26 @@ def test_each_network_learns_at_its_own_rate(name):
     steps = jax.tree.map(lambda new, old: np.abs(new - old).max(), params_of(state.copies), before)
     largest = {network: max(jax.tree.leaves(tree)) for network, tree in steps.items()}
     assert largest == pytest.approx(rates, rel=1e-2) and int(state.updates) == 1
+
+
+def test_the_actor_of_ddpg_learns_from_the_new_critic(monkeypatch):
+    """The gradients by the action in TF-Agents' reference are clipped so much that those of old and new critic agree."""
+    rows = batch()
+    monkeypatch.setattr(Replay, "sample", lambda *args, **kwargs: rows)
+    agent = make("ddpg", num_steps=1, optimizer=optax.sgd(0.5))
+    before, after = agent.init(KEY).copies, agent.update(agent.init(KEY), random_rollout(agent), KEY)[0].copies
+    actor = before.actor.online
+
+    def stepped(critics):
+        gradient = jax.grad(agent.actor_loss, has_aux=True)(actor.params, rows, actor=actor, critics=critics.online)[0]
+        return jax.tree.leaves(jax.tree.map(lambda x, g: x - 0.5 * g, actor.params, gradient))
+
+    found = jax.tree.leaves(after.actor.online.params)
+    errors = [
+        max(float(jnp.abs(a - b).max()) for a, b in zip(found, stepped(x), strict=True))
+        for x in (after.critics, before.critics)
+    ]
+    assert errors[0] < 1e-6 and errors[1] > 1e-2
 
 
 @every_agent
