@@ -165,22 +165,28 @@ def test_the_target_interval_counts_across_calls_with_one_gradient_step_each(nam
     assert not equal(online, target)
 
 
-@every_agent
+@every_agent_and_tqc
 def test_weights_count_in_every_loss_of_as_many_samples_as_action_numbers(name):
     """TF-Agents' DDPG multiplies an actor loss [B, A] by weights [B]."""
     agent = make(name)
-    state = agent.init(KEY)
-    actor, critics = state.copies.actor, state.copies.critics
-    extra = {"alpha": jnp.array(0.3), "key": KEY} if name == "sac" else {}
-    two = jax.tree.map(lambda x: x[:2], batch())
+    copies = agent.init(KEY).copies
+    actor, critics, alpha = copies.actor.online, copies.critics.online, jnp.array(0.3)
+    two, is_soft = jax.tree.map(lambda x: x[:2], batch()), name in ("sac", "tqc")
+    of_actor = {"alpha": alpha, "key": KEY} if is_soft else {}
+    of_critics = {"actor": actor, "alpha": alpha} if is_soft else {"target_actor": actor}
 
-    def loss(weight):
-        rows = dataclasses.replace(two, weight=jnp.asarray(weight))
-        return agent.actor_loss(actor.online.params, rows, actor=actor.online, critics=critics.online, **extra)[0]
+    @jax.jit
+    def losses(weight):
+        rows = dataclasses.replace(two, weight=weight)
+        found = [
+            agent.actor_loss(actor.params, rows, actor=actor, critics=critics, **of_actor)[0],
+            agent.critic_loss(critics.params, rows, critics=critics, target=critics, key=KEY, **of_critics)[0],
+        ]
+        return jnp.stack(found + ([agent.temperature_loss(alpha, rows, actor=actor, key=KEY)[0]] if is_soft else []))
 
-    first, second = loss([1.0, 0.0]), loss([0.0, 1.0])
-    np.testing.assert_allclose(loss([0.25, 0.75]), 0.25 * first + 0.75 * second, rtol=1e-5)
-    assert float(jnp.abs(first - second)) > 1e-6
+    first, second, mixed = (losses(jnp.array(weight)) for weight in ([1.0, 0.0], [0.0, 1.0], [0.25, 0.75]))
+    np.testing.assert_allclose(mixed, 0.25 * first + 0.75 * second, rtol=1e-5)
+    assert float(jnp.abs(first - second).min()) > 1e-6
 
 
 def params_of(copies):
@@ -474,6 +480,18 @@ def test_host_and_compiled_loop_and_two_devices_learn(name):
     assert int(split.state.updates) == int(compiled.state.updates) > 0
     for weights in (split.state.copies.critics.online.params, split.state.copies.average.params):
         assert equal(*(shard.data for shard in jax.tree.leaves(weights)[0].addressable_shards))
+
+
+def test_two_seeds_of_sac_in_one_program_are_two_single_runs():
+    env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
+    agent = make("sac", env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25, policy_delay=2, ema_tau=0.1)
+    keys = jax.random.split(KEY, 2)
+    together = train.compiled_seeds(agent, env, env_steps=192, keys=keys)
+    alone = [train.compiled(agent, env, env_steps=192, key=key) for key in keys]
+    assert not equal(*(one.state.copies.actor.online.params for one in alone)) and int(alone[0].state.updates) == 36
+    for one, other in zip(together, alone, strict=True):
+        for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
 def test_actions_in_a_tree():

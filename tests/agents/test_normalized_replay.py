@@ -1,6 +1,7 @@
 """Observations and rewards of a replay, normalised by the statistics of now: when drawn, when acting, and in exports."""
 
 import dataclasses
+import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +123,12 @@ def test_policies_see_normalised_observations_in_jax_numpy_and_exports(name, tmp
     np.testing.assert_allclose(policy.predict(obs)[0], wanted, atol=1e-5)
     write_policy(policy, SPEC, "numpy", tmp_path / "policy.npz", {})
     np.testing.assert_allclose(polyak.load_policy(tmp_path / "policy.npz").predict(obs)[0], wanted, atol=1e-5)
+    if all(importlib.util.find_spec(package) for package in ("onnx", "onnxruntime")):
+        import onnxruntime
+
+        write_policy(policy, SPEC, "onnx", tmp_path / "policy.onnx", {})
+        session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(session.run(["action"], {"obs": obs})[0], wanted, atol=1e-5)
 
 
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():

@@ -110,12 +110,16 @@ def test_impala_whose_rollouts_have_the_policys_outputs_has_the_bits_of_the_host
     assert_same_bits(train(cartpole, 2, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
 
 
-def test_sac_has_the_bits_of_the_host_loop_and_its_workers_act_in_numpy():
+@pytest.mark.parametrize("kind", [polyak.SAC, polyak.TQC, polyak.DDPG])
+def test_actor_critics_have_the_bits_of_the_host_loop_and_all_but_ddpgs_workers_act_in_numpy(kind):
     env = polyak.envs.make("Pendulum-v1", num_envs=8, vectorization="sync", action_scaling="rescale")
-    small = {"actor": polyak.Actor((8,)), "critics": polyak.Critics((8,)), "batch_size": 8, "capacity": 256}
-    agent = polyak.SAC(env.spec, num_steps=8, learning_starts=100, updates_per_step=1 / 64, **small)
-    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4)
-    ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 2)]
+    is_ddpg = kind is polyak.DDPG
+    actor, critics = polyak.Actor((8,), std="fixed" if is_ddpg else "state"), polyak.Critics((8,), num_critics=2 - is_ddpg)
+    small = {"actor": actor, "critics": critics, "batch_size": 8, "capacity": 256}
+    agent = kind(env.spec, num_steps=8, learning_starts=100, updates_per_step=1 / 64, **small)
+    # Ornstein-Uhlenbeck noise is computed in JAX, where several workers have keys of their own.
+    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4) == (not is_ddpg)
+    ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 1 if is_ddpg else 2)]
     assert int(ends[0].agent.updates) == 3
     assert_same_bits(*ends)
 
