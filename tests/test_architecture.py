@@ -124,11 +124,13 @@ def test_a_room_imports_only_what_the_table_allows(file):
         ("agents/impala:IMPALA", 9, 900),
         ("agents/dqn:DQN", 8, 900),
         ("agents/ddpg:DDPG", 8, 900),
-        # The message about gradient steps that are not whole takes 2 lines for the num_steps that makes them so.
-        ("agents/td3:TD3", 8, 908),
+        # A subset of critics and the average of the actor that is evaluated take 20 lines, and the message about gradient steps
+        # that are not whole 2 for the num_steps that makes them so.
+        ("agents/td3:TD3", 8, 923),
         # learning/soft_actor is the ninth: what SAC shares with TQC; an encoder shared with the critics takes 14 lines, and a
-        # learning rate that is computed only in updates 4. Of both, 7 are of batches that come from the host's memory.
-        ("agents/sac:SAC", 9, 964),
+        # learning rate that is computed only in updates 4. Of both, 7 are of batches that come from the host's memory. A
+        # delay of the actor takes 18 and its average 8.
+        ("agents/sac:SAC", 9, 994),
     ],
 )
 def test_an_agent_is_read_in_few_files(agent, most_files, most_lines):

@@ -16,12 +16,11 @@ from polyak.core.struct import check_settings, choice, integer, number, setting,
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
-    check_average,
     check_critics,
     check_shared_encoder,
+    check_state_of,
     check_unit_actions,
     create_actor_critic,
-    create_average,
     critic_terms,
     deterministic_action,
     evaluated_actor,
@@ -47,7 +46,7 @@ from polyak.learning.off_policy import (
 from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import StepLog, check_optimizer, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import WarmUp
@@ -184,12 +183,11 @@ class DDPG:
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state."""
-        networks = self._actor, self._critics
-        copies = create_actor_critic(self, self.spec, networks, (self._follow, self._follow), key)
+        copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (self._follow, self._follow), key)
         num_critics = check_critics(self._critics, copies[1].online, self.spec)
         if num_critics != 1:
             raise ValueError(f"DDPG: critics must be one critic, Critics(num_critics=1), got {num_critics}; TD3 takes several")
-        return create_state(self, ActorCriticCopies(*copies, create_average(self, copies[0])))
+        return create_state(self, ActorCriticCopies(*copies))
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action, that of its average if there is one."""
@@ -240,14 +238,13 @@ class DDPG:
             actor, actor_log = train_copies(actor, actor_loss, actor_step, batch, due=due, axis_name=axis_name)
             actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
             applied = critic_log.applied.astype(jnp.uint32)
-            average = update_average(self, copies.average, actor, critic_log.applied)
+            average = update_average(self.ema_tau, copies.average, actor.online, critic_log.applied)
             copies = ActorCriticCopies(actor.follow(updates=applied), critics.follow(updates=applied), average)
             return copies, join_logs(critic=critic_log, actor=actor_log)
 
         # The agent's settings decide how the targets follow, also where they were changed after `init`.
         actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
-        check_optimizer_state(critics_step, critics.online.params, critics.optimizer_state)
-        check_average(self, state.copies.average)
+        check_state_of(self, critics, state.copies.average)
         state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, actor=actor, critics=critics))
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
 

@@ -17,13 +17,12 @@ from polyak.core.struct import check_settings, choice, integer, number, setting,
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
-    check_average,
     check_critics,
     check_shared_encoder,
+    check_state_of,
     check_subset,
     check_unit_actions,
     create_actor_critic,
-    create_average,
     critic_terms,
     deterministic_action,
     evaluated_actor,
@@ -51,7 +50,7 @@ from polyak.learning.off_policy import (
 from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import StepLog, check_optimizer, check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import StepLog, check_optimizer, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import WarmUp
@@ -198,10 +197,9 @@ class TD3:
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state."""
-        networks = self._actor, self._critics
-        copies = create_actor_critic(self, self.spec, networks, (self._follow, self._follow), key)
+        copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (self._follow, self._follow), key)
         check_subset("TD3", self.subset, check_critics(self._critics, copies[1].online, self.spec))
-        return create_state(self, ActorCriticCopies(*copies, create_average(self, copies[0])))
+        return create_state(self, ActorCriticCopies(*copies))
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action, that of its average if there is one."""
@@ -258,14 +256,13 @@ class TD3:
 
             actor, actor_log = train_in_turn(self.policy_delay, critics, critic_log, train_actor, actor)
             actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
-            average = update_average(self, copies.average, actor, critic_log.applied)
+            average = update_average(self.ema_tau, copies.average, actor.online, critic_log.applied)
             copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
             return copies, join_logs(critic=critic_log, actor=actor_log)
 
         # The agent's settings decide how the targets follow, also where they were changed after `init`.
         actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
-        check_optimizer_state(critics_step, critics.online.params, critics.optimizer_state)
-        check_average(self, state.copies.average)
+        check_state_of(self, critics, state.copies.average)
         state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, actor=actor, critics=critics))
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
 

@@ -20,7 +20,7 @@ from polyak.networks.actor_critic import network_or_default
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, is_image, is_narrow
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import OptimizerSettings, StepLog, optimizer_of
+from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
 from polyak.ops.losses import weighted_sum
 from polyak.ops.updates import soft_update
 
@@ -76,8 +76,8 @@ def create_actor_critic(
     networks: tuple[Network, Network],
     follows: tuple[Follow | None, Follow],
     key: PRNGKeyArray,
-) -> tuple[NetworkCopies, NetworkCopies]:
-    """Copies of an actor and of critics, with the states of their optimizers.
+) -> tuple[NetworkCopies, NetworkCopies, Variables | None]:
+    """Copies of an actor and of critics, with the states of their optimizers, and with `ema_tau` the average of the actor.
 
     Args:
         networks: `(actor, critics)`.
@@ -96,7 +96,8 @@ def create_actor_critic(
     )
     check_actor(networks[0], actor.online, spec)
     actor = dataclasses.replace(actor, online=copy_buffers(share_encoder(settings, actor.online, critics.online)))
-    return actor if actor.target is None else actor.update_target(), critics
+    average = None if settings.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))  # in float32
+    return actor if actor.target is None else actor.update_target(), critics, average
 
 
 def share_encoder(settings: ActorCriticSettings, actor: Variables, critics: Variables) -> Variables:
@@ -107,20 +108,9 @@ def share_encoder(settings: ActorCriticSettings, actor: Variables, critics: Vari
     return dataclasses.replace(actor, params={**actor.params, "actor": torso})
 
 
-def create_average(settings: ActorCriticSettings, actor: NetworkCopies) -> Variables | None:
-    """The average of a new actor, in at least float32; None without `ema_tau`."""
-    return None if settings.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))
-
-
-def update_average(
-    settings: ActorCriticSettings, average: Variables | None, actor: NetworkCopies, applied: Bool[Array, ""]
-) -> Variables | None:
-    """The average after a gradient step, average + τ (actor - average), where the critics' was applied."""
-    if average is None:
-        return None
-    tau = jnp.where(applied, jnp.asarray(settings.ema_tau, jnp.float32), 0.0)
-    averaged: Variables = soft_update(actor.online, average, tau)
-    return averaged
+def update_average(tau: Scalar | None, average: Variables | None, actor: Variables, applied: Array) -> Variables | None:
+    """The average after a gradient step, average + τ (actor - average) where the critics' was applied."""
+    return None if average is None else soft_update(actor, average, jnp.where(applied, jnp.asarray(tau, jnp.float32), 0.0))
 
 
 def evaluated_actor(actor: NetworkCopies, average: Variables | None) -> Variables:
@@ -128,12 +118,13 @@ def evaluated_actor(actor: NetworkCopies, average: Variables | None) -> Variable
     return actor.online if average is None else cast_like(average, actor.online)
 
 
-def check_average(settings: ActorCriticSettings, average: Variables | None) -> None:
-    """Check that a state has an average of the actor if `ema_tau` is set, and only then.
+def check_state_of(settings: ActorCriticSettings, critics: NetworkCopies, average: Variables | None) -> None:
+    """Check that a state was created with the agent's optimizer and `ema_tau`.
 
     Raises:
-        ValueError: it has not, or has one without.
+        ValueError: it was not.
     """
+    check_optimizer_state(optimizer_of(settings), critics.online.params, critics.optimizer_state)
     check_created_with(settings, equal={}, present={"ema_tau": average})
 
 
@@ -292,7 +283,7 @@ def train_in_turn(
     """
     is_turn = critic_log.applied & (critics.target_total % jnp.uint32(delay) == 0)
     if delay == 1:
-        return train(copies, is_turn)  # A branch would copy the copies.
+        return train(copies, is_turn)  # No branch: a GPU waits for its condition.
 
     def skip(copies: PyTree) -> Any:
         _, log = jax.eval_shape(train, copies, is_turn)

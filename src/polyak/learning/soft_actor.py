@@ -19,9 +19,8 @@ from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, 
 from polyak.learning.actor_critic import (
     ActorCriticSettings,
     action_dimensions,
-    check_average,
+    check_state_of,
     create_actor_critic,
-    create_average,
     join_logs,
     share_encoder,
     train_in_turn,
@@ -29,7 +28,7 @@ from polyak.learning.actor_critic import (
 )
 from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, add_and_learn, create_state, train_copies
 from polyak.ops.distributions import Categorical, for_space
-from polyak.ops.gradient_step import StepLog, check_optimizer_state, gradient_step, optimizer_of
+from polyak.ops.gradient_step import StepLog, gradient_step, optimizer_of
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule
 from polyak.replay.uniform import Transition
@@ -203,10 +202,11 @@ def check_temperature(settings: SoftActorSettings) -> None:
 
 def create_soft_actor(settings: SoftActorSettings, key: PRNGKeyArray) -> OffPolicyState:
     """A new state: an actor, critics with a target, a temperature and an empty replay."""
-    actor, critics = create_actor_critic(settings, settings.spec, networks_of(settings), (None, _follow(settings)), key)
+    follows = None, _follow(settings)
+    actor, critics, average = create_actor_critic(settings, settings.spec, networks_of(settings), follows, key)
     log_alpha = jnp.log(jnp.asarray(settings.initial_alpha, jnp.float32))
     temperature = Temperature(log_alpha, optimizer_of(settings).init(jnp.array(log_alpha, copy=True)))
-    return create_state(settings, SoftActorCopies(actor, critics, temperature, create_average(settings, actor)))
+    return create_state(settings, SoftActorCopies(actor, critics, temperature, average))
 
 
 def update_soft_actor(
@@ -230,8 +230,7 @@ def update_soft_actor(
     train_step = partial(train_soft_actor, settings, optimizers, axis_name=axis_name)
     # The agent's settings decide how the target follows, also where they were changed after `init`.
     critics = state.copies.critics.with_target_follow(_follow(settings))
-    check_optimizer_state(optimizers[0], critics.online.params, critics.optimizer_state)
-    check_average(settings, state.copies.average)
+    check_state_of(settings, critics, state.copies.average)
     state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, critics=critics))
     new_state, metrics = add_and_learn(settings, state, rollout, key, train_step, axis_name=axis_name)
     return new_state, metrics | {"train/alpha": alpha_of(settings, new_state.copies.temperature.log_alpha)}
@@ -288,7 +287,7 @@ def train_soft_actor(
     trained = actor, temperature
     (actor, temperature), logs = train_in_turn(settings.policy_delay, critics, critic_log, train_actor, trained)
     actor = dataclasses.replace(actor, online=share_encoder(settings, actor.online, critics.online))
-    average = update_average(settings, copies.average, actor, critic_log.applied)
+    average = update_average(settings.ema_tau, copies.average, actor.online, critic_log.applied)
     return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
 
 
