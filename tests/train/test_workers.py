@@ -200,6 +200,7 @@ def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):
         ("a3c", {"workers": workers(), "loop": "host"}, "a3c is A2C in the asynchronous loop, got loop='host'"),
         ("a2c", {"workers": workers(max_staleness=3)}, "max_staleness is for loop='asynchronous'"),
         ("a2c", {"workers": workers(shared_optimizer=False)}, "shared_optimizer=False is for loop='asynchronous'"),
+        ("a2c", {"workers": workers(max_bad=3)}, "max_bad is for loop='asynchronous'"),
         ("a3c", {"workers": workers(lag=2)}, "lag=2: workers that push gradients wait for nobody"),
         ("a3c", {"workers": workers(), "devices": 2}, "devices=2: gradients that workers push come from one device"),
         ("a3c", {"workers": workers(3)}, "num_envs=4 cannot be split over workers=3"),

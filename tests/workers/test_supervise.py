@@ -224,10 +224,10 @@ def test_a_worker_that_fails_again_and_again_is_given_up_where_others_suffice():
 def test_fewer_workers_than_are_needed_end_the_training_with_the_reasons():
     """W17."""
     results = {b"0": [DEAD] * MAX_FAILURES, b"1": [DEAD] * MAX_FAILURES}
-    supervisor, _, _ = make(results, workers=2, min_workers=1, budget=100)
+    supervisor, _, _ = make(results, workers=2, min_workers=1, budget=2 * MAX_FAILURES - 2)
     for worker in range(2):
         supervisor.request(worker, "rollout", 0)
-    message = "worker 1 died: of a test; failures in a row: 5, and only 0 others are left of min_workers=1"
+    message = "worker 1 died: of a test; no restart is left of restarts=8, and only 0 others are left of min_workers=1"
     with pytest.raises(RuntimeError, match=message) as caught:
         run(supervisor, 1)
     assert caught.value.__notes__ == ["worker 0 before: died: of a test"]
@@ -250,6 +250,15 @@ def test_without_a_restart_left_the_others_go_on_if_they_suffice():
     for worker in range(2):
         supervisor.request(worker, "rollout", 0)
     assert run(supervisor, 1) == [(1, "b")] and [event.event for event in events] == ["started", "started", "lost"]
+
+
+def test_a_worker_that_is_needed_is_restarted_until_the_budget_is_spent():
+    """W17."""
+    supervisor, engine, _ = make({b"0": [DEAD] * (MAX_FAILURES + 2) + ["back"], b"1": ["b"]}, workers=2, min_workers=2)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 0)
+    assert sorted(run(supervisor, 2)) == [(0, "back"), (1, "b")] and not supervisor.is_lost(0)
+    assert engine.now > 60
 
 
 def test_others_wait_for_a_worker_where_too_few_are_there():

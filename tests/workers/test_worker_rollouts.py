@@ -492,7 +492,7 @@ def test_too_few_workers_end_the_training(cartpole, monkeypatch):
     """W17."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     with pytest.raises(RuntimeError, match="only 2 others are left of min_workers=3"):
-        train(cartpole, 4, bad_workers({0, 2}), options={"min_workers": 3})
+        train(cartpole, 4, bad_workers({0, 2}), options={"min_workers": 3, "restarts": 12})
     with pytest.raises(ValueError, match="min_workers=3 must be at most workers=2"):
         train(cartpole, 2, options={"min_workers": 3})
 

@@ -112,7 +112,7 @@ class TrainFlags:
     """raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which
     counts as a restart"""
     min_workers: Annotated[int | None, default_hint("all", "INT")] = None
-    """train on without workers that fail again and again, as long as so many are left; their environments have weight 0"""
+    """continue without workers that keep failing while at least this many are left; their environments have weight 0"""
     learners: int = 1
     """processes that train together in the compiled loop and split --devices; if one dies, all start again from the newest
     checkpoint"""

@@ -52,7 +52,7 @@ class ResumeFlags:
     """raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which
     counts as a restart"""
     min_workers: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """train on without workers that fail again and again, as long as so many are left; their environments have weight 0"""
+    """continue without workers that keep failing while at least this many are left; their environments have weight 0"""
     learners: Annotated[int | None, default_hint("the run's", "INT")] = None
     """processes that train together in the compiled loop; any number that divides the run's devices, 1 for this process"""
     imports: ImportFlag = None

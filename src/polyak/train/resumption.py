@@ -86,7 +86,7 @@ def resume(
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment.
         ValueError: the environment is the caller's own, and `env` is None; the run has already done more than `env_steps`; or
             `agent` has other settings.
-        StoppedBeforeStart: workers were stopped before they had started, or learners before they trained, and the run has no
+        StoppedBeforeStart: workers were stopped before they had started; or learners before they trained, and the run has no
             checkpoint.
     """
     check_callbacks("polyak.resume", callbacks)

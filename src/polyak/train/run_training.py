@@ -20,7 +20,7 @@ def run_training(
     """Train, evaluate and write the summary; the first Ctrl-C stops in order.
 
     Raises:
-        StoppedBeforeStart: workers were stopped before they had started, or learners, and there is no checkpoint.
+        StoppedBeforeStart: workers were stopped before they had started; or learners, and there is no checkpoint.
     """
     console = Screen(quiet=not progress)
     with training:

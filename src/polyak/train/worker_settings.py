@@ -39,9 +39,9 @@ class Workers:
         restarts: how many times workers may be replaced in a training; 100.
         on_env_error: what an exception of an environment does: it ends the training (`"raise"`, the default), or its worker
             starts new episodes (`"restart"`), which counts as a restart.
-        min_workers: how many workers training needs; by default all. A worker that fails five times in a row is given up as
-            long as so many are left, and while it waits to be started again, the others do not wait for it; in the meantime
-            its environments have weight 0.
+        min_workers: how many workers training needs; by default all. While at least as many others are left, a worker that
+            fails five times in a row is given up, and nobody waits for one that waits to be started again; its environments
+            have weight 0.
         shared_optimizer: where workers send gradients: the shared copy has the only optimizer state (the default), or each
             worker its own.
         max_staleness: where workers send gradients: those of weights more than this many steps old are dropped and counted; by

@@ -77,7 +77,11 @@ def check_workers(agent: Agent, loop: str, options: WorkerOptions, devices: int 
     check_agent("train", agent)
     if loop == "distributed":
         check_lag(agent, options.lag)
-        pushes = {"shared_optimizer=False": not options.shared_optimizer, "max_staleness": options.max_staleness is not None}
+        pushes = {
+            "shared_optimizer=False": not options.shared_optimizer,
+            "max_staleness": options.max_staleness is not None,
+            "max_bad": options.max_bad != WorkerOptions().max_bad,
+        }
         for name, is_set in pushes.items():
             if is_set:
                 raise ValueError(f"train: {name} is for loop='asynchronous', whose workers push gradients; leave it out")

@@ -146,9 +146,9 @@ class Supervisor:
         on_event: called with every event.
         clock: the monotonic clock in seconds.
         warm_up: further seconds that requests may take until a result is accepted: a worker may have to compile.
-        min_workers: how many workers training needs: one that fails `MAX_FAILURES` times in a row, does not start in time at
-            the beginning, or fails without a restart left, is given up as long as so many others are not. None needs all, and
-            restarts them until the budget is spent.
+        min_workers: how many workers training needs. While at least as many others are left, a worker that fails `MAX_FAILURES`
+            times in a row, does not start in time at the beginning, or fails without a restart left, is given up; otherwise it
+            is restarted until the budget is spent. None needs all.
         place_of: machine and process of a worker by the result of its start.
 
     Raises:
@@ -195,8 +195,7 @@ class Supervisor:
     def is_absent(self, index: int) -> bool:
         """Whether nobody should wait for a worker: it is lost, or failed twice in a row and is not back, and others suffice."""
         absent = [one.is_lost or (one.failures > 1 and not one.has_started) for one in self.workers]
-        others_suffice = self.min_workers is not None and len(absent) - sum(absent) >= self.min_workers
-        return self.workers[index].is_lost or (absent[index] and others_suffice)
+        return self.workers[index].is_lost or (absent[index] and self._suffices(len(absent) - sum(absent)))
 
     def withdraw(self, index: int) -> None:
         """Take back the request of a worker that has not started yet."""
@@ -258,7 +257,7 @@ class Supervisor:
         worker.failures += 1
         never_began = not worker.has_begun and self.clock() >= worker.deadline
         is_hopeless = never_began or worker.failures >= MAX_FAILURES
-        worker.is_lost = is_spent or (self.min_workers is not None and is_hopeless)
+        worker.is_lost = is_spent or (is_hopeless and self._suffices(sum(not one.is_lost for one in self.workers) - 1))
         self.on_event(WorkerEvent(index, "lost" if worker.is_lost else "failed", reason, *worker.place))
         handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
         if worker.is_lost:
@@ -284,6 +283,10 @@ class Supervisor:
         self.workers = []
         self.engine.close()
 
+    def _suffices(self, left: int) -> bool:
+        """Whether training may go on with so many workers."""
+        return self.min_workers is not None and left >= self.min_workers
+
     def _check_left(self, index: int, *, is_spent: bool) -> None:
         """Check that training can go on without a worker that is lost.
 
@@ -291,7 +294,7 @@ class Supervisor:
             RuntimeError: it cannot.
         """
         left = sum(not one.is_lost for one in self.workers)
-        if self.min_workers is not None and left >= self.min_workers:
+        if self._suffices(left):
             return
         failures = self.workers[index].failures
         why = f"no restart is left of restarts={self.budget}" if is_spent else f"failures in a row: {failures}"

@@ -36,9 +36,9 @@ class WorkerOptions:
         restarts: how many times workers may be replaced in a training.
         on_env_error: what an exception of an environment does: it ends the training (`"raise"`), or its worker starts new
             episodes (`"restart"`), which counts as a restart.
-        min_workers: how many workers training needs. A worker that fails five times in a row (`supervise.MAX_FAILURES`) is
-            given up as long as so many are left, and while it waits to be started again, the others do not wait for it; in
-            the meantime its environments have weight 0. None needs all workers.
+        min_workers: how many workers training needs. While at least as many others are left, a worker that fails five times in
+            a row (`supervise.MAX_FAILURES`) is given up, and nobody waits for one that waits to be started again; its
+            environments have weight 0. None needs all workers.
         shared_optimizer: where workers send gradients: the shared copy has the only optimizer state, or each worker its own.
         max_staleness: where workers send gradients: those of weights more than this many steps old are dropped and counted;
             None accepts any.
@@ -192,7 +192,7 @@ class WorkerGroup:
     def check_start(self, worker: int, result: Any) -> None:
         """As `check_result`, for a worker that was made again; one that returned invalid values is started once more.
 
-        So is one after an exception, if these do that.
+        With `on_env_error="restart"`, so is one that raised an exception.
         """
         if not isinstance(result, Failure) or (result.invalid_value is None and self.options.on_env_error == "raise"):
             self.check_result(worker, result)

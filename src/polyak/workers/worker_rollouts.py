@@ -106,7 +106,9 @@ class WorkerRollouts:
             self._go_on_without_absent()
         self._times.waited += time.monotonic() - start
         parts = [received.popleft() for received in self._received]
-        self._times.add([part.seconds for part in parts], [self._learned - part.version for part in parts])
+        # Without those that stand in for workers that returned none.
+        collected = [part for part in parts if part.seconds > 0]
+        self._times.add([part.seconds for part in collected], [self._learned - part.version for part in collected])
         sums = InfoSums()
         for worker, part in enumerate(parts):
             sums.merge(part.info_sums)
