@@ -231,3 +231,20 @@ def test_images_cannot_be_normalised(name):
     images = EnvSpec(Box(np.zeros((4, 8, 8)), np.full((4, 8, 8), 255), np.uint8), Discrete(2))
     with pytest.raises(ValueError, match="normalize_obs must be False for observations without a Box other than uint8"):
         make_q(name, images)
+
+
+@pytest.mark.parametrize(
+    ("made", "agent", "message"),
+    [
+        ({"normalize_obs": False}, {"normalize_obs": True}, "normalize_obs=False but the agent sets normalize_obs=True"),
+        ({"normalize_obs": True}, {"normalize_obs": False}, "normalize_obs=True but the agent sets normalize_obs=False"),
+        ({"clip_obs": 5.0}, {"clip_obs": 2.0}, "clip_obs=5.0 but the agent sets clip_obs=2.0"),
+        ({}, {"normalize_reward": "reward"}, "normalize_reward=None but the agent sets normalize_reward='reward'"),
+    ],
+)
+@pytest.mark.parametrize("name", ["sac", "dqn"])
+def test_states_of_other_settings_of_normalisation_are_rejected(name, made, agent, message):
+    creates, has = ((make if name == "sac" else make_q)(name, **settings) for settings in (made, agent))
+    rollout = (collected if name == "sac" else collected_q)(has)
+    with pytest.raises(ValueError, match=f"this state was created with {message}"):
+        jax.eval_shape(has.update, creates.init(KEY), rollout, KEY)

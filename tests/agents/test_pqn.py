@@ -183,3 +183,10 @@ def test_the_default_network_is_normalized_and_settings_are_checked():
     with pytest.raises(ValueError, match="created with another optimizer"):
         agent = make()
         make(optimizer=optax.sgd(0.1)).update(agent.init(KEY), rollout_of(agent), KEY)
+
+
+@pytest.mark.parametrize(("made", "has"), [(False, True), (True, False)])
+def test_states_of_another_normalize_obs_are_rejected(made, has):
+    agent = make(normalize_obs=has)
+    with pytest.raises(ValueError, match=f"created with normalize_obs={made} but the agent sets normalize_obs={has}"):
+        jax.eval_shape(agent.update, make(normalize_obs=made).init(KEY), rollout_of(agent), KEY)

@@ -12,14 +12,14 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_state
+from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
-from polyak.learning.normalizers import check_normalizers
+from polyak.learning.normalizers import check_normalizers, settings_of
 from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
@@ -174,6 +174,7 @@ class PQN:
             TypeError, ValueError: the rollout does not fit the spec or the minibatches the settings (while tracing).
         """
         check_state("PQN.update", state, PQNState)
+        check_created_with(self, equal=settings_of(self, state.obs_normalizer), present={})
         num_steps, num_envs = check_rollout(rollout, self.spec)
         check_divides(num_steps, num_envs, self.num_minibatches)
         rollout, copies, optimizer = self._combine(as_arrays(rollout)), state.copies, optimizer_of(self, state.env_steps)

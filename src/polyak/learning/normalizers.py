@@ -4,10 +4,11 @@ What is stored stays as it came: every batch is normalised by the statistics of 
 """
 
 import dataclasses
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
+from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Rollout, Scalar
@@ -31,6 +32,11 @@ class NormalizedObsSettings(Protocol):
         """Whether observations are normalised by their running mean and standard deviation."""
         ...
 
+    @property
+    def clip_obs(self) -> float | None:
+        """Normalised observations are clipped to ± this value."""
+        ...
+
 
 @runtime_checkable
 class NormalizedSettings(NormalizedObsSettings, Protocol):
@@ -39,11 +45,6 @@ class NormalizedSettings(NormalizedObsSettings, Protocol):
     @property
     def gamma(self) -> Scalar:
         """Discount per step."""
-        ...
-
-    @property
-    def clip_obs(self) -> float | None:
-        """Normalised observations are clipped to ± this value."""
         ...
 
     @property
@@ -68,7 +69,7 @@ class Normalizers:
         """The statistics after a rollout; its rows that only reset, and those with NaN or infinity, are left out.
 
         Raises:
-            ValueError: rewards are scaled by the deviation of returns, and the rollout is not from `collect_policy`.
+            ValueError: rewards are scaled by the standard deviation of returns, and the rollout is not from `collect_policy`.
         """
         obs, reward = self.obs, self.reward
         if obs is not None:
@@ -98,11 +99,28 @@ def create_normalizers(settings: object) -> Normalizers:
     return Normalizers(obs, None if settings.normalize_reward is None else RewardScaler.init(settings.normalize_reward))
 
 
+def settings_of(settings: NormalizedObsSettings, obs: ObsNormalizer | None) -> dict[str, Any]:
+    """The settings of observations that a state with these statistics was created with; see `check_created_with`."""
+    return {"normalize_obs": obs is not None, "clip_obs": settings.clip_obs if obs is None else obs.clip}
+
+
+def check_created_normalizers(settings: object, normalizers: Normalizers) -> None:
+    """Check that a state was created with the settings of normalisation: its own would silently be used instead.
+
+    Raises:
+        ValueError: it was created with others.
+    """
+    if isinstance(settings, NormalizedSettings):
+        scaler = normalizers.reward
+        equal = settings_of(settings, normalizers.obs) | {"normalize_reward": None if scaler is None else scaler.of}
+        check_created_with(settings, equal=equal, present={})
+
+
 def without_returns(settings: object, rollout: Rollout) -> Rollout:
     """The rollout with the recurrent state alone as its carry, which `DiscountedReturn` has beside its returns.
 
     Raises:
-        ValueError: rewards are scaled by the deviation of returns, and the rollout is not from `collect_policy`.
+        ValueError: rewards are scaled by the standard deviation of returns, and the rollout is not from `collect_policy`.
     """
     if not (isinstance(settings, NormalizedSettings) and settings.normalize_reward == "return"):
         return rollout

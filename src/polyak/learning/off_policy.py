@@ -17,7 +17,7 @@ from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.normalizers import Normalizers, create_normalizers, without_returns
+from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers, without_returns
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import (
     Guard,
@@ -235,6 +235,16 @@ def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 
         )
 
 
+def check_off_policy_state(settings: OffPolicySettings, state: OffPolicyState) -> None:
+    """Check that a state given to `update` is one of this agent, with its settings of normalisation.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    check_state(f"{type(settings).__name__}.update", state, OffPolicyState)
+    check_created_normalizers(settings, state.normalizers)
+
+
 def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
     """Gradient steps of an update, with this number of environments on all devices.
 
@@ -283,7 +293,7 @@ def add_and_learn(
     Raises:
         TypeError, ValueError: the state is another agent's, or the rollout does not fit the spec (while tracing).
     """
-    check_state(f"{type(settings).__name__}.update", state, OffPolicyState)
+    check_off_policy_state(settings, state)
     _, num_envs = check_rollout(rollout, settings.spec)
     rollout = as_arrays(rollout)
     ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else replay_of(settings)
