@@ -255,6 +255,7 @@ def test_an_average_of_the_actor_follows_every_gradient_step_and_is_evaluated(na
     explorer = agent.collect_policy(state).policy
     assert equal((explorer if name in ("sac", "tqc") else explorer.policy).variables.params, online)
     assert equal(plain.policy(without).policy.variables.params, online)
+    assert equal(plain.policy(state).policy.variables.params, online), "without ema_tau the average is not evaluated"
     for one, then, message in (
         (agent, without, "ema_tau=None but the agent sets"),
         (plain, state, "ema_tau but the agent has"),

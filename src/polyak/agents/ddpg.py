@@ -107,8 +107,8 @@ class DDPG:
         adam_eps: Adam's ε.
         optimizer: in place of Adam, for each network.
         ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
-            evaluate and export that average; None evaluates the online actor. The target
-            actor is no such average: its pace, `tau` and `period`, is what the critics need.
+            evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
+            `tau` and `period`, is what the critics need.
         max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
 
     Raises:
@@ -192,15 +192,13 @@ class DDPG:
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action, that of its average if there is one."""
         check_state("DDPG.policy", state, OffPolicyState)
-        return Greedy(self._network_policy(state, evaluated_actor(state.copies.actor, state.copies.average)))
+        return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
         # As a number, so that workers evaluate no schedule.
-        policy, scale = (
-            self._network_policy(state, state.copies.actor.online),
-            value_at(self.exploration_noise, state.env_steps),
-        )
+        scale = value_at(self.exploration_noise, state.env_steps)
+        policy = self._network_policy(state, state.copies.actor.online)
         noisy = OUNoise(policy, scale, self.theta) if self.exploration == "ou" else GaussianNoise(policy, scale)
         warm_up = WarmUp(noisy, self.learning_starts, state.env_steps)
         return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up

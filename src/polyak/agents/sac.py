@@ -175,7 +175,7 @@ class SAC:
         object.__setattr__(self, "critics", feedforward_or_default("SAC", self.critics, Critics(), self.spec))
         check_settings(self)
         if isinstance(self.target_entropy, str):
-            object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a text.
+            object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.
         check_optimizer(self)
         check_normalizers(self)
         check_shared_encoder(self)
@@ -206,7 +206,7 @@ class SAC:
     def policy(self, state: OffPolicyState) -> Greedy:
         """The mode of the actor's distribution, of its average if there is one."""
         check_state("SAC.policy", state, OffPolicyState)
-        return Greedy(self._network_policy(state, evaluated_actor(state.copies.actor, state.copies.average)))
+        return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""

@@ -118,8 +118,8 @@ class TD3:
         adam_eps: Adam's ε.
         optimizer: in place of Adam, for each network.
         ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
-            evaluate and export that average; None evaluates the online actor. The target
-            actor is no such average: its pace, `tau` and `period`, is what the critics need.
+            evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
+            `tau` and `period`, is what the critics need.
         max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
 
     Raises:
@@ -204,7 +204,7 @@ class TD3:
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action, that of its average if there is one."""
         check_state("TD3.policy", state, OffPolicyState)
-        return Greedy(self._network_policy(state, evaluated_actor(state.copies.actor, state.copies.average)))
+        return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""

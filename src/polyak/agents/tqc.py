@@ -172,7 +172,7 @@ class TQC:
         check_unit_actions("TQC", self.spec)
         check_settings(self)
         if isinstance(self.target_entropy, str):
-            object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a text.
+            object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.
         critics = feedforward_or_default("TQC", self.critics, Critics(num_critics=5), self.spec)
         if isinstance(critics, Critics):
             critics = dataclasses.replace(critics, num_quantiles=self.num_quantiles)
@@ -211,7 +211,7 @@ class TQC:
     def policy(self, state: OffPolicyState) -> Greedy:
         """The mode of the actor's distribution, of its average if there is one."""
         check_state("TQC.policy", state, OffPolicyState)
-        return Greedy(self._network_policy(state, evaluated_actor(state.copies.actor, state.copies.average)))
+        return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""

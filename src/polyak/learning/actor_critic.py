@@ -113,9 +113,9 @@ def update_average(tau: Scalar | None, average: Variables | None, actor: Variabl
     return None if average is None else soft_update(actor, average, jnp.where(applied, jnp.asarray(tau, jnp.float32), 0.0))
 
 
-def evaluated_actor(actor: NetworkCopies, average: Variables | None) -> Variables:
-    """The average in the dtypes of the network, where there is one; else the online actor."""
-    return actor.online if average is None else cast_like(average, actor.online)
+def evaluated_actor(settings: ActorCriticSettings, actor: NetworkCopies, average: Variables | None) -> Variables:
+    """The average in the dtypes of the network, with `ema_tau`; else the online actor."""
+    return actor.online if average is None or settings.ema_tau is None else cast_like(average, actor.online)
 
 
 def check_state_of(settings: ActorCriticSettings, critics: NetworkCopies, average: Variables | None) -> None:
@@ -296,8 +296,8 @@ def join_logs(**logs: StepLog) -> StepLog:
     """One log of the gradient steps of several networks; terms get the network's name, `actor_loss`.
 
     The step counts as applied where the first one was and none was skipped, so that a network that fails in every step is
-    noticed. A network that was not trained, because its step was not due or skipped,
-    has NaN in its terms, which means leave out.
+    noticed. A network that was not trained, because its step was not due or skipped, has NaN in its terms, which means leave
+    out.
     """
     first, *_ = logs.values()
     terms: Terms = {}

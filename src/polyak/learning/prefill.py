@@ -20,8 +20,8 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
 
     Nothing is learned, and `env_steps` stays: learning still waits for `learning_starts` transitions of the run's own. The
     rollout is a stream of its own, also where it, or the run, is within an episode: no transition, n-step return, frame stack
-    or sequence leads from one to the other. Rows that are never drawn divide
-    it from the run before and after: as many as a rollout has, and at least two.
+    or sequence leads from one to the other. Rows that are never drawn divide it from the run before and after: as many as a
+    rollout has, and at least two.
 
     Args:
         rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run: with another B, or on several devices,
