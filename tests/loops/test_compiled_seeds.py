@@ -54,7 +54,8 @@ def test_callbacks_and_keys_of_different_lengths_are_rejected():
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_each_agent_of_a_batch_trains_as_it_does_alone(devices):
-    settings = [(0.9, 1e-2, 0.0), (0.99, 1e-3, 0.01)]
+    # Small rates: Adam makes the rounding of a gradient near 0 a share of its step, 1.2e-6 at 1e-2 on some processors.
+    settings = [(0.9, 3e-3, 0.0), (0.99, 1e-3, 0.01)]
     agents = [dataclasses.replace(AGENT, gamma=g, learning_rate=polyak.Linear(rate), ent_coef=c) for g, rate, c in settings]
     batch = jax.tree.map(lambda *values: jnp.stack(values), *agents)
     keys = jax.random.split(KEY, 2)
