@@ -1,8 +1,9 @@
 """Env steps per second of polyak's DQN, in both loops, and of rejax, Stable-Baselines3 and SBX on CartPole, same settings.
 
-    python benchmarks/dqn.py [--quick] [--json PATH] [--settings 8 1]
+    python benchmarks/dqn.py [--quick] [--json PATH] [--settings 1 1-4-4 1-4-1 8]
 
-One gradient step per environment step with 1 environment, one per 4 with 8; batches of 64, (64, 64) relu, a replay of 100,000
+With 1 environment, one gradient step after each step (`1`), or four or one after every fourth (`1-4-4`, and `1-4-1`, the
+default of Stable-Baselines3); with 8, two after each step of all (`8`). Batches of 64, (64, 64) relu, a replay of 100,000
 rows, a target copied every 1,000 env steps, ε = 0.05. All train while they are measured, on one thread each. polyak counts
 valid transitions only: a step that resets an environment is none. Compilation and the first iterations are not counted. rejax
 and `polyak.train.compiled` have CartPole in JAX, the others Gymnasium's. At the end stands the time of an iteration of the
@@ -11,14 +12,41 @@ compiled loop with a learner so small that the loop and the replay are what cost
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import Pace, arguments, few_threads, median, ratios, report, spread, steps, table, take_turns, times, verdict
 from peers import python_of
 
-# Environments: gradient steps after each step of all of them; env steps of a measurement in JAX, and of one outside.
-SETTINGS = {1: (1, 40_000, 2_000), 8: (2, 160_000, 16_000)}
+
+@dataclass(frozen=True)
+class Setting:
+    """When a contestant learns: `updates` gradient steps after every `num_steps` steps of all environments.
+
+    Attributes:
+        fast: env steps of a measurement in JAX.
+        slow: those of one outside.
+    """
+
+    num_envs: int
+    num_steps: int
+    updates: int
+    fast: int
+    slow: int
+
+    @property
+    def rollout(self) -> int:
+        """Env steps between updates."""
+        return self.num_envs * self.num_steps
+
+
+SETTINGS = {
+    "1": Setting(1, 1, 1, 40_000, 2_000),
+    "1-4-4": Setting(1, 4, 4, 40_000, 2_000),
+    "1-4-1": Setting(1, 4, 1, 80_000, 8_000),
+    "8": Setting(8, 1, 2, 160_000, 16_000),
+}
 BATCH, CAPACITY, STARTS, TARGET_EVERY, EPSILON = 64, 100_000, 1_000, 1_000, 0.05
 SHARED = {"learning_rate": 5e-4, "gamma": 0.99}
 
@@ -32,7 +60,7 @@ TARGETS = {
 TINY_MICROSECONDS = 25.0
 
 
-def polyak_worker(loop: str, num_envs: int, updates: int, count: int, hidden: tuple[int, ...], batch: int) -> None:
+def polyak_worker(loop: str, setting: Setting, count: int, hidden: tuple[int, ...], batch: int) -> None:
     import jax
 
     few_threads(1)
@@ -40,17 +68,17 @@ def polyak_worker(loop: str, num_envs: int, updates: int, count: int, hidden: tu
     import polyak
 
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__)
-    env = polyak.envs.make("jax/CartPole-v1" if loop == "compiled" else "CartPole-v1", num_envs=num_envs)
+    env = polyak.envs.make("jax/CartPole-v1" if loop == "compiled" else "CartPole-v1", num_envs=setting.num_envs)
     agent = polyak.DQN(
         env.spec,
         network=polyak.q_mlp(hidden),
-        num_steps=1,
-        updates_per_step=updates / num_envs,
+        num_steps=setting.num_steps,
+        updates_per_step=setting.updates / setting.rollout,
         batch_size=batch,
         capacity=CAPACITY,
         learning_starts=STARTS,
         double=False,
-        period=TARGET_EVERY * updates // num_envs,
+        period=TARGET_EVERY * setting.updates // setting.rollout,
         epsilon=EPSILON,
         **SHARED,
     )
@@ -65,7 +93,7 @@ def polyak_worker(loop: str, num_envs: int, updates: int, count: int, hidden: tu
     )
 
 
-def rejax_worker(num_envs: int, updates: int, count: int) -> None:
+def rejax_worker(setting: Setting, count: int) -> None:
     import jax
 
     few_threads(1)
@@ -74,8 +102,8 @@ def rejax_worker(num_envs: int, updates: int, count: int) -> None:
 
     algorithm = rejax.DQN.create(
         env="CartPole-v1",
-        num_envs=num_envs,
-        num_epochs=updates,
+        num_envs=setting.num_envs,
+        num_epochs=setting.updates,
         buffer_size=CAPACITY,
         fill_buffer=STARTS,
         batch_size=BATCH,
@@ -104,7 +132,7 @@ def rejax_worker(num_envs: int, updates: int, count: int) -> None:
         pace.lap(done)
 
 
-def sb3_worker(num_envs: int, updates: int, count: int, *, in_jax: bool) -> None:
+def sb3_worker(setting: Setting, count: int, *, in_jax: bool) -> None:
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
@@ -137,12 +165,12 @@ def sb3_worker(num_envs: int, updates: int, count: int, *, in_jax: bool) -> None
 
     model = kind(
         "MlpPolicy",
-        make_vec_env("CartPole-v1", n_envs=num_envs, seed=0),
+        make_vec_env("CartPole-v1", n_envs=setting.num_envs, seed=0),
         buffer_size=CAPACITY,
         learning_starts=STARTS,
         batch_size=BATCH,
-        train_freq=1,
-        gradient_steps=updates,
+        train_freq=setting.num_steps,
+        gradient_steps=setting.updates,
         target_update_interval=TARGET_EVERY,
         exploration_initial_eps=EPSILON,
         exploration_final_eps=EPSILON,
@@ -155,16 +183,16 @@ def sb3_worker(num_envs: int, updates: int, count: int, *, in_jax: bool) -> None
 
 def work(args: argparse.Namespace) -> None:
     """One contestant's share."""
-    updates = SETTINGS[args.envs][0]
+    setting = SETTINGS[args.setting]
     match args.worker:
         case "polyak compiled" | "polyak host":
-            polyak_worker(args.worker.split()[1], args.envs, updates, args.count, (64, 64), BATCH)
+            polyak_worker(args.worker.split()[1], setting, args.count, (64, 64), BATCH)
         case "tiny":
-            polyak_worker("compiled", 1, 1, args.count, (4,), 4)
+            polyak_worker("compiled", setting, args.count, (4,), 4)
         case "rejax":
-            rejax_worker(args.envs, updates, args.count)
+            rejax_worker(setting, args.count)
         case "sb3" | "sbx":
-            sb3_worker(args.envs, updates, args.count, in_jax=args.worker == "sbx")
+            sb3_worker(setting, args.count, in_jax=args.worker == "sbx")
 
 
 def main() -> None:
@@ -173,42 +201,44 @@ def main() -> None:
         work(args)
         return
     rounds = 2 if args.quick else args.rounds
-    measured = {str(num_envs): compare(num_envs, rounds, quick=args.quick) for num_envs in args.settings}
+    measured = {name: compare(name, rounds, quick=args.quick) for name in args.settings}
     header = ["", "contestant", "env steps/s", "polyak compiled is", "target", "polyak host is", "target"]
-    rows = [row for num_envs in args.settings for row in rows_of(num_envs, measured[str(num_envs)])]
-    tiny, _ = take_turns({"tiny": command(sys.executable, "tiny", 1, 50_000 if args.quick else 200_000)}, rounds)
+    rows = [row for name in args.settings for row in rows_of(name, measured[name])]
+    tiny, _ = take_turns({"tiny": command(sys.executable, "tiny", "1", 50_000 if args.quick else 200_000)}, rounds)
     microseconds = [1e6 / rate for rate in tiny["tiny"]]
     met = "yes" if median(microseconds) <= TINY_MICROSECONDS else "NO"
     text = table(header, rows) + (
         f"\n\nOne iteration of the compiled loop, (4,) relu, batch 4: {spread(microseconds, lambda x: f'{x:.1f}')} µs, "
         f"{met} (<= {TINY_MICROSECONDS:g})"
     )
-    report(text, {"benchmark": "dqn", "quick": args.quick, "by_num_envs": measured, "tiny_us": microseconds}, args.json)
+    report(text, {"benchmark": "dqn", "quick": args.quick, "by_setting": measured, "tiny_us": microseconds}, args.json)
 
 
-def command(python: str | Path, worker: str, num_envs: int, count: int) -> list[str | Path]:
-    return [python, Path(__file__).resolve(), "--worker", worker, "--envs", str(num_envs), "--count", str(count)]
+def command(python: str | Path, worker: str, setting: str, count: int) -> list[str | Path]:
+    return [python, Path(__file__).resolve(), "--worker", worker, "--setting", setting, "--count", str(count)]
 
 
-def compare(num_envs: int, rounds: int, *, quick: bool) -> dict[str, Any]:
-    """All figures for one number of environments."""
-    _, fast, slow = SETTINGS[num_envs]
-    fast, slow = (fast // 8, slow // 4) if quick else (fast, slow)
+def compare(name: str, rounds: int, *, quick: bool) -> dict[str, Any]:
+    """All figures for one setting."""
+    setting = SETTINGS[name]
+    fast, slow = (setting.fast // 8, setting.slow // 4) if quick else (setting.fast, setting.slow)
     commands = {
-        "rejax": command(python_of("rejax"), "rejax", num_envs, fast),
-        "polyak compiled": command(sys.executable, "polyak compiled", num_envs, fast),
-        "sb3": command(python_of("sb3"), "sb3", num_envs, slow),
-        "polyak host": command(sys.executable, "polyak host", num_envs, slow),
-        "sbx": command(python_of("sbx"), "sbx", num_envs, slow),
+        "rejax": command(python_of("rejax"), "rejax", name, fast),
+        "polyak compiled": command(sys.executable, "polyak compiled", name, fast),
+        "sb3": command(python_of("sb3"), "sb3", name, slow),
+        "polyak host": command(sys.executable, "polyak host", name, slow),
+        "sbx": command(python_of("sbx"), "sbx", name, slow),
     }
+    if setting.num_steps > 1:
+        del commands["rejax"]  # It learns after each step.
     rates, about = take_turns(commands, rounds)
-    versus = {f"{loop} / {peer}": ratios(rates, loop, peer) for loop, peer in TARGETS}
+    versus = {f"{loop} / {peer}": ratios(rates, loop, peer) for loop, peer in TARGETS if peer in rates}
     versus["polyak host / sbx"] = ratios(rates, "polyak host", "sbx")
     return {"rates": rates, "ratios": versus, "versions": about}
 
 
-def rows_of(num_envs: int, measured: dict[str, Any]) -> list[list[str]]:
-    """The table's lines for one number of environments."""
+def rows_of(setting: str, measured: dict[str, Any]) -> list[list[str]]:
+    """The table's lines for one setting."""
     rows = []
     for name, rates in measured["rates"].items():
         cells = []
@@ -217,16 +247,16 @@ def rows_of(num_envs: int, measured: dict[str, Any]) -> list[list[str]]:
             target = TARGETS.get((loop, name))
             cells.append("" if ratio is None else f"{spread(ratio, times)} times")
             cells.append("" if ratio is None or target is None else verdict(median(ratio), target))
-        rows.append([f"{num_envs} env{'s' if num_envs > 1 else ''}", name, spread(rates, steps), *cells])
+        rows.append([setting, name, spread(rates, steps), *cells])
     return rows
 
 
 def parsed() -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--settings", type=int, nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="environments")
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="when they learn")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--worker", help="(what the benchmark starts itself with, like the rest)")
-    parser.add_argument("--envs", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--setting", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
