@@ -4,10 +4,10 @@
 
 `start`: seconds from `train.distributed` with two workers to its first report, without compilation, each in a process that is
 alone. `waits`: a step waits 1 ms, 4 environments a worker, rollouts of 32 steps. `computes`: the same, where a step takes 1 ms
-of a processor. `cheetah`: HalfCheetah-v5, 8 environments, rollouts of 64 steps. All train PPO with two networks of (64, 64), 2
-epochs x 2 minibatches, lag 0 if no other is named; 0 workers are the host loop. `rllib`: CartPole-v1, 2 workers with 8
-environments each, rollouts of 64 steps, 4 epochs x 4 minibatches, and RLlib's PPO with equal settings. Every contestant has a
-private Ray of its own; they work one at a time.
+of a processor. `cheetah`: HalfCheetah-v5, 8 environments, rollouts of 64 steps; `cheetahs`: 32 environments. All train PPO
+with two networks of (64, 64), 2 epochs x 2 minibatches, lag 0 if no other is named; 0 workers are the host loop. `rllib`:
+CartPole-v1, 2 workers with 8 environments each, rollouts of 64 steps, 4 epochs x 4 minibatches, and RLlib's PPO with equal
+settings. Every contestant has a private Ray of its own; they work one at a time.
 """
 
 import subprocess
@@ -25,7 +25,8 @@ WAITING = (1, 2, 4, 8, 16)
 LINEAR = {2: 0.9, 4: 0.9, 8: 0.8, 16: 0.8}
 CORES = 2
 """Workers whose steps compute; on as many free cores they are to be as many times as fast, as `LINEAR` says."""
-KINDS = ("start", "waits", "computes", "cheetah", "rllib")
+CHEETAHS = ("cheetah", "cheetahs")
+KINDS = ("start", "waits", "computes", *CHEETAHS, "rllib")
 START_SECONDS, START_MEGABYTES = 6.0, 150.0
 SHARED = {"learning_rate": 3e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "ent_coef": 0.0, "vf_coef": 0.5}
 RUNNERS, ENVS, STEPS, EPOCHS, MINIBATCHES = 2, 8, 64, 4, 4
@@ -75,9 +76,9 @@ def worker(kind: str, workers: int, lag: int, count: int) -> None:
     import polyak
 
     pace.about["polyak"] = polyak.__version__
-    env: Any = {"waits": Waits, "computes": Computes, "cheetah": "HalfCheetah-v5"}.get(kind, "CartPole-v1")
+    env: Any = {"waits": Waits, "computes": Computes, **dict.fromkeys(CHEETAHS, "HalfCheetah-v5")}.get(kind, "CartPole-v1")
     per_worker = (4 * max(workers, 1), 32)
-    sizes = {"waits": per_worker, "computes": per_worker, "rllib": (RUNNERS * ENVS, STEPS)}
+    sizes = {"waits": per_worker, "computes": per_worker, "cheetahs": (32, 64), "rllib": (RUNNERS * ENVS, STEPS)}
     num_envs, num_steps = sizes.get(kind, (8, 64))
     made = polyak.envs.make(env, num_envs=num_envs if not workers else 1)
     settings = {"num_epochs": 2, "num_minibatches": 2, "values_when": "collect" if lag else "update"}
@@ -177,13 +178,11 @@ def main() -> None:
         numbers = {
             "waits": [(0, 0), *((number, 0) for number in WAITING if number <= most)],
             "computes": [(0, 0), (1, 0), (CORES, 0)],
-            "cheetah": [(0, 0), (1, 0), (2, 0), (2, 1)],
+            **{name: [(0, 0), (1, 0), (2, 0), (2, 1)] for name in CHEETAHS},
             "rllib": [(RUNNERS, 0)],
         }[kind]
-        group = {
-            name_of(kind, *pair): command(kind, *pair, count * max(pair[0], 1) if kind in ("waits", "computes") else count * 2)
-            for pair in numbers
-        }
+        times_count = {"cheetah": 2, "cheetahs": 8, "rllib": 2}.get(kind)
+        group = {name_of(kind, *pair): command(kind, *pair, count * (times_count or max(pair[0], 1))) for pair in numbers}
         peer = python_if_possible("rllib") if kind == "rllib" else None
         if peer is not None:
             group["rllib-peer"] = command("peer", RUNNERS, 0, count * 2, str(peer))
@@ -231,7 +230,7 @@ def rows_of(kind: str, numbers: list[tuple[int, int]], measured: dict[str, list[
             base, against, target = "rllib-peer", "RLlib", 3.0
         elif workers == 1:
             base, against, target = f"{kind}-0", "host loop", 0.95
-        elif kind == "cheetah":
+        elif kind in CHEETAHS:
             target = 1.7
         label = "host loop" if workers == 0 else f"{workers} workers" + (f", lag {lag}" if lag else "")
         row = [kind, label, spread(measured[name], steps), "", ""]
