@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -85,6 +86,29 @@ def test_threads_are_fixed_once_jax_has_started():
     jax.local_devices()
     assert is_jax_started()
     assert choose_threads(polyak.PPO(SPEC), 1, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("train ppo CartPole-v1 --run-dir new", AssertionError()),
+        ("resume run --env-steps 800", RuntimeError("No backend 'abacus' (set JAX_PLATFORMS='')")),
+        ("evaluate run", AssertionError()),
+        ("export run --format numpy", AssertionError()),
+    ],
+)
+def test_a_platform_that_is_not_there_is_named(words, error, run, command, monkeypatch):
+    """JAX raises one of these, as it knows the platform or not."""
+
+    def start():
+        raise error
+
+    monkeypatch.setattr(jax, "local_device_count", start)
+    code, _, err = command(words)
+    assert code == 2
+    assert err.startswith("error: JAX_PLATFORMS must name platforms that JAX can use here, got 'cpu'")
+    assert ("(No backend 'abacus'); leave it out" in err) == bool(str(error))
+    assert not Path("new").exists()
 
 
 @pytest.mark.parametrize("before", [None, "5"])

@@ -24,6 +24,7 @@ from polyak.runs import RunConfig, check_seed, open_checkpoints, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import RunError
+from polyak.train.devices import count_devices
 from polyak.train.evaluation import evaluate_policy
 
 PolicyFlag: TypeAlias = Annotated[
@@ -61,6 +62,7 @@ def evaluate(arguments: list[str]) -> int:
         check_seed("polyak evaluate", "--seed", flags.seed)
         with ExitStack() as stack:
             stack.enter_context(compilation_cache(flags.compilation_cache, None))
+            count_devices()  # Raises where JAX does not start.
             task = _load(directory, flags)
             stack = stack.pop_all()
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:

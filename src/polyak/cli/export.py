@@ -16,6 +16,7 @@ from polyak.runs import RunConfig, open_checkpoints, read_config, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import Run, RunError, is_run_file
+from polyak.train.devices import count_devices
 
 OUTPUT_DEFAULT = "(default: policy.SUFFIX in the run)"
 OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=OUTPUT_DEFAULT)]
@@ -56,6 +57,7 @@ def _config_with_own_agent(run: Run, flags: OwnFlags) -> RunConfig:
 
 def _export(directory: Path, arguments: list[str]) -> int:
     flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="Export the greedy policy.")
+    count_devices()  # Raises where JAX does not start.
     run, checkpoints = open_checkpoints(directory)
     if flags.output is not None and (flags.output == Path("-") or is_run_file(flags.output)):
         raise UsageError(

@@ -117,13 +117,34 @@ def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int
 
 
 def start_jax(threads: int | None) -> int:
-    """Start JAX with this number of threads, None for its default, unless it has started; returns the number of devices."""
+    """Start JAX with this number of threads, None for its default, unless it has started; returns the number of devices.
+
+    Raises:
+        ValueError: see `count_devices`.
+    """
     before = os.environ.get(THREADS)
     _set_threads(threads if threads is None else str(threads))
     try:
-        return jax.local_device_count()
+        return count_devices()
     finally:
         _set_threads(before)
+
+
+def count_devices() -> int:
+    """The number of JAX's devices; starts it.
+
+    Raises:
+        ValueError: it does not start on the platforms that `JAX_PLATFORMS` names.
+    """
+    try:
+        return jax.local_device_count()
+    except (RuntimeError, AssertionError) as error:
+        # For a platform that it knows, and that is not there, JAX asserts without a word.
+        reason = str(error).partition(" (set JAX_PLATFORMS")[0]
+        raise ValueError(
+            f"JAX_PLATFORMS must name platforms that JAX can use here, got {jax.config.jax_platforms!r}"
+            f"{f' ({reason})' if reason else ''}; leave it out, or take cpu"
+        ) from error
 
 
 def is_jax_started() -> bool:
