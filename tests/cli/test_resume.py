@@ -182,6 +182,14 @@ def test_a_run_that_has_ended_is_left_alone(run, command, workdir):
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_that_has_ended_is_evaluated_over_as_many_episodes_as_asked_for(run, command):
+    code, out, _ = command("resume run --eval-episodes 3")
+    assert (code, ": finished at" in out) == (0, False)
+    assert open_run(run).read_summary()["eval_episodes"] == 3
+    assert ": finished at 4" in command("resume run --eval-episodes 3")[1]
+    assert ": finished at 4" in command("resume run --eval-episodes 0")[1]
+
+
 @pytest.mark.parametrize(("words", "episodes"), [("", 2), ("--eval-episodes 3", 3)])
 def test_a_run_that_was_ended_before_its_evaluation_gets_it(words, episodes, run, command):
     os.remove(run / "summary.json")

@@ -205,6 +205,7 @@ def test_evaluation_goes_on_after_resuming_as_if_never_stopped(directory):
     same(parts.loop_state, whole.loop_state)
     assert steps(Path("parts/best")) == steps(Path("whole/best"))
     assert parts.evaluations[parts.progress.env_steps].mean_return == whole.evaluation.mean_return
+    assert polyak.resume("parts", env_steps=432, eval_episodes=5).evaluation.episodes == 5
 
 
 def test_an_environment_reports_its_success_rate(directory):
@@ -224,6 +225,44 @@ def test_an_environment_object_cannot_be_copied_for_evaluation(directory):
         polyak.resume("run", env=env, env_steps=128)
     assert Path("run/config.json").read_text() == before
     assert len(polyak.resume("run", env=env, env_steps=128, eval_env=other).evaluation.returns) == 2
+
+
+def test_environments_for_evaluation_are_checked_before_training(directory, unchecked):
+    env = polyak.envs.make("CartPole-v1", num_envs=2)
+    before = env.reset(0)
+    for eval_env, every, error, message in (
+        (env, 64, ValueError, "eval_env must not be env with eval_every"),
+        ("CartPole-v1", None, TypeError, "eval_env must be created with polyak.envs.make"),
+        (polyak.envs.make("Acrobot-v1"), None, ValueError, "eval_env: obs of the agent's spec is"),
+    ):
+        with pytest.raises(error, match=message):
+            train(env, 64, eval_env=eval_env, eval_every=every, eval_episodes=2, run_dir="run")
+    assert not Path("run").exists()
+    same(env.reset(0), before)
+    train(jax_env(), 64, run_dir="run")
+    with pytest.raises(ValueError, match="resume: eval_env: obs of the agent's spec is"):
+        polyak.resume("run", env_steps=128, eval_env=polyak.envs.make("jax/Pendulum-v1", num_envs=1), eval_episodes=2)
+    assert open_run("run").read_summary()["env_steps"] < 128
+
+
+def test_an_evaluation_that_does_not_end_costs_no_training(directory, monkeypatch):
+    monkeypatch.setattr("polyak.train.evaluation.MAX_EVALUATION_STEPS", 10)
+    with pytest.warns(UserWarning, match="this evaluation is left out"):
+        result = train(jax_env(), 64, eval_every=32, eval_episodes=2, run_dir="run")
+    assert result.progress.env_steps >= 64 and steps(Path("run/checkpoints"))
+    assert not result.evaluations and result.evaluation is None and "eval/mean_reward" not in result.metrics
+    assert open_run("run").read_summary()["eval_mean_return"] is None
+
+
+def test_a_state_goes_on_with_new_episodes_in_an_environment_that_is_made_for_it():
+    options = {"num_envs": 2, "progress": False, "settings": {"num_steps": 8, "num_minibatches": 1}}
+    first = polyak.train.run("ppo", "CartPole-v1", env_steps=32, **options)
+    more = polyak.train.run(
+        first.agent, "CartPole-v1", env_steps=64, num_envs=2, progress=False, resume_from=first.loop_state, env_steps_done=32
+    )
+    assert more.progress.env_steps >= 64
+    # Two environments since their new start: no episode is longer than what they stepped.
+    assert np.asarray(more.loop_state.episodes.lengths).max() <= 16
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -180,7 +180,9 @@ def _is_finished(directory: Path, flags: ResumeFlags) -> bool:
     if done < (env_steps or config.env_steps) or not os.path.lexists(run.directory / SUMMARY):
         return False
     summary = run.read_summary()
-    if (_eval_episodes(config, flags) and summary.get("eval_mean_return") is None) or summary.get("env_steps") != done:
+    wanted, evaluated = _eval_episodes(config, flags), summary.get("eval_episodes") or 0
+    is_evaluated = evaluated > 0 if flags.eval_episodes is None else evaluated == wanted
+    if (wanted and not is_evaluated) or summary.get("env_steps") != done:
         return False
     print(f"{directory}: finished at {done:,} env_steps; train longer with --env-steps N")
     return True

@@ -305,15 +305,15 @@ def check_in_jax(owner: str, env: Any) -> None:
         raise ValueError(f"{owner} needs an environment in JAX (jax/..., gymnax/...), got {env.spec.id}")
 
 
-def check_made(owner: str, env: Any) -> None:
-    """Check that an environment is one of `polyak.envs.make`.
+def check_made(owner: str, env: Any, name: str = "env") -> None:
+    """Check that an environment, the argument `name`, is one of `polyak.envs.make`.
 
     Raises:
         TypeError: it is not.
     """
     if not isinstance(env, HostEnv | Env):
         raise TypeError(
-            f"{owner}: env must be created with polyak.envs.make(...), got {type(env).__name__}; wrap it with make first"
+            f"{owner}: {name} must be created with polyak.envs.make(...), got {type(env).__name__}; wrap it with make first"
         )
 
 

@@ -15,6 +15,7 @@ from polyak.runs import MAX_THREADS
 THREADS = "PJRT_NPROC"
 # JAX rejects a new value once it has started.
 DEVICES = "jax_num_cpu_devices"
+PLATFORMS = "jax_platforms"
 
 
 def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
@@ -67,7 +68,7 @@ def accepts(agent: Agent, num_envs: int, devices: int) -> bool:
 def leave_accelerators() -> None:
     """Compute on the CPU in this process, unless JAX has started: learners have the accelerators."""
     if not is_jax_started():
-        jax.config.update("jax_platforms", "cpu")
+        jax.config.update(PLATFORMS, "cpu")
 
 
 def configure_devices_for_seeds(count: int) -> None:
@@ -142,7 +143,7 @@ def count_devices() -> int:
         # For a platform that it knows, and that is not there, JAX asserts without a word.
         reason = str(error).partition(" (set JAX_PLATFORMS")[0]
         raise ValueError(
-            f"JAX_PLATFORMS must name platforms that JAX can use here, got {jax.config.jax_platforms!r}"
+            f"JAX_PLATFORMS must name platforms that JAX can use here, got {getattr(jax.config, PLATFORMS)!r}"
             f"{f' ({reason})' if reason else ''}; leave it out, or take cpu"
         ) from error
 

@@ -1,8 +1,9 @@
 """Evaluation of the greedy policy: of a result or a run, and at intervals while training."""
 
+import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import jax
 from jaxtyping import PRNGKeyArray
@@ -11,6 +12,7 @@ from polyak import envs
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.evaluate import Evaluation, evaluate
+from polyak.loops.loop import check_made, check_spec
 from polyak.runs import RunConfig, run_key
 from polyak.storage.progress import replay_path, save_progress
 from polyak.storage.run_directory import Run
@@ -54,6 +56,20 @@ def evaluation_env(env: Env | HostEnv, episodes: int, given: Env | HostEnv | Non
         copy.close()
 
 
+def check_eval_env(owner: str, agent: Agent, env: Env | HostEnv, eval_env: Any, eval_every: int | None) -> None:
+    """Check that environments for evaluation fit the agent, and are not those that it trains in.
+
+    Raises:
+        TypeError, ValueError: they do not, or are.
+    """
+    if eval_env is None:
+        return
+    check_made(owner, eval_env, "eval_env")
+    check_spec(f"{owner}: eval_env", agent.spec, eval_env.spec)
+    if eval_every and eval_env is env and isinstance(env, HostEnv):
+        raise ValueError(f"{owner}: eval_env must not be env with eval_every: an evaluation would reset it within the training")
+
+
 def require_source(env: HostEnv) -> EnvSource:
     """How the environments were made.
 
@@ -76,8 +92,21 @@ def evaluation_key(seed: int) -> PRNGKeyArray:
 
 
 def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
-    """Evaluate a policy; the seed decides where the episodes start."""
+    """Evaluate a policy; the seed decides where the episodes start.
+
+    Raises:
+        TimeoutError: an episode does not end.
+    """
     return evaluate(policy, env, episodes=episodes, key=evaluation_key(seed), max_steps=MAX_EVALUATION_STEPS)
+
+
+def evaluate_if_it_ends(env: Env | HostEnv, policy: Policy, episodes: int, seed: int) -> Evaluation | None:
+    """Evaluate a policy; None, with a warning, where an episode does not end: what is trained must not be lost for it."""
+    try:
+        return evaluate_policy(env, policy, episodes, seed)
+    except TimeoutError as error:
+        warnings.warn(f"{error}; this evaluation is left out", stacklevel=2)
+        return None
 
 
 class PeriodicEvaluation:
@@ -125,7 +154,9 @@ class PeriodicEvaluation:
             return
         self._last = now
         policy = self._agent.policy(state.agent)
-        evaluation = evaluate_policy(self._env, policy, self._episodes, self._seed)
+        evaluation = evaluate_if_it_ends(self._env, policy, self._episodes, self._seed)
+        if evaluation is None:
+            return
         self.evaluations[now] = evaluation
         self._on_evaluation((now, evaluation))
         metrics.update(evaluation_metrics(evaluation))

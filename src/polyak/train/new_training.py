@@ -28,7 +28,7 @@ from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
-from polyak.train.evaluation import require_source
+from polyak.train.evaluation import check_eval_env, require_source
 from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
@@ -120,10 +120,17 @@ def run(
             replay_on=replay_on,
             source=source,
             algorithm=agent.lower() if isinstance(agent, str) else None,
-            start=Start(with_new_episodes(made, resume_from), env_steps_done),
+            start=Start(_in_new_envs(made, env, resume_from), env_steps_done),
             learners=group,
         )
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
+
+
+def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> LoopState | None:
+    """A state to resume from: environments outside JAX that were made for it begin new episodes."""
+    if state is None or made is env or not isinstance(made, HostEnv):
+        return state
+    return with_new_episodes(made, state, int(state.iteration))
 
 
 def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | None, callbacks: Any) -> int | None:
@@ -318,6 +325,7 @@ def prepare(
     report_every, checkpoint_every = intervals(env_steps, report_every, checkpoint_every, eval_every)
     eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
+    check_eval_env("train.run", agent, env, eval_env, eval_every)
     if eval_episodes and eval_env is None and isinstance(env, HostEnv):
         require_source(env)
     stored = None if source is None else storable(source)

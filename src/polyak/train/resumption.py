@@ -8,14 +8,12 @@ from functools import partial
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 
 from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.loops.compiled_loop import start as start_compiled
-from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import as_host_env, reset
 from polyak.loops.host_replay import check_replay_on, replay_memory
 from polyak.loops.loop import LoopState, check_match, initial, mesh_over
@@ -28,14 +26,14 @@ from polyak.storage.run_directory import Run, open_run
 from polyak.train.agent_settings import check_agent_settings, store_agent_settings
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
-from polyak.train.evaluation import make_env, require_source
+from polyak.train.evaluation import check_eval_env, make_env, require_source
 from polyak.train.learners import as_learners, check_learners
 from polyak.train.new_training import close_if_made
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training, report_events
 from polyak.train.worker_settings import Workers, as_workers, config_fields, options_of
-from polyak.train.workers import check_workers, split_over_workers
+from polyak.train.workers import check_workers, split_over_workers, with_new_episodes
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 from polyak.workers.worker_rollouts import acts_in_numpy
@@ -113,6 +111,7 @@ def resume(
             made.group.should_stop = should_stop
         episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
+            check_eval_env("polyak.resume", config.agent, made, eval_env, config.eval_every)
             if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
                 require_source(made)
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
@@ -276,8 +275,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         env.restore(saved.env)
     elif isinstance(env, HostEnv):
         consequences.append("new episodes start")
-        time_step = jax.tree.map(jnp.asarray, env.reset(((config.seed or 0) + saved.env_steps) % 2**31))
-        state = dataclasses.replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
+        state = with_new_episodes(env, state, ((config.seed or 0) + saved.env_steps) % 2**31)
     if consequences:
         warnings.warn(f"{saved.resume}; {' and '.join(consequences)}", stacklevel=2)
     return Start(state, saved.env_steps, is_own=True)

@@ -21,7 +21,7 @@ from polyak.storage.checkpoint import steps
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import Run, RunError
 from polyak.train.display import Screen, show_progress
-from polyak.train.evaluation import PeriodicEvaluation, evaluate_policy, evaluation_env
+from polyak.train.evaluation import PeriodicEvaluation, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
@@ -147,7 +147,9 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     with record_failure([training]):
         _write_summary(training, result)
         if result.stopped is None and training.eval_episodes:
-            evaluation = result.evaluations.get(env_steps) or _evaluate(training, result.policy, console)
+            evaluation = result.evaluations.get(env_steps)
+            if evaluation is None or evaluation.episodes != training.eval_episodes:
+                evaluation = _evaluate(training, result.policy, console)
             result = dataclasses.replace(result, evaluation=evaluation)
             _write_summary(training, result)
     if result.diagnosis is not None:
@@ -266,14 +268,14 @@ def with_evaluations(result: Result, callbacks: Sequence[PeriodicEvaluation]) ->
     return result
 
 
-def _evaluate(training: Training, policy: Policy, console: Screen) -> Evaluation:
-    """Evaluate in new environments, and show it: without a time limit it may take long."""
+def _evaluate(training: Training, policy: Policy, console: Screen) -> Evaluation | None:
+    """Evaluate in new environments, and show it: without a time limit it may take long, and is left out in the end."""
     config, episodes = training.config, training.eval_episodes
     status = f"{config.algorithm} {config.env}: evaluating {episodes} episodes …"
     if not console.is_terminal:
         console.print_line(status)
     with console.status(status), evaluation_env(training.env, episodes, training.eval_env) as env:
-        return evaluate_policy(env, policy, episodes, config.seed or 0)
+        return evaluate_if_it_ends(env, policy, episodes, config.seed or 0)
 
 
 def _write_summary(training: Training, result: Result | None, stopped: str | None = None) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from polyak import envs
@@ -12,6 +14,7 @@ from polyak.core.checks import check_callbacks, check_integer, check_key
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.source import EnvSource, source_of
+from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import host
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_agent
@@ -106,11 +109,10 @@ def _make(agent: Agent, env: Any, num_envs: int, options: Workers, should_stop: 
     return split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options, should_stop)
 
 
-def with_new_episodes(env: Env | HostEnv, state: LoopState | None) -> LoopState | None:
-    """A state to resume from: workers, which have to be started, begin new episodes."""
-    if state is None or not isinstance(env, WorkerEnvs):
-        return state
-    return dataclasses.replace(state, time_step=env.reset(int(state.iteration)))
+def with_new_episodes(env: HostEnv, state: LoopState, seed: int) -> LoopState:
+    """The state of a training at the start of new episodes."""
+    time_step = jax.tree.map(jnp.asarray, env.reset(seed))
+    return dataclasses.replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
 
 
 def _train(
@@ -127,7 +129,9 @@ def _train(
         StoppedBeforeStart: training should stop before they have started, and there is no state to return.
     """
     try:
-        return loop(resume_from=with_new_episodes(env, resume_from))
+        # Workers, which have to be started, begin new episodes.
+        resume_from = resume_from and with_new_episodes(env, resume_from, int(resume_from.iteration))
+        return loop(resume_from=resume_from)
     except StoppedBeforeStart:
         if resume_from is None:
             raise
