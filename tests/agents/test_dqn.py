@@ -80,6 +80,8 @@ def test_gradient_steps_must_be_whole():
     with pytest.raises(ValueError, match=r"got 4e-07$"):
         make(updates_per_step=1e-7).check(1)
     make(updates_per_step=0.0625).check(4, 4)
+    # 49 times a 49th is a little less than 1.
+    make(updates_per_step=1 / 49, num_steps=49).check(1)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,7 @@ def test_gradient_steps_must_be_whole():
     [
         ({"capacity": 8}, 2, 1, "capacity=8 must be at least 16"),
         ({"capacity": 12, "n_step": 9}, 1, 1, "capacity=12 must be at least 13"),
+        ({"capacity": 4, "num_steps": 2, "frame_stack": 4}, 1, 1, "capacity=4 must be at least 6 .*frame_stack=4"),
         ({"capacity": 511}, 2, 2, "capacity=511 must be divisible by devices=2"),
         ({"batch_size": 7}, 1, 4, "batch_size=7 must be divisible by devices=4"),
     ],

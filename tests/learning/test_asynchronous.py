@@ -60,6 +60,19 @@ def test_a_repeated_push_counts_neither_in_the_weights_nor_in_the_statistics():
     assert metrics["train/n_updates"] == 1 and metrics["train/policy_gradient_loss"].count == 0
 
 
+def test_a_rollout_that_only_resets_moves_no_weight_by_momentum():
+    resets = jax.tree.map(np.array, data(2))
+    resets.time_steps.truncated[:] = resets.time_steps.first[1:] = True
+    resets = on_device(resets)
+    state, senders = AGENT.share(fresh(AGENT), 2)
+    once, senders, _ = receive(state, senders, *push_of(state, 1))
+    own = AGENT.worker_state(once)
+    after, senders, _ = receive(once, senders, Push.create(0, 2, own.copies.version), *gradients(own, resets))
+    assert same_bits(after.copies.shared, once.copies.shared)
+    assert (int(after.env_steps), int(after.updates)) == (int(once.env_steps), int(once.updates) + 1)
+    assert senders.applied.tolist() == [1, 0] and senders.refused.tolist() == [0, 0] and senders.sequence.tolist() == [2, 0]
+
+
 def test_stale_gradients_are_dropped():
     state, senders = AGENT.share(fresh(AGENT), 2)
     old = push_of(state, 1, worker=1)

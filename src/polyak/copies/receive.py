@@ -84,7 +84,7 @@ class Senders:
         """Count a push whose arrays have the wrong tree, shapes or dtypes, for which `receive` raises."""
         is_new = push.sequence > self.sequence[push.worker]
         no = jnp.array(False)
-        return self._count(push, Receipt(no, ~is_new, no, is_new, no))
+        return self._count(push, Receipt(no, no, ~is_new, no, is_new, no))
 
     def _count(self, push: Push, receipt: "Receipt") -> "Senders":
         def add(counts: Array, flag: Array) -> Array:
@@ -108,6 +108,7 @@ class Receipt:
 
     Attributes:
         applied: it is in the shared copy.
+        empty: its rollout had no samples, so nothing changed.
         repeated: it had arrived before.
         stale: it was too old, or of a version that the shared copy does not have yet.
         refused: NaN or infinity.
@@ -115,6 +116,7 @@ class Receipt:
     """
 
     applied: Bool[Array, ""]
+    empty: Bool[Array, ""]
     repeated: Bool[Array, ""]
     stale: Bool[Array, ""]
     refused: Bool[Array, ""]
@@ -130,6 +132,7 @@ def receive(
     optimizer: optax.GradientTransformation,
     stats: PyTree = None,
     is_finite: Bool[Array, ""] | bool = True,
+    has_samples: Bool[Array, ""] | bool = True,
     max_staleness: int | None = None,
     max_bad: int = 10,
 ) -> tuple[Shared, Senders, Receipt]:
@@ -142,6 +145,8 @@ def receive(
         optimizer: its state is the shared copy's or, where `senders` has one for each worker, that worker's.
         stats: the worker's statistics after its step; they replace the shared copy's if the step is applied. None leaves them.
         is_finite: False refuses the push: the worker found NaN or infinity in what the gradients were computed from.
+        has_samples: False applies nothing: these gradients of 0 are of a rollout that only resets, and would still move the
+            weights by momentum.
         max_staleness: gradients of weights more than this many steps old are dropped; None accepts any.
         max_bad: consecutive refusals after which a worker is in quarantine: its pushes are ignored until `readmit`.
 
@@ -165,10 +170,13 @@ def receive(
     states = senders.optimizer_state
     state = shared.optimizer_state if states is None else jax.tree.map(lambda x: x[push.worker], states)
     gradients = in_float32(gradients)
+    is_empty = due & is_finite & ~jnp.asarray(has_samples)
+    due &= ~is_empty
     apply = due & is_finite & all_finite(stats)
     params, state, finite = apply_gradient(optimizer, variables.params, state, gradients, all_finite(gradients), apply)
     applied = apply & finite["gradient"] & finite["step"]
-    receipt = Receipt(applied, ~is_new, is_new & ~is_quarantined & ~is_fresh, due & ~applied, is_new & is_quarantined)
+    is_stale = is_new & ~is_quarantined & ~is_fresh
+    receipt = Receipt(applied, is_empty, ~is_new, is_stale, due & ~applied, is_new & is_quarantined)
 
     new_shared = dataclasses.replace(
         shared,

@@ -94,6 +94,7 @@ def receive_gradients(
         gradients,
         optimizer=optimizer_at(settings, state.env_steps),
         is_finite=is_finite,
+        has_samples=summary.weight > 0,
         max_staleness=max_staleness,
         max_bad=max_bad,
     )
@@ -102,5 +103,6 @@ def receive_gradients(
     bad = (summary.bad | flag_quantities(causes)) & receipt.refused
     guard, _ = guard_after_step(copies.guard, receipt.applied, jnp.array(False), bad)
     copies = dataclasses.replace(copies, shared=shared, guard=guard)
-    state, metrics = after_step(settings, state, copies, summary, counts=receipt.applied, applied=receipt.applied)
+    counts = receipt.applied | receipt.empty
+    state, metrics = after_step(settings, state, copies, summary, counts=counts, applied=receipt.applied)
     return state, senders, metrics

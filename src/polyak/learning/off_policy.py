@@ -212,14 +212,16 @@ def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 
     """Check that updates have whole gradient steps, and that devices can share the replay and the batches equally.
 
     Raises:
-        ValueError: they cannot, or the replay has no room for two rollouts and `n_step` steps of each environment.
+        ValueError: they cannot, or the replay has no room for two rollouts, `n_step` steps and a stack of frames of each
+            environment.
     """
     count_gradient_steps(settings, num_envs * devices)
     owner = type(settings).__name__
     for name in ("capacity", "batch_size"):
         if getattr(settings, name) % devices:
             raise ValueError(f"{owner}: {name}={getattr(settings, name)} must be divisible by devices={devices}")
-    longest = settings.n_step
+    frame_stack = settings.frame_stack if isinstance(settings, FrameSettings) else 1
+    longest = settings.n_step + frame_stack - 1
     if isinstance(settings, SequenceSettings) and settings.sequence_length is not None:
         longest = max(longest, settings.sequence_length + settings.num_steps)
         if settings.capacity % (settings.num_steps * devices):
@@ -231,7 +233,8 @@ def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 
     if settings.capacity < least:
         raise ValueError(
             f"{owner}: capacity={settings.capacity} must be at least {least} for num_envs={num_envs * devices}, "
-            f"num_steps={settings.num_steps} and n_step={settings.n_step}"
+            f"num_steps={settings.num_steps}, n_step={settings.n_step}"
+            f"{f', frame_stack={frame_stack}' if frame_stack > 1 else ''}"
         )
 
 
@@ -253,7 +256,7 @@ def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
     """
     ratio, num_steps = settings.updates_per_step, settings.num_steps
     count = ratio * num_steps * num_envs
-    if count < 1 or abs(count - round(count)) > 1e-6:
+    if round(count) < 1 or abs(count - round(count)) > 1e-6:
         a_step = Fraction(ratio * num_envs).limit_denominator(10_000)
         hint = f"; num_steps={a_step.denominator} makes it {a_step.numerator}" if a_step else ""
         raise ValueError(
