@@ -21,6 +21,7 @@ from polyak.copies import workers
 from polyak.copies.network_copies import NetworkCopies
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
+from tests.test_architecture import MAY_IMPORT
 
 DOCS = Path(__file__).parent.parent / "docs"
 PPO_PAGE = (DOCS / "ppo.md").read_text()
@@ -225,3 +226,13 @@ def test_policies_of_the_tf_agents_table_exist():
     names = {name for name in column(TF_AGENTS_PAGE, "Policies", 2) if re.fullmatch(r"[A-Z]\w+", name)}
     assert {"Greedy", "EpsilonGreedy", "Boltzmann", "GaussianNoise", "OUNoise", "Uniform", "Scripted"} == names
     assert all(name in polyak.policies.__all__ for name in names)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_rooms_stand_above_the_rooms_that_they_import(page):
+    rows = re.findall(r"^\| `(\w+)(?:/|\.py)?` \| .* \| (.*) \|$", (DOCS.parent / page).read_text(), re.MULTILINE)
+    names = [name for name, _ in rows if name in MAY_IMPORT]
+    assert len(names) > 15
+    for position, name in enumerate(names):
+        above = (MAY_IMPORT[name] & set(names)) - set(names[position:])
+        assert not above, f"{name} imports {above}, which stand above it"
