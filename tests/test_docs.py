@@ -97,6 +97,12 @@ def test_public_names_stand_in_the_api_reference():
     assert wanted <= listed, f"not in docs/api: {sorted(wanted - listed)}"
 
 
+def test_the_index_of_the_api_reference_lists_the_names_of_polyak():
+    rows = [line for line in PAGES["docs/api/index.md"].splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(listed) == sorted(polyak.__all__)
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     pages = set(re.findall(r": ([\w/-]+\.md)$", navigation, re.MULTILINE))
