@@ -129,6 +129,14 @@ def column(page, heading, number):
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
+def without_training(spans):
+    """The code spans but `train.run(...)`, whose arguments exist."""
+    calls = {span for span in spans if span.startswith("train.run(")}
+    named = {name for call in calls for name in re.findall(r"(\w+)=", call)}
+    assert named <= set(inspect.signature(polyak.train.run).parameters), named
+    return spans - calls
+
+
 def test_every_function_of_the_ppo_page_is_in_the_named_file():
     rows = [line for line in PPO_PAGE.splitlines() if re.match(r"\| .* \| `\w+/\w+\.py`", line)]
     assert len(rows) >= 5
@@ -156,8 +164,8 @@ def test_every_argument_of_tf_agents_leads_to_a_setting():
 
 def test_every_argument_of_stable_baselines3_leads_to_a_setting():
     heading = "Every argument of PPO"
-    ours = {name.split("=")[0] for name in column(STABLE_BASELINES3_PAGE, heading, 2)}
-    assert ours - {"key"} <= FIELDS
+    ours = {name.split("=")[0] for name in without_training(column(STABLE_BASELINES3_PAGE, heading, 2))}
+    assert ours <= FIELDS
     stable_baselines3 = pytest.importorskip("stable_baselines3")
     arguments = {name for name in inspect.signature(stable_baselines3.PPO).parameters if not name.startswith("_")}
     assert arguments <= column(STABLE_BASELINES3_PAGE, heading, 1)
@@ -168,7 +176,7 @@ def test_every_argument_of_actor_critics_leads_to_a_setting(page, heading):
     agents, arguments = ACTOR_CRITIC_TABLES[page, heading]
     assert set(arguments.split()) <= column(page, heading, 1)
     settings = {field.name for agent in agents for field in dataclasses.fields(agent)}
-    for span in column(page, heading, 2) - {"key", "update(state, rollout, key)"}:
+    for span in without_training(column(page, heading, 2)) - {"update(state, rollout, key)"}:
         if network := re.fullmatch(r"(Actor|Critics)\((.*)\)", span):
             names, of_network = re.findall(r"(\w+)=", network[2]), Actor if network[1] == "Actor" else Critics
             assert set(names) <= {field.name for field in dataclasses.fields(of_network)}, span
@@ -201,9 +209,9 @@ def test_every_argument_of_stable_baselines3_actor_critics_is_in_the_tables(pack
 )
 def test_every_argument_of_dqn_elsewhere_leads_to_a_setting(page, heading, arguments):
     assert set(arguments.split()) <= column(page, heading, 1)
-    ours, what_differs = column(page, heading, 2), column(page, heading, 3)
+    ours, what_differs = without_training(column(page, heading, 2)), column(page, heading, 3)
     settings = {name.split("=")[0] for name in ours if re.fullmatch(r"\w+(=.*)?", name)}
-    assert settings - {"key"} <= Q_FIELDS
+    assert settings <= Q_FIELDS
     calls = {found[1] for name in ours | what_differs if (found := re.match(r"(?:network=)?(\w+)\(", name))}
     # One of TF-Agents.
     calls -= {"QNetwork"}
@@ -220,6 +228,12 @@ def test_verbs_of_the_network_copies_exist(page, heading):
     assert names
     for name in names - {"create"}:
         assert any(name in dir(owner) for owner in (polyak, NetworkCopies, workers)), name
+
+
+def test_callbacks_of_the_stable_baselines3_table_exist():
+    spans = column(STABLE_BASELINES3_PAGE, "Callbacks and evaluation", 2)
+    named = {found[1] for span in without_training(spans) if (found := re.match(r"polyak\.train\.callbacks\.(\w+)", span))}
+    assert named == set(polyak.train.callbacks.__all__) - {"log_to_mlflow"}
 
 
 def test_policies_of_the_tf_agents_table_exist():
