@@ -103,6 +103,12 @@ def test_the_index_of_the_api_reference_lists_the_names_of_polyak():
     assert sorted(listed) == sorted(polyak.__all__)
 
 
+def test_every_example_is_named_on_a_page():
+    text = "\n".join(PAGES.values())
+    missing = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if f"`examples/{path.name}`" not in text]
+    assert not missing
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     pages = set(re.findall(r": ([\w/-]+\.md)$", navigation, re.MULTILINE))
