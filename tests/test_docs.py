@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
@@ -148,6 +149,13 @@ def test_documented_environments_and_extras_exist():
             assert re.search(rf"^{extra} = ", metadata, re.MULTILINE), f"{name}: {extra}"
         for env in re.findall(r"`((?:jax/)?(?!\w*NoFrameskip)[A-Z][A-Za-z]+-v\d)`", text):
             assert env in known, f"{name}: {env}"
+
+
+def test_every_extra_is_explained_and_installed_in_one_way():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    rows = [line for line in PAGES["docs/getting-started.md"].splitlines() if line.startswith("| `pip install")]
+    assert set(re.findall(r"'\.\[(\w+)\]'", "\n".join(rows))) == extras - {"dev", "docs"}
+    assert not [name for name, text in PAGES.items() if "'polyak[" in text], "there is no package to install by its name yet"
 
 
 def test_learning_curves_show_the_recorded_results():
