@@ -58,12 +58,12 @@ class A2C:
         ent_coef: coefficient of the entropy bonus.
         vf_coef: coefficient of the value loss.
         max_grad_norm: clip gradients to this global norm; None disables clipping.
-        normalize_advantage: normalise the advantages of a rollout to mean 0 and standard deviation 1.
-        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8).
-        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_advantage: normalize the advantages of a rollout to mean 0 and standard deviation 1.
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
-        clip_reward: clip normalised rewards to ± this value; None disables clipping.
+        clip_reward: clip normalized rewards to ± this value; None disables clipping.
         squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions

@@ -55,7 +55,7 @@ class DQN:
     Attributes:
         spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns `(q, value)`, such as `polyak.q_mlp(dueling=True)`; None takes `q_network_for(spec)`. It
-            is applied in evaluation mode: dropout is off, and statistics stay as they were initialised.
+            is applied in evaluation mode: dropout is off, and statistics stay as they were initialized.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -78,9 +78,9 @@ class DQN:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
-        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8): those of now,
             when acting and when transitions are drawn.
-        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
         double: double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461).

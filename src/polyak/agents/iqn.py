@@ -68,9 +68,9 @@ class IQN:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
-        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8): those of now,
             when acting and when transitions are drawn.
-        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
         double: the online network chooses a' (van Hasselt et al. 2016, arXiv:1509.06461).

@@ -102,7 +102,7 @@ class PPO:
     Attributes:
         spec: the environment's spaces (`env.spec`).
         network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is always
-            applied in evaluation mode: dropout is off, and statistics stay as they were initialised. Minibatches of a
+            applied in evaluation mode: dropout is off, and statistics stay as they were initialized. Minibatches of a
             recurrent network (`lstm`, `gru`) are made of whole sequences.
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over each rollout.
@@ -130,13 +130,13 @@ class PPO:
         l2_value: L2 coefficient of kernels that only the value depends on; None disables it.
         l2_shared: L2 coefficient of kernels that both depend on; None disables it.
         max_grad_norm: clip gradients to this global norm; None disables clipping.
-        normalize_advantage: normalise advantages to mean 0 and standard deviation 1 over each `"minibatch"`, over the `"batch"`
+        normalize_advantage: normalize advantages to mean 0 and standard deviation 1 over each `"minibatch"`, over the `"batch"`
             (the rollout), or not (None).
-        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8).
-        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
-        clip_reward: clip normalised rewards to ± this value; None disables clipping.
+        clip_reward: clip normalized rewards to ± this value; None disables clipping.
         squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions

@@ -66,7 +66,7 @@ class PQN:
 
         L(θ) = E[ (G_t - Q_θ(s_t, a_t))² ],    G_t = r_t + γ (λ G_{t+1} + (1 - λ) max_a Q(s_{t+1}, a))
 
-    The λ-returns G are computed once for each rollout, by the network before the update. Normalised layers, which the default
+    The λ-returns G are computed once for each rollout, by the network before the update. Normalized layers, which the default
     network has, take the place of a target network.
 
     Attributes:
@@ -78,8 +78,8 @@ class PQN:
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`.
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
-        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8).
-        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
         q_lambda: λ; 0 is one-step Q-learning, 1 the return up to the end of the rollout.
         epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
             0.05 over the first 100,000 transitions.
@@ -262,7 +262,7 @@ class PQN:
     def _make_batch(self, state: PQNState, rollout: Rollout, axis_name: str | None) -> tuple[Batch, Bool[Array, " quantities"]]:
         """The rollout's samples with their λ-returns, and which quantities are not finite in rows that count.
 
-        Observations are normalised with the statistics from before the rollout, those of acting.
+        Observations are normalized with the statistics from before the rollout, those of acting.
         """
         # Of the observations as they came: clipping makes infinity finite.
         is_finite, valid = finite_rows(rollout.obs, 2), rollout.valid

@@ -69,8 +69,8 @@ class SAC:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`, with n Discrete actions `[B, N, n]`; None
             takes `Critics()`, which has N = 2.
-            Dropout is on in all losses and the target; statistics, such as those of batch normalisation, stay as they were
-            initialised.
+            Dropout is on in all losses and the target; statistics, such as those of batch normalization, stay as they were
+            initialized.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -89,9 +89,9 @@ class SAC:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
-        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8): those of now,
             when acting and when transitions are drawn.
-        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
         shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains

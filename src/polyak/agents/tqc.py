@@ -69,7 +69,7 @@ class TQC:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
         critics: a network of `(obs, action)` that returns `(quantiles, None)`, quantiles `[B, N, M]`; None takes
             `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in all losses and the target;
-            statistics, such as those of batch normalisation, stay as they were initialised.
+            statistics, such as those of batch normalization, stay as they were initialized.
         num_quantiles: M, of each critic.
         dropped_quantiles: d, the largest quantiles that each critic drops from the target.
         huber_delta: κ, the error above which the quantile loss is linear.
@@ -91,9 +91,9 @@ class TQC:
         gamma: discount per step.
         n_step: steps that rewards are summed over before bootstrapping.
         reward_scale: factor of all rewards.
-        normalize_obs: normalise observations by their running mean and standard deviation (all Boxes but uint8): those of now,
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8): those of now,
             when acting and when transitions are drawn.
-        clip_obs: clip normalised observations to ± this value; None disables clipping.
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
         shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains

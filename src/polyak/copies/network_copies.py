@@ -37,7 +37,7 @@ class Shared:
 
     Attributes:
         variables: the weights and statistics.
-        optimizer_state: of the one optimiser, or `()` where each worker has its own.
+        optimizer_state: of the one optimizer, or `()` where each worker has its own.
         version: gradient steps applied.
         dropped: pushes dropped because they were too stale.
     """
@@ -69,7 +69,7 @@ class NetworkCopies:
         online: the copy that learns and acts.
         target: the target copy, or None. With a soft update it is stored in at least float32.
         shared: the copy shared by several workers, or None.
-        optimizer_state: this worker's own, or `()` where the optimiser is shared.
+        optimizer_state: this worker's own, or `()` where the optimizer is shared.
         gradients: the accumulated gradients; None without an optimizer.
         target_follow: how the target follows the online copy.
         target_count: the counters of `target_follow`.
@@ -78,7 +78,7 @@ class NetworkCopies:
         version: the shared copy's version when the online copy was last pulled from it.
         guard: counts of skipped gradient steps: NaN or infinity in the loss, gradient, statistics or result, or no gradient
             accumulated.
-        shared_optimizer: True if the optimiser's state is stored with the shared copy.
+        shared_optimizer: True if the optimizer's state is stored with the shared copy.
         name: a label for errors and metrics.
     """
 
@@ -120,7 +120,7 @@ class NetworkCopies:
             shared: create a copy shared by several workers.
             online: update the online copy towards the shared one by this rule. It has the network's dtype, so a soft update of
                 a network narrower than float32 needs `follow(key=...)`, which rounds stochastically.
-            shared_optimizer: where there is a shared copy: one optimiser state with it, or each worker's own.
+            shared_optimizer: where there is a shared copy: one optimizer state with it, or each worker's own.
             name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
@@ -142,7 +142,7 @@ class NetworkCopies:
         return dataclasses.replace(self, optimizer_state=optimizer.init(in_float32(copy_buffers(self.online).params)))
 
     def restart(self, variables: Variables) -> "NetworkCopies":
-        """Set all copies to these weights and reset the optimiser and the counters.
+        """Set all copies to these weights and reset the optimizer and the counters.
 
         Raises:
             ValueError: the trees differ.
@@ -268,19 +268,19 @@ class NetworkCopies:
         bad: Mapping[str, Bool[Array, ""]] | None = None,
         apply: Any = True,
     ) -> "NetworkCopies":
-        """One optimiser step with these gradients, or with the accumulated ones, which stay accumulated.
+        """One optimizer step with these gradients, or with the accumulated ones, which stay accumulated.
 
         The step is skipped, and counted in `guard`, if a gradient or the result holds NaN or infinity, or if no gradient was
         accumulated.
 
         Args:
-            to: the copy to update. The optimiser's state is the shared copy's if it is shared, else this worker's own.
+            to: the copy to update. The optimizer's state is the shared copy's if it is shared, else this worker's own.
             gradients: with the tree structure of the weights; None uses the accumulated ones.
             bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
             apply: a bool, traced or not; False makes no step and counts none as skipped.
 
         Raises:
-            ValueError: there is no such copy, the trees differ, or `to` is online while the optimiser is shared.
+            ValueError: there is no such copy, the trees differ, or `to` is online while the optimizer is shared.
         """
         check_choice(self.name, "apply_gradients to", to, ("online", "shared"))
         copy = self.variables(to)
@@ -395,7 +395,7 @@ class NetworkCopies:
     def diagnose(self, max_bad_steps: int = 10) -> str | None:
         """The first non-finite quantity, once `max_bad_steps` consecutive gradient steps were skipped, or a tau outside [0, 1].
 
-        Synchronises with the device, so call it once per report, not per step.
+        Synchronizes with the device, so call it once per report, not per step.
 
         Raises:
             TypeError, ValueError: `max_bad_steps` is not a positive integer.

@@ -43,7 +43,7 @@ def push(
     stats: PyTree = None,
     max_staleness: int | None = None,
 ) -> tuple[NetworkCopies, Shared]:
-    """Apply the worker's gradients to the shared copy, with the shared optimiser or the worker's own.
+    """Apply the worker's gradients to the shared copy, with the shared optimizer or the worker's own.
 
     The worker's online copy is unchanged until it pulls.
 
@@ -83,10 +83,10 @@ def synchronous_round(
     clip: Scalar | None = None,
     clip_when: Literal["each", "total"] = "each",
 ) -> tuple[list[NetworkCopies], Shared]:
-    """Reduce all workers' gradients, make one optimiser step, and pull the result into every worker.
+    """Reduce all workers' gradients, make one optimizer step, and pull the result into every worker.
 
     A worker with NaN or infinity in its gradient or statistics is excluded, and its own guard counts it. Workers with their
-    own optimisers have seen the same gradients since the start, so their states are equal: the first one is used for all.
+    own optimizers have seen the same gradients since the start, so their states are equal: the first one is used for all.
 
     Args:
         gradients: one tree per worker.

@@ -85,7 +85,7 @@ def make(
             SuperSuit, which sets `num_envs`, or an environment of gymnax, Brax or Jumanji.
         num_envs: how many.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
-        vectorization: of Gymnasium environments: the environment's `own` vectorised form, a loop in this process (`sync`), or
+        vectorization: of Gymnasium environments: the environment's `own` vectorized form, a loop in this process (`sync`), or
             a process each (`async`, faster only where a step takes milliseconds); `auto` is `own` where it exists, else `sync`.
         timeout: seconds that a step or reset of an `async` environment may take.
         nonfinite: how NaN and infinity in observations and rewards of a Gymnasium environment are handled; see `GymnasiumEnv`.
@@ -208,7 +208,7 @@ def _batch_by_name(id: str, options: _Options, settings: dict[str, Any], import_
     spec = _find_spec(id, import_modules)
     if spec.namespace == "ALE":
         return _atari_batch(spec, options, settings)
-    # The vectorised forms of phys2d reset the state of no other environment whenever one resets (Gymnasium 1.4).
+    # The vectorized forms of phys2d reset the state of no other environment whenever one resets (Gymnasium 1.4).
     has_own = spec.vector_entry_point is not None and not id.startswith("phys2d/")
     if vectorization == "own" and not has_own:
         raise ValueError(f"make: vectorization must be 'sync' or 'async', as {id} has no vectorised form, got 'own'")

@@ -1,4 +1,4 @@
-"""Gymnasium environments, single or vectorised, as a `HostEnv` with next-step autoreset."""
+"""Gymnasium environments, single or vectorized, as a `HostEnv` with next-step autoreset."""
 
 import warnings
 from collections.abc import Mapping

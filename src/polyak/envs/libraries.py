@@ -1,4 +1,4 @@
-"""Recognises environments of other libraries, and knows how they are converted. No JAX here: worker processes use this."""
+"""Recognizes environments of other libraries, and knows how they are converted. No JAX here: worker processes use this."""
 
 from typing import Any
 

@@ -89,7 +89,7 @@ def _name(layer: Any) -> str:
 
 
 def save_layer(layer: Any) -> dict[str, Any] | None:
-    """The state of one wrapper or environment (also one of Gymnasium's vectorised ones), or None."""
+    """The state of one wrapper or environment (also one of Gymnasium's vectorized ones), or None."""
     get_state, set_state = (getattr(type(layer), name, None) for name in ("get_state", "set_state"))
     if get_state is not None and set_state is not None:
         own_state = get_state(layer)

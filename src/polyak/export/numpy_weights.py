@@ -1,4 +1,4 @@
-"""NumPy arrays of a policy that is a stack of dense layers: its weights, normalisation and action scaling."""
+"""NumPy arrays of a policy that is a stack of dense layers: its weights, normalization and action scaling."""
 
 from typing import Any
 

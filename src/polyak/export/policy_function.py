@@ -14,7 +14,7 @@ from polyak.core.types import Policy, PyTree, TimeStep
 
 @dataclass(frozen=True)
 class ExportFunction:
-    """`outputs = function(*inputs)` for any batch size; normaliser, integer starts and action scaling are included.
+    """`outputs = function(*inputs)` for any batch size; normalizer, integer starts and action scaling are included.
 
     Attributes:
         function: pure, of arrays `[N, ...]`.

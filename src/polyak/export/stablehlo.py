@@ -22,7 +22,7 @@ _POSSIBLE_CALL = re.compile(r"custom_call|\bstablehlo\.(?:infeed|outfeed|send|re
 
 
 def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStruct]) -> bytes:
-    """Serialise a function of arrays `[N, ...]`, for any N, with `jax.export`; JAX versions of the next half year read it.
+    """Serialize a function of arrays `[N, ...]`, for any N, with `jax.export`; JAX versions of the next half year read it.
 
     Args:
         inputs: shapes and dtypes without the first axis.
@@ -46,7 +46,7 @@ def load_program(
     *,
     writer: str = jax.__version__,
 ) -> Callable[..., Any]:
-    """Load a serialised function; it is compiled when it is called.
+    """Load a serialized function; it is compiled when it is called.
 
     Args:
         inputs: wanted shapes and dtypes without the first axis.

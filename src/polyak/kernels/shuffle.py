@@ -60,7 +60,7 @@ def _feistel(index: Array, seed: Array, bits: int) -> Array:
 
 
 def _hash(x: Array) -> Array:
-    """32 bits, well mixed (the finaliser of MurmurHash3; Appleby)."""
+    """32 bits, well mixed (the finalizer of MurmurHash3; Appleby)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -241,7 +241,7 @@ def normalize_minibatches(
     over: Literal["minibatch", "batch"] | None,
     axis_name: str | None,
 ) -> tuple[Batch, Float[Array, " K"]]:
-    """The batch with normalised advantages and, in each minibatch, weights that sum to 1; and the sums of the weights before.
+    """The batch with normalized advantages and, in each minibatch, weights that sum to 1; and the sums of the weights before.
 
         A ← (A - mean) / (std + 10⁻⁸),   w ← w / Σ w
 

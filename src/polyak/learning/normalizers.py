@@ -1,6 +1,6 @@
-"""Running statistics that agents normalise transitions with when they are drawn from a replay, and observations when acting.
+"""Running statistics that agents normalize transitions with when they are drawn from a replay, and observations when acting.
 
-What is stored stays as it came: every batch is normalised by the statistics of now.
+What is stored stays as it came: every batch is normalized by the statistics of now.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from polyak.replay.uniform import Transition
 
 @runtime_checkable
 class NormalizedObsSettings(Protocol):
-    """The settings of an agent that may normalise observations."""
+    """The settings of an agent that may normalize observations."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -29,18 +29,18 @@ class NormalizedObsSettings(Protocol):
 
     @property
     def normalize_obs(self) -> bool:
-        """Whether observations are normalised by their running mean and standard deviation."""
+        """Whether observations are normalized by their running mean and standard deviation."""
         ...
 
     @property
     def clip_obs(self) -> float | None:
-        """Normalised observations are clipped to ± this value."""
+        """Normalized observations are clipped to ± this value."""
         ...
 
 
 @runtime_checkable
 class NormalizedSettings(NormalizedObsSettings, Protocol):
-    """The settings of an agent that may normalise observations and rewards."""
+    """The settings of an agent that may normalize observations and rewards."""
 
     @property
     def gamma(self) -> Scalar:
@@ -82,7 +82,7 @@ class Normalizers:
         return Normalizers(obs, reward)
 
     def normalize(self, batch: Transition) -> Transition:
-        """A batch with normalised observations and scaled rewards."""
+        """A batch with normalized observations and scaled rewards."""
         if self.obs is not None:
             obs, next_obs = (_normalize(self.obs, x) for x in (batch.obs, batch.next_obs))
             batch = dataclasses.replace(batch, obs=obs, next_obs=next_obs)
@@ -92,7 +92,7 @@ class Normalizers:
 
 
 def create_normalizers(settings: object) -> Normalizers:
-    """Empty statistics of what the settings normalise."""
+    """Empty statistics of what the settings normalize."""
     if not isinstance(settings, NormalizedSettings):
         return Normalizers()
     obs = ObsNormalizer.init(settings.spec.obs, settings.clip_obs) if settings.normalize_obs else None
@@ -105,7 +105,7 @@ def settings_of(settings: NormalizedObsSettings, obs: ObsNormalizer | None) -> d
 
 
 def check_created_normalizers(settings: object, normalizers: Normalizers) -> None:
-    """Check that a state was created with the settings of normalisation: its own would silently be used instead.
+    """Check that a state was created with the settings of normalization: its own would silently be used instead.
 
     Raises:
         ValueError: it was created with others.
@@ -129,7 +129,7 @@ def without_returns(settings: object, rollout: Rollout) -> Rollout:
 
 
 def check_normalizers(settings: NormalizedObsSettings) -> None:
-    """Check that there are observations to normalise.
+    """Check that there are observations to normalize.
 
     Raises:
         ValueError: there are none.
@@ -142,7 +142,7 @@ def check_normalizers(settings: NormalizedObsSettings) -> None:
 
 
 def _normalize(normalizer: ObsNormalizer, obs: PyTree) -> PyTree:
-    """Observations of a batch, normalised; with sequences all of theirs."""
+    """Observations of a batch, normalized; with sequences all of theirs."""
     if isinstance(obs, SequenceObs):
         return dataclasses.replace(obs, obs=normalizer.normalize(obs.obs))
     return normalizer.normalize(obs)

@@ -239,7 +239,7 @@ def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 
 
 
 def check_off_policy_state(settings: OffPolicySettings, state: OffPolicyState) -> None:
-    """Check that a state given to `update` is one of this agent, with its settings of normalisation.
+    """Check that a state given to `update` is one of this agent, with its settings of normalization.
 
     Raises:
         TypeError, ValueError: it is not.

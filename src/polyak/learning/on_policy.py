@@ -82,7 +82,7 @@ class OnPolicySettings(Protocol):
 
     @property
     def normalize_advantage(self) -> bool:
-        """Whether advantages of a rollout are normalised."""
+        """Whether advantages of a rollout are normalized."""
         ...
 
     @property
@@ -92,7 +92,7 @@ class OnPolicySettings(Protocol):
 
     @property
     def clip_obs(self) -> float | None:
-        """Normalised observations are clipped to ± this."""
+        """Normalized observations are clipped to ± this."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class OnPolicySettings(Protocol):
 
     @property
     def clip_reward(self) -> Scalar | None:
-        """Normalised rewards are clipped to ± this."""
+        """Normalized rewards are clipped to ± this."""
         ...
 
     @property
@@ -187,7 +187,7 @@ def check_on_policy(settings: OnPolicySettings) -> None:
 
     Raises:
         TypeError: `optimizer` is no `optax.GradientTransformation`.
-        ValueError: there is nothing to normalise or to squash, or a setting of another optimizer is set.
+        ValueError: there is nothing to normalize or to squash, or a setting of another optimizer is set.
     """
     check_squashing(type(settings).__name__, model_of(settings).network, settings.spec, squash=settings.squash)
     check_optimizer(settings)

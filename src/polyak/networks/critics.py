@@ -31,15 +31,15 @@ class Critics:
         hidden: widths of the dense layers.
         activation: after each of them.
         num_critics: N.
-        layer_norm: normalise before each activation.
-        dropout: probability with which a unit is dropped while training, before the normalisation.
+        layer_norm: normalize before each activation.
+        dropout: probability with which a unit is dropped while training, before the normalization.
         num_quantiles: M, of the distribution of returns; None is its mean. `TQC` sets it.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
         ValueError: when an agent is built, for actions that are neither Discrete nor of Boxes.
 
-    Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and normalisation).
+    Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and normalization).
     """
 
     hidden: tuple[int, ...] = (256, 256)
@@ -118,7 +118,7 @@ class _Products(nnx.Module):
 
 
 class _Layers(nnx.Module):
-    """A linear layer of each critic with what follows it: dropout, normalisation, activation."""
+    """A linear layer of each critic with what follows it: dropout, normalization, activation."""
 
     def __init__(self, inputs: int, outputs: int, settings: Critics, rngs: nnx.Rngs) -> None:
         self.linear = _Products(settings.num_critics, inputs, outputs, rngs)
@@ -135,7 +135,7 @@ class _Layers(nnx.Module):
 
 
 class _LayerNorm(nnx.Module):
-    """Layer normalisation with a scale and a bias of each critic."""
+    """Layer normalization with a scale and a bias of each critic."""
 
     def __init__(self, num_critics: int, features: int, rngs: nnx.Rngs) -> None:
         shape = num_critics, 1, features

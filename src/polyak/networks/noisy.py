@@ -12,7 +12,7 @@ INITIAL_STD = 0.5
 
 
 class NoisyLayer(nnx.Module):
-    """A linear layer with factorised Gaussian noise.
+    """A linear layer with factorized Gaussian noise.
 
         y = (μ + σ ∘ f(ε_in) f(ε_out)ᵀ) x + μ_b + σ_b ∘ f(ε_out),    f(ε) = sign(ε) √|ε|
 

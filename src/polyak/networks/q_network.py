@@ -47,7 +47,7 @@ class QNetwork:
         dueling: two heads, for the value V and the advantages A.
         orthogonal: orthogonal weights with gain √2, 1 in the heads, and biases 0; else as PyTorch's.
         noisy: dense layers and heads are `NoisyLayer`s; without a key they apply the means of their weights.
-        layer_norm: normalise the outputs of each dense layer before its activation.
+        layer_norm: normalize the outputs of each dense layer before its activation.
         outputs: numbers for each action; None is its value. `C51` and `QRDQN` set it.
 
     Raises:
@@ -225,7 +225,7 @@ def is_noisy(network: Network) -> bool:
 
 
 class QLayers(nnx.Module):
-    """Dense layers with an activation after each: plain or noisy, with or without normalisation."""
+    """Dense layers with an activation after each: plain or noisy, with or without normalization."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], settings: QNetwork, rngs: nnx.Rngs) -> None:
         pairs = list(itertools.pairwise((inputs, *hidden)))

@@ -29,7 +29,7 @@ ADAM_SETTINGS = ("learning_rate", "actor_learning_rate", "alpha_learning_rate", 
 RMSPROP_SETTINGS = ("optimizer_name", "rms_decay", "rms_eps")
 """Settings of RMSProp, likewise."""
 
-# XLA's CPU back end vectorises elementwise code on two threads only where they divide the length: with an odd length, Adam on
+# XLA's CPU back end vectorizes elementwise code on two threads only where they divide the length: with an odd length, Adam on
 # 142,605 parameters takes 5 times as long.
 VECTOR_MULTIPLE = 1024
 # Above this size memory bandwidth is the limit: one vector gains nothing, and costs a copy of the gradient.
@@ -415,7 +415,7 @@ def _norm_of_large(tree: PyTree) -> Float[Array, ""]:
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """True if no float in the tree is NaN or infinite, and no leaf so large that its sum overflows (above 10³⁴)."""
-    # On a CPU, XLA vectorises a sum but not a reduction of flags, which takes 8 % of an update with 32 minibatches.
+    # On a CPU, XLA vectorizes a sum but not a reduction of flags, which takes 8 % of an update with 32 minibatches.
     floats = [leaf for leaf in jax.tree.leaves(in_float32(tree)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return functools.reduce(jnp.logical_and, [jnp.isfinite(leaf.sum()) for leaf in floats], jnp.array(True))
 

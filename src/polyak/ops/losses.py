@@ -85,7 +85,7 @@ def clipped_surrogate(
     advantage: Float[Array, "*shape"],
     clip_range: Scalar,
 ) -> Float[Array, "*shape"]:
-    """PPO's clipped policy loss -min(ρ A, clip(ρ, 1-ε, 1+ε) A) with ρ = π(a|s) / π_old(a|s), to be minimised.
+    """PPO's clipped policy loss -min(ρ A, clip(ρ, 1-ε, 1+ε) A) with ρ = π(a|s) / π_old(a|s), to be minimized.
 
     The ratio is clipped to e^±20, with gradient 0 at the bounds, so that actions to which one of the policies assigns
     (almost) no probability give a finite loss.
@@ -110,7 +110,7 @@ def clipped_surrogate(
 def surrogate(
     log_prob: Float[Array, "*shape"], old_log_prob: Float[Array, "*shape"], advantage: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
-    """The unclipped policy gradient loss -ρ A with ρ = π(a|s) / π_old(a|s), to be minimised.
+    """The unclipped policy gradient loss -ρ A with ρ = π(a|s) / π_old(a|s), to be minimized.
 
     If the policies are equal, its gradient is that of -log π(a|s) A. The ratio is clipped to e^±20.
 

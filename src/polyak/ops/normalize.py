@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards by running statistics."""
+"""Normalization of observations and rewards by running statistics."""
 
 import math
 from collections.abc import Callable
@@ -144,7 +144,7 @@ def is_normalized(space: Leaf) -> bool:
 
 
 def can_normalize(space: Space) -> bool:
-    """True if at least one leaf of the space can be normalised."""
+    """True if at least one leaf of the space can be normalized."""
     return any(is_normalized(leaf) for _, leaf in leaf_spaces(space))
 
 
@@ -153,9 +153,9 @@ class ObsNormalizer:
     """Running statistics of the Boxes of an observation; uint8 Boxes (which networks scale) and other spaces pass unchanged.
 
     Attributes:
-        stats: `RunningStats` in the tree of the space, None where a leaf is not normalised.
+        stats: `RunningStats` in the tree of the space, None where a leaf is not normalized.
         space: the observation space.
-        clip: clips normalised values to ± this; None disables clipping.
+        clip: clips normalized values to ± this; None disables clipping.
     """
 
     stats: PyTree

@@ -1,4 +1,4 @@
-"""Returns and advantages of time-major rewards: discounted, n-step, λ-returns, generalised advantages, V-trace.
+"""Returns and advantages of time-major rewards: discounted, n-step, λ-returns, generalized advantages, V-trace.
 
 All functions distinguish `terminated` and `truncated`. `terminated`: the next state has value 0. `truncated`: the next state
 has its value, but the sum ends there. The end of the arrays is treated as a truncation.
@@ -156,7 +156,7 @@ def gae(
     gamma: Scalar,
     gae_lambda: Scalar,
 ) -> Float[Array, "T *B"]:
-    """Generalised advantage estimation, A_t = Σ_k (γλ)^k δ_{t+k}.
+    """Generalized advantage estimation, A_t = Σ_k (γλ)^k δ_{t+k}.
 
         δ_t = r_t + γ (1 - terminated_t) V(s_{t+1}) - V(s_t)
         A_t = δ_t + γλ (1 - last_t) A_{t+1},    last = terminated | truncated,    A_T = 0

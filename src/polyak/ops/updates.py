@@ -306,7 +306,7 @@ def _interpolate(online: Array, target: Array, tau: Array) -> Array:
     distance, so rounding cannot pass the other end. Subtraction instead of a sum, which would turn -0 into 0.
 
     A `cond` would copy every leaf of its result. Use few operations on whole leaves: the CPU backend of XLA does not
-    vectorise a large one-axis leaf whose length is not divisible by the number of threads, so each operation costs one pass
+    vectorize a large one-axis leaf whose length is not divisible by the number of threads, so each operation costs one pass
     over memory.
     """
     wide = _wide_dtype(online.dtype, target.dtype)

@@ -56,7 +56,7 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
     Models are those of PPO, A2C, SAC, TQC, TD3 and DDPG, also with gSDE. Neither Stable-Baselines3 nor PyTorch is needed. Of
     the saved model only arrays and plain settings are read: pickled objects are never loaded, and the index of the arrays can
     name nothing but arrays. Statistics of `VecNormalize` are in another file, so a policy that was trained with it needs its
-    normalised observations.
+    normalized observations.
 
     Args:
         path: the `.zip` file.

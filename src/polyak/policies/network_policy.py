@@ -26,7 +26,7 @@ class NetworkPolicy:
 
     Attributes:
         variables: the network's arrays.
-        normalizer: statistics that observations are normalised with, or None.
+        normalizer: statistics that observations are normalized with, or None.
         network: computes `(action_params, value)` of variables and an observation.
         spec: the spaces.
         return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that uses the

@@ -48,7 +48,7 @@ def array_of(npy: bytes) -> Any:
 
 
 def make_network(arrays: Any, layers: int, activation: str, rows: int | None = None) -> Any:
-    """`network(x)` for float32 vectors `[N, n]`: normalisation, dense layers, and a linear layer, clipped to ± `clip_mean`.
+    """`network(x)` for float32 vectors `[N, n]`: normalization, dense layers, and a linear layer, clipped to ± `clip_mean`.
 
     With `rows`, products are of that many vectors each, so that the others of a batch do not change how one is rounded.
     """

@@ -1,4 +1,4 @@
-"""Generalised state-dependent exploration: noise that is a function of the state for some steps."""
+"""Generalized state-dependent exploration: noise that is a function of the state for some steps."""
 
 from typing import Any, Protocol, runtime_checkable
 

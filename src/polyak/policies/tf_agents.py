@@ -44,7 +44,7 @@ def from_tf_agents(
         model = tf.saved_model.load("policy")
         np.savez("policy.npz", **{variable.name: variable.numpy() for variable in model.model_variables})
 
-    Observations are normalised by the statistics in the file, if there are some: (x - mean) / √(variance + 10⁻³), clipped to
+    Observations are normalized by the statistics in the file, if there are some: (x - mean) / √(variance + 10⁻³), clipped to
     ±5. The mean of Box actions is squashed into their bounds with tanh, and the standard deviation is the softplus of a
     parameter, as TF-Agents' networks have it by default.
 

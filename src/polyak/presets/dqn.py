@@ -15,7 +15,7 @@ CARTPOLE = {
     "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
 }
 
-# With layer normalisation four seeds in MountainCar-v0 end at -103.6 on average, with these settings but without it at -110.2.
+# With layer normalization four seeds in MountainCar-v0 end at -103.6 on average, with these settings but without it at -110.2.
 NORMALIZED = {
     "network": {"hidden": (128, 128), "layer_norm": True},
     "num_steps": 2,

@@ -50,7 +50,7 @@ def split_over_workers(
         if source.options.get("vectorization") == "own":
             raise ValueError("train: vectorization='own' cannot be split over workers; pass 'sync'")
         if source.options.get("vectorization", "auto") == "auto" and not str(source.id).startswith("ALE/"):
-            # A vectorised form has one random generator for all its environments.
+            # A vectorized form has one random generator for all its environments.
             source = EnvSource(source.id, {**source.options, "vectorization": "sync"})
         # Gymnasium is imported only where environments need it.
         from polyak.envs.parts import split
