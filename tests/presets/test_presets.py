@@ -4,14 +4,16 @@ import dataclasses
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import polyak
 from polyak.agents import action_scaling_of, agent_class
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.learning import soft_actor
+from polyak.ops import gradient_step
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
-from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, LinearOverTraining
+from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, OPTIMIZER_SETTINGS, LinearOverTraining
 
 
 @pytest.mark.filterwarnings("ignore:builtin type")  # Box2D warns while it is imported, and dies where warnings are errors.
@@ -152,6 +154,28 @@ def test_settings_without_effect_are_left_out_of_the_preset():
     assert polyak.DQN(spec, **found.settings(1_000, {"temperature": 1.0})).epsilon is None
     agent = polyak.C51(spec, **preset("rainbow", "CartPole-v1").settings(1_000, {"prioritized": False, "temperature": 0.5}))
     assert (agent.priority_alpha, agent.priority_beta, agent.epsilon, agent.n_step) == (0.6, None, None, 3)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "rainbow", "pqn"])
+def test_another_optimizer_takes_the_place_of_the_presets(algorithm):
+    sgd = optax.sgd(1e-3)
+    settings = preset(algorithm, "CartPole-v1").settings(1_000, {"optimizer": sgd})
+    assert agent_class(algorithm)(polyak.envs.make("jax/CartPole-v1").spec, **settings).optimizer is sgd
+
+
+def test_presets_and_agents_have_the_same_settings_of_the_optimizers():
+    assert (*gradient_step.ADAM_SETTINGS, *gradient_step.RMSPROP_SETTINGS) == OPTIMIZER_SETTINGS
+
+
+def test_noise_of_ornstein_and_uhlenbeck_takes_the_place_of_the_presets():
+    settings = preset("ddpg", "Pendulum-v1").settings(1_000, {"theta": 0.2})
+    assert "exploration" not in settings and settings["theta"] == 0.2
+
+
+def test_rainbow_without_a_noisy_network_explores_by_epsilon():
+    found, spec = preset("rainbow", "CartPole-v1"), polyak.envs.make("jax/CartPole-v1").spec
+    plain, noisy = (polyak.C51(spec, **found.settings(1_000, {"network": polyak.q_mlp(noisy=on)})) for on in (False, True))
+    assert (plain.epsilon, noisy.epsilon) == (polyak.C51(spec).epsilon, 0.0)
 
 
 def test_rainbow_is_c51_with_all_parts_in_every_environment():

@@ -12,6 +12,12 @@ SDE_LOG_STD = {"actor": -3.0, "network": 0.0}
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
 """Settings of SAC and TQC that have no effect with a fixed `alpha`, as in `polyak.learning.soft_actor`, which imports JAX."""
 
+OPTIMIZER_SETTINGS = (
+    "learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_eps", "max_grad_norm",
+    "optimizer_name", "rms_decay", "rms_eps",
+)  # fmt: skip
+"""Settings that have no effect with an `optimizer`, as in `polyak.ops.gradient_step`, which imports JAX."""
+
 PRIORITY_SETTINGS = ("priority_alpha", "priority_beta", "priority_eps")
 """Settings that have no effect without `prioritized`."""
 
@@ -55,13 +61,20 @@ class Preset:
         Args:
             changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`. With a fixed
                 `alpha` its settings of a learned one are left out; with one of those, its fixed `alpha`; with a
-                `temperature` its `epsilon`; with `prioritized=False` those of priorities.
+                `temperature` its `epsilon`; with `prioritized=False` those of priorities; with an `optimizer` those of Adam and
+                RMSProp; with a `theta` its `exploration`, since only noise of Ornstein and Uhlenbeck has one; with a network
+                without noise in place of a noisy one its `epsilon`, which is 0.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
         """
         changed = dict(changes or {})
         unused = _without_effect(changed)
+        if "network" in changed and self.values.get("network", {}).get("noisy"):
+            from polyak.networks.q_network import is_noisy
+
+            # It explores by the noise of its network alone.
+            unused += () if is_noisy(changed["network"]) else ("epsilon",)
         values = {name: value for name, value in self.values.items() if name not in unused} | changed
         settings = {name: with_length(value, env_steps) for name, value in values.items()}
         if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
@@ -90,6 +103,10 @@ def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
         unused += ("alpha",)
     if changes.get("temperature") is not None:
         unused += ("epsilon",)
+    if changes.get("optimizer") is not None:
+        unused += OPTIMIZER_SETTINGS
+    if changes.get("theta") is not None:
+        unused += ("exploration",)
     if changes.get("prioritized") is False:
         unused += PRIORITY_SETTINGS
     return unused
