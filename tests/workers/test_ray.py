@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -166,18 +167,35 @@ def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_pa
     assert report["listening"] == ["127.0.0.1"]
 
 
-def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
-    """W10: its processes and their files."""
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "forever"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
-    )
+def start_forever(directory):
+    """A training with workers that does not end, in a process of its own: `(process, pids of what it started)`."""
+    command = [sys.executable, str(SCRIPT), "forever"]
+    with (directory / "stderr").open("w") as stderr:
+        process = subprocess.Popen(command, cwd=directory, env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True)
     line = process.stdout.readline()
+    process.stdout.close()
     if not line and process.wait() == NO_RAY:
-        process.stdout.close()
         skip_without_ray("Ray does not start here")
     pids = json.loads(line)
     assert len(pids) > 5 and all(map(is_running, pids))
-    process.stdout.close()
+    return process, pids
+
+
+def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
+    """W10: its processes and their files."""
+    process, pids = start_forever(tmp_path)
+    check_that_nothing_is_left(process, pids)
+
+
+def test_a_training_ends_when_a_daemon_of_its_private_ray_dies(tmp_path):
+    """W15, where Ray alone would hang for minutes; and S8, no other user opens the directory of its sockets."""
+    process, pids = start_forever(tmp_path)
+    (directory,) = Path(tempfile.gettempdir()).glob(f"polyak-ray-{process.pid}-*")
+    assert directory.stat().st_mode & 0o077 == 0
+    (daemon,) = (pid for pid in pids if "gcs_server" in read(f"/proc/{pid}/cmdline").split("\0")[0])
+    os.kill(daemon, signal.SIGKILL)
+    assert process.wait(30) == 1
+    assert "a daemon of the private Ray died" in (tmp_path / "stderr").read_text()
     check_that_nothing_is_left(process, pids)
 
 
@@ -198,7 +216,7 @@ def is_starting(pids):
 
 
 def check_that_nothing_is_left(process, pids):
-    """Kill a learner; its processes are to end within 5 s on a quiet machine."""
+    """Kill a learner, unless it has ended; its processes are to end within 5 s on a quiet machine."""
     process.kill()
     process.wait()
     deadline = time.monotonic() + 8

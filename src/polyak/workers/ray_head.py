@@ -16,6 +16,9 @@ from typing import Any
 
 CLOSE_SECONDS = 2.0
 
+LOOK_SECONDS = 0.5
+"""Between looks at whether Ray's daemons are there."""
+
 FINAL = (ImportError, AttributeError, TypeError, ValueError)
 """Exceptions that another try repeats: of an installation, or of settings. Where a machine is slow, Ray raises others."""
 
@@ -42,10 +45,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What is preloaded imports NumPy before Ray sets this, and OpenBLAS would use all cores in every worker.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getppid()}-")
+    # Ray opens its own directory, which has its sockets, to every user of the machine.
+    private = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getppid()}-")
+    directory = os.path.join(private, "r")
     is_closed = threading.Event()
     # A training may end while Ray still starts, or while its end hangs.
-    threading.Thread(target=_end_with_training, args=(is_closed, directory), daemon=True).start()
+    threading.Thread(target=_end_with_training, args=(is_closed, private), daemon=True).start()
     try:
         import ray
         from ray._private.node import Node
@@ -64,16 +69,20 @@ def main() -> None:
             _temp_dir=directory,
             _system_config=SETTINGS,
         )
+        worker: Any = ray._private.worker
+        daemons = worker._global_node
         print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
         # The rest of what Ray prints here would fill a file that nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        is_closed.wait()
+        while not is_closed.wait(LOOK_SECONDS):
+            if daemons.dead_processes():
+                return  # Without one of its daemons Ray hangs for minutes. The training notices that this process has ended.
         ray.shutdown()
     except Exception as error:
         line = next(iter(str(error).strip().splitlines()), "")
         print(json.dumps({"error": f"{type(error).__name__}: {line}", "is_final": isinstance(error, FINAL)}), flush=True)
     finally:
-        _end(directory)
+        _end(private)
 
 
 def _end_with_training(is_closed: threading.Event, directory: str) -> None:

@@ -35,6 +35,9 @@ POLL_SECONDS = 0.05
 
 CLOSE_SECONDS = 5.0
 
+LOOK_SECONDS = 1.0
+"""Between looks at whether the private Ray is there: no call returns after its end."""
+
 KILL_SECONDS = 1.0
 """How long the end waits for workers that are being killed; the end of Ray kills them as well."""
 
@@ -175,6 +178,7 @@ class RayWorkers:
 
     def start(self, payload: bytes) -> Any:
         """Start an actor; it waits until the cluster has a CPU for it."""
+        self._require_head()
         return self._actor.remote(payload, list(sys.path))
 
     def call(self, handle: Any, method: str, arguments: Sequence[Any]) -> Any:
@@ -186,11 +190,21 @@ class RayWorkers:
         return self._ray.put(value) if sum(array.nbytes for array in value.values()) > INLINE_BYTES else value
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
-        """The calls that have returned, as soon as one has, or after `seconds`."""
-        if not calls:
-            threading.Event().wait(seconds)
-            return []
-        done, rest = self._ray.wait(list(calls), num_returns=1, timeout=seconds)
+        """The calls that have returned, as soon as one has, or after `seconds`.
+
+        Raises:
+            RuntimeError: the private Ray has ended.
+        """
+        deadline, done = time.monotonic() + seconds, []
+        while True:
+            self._require_head()
+            left = max(0.0, min(deadline - time.monotonic(), LOOK_SECONDS))
+            if calls:
+                done, rest = self._ray.wait(list(calls), num_returns=1, timeout=left)
+            else:
+                threading.Event().wait(left)
+            if done or time.monotonic() >= deadline:
+                break
         if done and rest:
             # Whatever else has returned meanwhile.
             done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
@@ -235,6 +249,16 @@ class RayWorkers:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         cpus = [f"{node['NodeManagerHostname']} ({node['Resources'].get('CPU', 0):g} CPUs)" for node in nodes]
         return f"Ray {self._ray.__version__}: {', '.join(cpus)}"
+
+    def _require_head(self) -> None:
+        """Check that the private Ray is there, and disconnect from one that is not: whatever asks it would wait for minutes.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
+        if self._head is not None and self._head.poll() is not None:
+            self._ray.shutdown()
+            raise RuntimeError("train: a daemon of the private Ray died, and with it all workers; resume the training")
 
     def _kill(self, handle: Any) -> None:
         with contextlib.suppress(Exception):
