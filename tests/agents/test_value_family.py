@@ -268,7 +268,7 @@ def test_values_of_probe_environments(make):
     ("build", "message"),
     [
         (lambda: C51(SPEC, v_min=1.0, v_max=1.0), "C51: v_min=1.0 must be below v_max=1.0"),
-        (lambda: C51(SPEC, num_atoms=1), "C51: num_atoms must be an integer >= 2"),
+        (lambda: C51(SPEC, num_atoms=1), r"C51: num_atoms must be an integer in \[2, 2147483647\]"),
         (lambda: QRDQN(SPEC, huber_delta=-1.0), "QRDQN: huber_delta must be a number"),
         (lambda: IQN(SPEC, network=polyak.mlp()), "IQN: network must have init, apply and quantiles"),
         (lambda: IQN(EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0]))), "IQN: actions must be Discrete"),

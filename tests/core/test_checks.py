@@ -43,6 +43,14 @@ def test_narrow_floats_and_large_integers_are_numbers():
         check_number("X", "tau", 10**400, above=0)
 
 
+@pytest.mark.parametrize("value", [1e39, -1e39, 10**40, np.array([1.0, 1e39])])
+def test_numbers_that_float32_cannot_hold_are_rejected(value):
+    check_number("X", "v_max", float(np.finfo(np.float32).max))
+    said = f"X: v_max must be a number that float32 can hold, at most 3.4e38, got {value!r}"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_number("X", "v_max", value)
+
+
 def test_the_interval_is_written_as_it_is_meant():
     for bounds, interval in (
         ({"above": 0}, "(0, inf)"),

@@ -115,7 +115,7 @@ class IQN:
         used_if=("prioritized", True),
     )
     priority_eps: Scalar = number(default=1e-6, at_least=0, used_if=("prioritized", True))
-    learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
+    learning_starts: int = integer(default=1_000, at_least=0)
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     n_step: int = integer(default=1, at_most=1_000)

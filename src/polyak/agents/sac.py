@@ -140,7 +140,7 @@ class SAC:
         used_if=("prioritized", True),
     )
     priority_eps: Scalar = number(default=1e-6, at_least=0, used_if=("prioritized", True))
-    learning_starts: int = integer(default=1_000, at_least=0, at_most=2**31)
+    learning_starts: int = integer(default=1_000, at_least=0)
     learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
     actor_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
     alpha_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))

@@ -22,7 +22,7 @@ def check_number(
     optional: bool = False,
     or_else: str = "",
 ) -> None:
-    """Check that a value is a finite real number (or an array of them, for `vmap`) within the bounds.
+    """Check that a value is a real number that float32 can hold (or an array of them, for `vmap`), within the bounds.
 
     Args:
         owner: the class or function with the setting.
@@ -36,7 +36,7 @@ def check_number(
 
     Raises:
         TypeError: not a number.
-        ValueError: NaN, infinite, or out of bounds.
+        ValueError: NaN, infinite, too large for float32, or out of bounds.
     """
     if isinstance(value, jax.core.Tracer) or (optional and value is None):
         return
@@ -54,6 +54,8 @@ def check_number(
     array = array.astype(np.float64)
     if not np.all(np.isfinite(array) & (array >= at_least) & (array <= at_most) & (array > above)):
         raise ValueError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
+    if np.any(np.abs(array) > np.finfo(np.float32).max):
+        raise ValueError(f"{owner}: {name} must be a number that float32 can hold, at most 3.4e38, got {value!r}")
 
 
 def check_integer(

@@ -15,6 +15,7 @@ from polyak.core.names import suggest_attributes, unknown_name
 from polyak.core.printing import short_repr
 
 T = TypeVar("T")
+MAX_INT32 = 2**31 - 1
 
 
 def static(**options: Any) -> Any:
@@ -59,8 +60,8 @@ def number(
     return setting(default=default, check=check, static=static, used_if=used_if)
 
 
-def integer(*, default: int | None, at_least: int = 1, at_most: int | None = None, optional: bool = False) -> Any:
-    """A static `setting` that is an integer."""
+def integer(*, default: int | None, at_least: int = 1, at_most: int = MAX_INT32, optional: bool = False) -> Any:
+    """A static `setting` that is an integer, at most the largest that JAX's default integers hold."""
     check = functools.partial(check_integer, at_least=at_least, at_most=at_most, optional=optional)
     return setting(default=default, check=check, static=True)
 
@@ -83,7 +84,7 @@ def check_settings(settings: Any) -> None:
             continue
         owner, value = type(settings).__name__, getattr(settings, field.name)
         field.metadata["check"](owner, field.name, value)
-        if not field.metadata["static"] and isinstance(value, int) and abs(value) >= 2**31:
+        if not field.metadata["static"] and isinstance(value, int) and abs(value) > MAX_INT32:
             # JAX has no such integers.
             object.__setattr__(settings, field.name, float(value))
         if field.metadata["static"] and isinstance(value, np.generic | np.ndarray | jax.Array):
