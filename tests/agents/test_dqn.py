@@ -185,6 +185,7 @@ class ListOfTwo(linen.Module):
     ("network", "message"),
     [
         (polyak.mlp(), r"must return action values, such as polyak\.q_mlp\(\)"),
+        (polyak.lstm(), r"must return action values, such as polyak\.q_mlp\(\)"),
         (
             polyak.FlaxLinen(linen.Dense(5)),
             r"must return a tuple \(q, value\), q \[B, \d\] and its maximum as value \[B\]; got for B = 2 float32\[2,5\]$",

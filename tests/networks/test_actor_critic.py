@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import Network
 from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn, network_for
@@ -292,6 +293,14 @@ def test_a_wrong_setting_is_named(monkeypatch, settings, said):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):
         ActorCritic(**settings)
+
+
+@pytest.mark.parametrize("network", [polyak.q_mlp(), polyak.q_gru(), polyak.iqn_mlp()], ids=["q_mlp", "q_gru", "iqn_mlp"])
+def test_agents_of_actor_critics_reject_networks_of_action_values(network):
+    for agent in (polyak.PPO, polyak.A2C, polyak.IMPALA):
+        said = rf"{agent.__name__}: network must return \(action_params, value\), such as polyak\.mlp\(\), got one of action"
+        with pytest.raises(ValueError, match=said):
+            agent(EnvSpec(VECTOR, Discrete(4)), network=network)
 
 
 @pytest.mark.parametrize("std", ["free", "state"])

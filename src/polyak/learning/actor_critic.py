@@ -16,7 +16,7 @@ from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables, copy_buffers
 from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import network_or_default
+from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, is_image, is_narrow
 from polyak.ops.distributions import for_space
@@ -180,7 +180,7 @@ def feedforward_or_default(owner: str, network: Any, default: Network, spec: Env
         TypeError: it is no network.
         ValueError: it is recurrent, or squashes its mean, which actions that pass through tanh do already.
     """
-    network = default if network is None else network_or_default(owner, network, spec)
+    network = default if network is None else check_network(owner, network)
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: networks must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
     if isinstance(network, Layers) and network.squash_mean:

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
-from polyak.networks.adapters import FlaxNNX
+from polyak.networks.adapters import FlaxNNX, check_network
 from polyak.networks.layers import (
     ACTIVATIONS,
     Activation,
@@ -25,6 +25,7 @@ from polyak.networks.layers import (
     PolicyHead,
     Std,
     Torso,
+    ValueHeads,
     check_layers,
     check_means,
     is_image,
@@ -146,16 +147,16 @@ def network_or_default(owner: str, network: Any, spec: EnvSpec, *, sde: bool = F
         sde: the default has `std="sde"`.
 
     Raises:
-        TypeError: it is a Flax module, which needs an adapter, or no network at all.
+        TypeError: it is no network.
+        ValueError: it is one of action values, whose outputs have the same shapes.
     """
     if network is None:
         return replace(network_for(spec), std="sde") if sde else network_for(spec)
-    if isinstance(network, linen.Module | nnx.Module):
-        adapter = "FlaxLinen(module)" if isinstance(network, linen.Module) else "FlaxNNX(make), with make(spec, rngs)"
-        raise TypeError(f"{owner}: network must be polyak.{adapter}, got the module itself, a {type(network).__name__}")
-    if isinstance(network, type) or not isinstance(network, Network):
-        raise TypeError(f"{owner}: network must have init and apply, such as mlp(), got {network!r}")
-    return network
+    if isinstance(network, ValueHeads):
+        raise ValueError(
+            f"{owner}: network must return (action_params, value), such as polyak.mlp(), got one of action values: {network!r}"
+        )
+    return check_network(owner, network)
 
 
 def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool) -> None:

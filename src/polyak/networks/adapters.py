@@ -13,7 +13,21 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, zeros
-from polyak.core.types import PyTree, Variables
+from polyak.core.types import Network, PyTree, Variables
+
+
+def check_network(owner: str, network: Any) -> Network:
+    """Check that a setting is a network.
+
+    Raises:
+        TypeError: it is a Flax module, which needs an adapter, or no network at all.
+    """
+    if isinstance(network, linen.Module | nnx.Module):
+        adapter = "FlaxLinen(module)" if isinstance(network, linen.Module) else "FlaxNNX(make), with make(spec, rngs)"
+        raise TypeError(f"{owner}: network must be polyak.{adapter}, got the module itself, a {type(network).__name__}")
+    if isinstance(network, type) or not isinstance(network, Network):
+        raise TypeError(f"{owner}: network must have init and apply, such as mlp(), got {network!r}")
+    return network
 
 
 @short_repr()

@@ -98,6 +98,16 @@ class Layers(Protocol):
         ...
 
 
+@runtime_checkable
+class ValueHeads(Protocol):
+    """The setting that all built-in networks of action values have."""
+
+    @property
+    def dueling(self) -> bool:
+        """Two heads, for the value of the state and the advantages."""
+        ...
+
+
 def check_layers(settings: Layers, stds: tuple[Std, ...] = ("free", "state", "fixed")) -> None:
     """Refuse settings that no network can be built from, by name; widths become a tuple."""
     object.__setattr__(settings, "hidden", widths("hidden", settings.hidden))

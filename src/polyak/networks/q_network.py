@@ -14,9 +14,9 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.printing import text_of
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
-from polyak.networks.actor_critic import ActorCritic, network_or_default
-from polyak.networks.adapters import FlaxNNX
-from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, Layer, is_image, widths
+from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.adapters import FlaxNNX, check_network
+from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, Layer, Layers, is_image, widths
 from polyak.networks.noisy import NoisyLayer, split_key
 from polyak.ops.distributions.combinations import as_discrete
 
@@ -144,10 +144,10 @@ def q_network_or_default(
     check_env_spec(owner, spec)
     as_discrete(owner, spec)
     default = replace(q_network_for(spec), layer_norm=layer_norm)
-    network = default if network is None else network_or_default(owner, network, spec)
+    network = default if network is None else check_network(owner, network)
     if isinstance(network, RecurrentNetwork) and not recurrent:
         raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; DQN and PPO train recurrent ones")
-    if isinstance(network, ActorCritic):
+    if isinstance(network, Layers):
         raise ValueError(
             f"{owner}: network must return action values, such as polyak.q_mlp(), got an actor-critic: {network!r}"
         )
