@@ -155,6 +155,22 @@ def test_a_wrong_value_is_rejected_before_anything_is_created(flag, command, wor
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--env-steps 1e5", "--env-steps: must be an integer, got '1e5'; write 100000"),
+        ("--env-steps many", "--env-steps: must be an integer, got 'many'"),
+        ("--gamma x", "--gamma: must be a number, got 'x'"),
+        ("--learning-rate lin_1e-3", "must be a number or linear:START[:END[:FRACTION]], such as linear:0.001; got 'lin_1e-3'"),
+        ("--workers 1e1", "must be an integer, got '1e1'; write 10"),
+    ],
+)
+def test_a_number_that_cannot_be_read_says_how_to_write_it(words, said, command):
+    code, out, err = command("train ppo CartPole-v1", words)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
     ("env_steps", "given", "wanted"),
     [
         (20_000, {}, (None, 2_000)),

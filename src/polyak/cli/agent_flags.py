@@ -5,6 +5,7 @@ None, and its default is a literal. Other fields are set in Python.
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -101,11 +102,14 @@ LINEAR = "linear:START[:END[:FRACTION]]"
 def _parse_schedule(words: list[str]) -> Any:
     """A number, or a `LINEAR` schedule."""
     name, *numbers = words[0].split(":")
+    values = []
+    with contextlib.suppress(ValueError):
+        values = [float(number) for number in numbers or [name]]
+    is_schedule = not numbers or (name == "linear" and len(values) <= 3 and all(map(math.isfinite, values)))
+    if not values or not is_schedule:
+        raise ValueError(f"must be a number or {LINEAR}, such as linear:0.001; got {words[0]!r}")
     if not numbers:
-        return float(name)
-    values = [float(number) for number in numbers]
-    if name != "linear" or len(values) > 3 or not all(map(math.isfinite, values)):
-        raise ValueError(f"a schedule is a number or {LINEAR}, got {words[0]!r}")
+        return values[0]
     schedule = LinearOverTraining(*values)
     if not 0 < schedule.fraction <= 1:
         raise ValueError(f"FRACTION of {LINEAR} must be above 0 and at most 1, got {words[0]!r}")

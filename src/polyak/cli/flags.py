@@ -5,10 +5,12 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from polyak.core.names import escape_control
 
@@ -37,7 +39,35 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
             raise UsageError(f"{flag} is {name} in polyak")
     # Every flag has a docstring; searching whole files for comments takes a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
-    return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
+    with _NUMBERS:
+        return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
+
+
+_NUMBERS = ConstructorRegistry()
+
+
+@_NUMBERS.primitive_rule
+def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Numbers as tyro reads them, with errors that say what to write."""
+    if info.type not in (int, float):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=info.type.__name__.upper(),
+        instance_from_str=partial(_parse_number, info.type),
+        is_instance=lambda value: isinstance(value, int if info.type is int else int | float),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _parse_number(kind: type[int | float], words: list[str]) -> int | float:
+    try:
+        return kind(words[0])
+    except ValueError:
+        value = _parse_value(words[0])
+        whole = f"; write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
+        expected = "an integer" if kind is int else "a number"
+        raise ValueError(f"must be {expected}, got {words[0]!r}{whole}") from None
 
 
 OTHER_NAMES = {
