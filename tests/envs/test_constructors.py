@@ -14,6 +14,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from polyak import envs
+from polyak.envs import constructors
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.envs.constructors import _check_render_mode
@@ -132,6 +133,16 @@ def test_a_function_a_class_and_an_environment_are_taken():
 def test_a_wrong_argument_is_rejected_before_anything_runs(arguments, error, says, as_users_run):
     with pytest.raises(error, match=says):
         envs.make(**arguments)
+
+
+def test_an_older_name_of_the_ale_is_told_what_it_is_called(monkeypatch):
+    envs.names()
+    older = gymnasium.registry["BreakoutNoFrameskip-v4"]
+    # As in a process that has not imported ale-py yet, which registers the name.
+    monkeypatch.delitem(gymnasium.registry, older.id)
+    monkeypatch.setattr(constructors, "names", lambda: {"atari": [gymnasium.registry.setdefault(older.id, older).id]})
+    with pytest.raises(ValueError, match="take 'ALE/Breakout-v5', or the ALE's older 'ale_py:BreakoutNoFrameskip-v4' without"):
+        envs.make(older.id)
 
 
 def test_one_environment_is_not_many():

@@ -1,6 +1,7 @@
 """The names of environments, found without importing JAX or its libraries of environments."""
 
 import importlib.util
+import inspect
 
 from polyak.dynamics.names import brax_names, gymnax_names, jumanji_names
 
@@ -16,13 +17,19 @@ def names() -> dict[str, list[str]]:
     register_atari()
     # `make` also accepts the ALE's older names; there are hundreds, so they are not listed.
     atari = {name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("ale_py.")}
+    # Names of environments that Gymnasium no longer has: what should make them raises an error.
+    moved = {
+        name
+        for name, spec in gymnasium.registry.items()
+        if inspect.isfunction(spec.entry_point) and spec.entry_point.__module__ == "gymnasium.envs"
+    }
     return {
         "jax": [f"jax/{name}" for name in JAX_ENVIRONMENTS],
         "gymnax": [f"gymnax/{name}" for name in gymnax_names()],
         "brax": [f"brax/{name}" for name in brax_names()],
         "jumanji": [f"jumanji/{name}" for name in jumanji_names()],
         "atari": sorted(name for name in atari if name.startswith("ALE/")),
-        "gymnasium": sorted(set(gymnasium.registry) - atari),
+        "gymnasium": sorted(set(gymnasium.registry) - atari - moved),
     }
 
 

@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
@@ -360,6 +361,9 @@ def _find_spec(id: str, import_modules: bool) -> Any:
         known = [n for group in names().values() for n in group]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"if it is of another package, name that too: 'package:{name}'"
+        if name in gymnasium.registry:  # An older name of the ALE's, which `names` has registered.
+            game = re.split(r"NoFrameskip|Deterministic|-", name)[0]
+            hint = f"take 'ALE/{game}-v5', or the ALE's older 'ale_py:{name}' without preprocessing"
         raise ValueError(f"make: unknown environment {id!r}; {hint} (`polyak list` or polyak.envs.names() shows all)")
     return gymnasium.spec(name)
 
