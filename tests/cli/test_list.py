@@ -7,6 +7,8 @@ def test_algorithms_presets_and_environments_are_listed(command):
     assert "ppo     PPO for" in out and "rainbow Rainbow: C51 with" in out
     for _, env_id in PRESETS:
         assert f" {env_id} " in out
+    assert "a3c     A3C: A2C whose workers send gradients" in out and "td3     TD3 for Box actions.\n" in out
+    assert "HalfCheetah-v2" not in out and "GymV21Environment-v0" not in out
     for name in ("jax/CartPole-v1", "CartPole-v1", "HalfCheetah-v5", "LunarLander-v3", "ALE/Breakout-v5"):
         assert f" {name}" in out
 

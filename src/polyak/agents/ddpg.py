@@ -58,12 +58,13 @@ from polyak.replay.uniform import Transition
 
 @struct
 class DDPG:
-    """DDPG for Box actions in [-1, 1] (`envs.make(..., action_scaling="rescale")`).
+    """DDPG for Box actions.
 
         L(θ) = E[ huber_κ(y - Q_θ(s, a)) ],    y = r + γ^m Q_target(s', π_target(s'))
         ∇J(φ) = E[ ∇_a Q_θ(s, a) ∇_φ π_φ(s) ],    a = π_φ(s)
 
-    over n-step transitions drawn from a replay. The actor follows the gradient of the new critic.
+    over n-step transitions drawn from a replay. Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. The actor
+    follows the gradient of the new critic.
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.

@@ -52,14 +52,15 @@ from polyak.replay.uniform import Transition
 
 @struct
 class SAC:
-    """SAC for Box actions in [-1, 1] (`make(..., action_scaling="rescale")`), and for Discrete actions.
+    """SAC for Box and Discrete actions.
 
         J_Q(θ) = E[ Σ_i ½ (Q_θi(s, a) - y)² ],    y = r + γ^m (min_i Q_target,i(s', a') - α log π(a'|s')),  a' ~ π(·|s')
         J_π(φ) = E[ α log π_φ(a|s) - min_i Q_θi(s, a) ],    a ~ π_φ(·|s)
         J(α)   = E[ -log α (log π(a|s) + H̄) ]
 
-    over n-step transitions drawn from a replay. In a gradient step the critics go first, and in every `policy_delay`-th then
-    the actor against the new critics, and α with the new actor; at last the target critics.
+    over n-step transitions drawn from a replay. Box actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. In a
+    gradient step the critics go first, and in every `policy_delay`-th then the actor against the new critics, and α with the
+    new actor; at last the target critics.
 
     With Discrete actions critics return Q(s, a) of all n, and expectations over a and a' are sums Σ_a π(a|s) over the actions
     that the state allows (Christodoulou 2019, arXiv:1910.07207).

@@ -62,14 +62,15 @@ from polyak.replay.uniform import Transition
 
 @struct
 class TD3:
-    """TD3 for Box actions in [-1, 1] (`envs.make(..., action_scaling="rescale")`).
+    """TD3 for Box actions.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
                                                     a' = clip(π_target(s') + clip(ε, ±c), ±1),  ε ~ N(0, σ²)
         J(φ) = E[ Q_θ1(s, π_φ(s)) ]
 
-    over n-step transitions drawn from a replay. Every `policy_delay`-th gradient step of the critics also takes one of the
-    actor, against the new critics; every `period`-th one moves the targets of both.
+    over n-step transitions drawn from a replay. Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. Every
+    `policy_delay`-th gradient step of the critics also takes one of the actor, against the new critics; every `period`-th one
+    moves the targets of both.
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.

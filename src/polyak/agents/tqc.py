@@ -51,16 +51,17 @@ from polyak.replay.uniform import Transition
 
 @struct
 class TQC:
-    """TQC for Box actions in [-1, 1] (`make(..., action_scaling="rescale")`): SAC with quantile critics.
+    """TQC for Box actions: SAC with quantile critics.
 
         J_Z(θ) = E[ Σ_i 1/M Σ_m 1/K Σ_k |τ_m - 1{u < 0}| L_κ(u) / κ ],    u = y_k - θ_i,m(s, a),  τ_m = (2m - 1) / 2M
         y_k    = r + γ^m (z_k(s', a') - α log π(a'|s')),    a' ~ π(·|s')
         J_π(φ) = E[ α log π_φ(a|s) - 1/NM Σ_i,m θ_i,m(s, a) ],    a ~ π_φ(·|s)
         J(α)   = E[ -log α (log π(a|s) + H̄) ]
 
-    over n-step transitions drawn from a replay. z_1 ≤ ... ≤ z_K are the smallest K = N(M - d) of the N·M quantiles of all
-    target critics together; dropping d per critic reduces overestimation. In a gradient step the critics go first, and in every
-    `policy_delay`-th then the actor against the new critics, and α with the new actor; at last the target critics.
+    over n-step transitions drawn from a replay. Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. z_1 ≤ ...
+    ≤ z_K are the smallest K = N(M - d) of the N·M quantiles of all target critics together; dropping d per critic reduces
+    overestimation. In a gradient step the critics go first, and in every `policy_delay`-th then the actor against the new
+    critics, and α with the new actor; at last the target critics.
 
     There is no `subset` of critics as in SAC: dropping quantiles of the whole pool takes the place of a minimum over critics.
 

@@ -26,7 +26,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     for env_id, preset in presets.items()
 }
 
-DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's defaults")
+DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's own")
 
 DEFAULTS: dict[str, Preset] = {"a3c": a3c.DEFAULT, "rainbow": rainbow.DEFAULT}
 """Algorithms that are settings of another one: those settings, for environments without a preset."""

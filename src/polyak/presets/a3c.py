@@ -12,6 +12,6 @@ def _pushed(preset: Preset) -> Preset:
     return dataclasses.replace(preset, source=f"A2C: {preset.source}", loop="asynchronous", workers=WORKERS)
 
 
-DEFAULT = _pushed(Preset(1_000_000, 8, {}, "the algorithm's defaults"))
+DEFAULT = dataclasses.replace(_pushed(Preset(1_000_000, 8, {}, "")), source="A3C: A2C whose workers send gradients")
 
 PRESETS: dict[str, Preset] = {env_id: _pushed(preset) for env_id, preset in a2c.PRESETS.items()}

@@ -22,6 +22,6 @@ ATARI = {**dqn.ATARI, **RAINBOW}
 DEFAULT = Preset(1_000_000, 8, RAINBOW, "Rainbow: C51 with noisy dueling layers, priorities and three steps", "q_mlp")
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "own", "q_mlp"),
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset", "q_mlp"),
     "ALE/...": Preset(10_000_000, 8, ATARI, "Hessel et al. 2018, with 8 environments", "q_mlp"),
 }

@@ -25,11 +25,11 @@ CARTPOLE = {
 }  # fmt: skip
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(50_000, 1, CARTPOLE, "own"),
+    "CartPole-v1": Preset(50_000, 1, CARTPOLE, "polyak's preset"),
     "Pendulum-v1": Preset(20_000, 1, {"learning_rate": 1e-3, "capacity": 20_000}, "RL Zoo"),
     "MountainCarContinuous-v0": Preset(50_000, 1, MOUNTAIN_CAR, "RL Zoo"),
-    "LunarLanderContinuous-v3": Preset(300_000, 8, LUNAR_LANDER, "own"),
-    "BipedalWalker-v3": Preset(500_000, 8, BIPEDAL_WALKER, "own"),
+    "LunarLanderContinuous-v3": Preset(300_000, 8, LUNAR_LANDER, "polyak's preset"),
+    "BipedalWalker-v3": Preset(500_000, 8, BIPEDAL_WALKER, "polyak's preset"),
     "HalfCheetah-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Hopper-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Walker2d-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
