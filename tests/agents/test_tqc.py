@@ -138,7 +138,10 @@ class WithoutQuantiles:
         ({"dropped_quantiles": M}, r"TQC: dropped_quantiles=5 must be less than num_quantiles=5"),
         ({"num_quantiles": 0}, "TQC: num_quantiles must be"),
         ({"critics": WithoutQuantiles()}, r"q of B = 2 observations must have shape \[B, N, 5\], got \[2, 2\]"),
-        ({"spec": EnvSpec(SPEC.obs, Discrete(2))}, "actions must be Boxes of floats.*SAC, DQN and PPO take Discrete"),
+        (
+            {"spec": EnvSpec(SPEC.obs, Discrete(2))},
+            r"actions must be Boxes, got Discrete\(n=2\); SAC, DQN and PPO take Discrete",
+        ),
         ({"alpha": 0.1, "initial_alpha": 0.5}, "initial_alpha has no effect with a fixed alpha"),
     ],
 )

@@ -156,14 +156,15 @@ def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and P
         ValueError: they are not; the message names the part.
     """
     for path, leaf in leaf_spaces(spec.action):
-        where = f"action {path!r}" if path else "the action"
+        where = f" at action {path!r}" if path else ""
         if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
             advice = "PPO, A2C and IMPALA take Boxes of integers" if isinstance(leaf, Box) else instead
-            raise ValueError(f"{owner}: actions must be Boxes of floats, got {leaf} at {where}; {advice}")
+            kind = "Boxes of floats" if isinstance(leaf, Box) else "Boxes"
+            raise ValueError(f"{owner}: actions must be {kind}, got {leaf}{where}; {advice}")
         low, high = spec.action_bounds(leaf)
         if not (np.all(low == -1) and np.all(high == 1)):
             raise ValueError(
-                f"{owner}: actions must lie in [-1, 1], got {leaf} at {where}; make the environment with "
+                f"{owner}: actions must lie in [-1, 1], got {leaf}{where}; make the environment with "
                 f"polyak.envs.make(..., action_scaling='rescale')"
             )
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, PRNGKeyArray
 
-from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, Space
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from polyak.core.struct import static, struct
 from polyak.ops.distributions.discrete import Categorical
 from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob
@@ -29,7 +29,8 @@ def as_discrete(owner: str, spec: EnvSpec) -> EnvSpec:
     if isinstance(space, Discrete):
         return spec
     if not isinstance(space, MultiDiscrete):
-        raise ValueError(f"{owner}: actions must be Discrete or MultiDiscrete, got {space}; PPO takes every space")
+        instead = "PPO, SAC and TD3 take Boxes" if isinstance(space, Box) else "PPO takes every space"
+        raise ValueError(f"{owner}: actions must be Discrete or MultiDiscrete, got {space}; {instead}")
     if math.prod(space.nvec) > MAX_COMBINATIONS:
         raise ValueError(
             f"{owner}: actions must have at most {MAX_COMBINATIONS} combinations, got {math.prod(space.nvec)} of {space}; PPO "
