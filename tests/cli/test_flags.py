@@ -293,9 +293,13 @@ def test_help_shows_every_flag_with_what_it_means(command):
 
 
 def test_help_works_before_an_environment_is_named(command):
-    code, out, _ = command("train ppo --help")
+    code, out, _ = command("train sac --help")
     assert code == 0
-    assert "polyak train ppo CartPole-v1" in out
+    assert out.startswith("usage: polyak train sac ENV") and "Train sac in ENV. Defaults: the algorithm's own." in out
+    # Those of the agent, not of CartPole-v1's preset.
+    flags = agent_flags(AGENTS["sac"], {})()
+    assert f"transitions of a gradient step. (default: {flags.batch_size})" in " ".join(out.replace("│", " ").split())
+    assert "Defaults: polyak's preset." in command("train sac CartPole-v1 --help")[1]
 
 
 def test_a_repeated_flag_is_a_usage_error():

@@ -12,10 +12,10 @@ import tyro
 from rich.console import Console
 
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import UsageError, fail, parse, print_usage
+from polyak.cli.flags import UsageError, fail, parse_for_run
 from polyak.cli.imports import ImportFlag, import_object
 from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnFlags
+from polyak.cli.own_flags import OwnFlagsOfRun
 from polyak.core.checks import check_integer
 from polyak.core.types import Env, HostEnv, Policy, PyTree
 from polyak.loops.evaluate import Evaluation
@@ -36,7 +36,7 @@ PolicyFlag: TypeAlias = Annotated[
 class EvaluateFlags:
     """How many episodes, and where they start."""
 
-    own: OwnFlags
+    own: OwnFlagsOfRun
 
     episodes: int = 100
     """number of episodes"""
@@ -52,12 +52,9 @@ class EvaluateFlags:
 
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    if not arguments or arguments[0].startswith("-"):
-        options = "[--episodes N] [--seed S] [--policy MODULE:NAME] [--agent M:N] [--env M:N] [--import MODULE] [--help]"
-        return print_usage(f"polyak evaluate RUN {options}\n\nRUN is a run directory, or the `best` in one.", arguments)
+    description = "Evaluate the greedy policy of RUN, a run directory or the `best` in one."
     try:
-        directory = Path(arguments[0])
-        flags = parse(EvaluateFlags, arguments[1:], prog=f"polyak evaluate {directory}", description="Evaluate a policy.")
+        directory, flags = parse_for_run(EvaluateFlags, arguments, command="evaluate", description=description)
         check_integer("polyak evaluate", "--episodes", flags.episodes)
         check_seed("polyak evaluate", "--seed", flags.seed)
         with ExitStack() as stack:

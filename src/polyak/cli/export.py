@@ -6,9 +6,9 @@ from typing import Annotated, TypeAlias
 
 import tyro
 
-from polyak.cli.flags import UsageError, fail, parse, print_usage
+from polyak.cli.flags import UsageError, fail, parse_for_run
 from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnFlags
+from polyak.cli.own_flags import OwnFlags, OwnFlagsOfRun
 from polyak.core.types import HostEnv
 from polyak.export.archive import ExportError
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
@@ -26,7 +26,7 @@ OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", hel
 class ExportFlags:
     """Format and output file."""
 
-    own: OwnFlags
+    own: OwnFlagsOfRun
 
     format: Format
     """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of an mlp, with a reader"""
@@ -36,11 +36,9 @@ class ExportFlags:
 
 def export(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    if not arguments or arguments[0].startswith("-"):
-        flags = "--format stablehlo|onnx|numpy [--output FILE]"
-        return print_usage(f"polyak export RUN {flags}\n\nRUN is a run directory.", arguments)
+    description = "Export the greedy policy of RUN, a run directory or the `best` in one."
     try:
-        return _export(Path(arguments[0]), arguments[1:])
+        return _export(*parse_for_run(ExportFlags, arguments, command="export", description=description))
     except (UsageError, ValueError, ImportError, RunError, ConfigError, CheckpointError, ExportError) as error:
         return fail(error)
 
@@ -55,8 +53,7 @@ def _config_with_own_agent(run: Run, flags: OwnFlags) -> RunConfig:
             env.close()
 
 
-def _export(directory: Path, arguments: list[str]) -> int:
-    flags = parse(ExportFlags, arguments, prog=f"polyak export {directory}", description="Export the greedy policy.")
+def _export(directory: Path, flags: ExportFlags) -> int:
     count_devices()  # Raises where JAX does not start.
     run, checkpoints = open_checkpoints(directory)
     if flags.output is not None and (flags.output == Path("-") or is_run_file(flags.output)):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from polyak.core.names import escape_control
+from polyak.core.names import escape_control, find_replacement
 
 T = TypeVar("T")
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -28,15 +29,13 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     Raises:
         UsageError: a flag is set twice.
     """
-    flags = [_normalize(argument) for argument in arguments if argument.startswith("--")]
+    flags = _flags_in(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
         raise UsageError(f"{', '.join(repeated)} is set more than once")
-    own = {_normalize(f"--{name}") for name in _field_names(kind)}
-    for flag in flags:
-        name = OTHER_NAMES.get(flag) if flag not in own else None
-        if name is not None and (name.split()[0] in own or not name.startswith("--")):
-            raise UsageError(f"{flag} is {name} in polyak")
+    for flag in unknown_flags(kind, arguments):
+        if (name := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
+            raise UsageError(f"in polyak {flag} is {name}")
     # Every flag has a docstring; searching whole files for comments takes a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     with _NUMBERS:
@@ -70,26 +69,57 @@ def _parse_number(kind: type[int | float], words: list[str]) -> int | float:
         raise ValueError(f"must be {expected}, got {words[0]!r}{whole}") from None
 
 
+def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, description: str) -> tuple[Path, T]:
+    """The directory and the flags of `polyak COMMAND RUN [flags]`, as by `parse`; `--help` needs no directory.
+
+    Raises:
+        UsageError: the directory is missing, or a flag is set twice.
+    """
+    is_named = len(arguments) > 0 and not arguments[0].startswith("-")
+    if not is_named and not {"-h", "--help"} & set(arguments):
+        raise UsageError(f"a run directory is missing: polyak {command} RUN [flags]; `polyak {command} --help` shows the flags")
+    directory, *flags = arguments if is_named else ["RUN", *arguments]
+    return Path(directory), parse(kind, flags, prog=f"polyak {command} {directory}", description=description)
+
+
+def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
+    """The flags among the arguments that the dataclass `kind` has no field for."""
+    own = {_normalize(f"--{name}") for name in field_names(kind)}
+    return [flag for flag in _flags_in(arguments) if flag not in own]
+
+
 OTHER_NAMES = {
-    **dict.fromkeys(("--total-timesteps", "--n-timesteps", "--timesteps", "--steps"), "--env-steps"),
-    "--batch-size": "--num-minibatches (num_steps * num_envs / batch size)",
-    "--n-envs": "--num-envs",
-    "--n-steps": "--num-steps",
-    "--n-epochs": "--num-epochs",
+    **dict.fromkeys(("--n-timesteps", "--timesteps", "--steps"), "--env-steps"),
     "--lr": "--learning-rate",
     "--eval-freq": "--eval-every",
     "--save-freq": "--checkpoint-every",
     "--n-eval-episodes": "--eval-episodes",
-    **dict.fromkeys(("--tensorboard-log", "--log-dir", "--log-folder", "--output"), "--run-dir"),
+    **dict.fromkeys(("--log-dir", "--log-folder", "--output"), "--run-dir"),
     "--device": "the environment variable JAX_PLATFORMS",
+    **dict.fromkeys(("--policy", "--policy-kwargs"), "--network, --hidden and --activation"),
 }
-"""Flags of other libraries' scripts, by what they are here."""
+"""Flags of other libraries' scripts that are no arguments of Stable-Baselines3, or are other flags here than arguments."""
 
 
-def _field_names(kind: Any) -> list[str]:
+def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
+    """What a flag of another library is here, where the settings are these; None if it is none or has no counterpart."""
+    found = OTHER_NAMES.get(flag)
+    if found is None:
+        replacement = find_replacement(flag.removeprefix("--").replace("-", "_"), fields, "field") or ""
+        setting = re.fullmatch(r"(\w+)(?:=polyak\.\w+\(.*?\))? of (?:the \w+|[\w.]+)(.*)", replacement)
+        found = f"--{setting[1].replace('_', '-')}{setting[2]}" if setting else None
+    name = re.match(r"--([\w-]+)", found or "")
+    return None if name and name[1].replace("-", "_") not in fields else found
+
+
+def field_names(kind: Any) -> list[str]:
     """The names of all fields of a dataclass and of those in it."""
     nested = ((field.name, field.type) for field in dataclasses.fields(kind))
-    return [name for own, type_ in nested for name in (_field_names(type_) if dataclasses.is_dataclass(type_) else [own])]
+    return [name for own, type_ in nested for name in (field_names(type_) if dataclasses.is_dataclass(type_) else [own])]
+
+
+def _flags_in(arguments: Sequence[str]) -> list[str]:
+    return [_normalize(argument) for argument in arguments if argument.startswith("--")]
 
 
 def _normalize(argument: str) -> str:

@@ -86,8 +86,8 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
     config = read_config(run, flags.agent)
     if config.own_env and flags.env is None and flags.wrapper is None and flags.env_kwargs is None:
         raise UsageError(
-            f"{run.directory}: its environment {config.env} is your own, which a run does not store; give --env, --wrapper or "
-            "--env-kwargs again, as in the training"
+            f"{run.directory}: was trained in {config.env} with --env, --wrapper or a text in --env-kwargs, which a run does "
+            "not store; give them again"
         )
     named = flags.env is None and flags.wrapper is None
     may_import = check_import(config.env, imports) if named else True

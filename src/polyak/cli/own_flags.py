@@ -1,6 +1,7 @@
 """The flags that name an agent, an environment and a wrapper of the person's own; parsed without importing JAX."""
 
 import dataclasses
+import shlex
 from typing import Annotated
 
 from polyak.cli.flags import default_hint, parse_settings
@@ -23,3 +24,24 @@ class OwnFlags:
     def kwargs(self) -> dict[str, bool | int | float | str]:
         """The settings of the environment."""
         return {} if self.env_kwargs is None else parse_settings("--env-kwargs", self.env_kwargs)
+
+    def __str__(self) -> str:
+        """The flags that are set, as they are passed."""
+        words: dict[str, tuple[str, ...]] = {
+            f"--{field.name.replace('_', '-')}": value if isinstance(value, tuple) else (value,)
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) is not None
+        }
+        return shlex.join(word for flag, values in words.items() for word in (flag, *values))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnFlagsOfRun(OwnFlags):
+    """What a run does not store: an agent and an environment of your own, and texts in the environment's settings."""
+
+    agent: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
+    """function of the environment's spec that makes the agent, in place of the run's"""
+    env: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
+    """function or class that makes a Gymnasium environment, in place of the run's"""
+    env_kwargs: Annotated[tuple[str, ...] | None, default_hint("the run's", "NAME=VALUE [NAME=VALUE ...]")] = None
+    """settings of the environment, which change the run's: `--env-kwargs frameskip=2 xml_file=mine.xml`"""

@@ -2,14 +2,27 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from polyak.agents import AGENTS
+from polyak.cli.agent_flags import agent_flags
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import EVAL_EPISODES, UsageError, default_hint, fail, parse, print_usage
+from polyak.cli.flags import (
+    EVAL_EPISODES,
+    NetworkFlags,
+    TrainFlags,
+    UsageError,
+    default_hint,
+    fail,
+    field_names,
+    parse_for_run,
+    unknown_flags,
+)
 from polyak.cli.imports import ImportFlag
 from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnFlags
+from polyak.cli.own_flags import OwnFlagsOfRun
 from polyak.cli.training_run import run_to_exit_code
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
@@ -30,7 +43,7 @@ from polyak.train.workers import split_over_workers
 class ResumeFlags:
     """How long to train."""
 
-    own: OwnFlags
+    own: OwnFlagsOfRun
 
     env_steps: Annotated[int | None, default_hint("the run's", "INT")] = None
     """environment steps to train for, including those already done; saved in the run's config.json"""
@@ -63,18 +76,28 @@ class ResumeFlags:
 
 def resume(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    if not arguments or arguments[0].startswith("-"):
-        flags = "[--env-steps N] [--eval-episodes N] [--force] [--workers N] [--learners N]"
-        own = "[--agent M:N] [--env M:N] [--import M] [--help]"
-        return print_usage(f"polyak resume RUN {flags} {own}\n\nRUN is a run directory.", arguments)
     try:
-        return _resume(Path(arguments[0]), arguments[1:])
+        _check_settings(arguments)
+        return _resume(*parse_for_run(ResumeFlags, arguments, command="resume", description="Continue a run directory RUN."))
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
 
 
-def _resume(directory: Path, arguments: list[str]) -> int:
-    flags = parse(ResumeFlags, arguments, prog=f"polyak resume {directory}", description="Continue a run.")
+def _check_settings(arguments: Sequence[str]) -> None:
+    """Check that no flag is one of `polyak train` whose value the run keeps.
+
+    Raises:
+        UsageError: one is; how settings of an agent can be changed.
+    """
+    for flag in unknown_flags(ResumeFlags, arguments):
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in field_names(TrainFlags):
+            raise UsageError(f"{flag} of a run cannot be changed; start another one with polyak train")
+        if any(name in field_names(kind) for kind in (NetworkFlags, *(agent_flags(agent, {}) for agent in AGENTS.values()))):
+            raise UsageError(f"{flag} is the run's; an agent with other settings is given by --agent MODULE:NAME --force")
+
+
+def _resume(directory: Path, flags: ResumeFlags) -> int:
     if flags.eval_episodes is not None:
         check_integer("polyak resume", "--eval-episodes", flags.eval_episodes, at_least=0)
     if flags.workers is not None:

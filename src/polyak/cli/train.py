@@ -11,6 +11,9 @@ from polyak.cli.own_flags import OwnFlags
 from polyak.core.names import unknown_name
 from polyak.presets import Preset, preset
 
+PLACEHOLDER = "ENV"
+"""The environment in help that is asked for without one; it has no preset, so that the algorithm's own defaults are shown."""
+
 
 def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     """Run the command; returns the exit code.
@@ -35,12 +38,13 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
         return fail("an algorithm is missing, e.g.: polyak train ppo CartPole-v1, or --agent MODULE:NAME for one of your own")
     algorithm = algorithm and algorithm.lower()
     if algorithm is not None and algorithm not in AGENTS:
-        hint = "" if words else f"; it comes before the environment: polyak train ppo {arguments[0]}"
-        return fail(unknown_name(algorithm, AGENTS, "algorithm") + hint)
+        meant = words[0].lower() if words else "ppo"
+        hint = f"; the algorithm comes first: polyak train {meant} {arguments[0]}" if meant in AGENTS else ""
+        return fail(unknown_name(arguments[0], AGENTS, "algorithm") + hint)
     env_id = own_env if own_env else words.pop(0) if words else None
+    if env_id is None and {"-h", "--help"} & set(rest):
+        env_id = PLACEHOLDER
     if env_id is None:
-        if {"-h", "--help"} & set(arguments):
-            return train([*([algorithm] if algorithm else []), "CartPole-v1", *rest])
         return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
     try:
         flags = _parse(algorithm, env_id, [*words, *rest])
@@ -87,6 +91,8 @@ def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
             ("network", NetworkFlags, dataclasses.field(default=NetworkFlags())),
         ]
     name = algorithm or "your own agent"
-    description = f"Train {name} in {env_id}. Settings by default: {defaults.source}."
+    description = f"Train {name} in {env_id}. Defaults: {defaults.source}."
+    if env_id == PLACEHOLDER:
+        description += " An environment's name in place of ENV shows its preset, if it has one (`polyak list`)."
     prog = f"polyak train {algorithm or '--agent MODULE:NAME'} {env_id}"
     return parse(dataclasses.make_dataclass("Flags", groups), arguments, prog=prog, description=description)

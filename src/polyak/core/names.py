@@ -32,11 +32,13 @@ STABLE_BASELINES = {
     "env_id": "id of envs.make",
     "vec_env_cls": "vectorization='async' of envs.make",
 }
-"""Where polyak has what an argument of Stable-Baselines3 sets."""
+"""Where polyak has what an argument of Stable-Baselines3 sets; a setting is written `NAME of OWNER` or `NAME=CODE of OWNER`."""
 
 STABLE_BASELINES_BY_FIELD = {
     "num_minibatches": {
-        "batch_size": "num_minibatches = num_steps * num_envs / batch_size (microbatch_size is another thing: it saves memory)",
+        "batch_size": (
+            "num_minibatches of the agent, num_steps * num_envs / batch_size (microbatch_size is another: it saves memory)"
+        ),
     },
     "num_epochs": {"n_epochs": "num_epochs of the agent", "gradient_steps": "num_epochs of the agent"},
     "capacity": {
@@ -64,9 +66,11 @@ STABLE_BASELINES_BY_FIELD = {
     "sde_sample_freq": {"use_sde": "sde_sample_freq of the agent"},
     "exploration_noise": {"action_noise": "exploration_noise of the agent"},
     "target_noise": {"target_policy_noise": "target_noise of the agent"},
+    "key": {"seed": "key=jax.random.key(seed)"},
+    "hidden": {"net_arch": "hidden of the network", "activation_fn": "activation of the network"},
     "dropped_quantiles": {"top_quantiles_to_drop_per_net": "dropped_quantiles of the agent"},
 }
-"""The same for arguments that only agents with a certain field have, or that mean something else there; the last one counts."""
+"""The same where there is a certain other field or argument, or where a name means something else; the last one counts."""
 
 STABLE_BASELINES_OF_FUNCTIONS = {
     "batch_size": "batch_size of the agent (num_minibatches of PPO and PQN)",
