@@ -78,14 +78,14 @@ def test_flags_of_the_critics_leave_the_actor_as_it_is():
         hidden=(8,), value_hidden=(16, 16), value_activation="silu", num_critics=3, layer_norm=True, dropout=0.1
     )
     for agent in (polyak.SAC(spec), polyak.TQC(spec, num_quantiles=7)):
-        changed = _change_network(agent, flags)
+        changed = _change_network("td3", agent, flags)
         assert changed.actor == polyak.Actor((8,))
         quantiles = 7 if isinstance(agent, polyak.TQC) else None
         assert changed.critics == polyak.Critics((16, 16), "silu", 3, layer_norm=True, dropout=0.1, num_quantiles=quantiles)
-    own_width = _change_network(polyak.TD3(spec), NetworkFlags(value_hidden=(16,)))
+    own_width = _change_network("td3", polyak.TD3(spec), NetworkFlags(value_hidden=(16,)))
     assert (own_width.actor.hidden, own_width.critics.hidden) == ((256, 256), (16,))
     with pytest.raises(UsageError, match="--num-critics, --dropout: ppo has no such network setting"):
-        _change_network(polyak.PPO(spec), NetworkFlags(num_critics=3, dropout=0.1))
+        _change_network("ppo", polyak.PPO(spec), NetworkFlags(num_critics=3, dropout=0.1))
 
 
 def test_two_critics_of_ddpg_are_rejected_before_a_run_begins(tmp_path, monkeypatch, capsys):

@@ -130,7 +130,8 @@ def test_distributional_agents_train_resume_and_export(algorithm, tmp_path, monk
 def test_settings_are_checked_before_anything_is_created(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert polyak_command("train dqn Pendulum-v1 --run-dir run --env-steps 64") == 2
-    assert "DQN: actions must be Discrete" in capsys.readouterr().err
+    assert "DQN: actions must be Discrete or MultiDiscrete, got Box" in (err := capsys.readouterr().err)
+    assert "PPO, SAC and TD3 take Boxes" in err
     assert polyak_command("train dqn CartPole-v1 --run-dir run --num-envs 3 --updates-per-step 0.1 --env-steps 64") == 2
     assert "must be a whole number of gradient steps" in capsys.readouterr().err
     assert polyak_command("train dqn CartPole-v1 --run-dir run --log-std 0.5 --env-steps 64") == 2
@@ -172,7 +173,7 @@ def test_networks_that_an_agent_does_not_take(words, message, tmp_path, monkeypa
 def test_kinds_of_networks_of_action_values(algorithm):
     env = polyak.envs.make("jax/CartPole-v1")
     agent = make_agent(algorithm, env.spec, None, 100, None)
-    changed = _change_network(agent, NetworkFlags(network="mlp", hidden=(8,)))
+    changed = _change_network(algorithm, agent, NetworkFlags(network="mlp", hidden=(8,)))
     assert type(changed.network) is type(agent.network) and changed.network.hidden == (8,)
     # C51's distributions have as many numbers as before.
     jax.eval_shape(changed.init, jax.random.key(0))
@@ -185,11 +186,16 @@ def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatc
     assert config_of("run").agent.network == dataclasses.replace(polyak.q_mlp((16,)), outputs=51)
     spec, flags = polyak.envs.make("jax/CartPole-v1").spec, NetworkFlags(dueling=True, noisy=True)
     for algorithm in ("dqn", "c51", "qrdqn", "iqn"):
-        network = _change_network(make_agent(algorithm, spec, None, 100, None), flags).network
+        network = _change_network(algorithm, make_agent(algorithm, spec, None, 100, None), flags).network
         assert network.dueling and network.noisy
     capsys.readouterr()
     assert polyak_command("train ppo CartPole-v1 --run-dir other --dueling True --noisy True") == 2
     assert "--dueling, --noisy: ppo has no such network setting" in capsys.readouterr().err
     assert polyak_command("train dqn CartPole-v1 --run-dir other --network gru --noisy True") == 2
     assert "--noisy: dqn has no such network setting" in capsys.readouterr().err
+    for words in ("--noisy False", "--network mlp"):
+        assert polyak_command(f"train rainbow CartPole-v1 --run-dir other {words}") == 2
+        assert "nothing explores without --noisy True while --epsilon is 0" in capsys.readouterr().err
+    assert polyak_command("train rainbow CartPole-v1 --run-dir other --network lstm") == 2
+    assert "--network lstm: rainbow takes {mlp,cnn}" in capsys.readouterr().err
     assert not Path("other").exists()

@@ -76,7 +76,7 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
         code, _, err = command(words)
         assert (code, "pass it again as agent= (--agent in a shell)" in err) == (2, True), err
     code, _, err = command("resume parts --env-steps 200 --agent mine_of_me:make_agent")
-    assert code == 2 and "its environment mine_of_me:make_pole is your own, which a run does not store; give --env" in err
+    assert code == 2 and "was trained in mine_of_me:make_pole with --env, --wrapper or a text in --env-kwargs" in err
     code, _, err = command(f"resume parts --env-steps 200 --eval-episodes 2 {OWN}")
     assert code == 0, err
     assert last_checkpoint("parts") == last_checkpoint("whole")
@@ -99,10 +99,24 @@ def test_an_own_agent_with_other_settings_resumes_by_force_only(command):
     assert open_run("run").read_config()["agent"]["gamma"] == 0.5
 
 
+def test_a_failure_prints_the_flags_that_resume_needs(command, monkeypatch, workdir):
+    def fail(*_):
+        raise RuntimeError("of the test")
+
+    monkeypatch.setattr("polyak.cli.training_run.train", fail)
+    words = "--env mine_of_me:make_pole --env-kwargs length=5"
+    code, out, _ = command(f"train ppo {words} --run-dir own", SETTINGS)
+    assert (code, out.splitlines()[-1].partition(" with: ")[2]) == (1, f"polyak resume {workdir / 'own'} {words}")
+    _, out, _ = command("train ppo CartPole-v1 --run-dir run", SETTINGS)
+    assert out.splitlines()[-1].endswith(f" with: polyak resume {workdir / 'run'}")
+    _, out, _ = command("train ppo gymnasium:CartPole-v1 --run-dir named", SETTINGS)
+    assert out.splitlines()[-1].endswith(f" with: polyak resume {workdir / 'named'} --import gymnasium")
+
+
 def test_a_wrapper_is_named_again_too(command):
     assert command("train ppo CartPole-v1 --wrapper mine_of_me:Scaled --run-dir run --env-steps 64", SETTINGS)[0] == 0
     code, _, err = command("evaluate run --episodes 2")
-    assert code == 2 and "its environment CartPole-v1 is your own" in err
+    assert code == 2 and "was trained in CartPole-v1 with --env, --wrapper" in err
     code, out, err = command("evaluate run --episodes 2 --wrapper mine_of_me:Scaled")
     assert code == 0, err
     greedy, length = float(out.split("greedy return ")[1].split()[0]), float(out.split("mean length ")[1].rstrip(")\n"))
@@ -115,7 +129,7 @@ def test_texts_for_the_environment_are_never_taken_from_a_file(command):
     assert code == 0, err
     assert "rgb_array" not in Path("run/config.json").read_text()
     code, _, err = command("resume run --env-steps 128 --eval-episodes 2")
-    assert code == 2 and "give --env, --wrapper or --env-kwargs again" in err
+    assert code == 2 and "a text in --env-kwargs, which a run does not store; give them again" in err
     code, _, err = command("resume run --env-steps 128 --eval-episodes 2 --env-kwargs render_mode=rgb_array")
     assert code == 0, err
 

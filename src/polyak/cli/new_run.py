@@ -22,7 +22,7 @@ from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
 from polyak.loops.replay_memory import check_memory
 from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
-from polyak.networks.q_network import QNetwork, q_mlp, q_nature_cnn
+from polyak.networks.q_network import QNetwork, is_noisy, q_mlp, q_nature_cnn
 from polyak.networks.quantile_network import IQNetwork, iqn_mlp, iqn_nature_cnn
 from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
 from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
@@ -111,7 +111,7 @@ def train_new_run(
             else:
                 settings = changed_settings(agent_flags) | _recurrent_settings(vars(agent_flags), network_flags)
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
-                agent = _change_network(agent, network_flags or NetworkFlags())
+                agent = _change_network(algorithm, agent, network_flags or NetworkFlags())
             is_free = flags.devices is None and learners is None
             if is_free and loop == "host" and splits_images(agent, flags.num_envs):
                 devices = configure_devices(2, loop, flags.num_envs)
@@ -124,7 +124,7 @@ def train_new_run(
                 check_memory(agent, seeds=flags.seeds if at_once else 1, on_host=flags.replay_on == "host")
                 devices = min(devices, available) if is_free else devices
                 name = algorithm if own.agent is None else algorithm_name(agent)
-                prepare_seed = partial(_prepare, flags, name, agent, env, source, loop, devices, threads, learners)
+                prepare_seed = partial(_prepare, flags, own, name, agent, env, source, loop, devices, threads, learners)
                 return _train(prepare_seed, name, env, env_id, flags, at_once)
         finally:
             if isinstance(env, HostEnv):
@@ -155,6 +155,7 @@ def _train(
 
 def _prepare(
     flags: TrainFlags,
+    own: OwnFlags,
     algorithm: str,
     agent: Agent,
     env: Env | HostEnv,
@@ -166,7 +167,7 @@ def _prepare(
     seed: int,
     directory: Path,
 ) -> Training:
-    return prepare(
+    training = prepare(
         agent,
         env,
         env_steps=flags.env_steps,
@@ -185,6 +186,7 @@ def _prepare(
         algorithm=algorithm,
         learners=learners,
     )
+    return dataclasses.replace(training, resume_flags=str(own))
 
 
 def _workers(flags: TrainFlags) -> Workers | None:
@@ -277,8 +279,12 @@ def _recurrent_settings(settings: Mapping[str, Any], network_flags: NetworkFlags
     return {"network": Q_NETWORKS[kind](), "sequence_length": settings["sequence_length"] or SEQUENCE_LENGTH}
 
 
-def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
-    """The agent with the network settings that flags change."""
+def _change_network(algorithm: str, agent: Agent, network_flags: NetworkFlags) -> Agent:
+    """The agent with the network settings that flags change.
+
+    Raises:
+        UsageError: the agent has no such setting, or would no longer explore.
+    """
     changes = network_flags.changes()
     if not changes:
         return agent
@@ -287,9 +293,9 @@ def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
     fields = {field.name: getattr(changed, field.name) for field in dataclasses.fields(changed)}
     networks: dict[str, Any] = {name: value for name, value in fields.items() if name in NETWORK_FIELDS and value is not None}
     if kind is not None and "network" not in fields:
-        raise UsageError(f"--network {kind}: {algorithm_name(agent)} has an actor and critics, whose layers --hidden sets")
+        raise UsageError(f"--network {kind}: {algorithm} has an actor and critics, whose layers --hidden sets")
     if kind is not None:
-        networks["network"] = _make_network(agent, kind, fields["network"])
+        networks["network"] = _make_network(algorithm, kind, fields["network"])
     if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
     # By flag, the field that it sets.
@@ -298,16 +304,21 @@ def _change_network(agent: Agent, network_flags: NetworkFlags) -> Agent:
         known["critics"] |= {"value_hidden": "hidden", "value_activation": "activation"}
     unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
     if unknown:
-        raise UsageError(f"{', '.join(unknown)}: {algorithm_name(agent)} has no such network setting")
+        raise UsageError(f"{', '.join(unknown)}: {algorithm} has no such network setting")
     for name, network in networks.items():
         # The critic's own width comes later among the flags than that of both.
         own = {known[name][flag]: value for flag, value in changes.items() if flag in known[name]}
         changed = dataclasses.replace(changed, **{name: dataclasses.replace(network, **own)})
+    # Rainbow explores by the noise of its network alone.
+    if "network" in networks and is_noisy(fields["network"]) and not is_noisy(changed.network) and changed.epsilon == 0:
+        raise UsageError(
+            "nothing explores without --noisy True while --epsilon is 0; set it, e.g.: --epsilon linear:1:0.05:0.1"
+        )
     made: Agent = changed
     return made
 
 
-def _make_network(agent: Agent, kind: str, present: Any) -> Any:
+def _make_network(algorithm: str, kind: str, present: Any) -> Any:
     """A network of this kind in place of the present one, with the same outputs.
 
     Raises:
@@ -318,7 +329,7 @@ def _make_network(agent: Agent, kind: str, present: Any) -> Any:
     makers: Mapping[str, Any] = next((makers for sort, makers in NETWORKS.items() if isinstance(present, sort)), {})
     if kind not in makers:
         known = f"{{{','.join(makers)}}}" if makers else "no built-in network"
-        raise UsageError(f"--network {kind}: {algorithm_name(agent)} takes {known}")
+        raise UsageError(f"--network {kind}: {algorithm} takes {known}")
     made = makers[kind]()
     if isinstance(made, ActorCritic) and isinstance(present, ActorCritic):
         return dataclasses.replace(made, std=present.std)

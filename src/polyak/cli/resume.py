@@ -146,7 +146,8 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:
                 print(f"{directory}: env_steps changed from {planned:,} to {config.env_steps:,}")
-            return run_to_exit_code(dataclasses.replace(training, eval_episodes=_eval_episodes(config, flags)))
+            episodes, own_flags = _eval_episodes(config, flags), str(flags.own)
+            return run_to_exit_code(dataclasses.replace(training, eval_episodes=episodes, resume_flags=own_flags))
         finally:
             if isinstance(env, HostEnv):
                 env.close()

@@ -103,7 +103,8 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
 
 
 def _print_resumption(trainings: Sequence[Training]) -> None:
-    for run in (training.run for training in trainings):
-        if run is not None:
-            where = "continue from the last checkpoint" if find(run.checkpoints) else "no checkpoint was saved; start again"
-            print(f"{where} with: {resume_command(run)}")
+    for training in trainings:
+        if training.run is not None:
+            is_saved = find(training.run.checkpoints)
+            where = "continue from the last checkpoint" if is_saved else "no checkpoint was saved; start again"
+            print(f"{where} with: {resume_command(training)}")

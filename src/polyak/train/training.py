@@ -61,6 +61,7 @@ class Training:
         learners: processes that train together, in place of this one; None for none.
         on_evaluation: called with `(env_steps, evaluation)`, one tuple, of every evaluation while training.
         started_at: the monotonic clock when it was prepared.
+        resume_flags: flags of `polyak resume` that name what the run does not store.
     """
 
     config: RunConfig
@@ -73,6 +74,7 @@ class Training:
     learners: Learners | None = None
     on_evaluation: Callable[[tuple[int, Evaluation]], None] = lambda pair: None
     started_at: float = field(default_factory=time.monotonic)
+    resume_flags: str = ""
 
     def __enter__(self) -> "Training":
         return self
@@ -159,7 +161,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     elif run is None:
         console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps")
     else:
-        console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps; continue with: {resume_command(run)}")
+        console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps; continue with: {resume_command(training)}")
     if run is not None and result.stopped is None:
         console.print_line(f"run: {run.directory}")
     return result
@@ -234,9 +236,15 @@ def record_stop(trainings: Sequence[Training], name: Callable[[], str]) -> Itera
         raise
 
 
-def resume_command(run: Run) -> str:
-    """The command that continues the run."""
-    return f"polyak resume {shlex.quote(str(run.directory))}"
+def resume_command(training: Training) -> str:
+    """The command that continues the run, or the call where only the caller has the environment."""
+    assert training.run is not None, "nothing else can be continued"
+    directory, config = str(training.run.directory), training.config
+    if config.own_env and not training.resume_flags:
+        return f"polyak.resume({directory!r}, env=...)"
+    module = "" if config.own_env else config.env.rpartition(":")[0]
+    words = ["polyak resume", shlex.quote(directory), training.resume_flags, module and f"--import {module}"]
+    return " ".join(filter(None, words))
 
 
 @contextmanager
