@@ -41,7 +41,7 @@ def test_agent_of_something_else_than_a_spec(arguments, message):
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("batch_size", 64, r"num_minibatches = num_steps \* num_envs / batch_size .*microbatch_size is another thing"),
+        ("batch_size", 64, r"num_minibatches of the agent, num_steps \* num_envs / batch_size .*microbatch_size is another"),
         ("n_steps", 2048, "num_steps"),
         ("n_epochs", 4, "num_epochs"),
         ("policy", "MlpPolicy", "network="),
@@ -89,6 +89,29 @@ def test_evaluating_an_agent_or_a_result(result):
         train.evaluate(AGENT.policy(result.state), ENV, episodes=1, key=0)
     with pytest.raises(TypeError, match="unknown argument 'n_eval_episodes' of Stable-Baselines3; use episodes"):
         train.evaluate(AGENT.policy(result.state), ENV, n_eval_episodes=1, key=KEY)
+
+
+def test_a_seed_where_a_key_is_taken():
+    policy, said = AGENT.policy(AGENT.init(KEY)), r"unknown argument 'seed' .* use key=jax\.random\.key\(seed\)"
+    for call in (
+        lambda: train.evaluate(policy, ENV, episodes=1, seed=1),
+        lambda: train.compiled(AGENT, ENV, env_steps=100, seed=1),
+        lambda: train.collect(policy, ENV, 2, seed=1),
+    ):
+        with pytest.raises(TypeError, match=said):
+            call()
+
+
+@pytest.mark.parametrize("make", [polyak.mlp, polyak.nature_cnn, polyak.q_mlp, polyak.q_nature_cnn, polyak.iqn_mlp])
+def test_a_network_with_the_names_of_stable_baselines3(make):
+    with pytest.raises(TypeError, match=rf"{make.__name__}: unknown argument 'net_arch' .* use hidden of the network"):
+        make(net_arch=[64])
+
+
+def test_agent_and_environment_the_other_way_round():
+    for agent, env in ((ENV, AGENT), ("CartPole-v1", AGENT), (ENV, "ppo"), ("jax/CartPole-v1", "PPO")):
+        with pytest.raises(TypeError, match=r"train\.run: the agent comes first, then the environment, got .* first"):
+            train.run(agent, env, env_steps=100)
 
 
 @pytest.mark.parametrize("method", ["policy", "collect_policy"])
@@ -143,6 +166,7 @@ def test_settings_of_other_agents_in_stable_baselines3(agent, name, instead):
 
 
 OF_AGENTS = {"policy", "policy_kwargs", "n_steps", "train_freq", "optimizer_class"}.union(*STABLE_BASELINES_BY_FIELD.values())
+OF_AGENTS -= {"seed"}  # Of functions with a key.
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)

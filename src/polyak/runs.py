@@ -290,6 +290,14 @@ def run_key(seed: int) -> Any:
     return jax.random.key(np.uint32(seed))
 
 
+def seed_of(key: Any) -> int | None:
+    """The seed of a key, or None if it is that of no seed."""
+    data = np.asarray(jax.random.key_data(key))
+    if data.shape != (2,) or jax.random.key_impl(key) != jax.random.key_impl(run_key(0)):
+        return None
+    return None if data[0] else int(data[1])
+
+
 def check_seed(owner: str, name: str, seed: Any) -> None:
     """Check that a seed is valid for `run_key`.
 

@@ -20,6 +20,8 @@ from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import RunError, open_run
+from polyak.train.new_training import prepare
+from polyak.train.training import resume_command
 from tests.cli.processes import SETTINGS, last_checkpoint
 
 SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.mlp((4,))}
@@ -368,6 +370,12 @@ def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
         result = polyak.resume("run", agent=agent, env=Pole, env_steps=200)
     assert result.progress.env_steps >= 200 and whole.progress.env_steps >= 200
     assert read_config(open_run("run"), agent).own_env
+
+
+def test_a_run_in_an_environment_of_ones_own_is_continued_from_python(directory):
+    env = polyak.envs.make(Pole, num_envs=2)
+    with prepare(small(env), env, env_steps=100, run_dir="run") as training:
+        assert resume_command(training) == f"polyak.resume('{Path('run').absolute()}', env=...)"
 
 
 def test_a_failure_is_written_to_the_summary(directory):

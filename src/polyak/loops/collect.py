@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
+from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
@@ -23,6 +24,7 @@ from polyak.loops.rollouts import collect_rollout as collect_on_host
 from polyak.loops.rollouts import rollout_actor
 
 
+@suggest_arguments("collect")
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
     """Run a policy in fresh episodes and return the `Rollout` that agents learn from, `[num_steps, num_envs]`.
 

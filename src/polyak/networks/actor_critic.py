@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice
+from polyak.core.names import suggest_arguments
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
@@ -107,6 +108,7 @@ class ActorCritic:
         return _ActorCriticModule(self, spec, rngs)
 
 
+@suggest_arguments("mlp")
 def mlp(
     hidden: tuple[int, ...] = (64, 64),
     activation: Activation = "tanh",
@@ -123,6 +125,7 @@ def mlp(
     return ActorCritic(hidden, activation, shared_torso, log_std, orthogonal, std, squash_mean, value_hidden, value_activation)
 
 
+@suggest_arguments("nature_cnn")
 def nature_cnn(
     hidden: tuple[int, ...] = (512,),
     *,

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.names import suggest_arguments
 from polyak.core.printing import text_of
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
@@ -97,6 +98,7 @@ class QNetwork:
         return _QModule(self, spec, rngs)
 
 
+@suggest_arguments("q_mlp")
 def q_mlp(
     hidden: tuple[int, ...] = (64, 64),
     activation: Activation = "relu",
@@ -110,6 +112,7 @@ def q_mlp(
     return QNetwork(hidden, activation, dueling, orthogonal, noisy, layer_norm)
 
 
+@suggest_arguments("q_nature_cnn")
 def q_nature_cnn(
     hidden: tuple[int, ...] = (512,), *, dueling: bool = False, noisy: bool = False, layer_norm: bool = False
 ) -> QNetwork:

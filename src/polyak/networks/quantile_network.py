@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.names import suggest_arguments
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec, leaf_spaces
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.actor_critic import ActorCritic
@@ -99,6 +100,7 @@ class IQNetwork:
         return _IQModule(self, spec, rngs)
 
 
+@suggest_arguments("iqn_mlp")
 def iqn_mlp(
     hidden: tuple[int, ...] = (64, 64), activation: Activation = "relu", *, dueling: bool = False, noisy: bool = False
 ) -> IQNetwork:
@@ -106,6 +108,7 @@ def iqn_mlp(
     return IQNetwork(hidden, activation, dueling, noisy)
 
 
+@suggest_arguments("iqn_nature_cnn")
 def iqn_nature_cnn(hidden: tuple[int, ...] = (512,), *, dueling: bool = False, noisy: bool = False) -> IQNetwork:
     """The network of the paper: three convolutions, then a dense layer."""
     return IQNetwork(hidden, "relu", dueling, noisy)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -25,7 +24,7 @@ from polyak.loops.host_replay import ReplayOn, check_replay_on
 from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, mesh_over
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
-from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key
+from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key, seed_of
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
 from polyak.train.evaluation import check_eval_env, require_source
@@ -133,6 +132,17 @@ def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> Loop
     return with_new_episodes(made, state, int(state.iteration))
 
 
+def _check_order(agent: Any, env: Any) -> None:
+    """Check that agent and environment, made or named, are not passed the other way round.
+
+    Raises:
+        TypeError: they are.
+    """
+    is_agent = env.lower() in AGENTS if isinstance(env, str) else isinstance(env, Agent)
+    if is_agent or isinstance(agent, Env | HostEnv):
+        raise TypeError(f"train.run: the agent comes first, then the environment, got {agent!r:.80} first")
+
+
 def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | None, callbacks: Any) -> int | None:
     """Check the length, the key or seed, and the callbacks; returns the seed, 0 by default, None if there is a key."""
     Target(env_steps, report_every)
@@ -153,6 +163,7 @@ def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | No
     Raises:
         ValueError: one is given without the other, or the algorithm is made for another loop.
     """
+    _check_order(agent, env)
     check_choice("train.run", "loop", loop, ("auto", *LOOPS))
     defaults = preset(agent.lower() if isinstance(agent, str) else "", str(env))
     loop = defaults.loop if loop == "auto" else loop
@@ -398,11 +409,3 @@ def storable(source: EnvSource) -> EnvSource | None:
     parameters = inspect.signature(make).parameters
     changed = {name: value for name, value in source.options.items() if value != parameters[name].default}
     return EnvSource(source.id, {**changed, "env_kwargs": dict(kwargs)})
-
-
-def seed_of(key: PRNGKeyArray) -> int | None:
-    """The seed of a key, or None if it is that of no seed."""
-    data = np.asarray(jax.random.key_data(key))
-    if data.shape != (2,) or jax.random.key_impl(key) != jax.random.key_impl(run_key(0)):
-        return None
-    return None if data[0] else int(data[1])
