@@ -1,4 +1,4 @@
-"""DDPG, TD3 and SAC: when they learn, from what, and what they leave alone."""
+"""DDPG, TD3, SAC and TQC: when they learn, from what, and what they leave alone."""
 
 import dataclasses
 from functools import partial
@@ -114,7 +114,7 @@ def test_gradient_steps_are_a_ratio_of_transitions(name, num_envs, ratio, steps)
     assert int(state.updates) == steps
 
 
-@every_agent
+@every_agent_and_tqc
 def test_rows_that_only_reset_do_not_reach_the_networks(name):
     agent = make(name)
     rollout = random_rollout(agent, terminated=lambda x: x.at[2].set(True))
@@ -124,7 +124,7 @@ def test_rows_that_only_reset_do_not_reach_the_networks(name):
     assert equal(*(updated(agent, [x])[0].copies for x in (rollout, other)))
 
 
-@every_agent
+@every_agent_and_tqc
 def test_a_truncated_transition_bootstraps_and_a_terminal_one_does_not(name):
     agent = make(name, capacity=64, num_steps=1, updates_per_step=1.0)
     ring = replay_of(agent)
@@ -151,7 +151,7 @@ def test_training_that_diverges_is_diagnosed(name):
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.copies) if jnp.issubdtype(x.dtype, jnp.floating))
 
 
-@every_agent
+@every_agent_and_tqc
 def test_the_target_interval_counts_across_calls_with_one_gradient_step_each(name):
     """Stable-Baselines3's SAC counts within a call, so that its interval is always 1."""
     agent = make(name, num_steps=1, updates_per_step=0.5, period=3, tau=1.0)
@@ -543,11 +543,14 @@ def test_ddpg_takes_one_critic():
         make("ddpg", critics=polyak.Critics((8,))).init(KEY)
 
 
-@every_agent
+@every_agent_and_tqc
 def test_prioritized_replay_learns_and_gives_new_priorities(name):
     agent = make(name, prioritized=True)
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
-    assert int(state.updates) == 12 and float(metrics["replay/mean_priority"]) > 0
+    assert int(state.updates) == 12 and int(metrics["replay/rejected_priorities"]) == 0
+    assert 0 < float(metrics["train/importance_weight"]) < 1
+    # A TD error is not the 1 of new rows.
+    assert abs(float(metrics["replay/mean_priority"]) - 1.0) > 1e-3
 
 
 @pytest.mark.parametrize(
