@@ -14,7 +14,7 @@ from polyak import train
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.off_policy import replay_of
-from polyak.learning.soft_actor import SoftActorCopies
+from polyak.learning.soft_actor import SoftActorCopies, default_target_entropy
 from polyak.ops.distributions import TanhNormal
 from polyak.replay.uniform import Replay, Transition
 
@@ -578,6 +578,20 @@ def test_the_largest_target_entropy_may_be_rounded_to_float32():
         assert make("sac", spec, target_entropy=largest).target_entropy == largest
         with pytest.raises(ValueError, match="target_entropy must be at most"):
             make("sac", spec, target_entropy=1.00001 * float(largest))
+
+
+@pytest.mark.parametrize("name", ["sac", "tqc"])
+def test_the_default_target_entropy_of_boxes_is_minus_the_number_of_action_numbers(name):
+    """TF-Agents has half of it, and its docstring the whole (defect 8)."""
+    tree = EnvSpec(OBS, Dict({"a": Box([-1.0], [1.0]), "b": Box([[-1.0, -1.0]], [[1.0, 1.0]])}))
+    for spec, numbers in ((SPEC, 2), (tree, 3)):
+        found = default_target_entropy(make(name, spec), None)
+        assert found.dtype == jnp.float32
+        np.testing.assert_array_equal(found, [-float(numbers)])
+    actor = make(name).init(KEY).copies.actor.online
+    args = {"batch": batch(), "actor": actor, "key": KEY}
+    losses = [make(name, target_entropy=x).temperature_loss(jnp.array(0.3), **args)[0] for x in (None, -2.0)]
+    np.testing.assert_array_equal(*losses)
 
 
 @pytest.mark.parametrize("name", ["sac", "tqc"])
