@@ -523,9 +523,10 @@ def test_actions_must_be_unit_boxes(name, action, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"actor": polyak.lstm()}, "networks must not be recurrent"),
+        ({"actor": polyak.lstm()}, "actor must not be recurrent"),
         ({"critics": polyak.mlp()}, "network"),
-        ({"actor": "mlp"}, "network must have init and apply"),
+        ({"actor": "mlp"}, "actor must have init and apply"),
+        ({"critics": "mlp"}, "critics must have init and apply"),
         ({"actor": polyak.Actor(squash_mean=True)}, "squash_mean must be False"),
         ({"gamma": 2.0}, "gamma"),
         ({"tau": 0.0}, "tau"),

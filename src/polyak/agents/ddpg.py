@@ -161,8 +161,8 @@ class DDPG:
     def __post_init__(self) -> None:
         check_env_spec("DDPG", self.spec)
         check_unit_actions("DDPG", self.spec)
-        object.__setattr__(self, "actor", feedforward_or_default("DDPG", self.actor, Actor(std="fixed"), self.spec))
-        object.__setattr__(self, "critics", feedforward_or_default("DDPG", self.critics, Critics(num_critics=1), self.spec))
+        object.__setattr__(self, "actor", feedforward_or_default("DDPG", "actor", self.actor, Actor(std="fixed")))
+        object.__setattr__(self, "critics", feedforward_or_default("DDPG", "critics", self.critics, Critics(num_critics=1)))
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)

@@ -172,8 +172,8 @@ class SAC:
         if not isinstance(self.spec.action, Discrete):
             check_unit_actions("SAC", self.spec, "or one Discrete; PPO takes every space")
         default = Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
-        object.__setattr__(self, "actor", feedforward_or_default("SAC", self.actor, default, self.spec))
-        object.__setattr__(self, "critics", feedforward_or_default("SAC", self.critics, Critics(), self.spec))
+        object.__setattr__(self, "actor", feedforward_or_default("SAC", "actor", self.actor, default))
+        object.__setattr__(self, "critics", feedforward_or_default("SAC", "critics", self.critics, Critics()))
         check_settings(self)
         if isinstance(self.target_entropy, str):
             object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.

@@ -174,12 +174,12 @@ class TQC:
         check_settings(self)
         if isinstance(self.target_entropy, str):
             object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.
-        critics = feedforward_or_default("TQC", self.critics, Critics(num_critics=5), self.spec)
+        critics = feedforward_or_default("TQC", "critics", self.critics, Critics(num_critics=5))
         if isinstance(critics, Critics):
             critics = dataclasses.replace(critics, num_quantiles=self.num_quantiles)
         object.__setattr__(self, "critics", critics)
         default = Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
-        object.__setattr__(self, "actor", feedforward_or_default("TQC", self.actor, default, self.spec))
+        object.__setattr__(self, "actor", feedforward_or_default("TQC", "actor", self.actor, default))
         check_optimizer(self)
         check_normalizers(self)
         check_shared_encoder(self)

@@ -174,16 +174,16 @@ def action_dimensions(spec: EnvSpec) -> int:
     return sum(int(np.prod(leaf.shape)) for _, leaf in leaf_spaces(spec.action))
 
 
-def feedforward_or_default(owner: str, network: Any, default: Network, spec: EnvSpec) -> Network:
-    """This network, or the default one for None.
+def feedforward_or_default(owner: str, name: str, network: Any, default: Network) -> Network:
+    """This network of the setting `name`, or the default one for None.
 
     Raises:
         TypeError: it is no network.
         ValueError: it is recurrent, or squashes its mean, which actions that pass through tanh do already.
     """
-    network = default if network is None else check_network(owner, network)
+    network = default if network is None else check_network(owner, network, name)
     if isinstance(network, RecurrentNetwork):
-        raise ValueError(f"{owner}: networks must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
+        raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
     if isinstance(network, Layers) and network.squash_mean:
         raise ValueError(f"{owner}: the actor's squash_mean must be False, its actions pass through tanh already; got True")
     return network

@@ -16,17 +16,17 @@ from polyak.core.spaces import EnvSpec, zeros
 from polyak.core.types import Network, PyTree, Variables
 
 
-def check_network(owner: str, network: Any) -> Network:
-    """Check that a setting is a network.
+def check_network(owner: str, network: Any, name: str = "network") -> Network:
+    """Check that the setting `name` is a network.
 
     Raises:
         TypeError: it is a Flax module, which needs an adapter, or no network at all.
     """
     if isinstance(network, linen.Module | nnx.Module):
         adapter = "FlaxLinen(module)" if isinstance(network, linen.Module) else "FlaxNNX(make), with make(spec, rngs)"
-        raise TypeError(f"{owner}: network must be polyak.{adapter}, got the module itself, a {type(network).__name__}")
+        raise TypeError(f"{owner}: {name} must be polyak.{adapter}, got the module itself, a {type(network).__name__}")
     if isinstance(network, type) or not isinstance(network, Network):
-        raise TypeError(f"{owner}: network must have init and apply, such as mlp(), got {network!r}")
+        raise TypeError(f"{owner}: {name} must have init and apply, such as mlp(), got {network!r}")
     return network
 
 
