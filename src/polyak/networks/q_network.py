@@ -128,7 +128,7 @@ def q_network_for(spec: EnvSpec) -> QNetwork:
 def q_network_or_default(
     owner: str,
     network: Any,
-    spec: EnvSpec,
+    spec: Any,
     outputs: int | None = None,
     *,
     layer_norm: bool = False,

@@ -119,7 +119,7 @@ def iqn_network_for(spec: EnvSpec) -> IQNetwork:
     return iqn_nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else iqn_mlp()
 
 
-def iqn_network_or_default(owner: str, network: Any, spec: EnvSpec) -> QuantileNetwork:
+def iqn_network_or_default(owner: str, network: Any, spec: Any) -> QuantileNetwork:
     """This network, or `iqn_network_for(spec)` for None.
 
     Raises:

@@ -1,0 +1,94 @@
+"""Settings of every agent: wrong ones are rejected by name before anything is traced, and defaults learn.
+
+Which of them are valid together stands in the test of each agent.
+"""
+
+import dataclasses
+import typing
+
+import pytest
+
+from polyak.agents import AGENTS, agent_class
+from polyak.ops.schedules import Linear
+from polyak.presets import PRESETS
+from tests.agents.test_unused_settings import make
+
+NAN, INF = float("nan"), float("inf")
+NO_COUNT = (-1, 2.0, True, "8", NAN)
+NO_NUMBER = (NAN, INF, "1", True)
+NOT_POSITIVE = (0.0, -1.0, *NO_NUMBER)
+NO_RATE = (*NOT_POSITIVE, Linear(-1.0), Linear(1e-3, -1.0))
+NO_SHARE = (-0.1, 1.5, *NO_NUMBER)
+NO_SHARES = (*NO_SHARE, Linear(1.5), Linear(0.5, -0.1))
+NO_NAME = ("another", 1, True)
+NO_SWITCH = ("yes", 1, 0)
+NO_NETWORK = ("mlp", 3)
+
+# A name means the same in all agents that have it.
+WRONG = {
+    "spec": ("CartPole-v1", 3),
+    "optimizer": ("adam", 3e-4),
+    **dict.fromkeys(("network", "actor", "critics"), NO_NETWORK),
+    **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
+    **dict.fromkeys(("capacity", "period", "policy_delay", "subset", "sde_sample_freq"), (0, *NO_COUNT)),
+    **dict.fromkeys(("max_bad_steps", "sequence_length", "num_quantiles"), (0, *NO_COUNT)),
+    **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
+    **dict.fromkeys(("burn_in", "dropped_quantiles"), NO_COUNT),
+    "num_atoms": (1, *NO_COUNT),
+    "n_step": (0, 1_001, *NO_COUNT),
+    "frame_stack": (0, 65, *NO_COUNT),
+    "learning_starts": (2**31 + 1, *NO_COUNT),
+    **dict.fromkeys(("adam_eps", "rms_eps", "max_grad_norm", "max_dqda", "clip_obs", "clip_reward"), NOT_POSITIVE),
+    **dict.fromkeys(("clip_range_vf", "clip_log_prob", "rho_clip", "target_kl"), NOT_POSITIVE),
+    **dict.fromkeys(("kl_beta", "kl_target", "kl_cutoff_coef", "kl_cutoff_factor"), NOT_POSITIVE),
+    **dict.fromkeys(("initial_alpha", "reward_scale", "updates_per_step"), NOT_POSITIVE),
+    **dict.fromkeys(("alpha", "ent_coef", "vf_coef", "l2_policy", "l2_value", "l2_shared"), (-0.1, *NO_NUMBER)),
+    **dict.fromkeys(("priority_alpha", "priority_eps", "c_clip", "huber_delta"), (-0.1, *NO_NUMBER)),
+    **dict.fromkeys(("target_noise", "target_noise_clip"), (-0.1, *NO_NUMBER)),
+    "exploration_noise": (-0.1, *NO_NUMBER, Linear(1.0, -0.1)),
+    **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
+    **dict.fromkeys(("tau", "theta"), (0.0, *NO_SHARE)),
+    **dict.fromkeys(("epsilon", "priority_beta"), NO_SHARES),
+    **dict.fromkeys(("learning_rate", "actor_learning_rate", "alpha_learning_rate", "clip_range", "temperature"), NO_RATE),
+    **dict.fromkeys(("v_min", "v_max"), NO_NUMBER),
+    "target_entropy": (*NO_NUMBER, "Auto"),
+    **dict.fromkeys(("advantages", "value_targets", "values_when", "alpha_loss", "optimizer_name", "exploration"), NO_NAME),
+    **dict.fromkeys(("frame_padding", "normalize_reward"), NO_NAME),
+    **dict.fromkeys(("normalize_obs", "prioritized", "double", "shared_encoder", "squash"), NO_SWITCH),
+    **dict.fromkeys(("histograms", "recompute_values", "normalize_advantage"), NO_SWITCH),
+}
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_a_wrong_setting_is_one_error_that_names_agent_field_and_value(algorithm):
+    """F2."""
+    cls, right = agent_class(algorithm), make(algorithm)
+    types = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        required = () if type(None) in typing.get_args(types[field.name]) else (None,)
+        for value in (*WRONG[field.name], *required):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                dataclasses.replace(right, **{field.name: value})
+            message, shown = str(caught.value), value
+            if isinstance(value, Linear):
+                shown = value.start if value.start not in (0.5, 1e-3, 1.0) else value.end
+            assert message.startswith(f"{cls.__name__}: "), (field.name, value, message)
+            for part in (field.name, repr(shown), "must"):
+                assert part in message, (field.name, value, message)
+            assert "\n" not in message
+
+
+def test_every_wrong_value_belongs_to_a_field():
+    assert set(WRONG) == {field.name for name in AGENTS for field in dataclasses.fields(agent_class(name))}
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_defaults_discount_and_keep_a_target_that_differs_from_the_online_network(algorithm):
+    """TF-Agents ships gamma 1, tau 1 and period 1, with which returns do not converge and the target is the online network."""
+    defaults = {field.name: field.default for field in dataclasses.fields(agent_class(algorithm))}
+    presets = [found.settings(found.env_steps) for (name, _), found in PRESETS.items() if name == algorithm]
+    for used in (defaults, *(defaults | preset for preset in presets)):
+        assert 0.9 <= used["gamma"] < 1
+        if "tau" in used:
+            assert 0 < used["tau"] <= 1 <= used["period"] and (used["tau"] < 1 or used["period"] > 1)
+        assert ("tau" in used) == ("period" in used) == ("capacity" in used)
