@@ -46,6 +46,17 @@ def filled_with(replay, steps, state=None):
     return state
 
 
+def slow_lines(program, *sizes):
+    """Lines of a compiled program that copy or sort arrays of so many rows."""
+
+    def is_slow(line):
+        is_large = any(f"[{size}" in line for size in sizes)
+        # The shape of what it takes the largest of is not in the line.
+        return "TopK" in line or (is_large and (" copy(" in line or " sort(" in line))
+
+    return [line for line in program.splitlines() if is_slow(line)]
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def add(replay, state, rollout):
     """`replay.add`, compiled once."""

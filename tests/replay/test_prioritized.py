@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from polyak.core.types import Rollout, TimeStep
 from polyak.replay import PrioritizedReplay, ReplayState
 from tests.kernels.test_sum_tree import chi_square, recomputed
-from tests.replay.streams import add, filled_with, rollouts_of, stream
+from tests.replay.streams import add, filled_with, rollouts_of, slow_lines, stream
 
 KEY = jax.random.key(0)
 # |δ| of five transitions with ε = 1e-6 and α = 0.6.
@@ -242,7 +242,7 @@ def test_two_devices_have_a_tree_each_and_weights_of_one_batch():
     assert whole == specs.position
 
 
-def test_adding_sampling_and_setting_priorities_copies_no_storage():
+def test_adding_sampling_and_setting_priorities_neither_copies_nor_sorts_the_storage():
     replay = PrioritizedReplay(50_000, 4)
     state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32))
     steps = TimeStep(jnp.zeros((5, 8, 17)), *[jnp.zeros((5, 8), dtype) for dtype in (jnp.float32, bool, bool, bool)])
@@ -258,8 +258,7 @@ def test_adding_sampling_and_setting_priorities_copies_no_storage():
 
     for function, key in ((step, KEY), (several, jax.random.split(KEY, 3))):
         text = jax.jit(function, donate_argnums=0).lower(state, key).compile().as_text()
-        copies = [x for x in text.splitlines() if " copy(" in x and ("[50000" in x or "[100000" in x)]
-        assert "[100000" in text and not copies
+        assert "[100000" in text and not slow_lines(text, 50_000, 100_000)
 
 
 def test_settings_and_states_are_checked():

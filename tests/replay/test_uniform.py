@@ -10,7 +10,7 @@ import pytest
 
 from polyak.core.types import Rollout, TimeStep
 from polyak.replay.uniform import Replay
-from tests.replay.streams import add, filled_with, rollouts_of, stream
+from tests.replay.streams import add, filled_with, rollouts_of, slow_lines, stream
 
 KEY = jax.random.key(0)
 
@@ -151,7 +151,8 @@ def test_each_observation_is_stored_once():
     assert state.nbytes == 1_000 * (4 * 12 * 12 + 3 * 4 + 4 + 5 + 4 + 3) + 24
 
 
-def test_adding_and_sampling_copies_no_storage():
+def test_adding_and_sampling_neither_copies_nor_sorts_the_storage():
+    """rejax draws by a sort of the whole capacity, in every update (defect 16)."""
     replay = Replay(50_000, 4)
     state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32))
     steps = TimeStep(jnp.zeros((5, 8, 17)), *[jnp.zeros((5, 8), dtype) for dtype in (jnp.float32, bool, bool, bool)])
@@ -161,8 +162,7 @@ def test_adding_and_sampling_copies_no_storage():
         return state, replay.sample(state, KEY, 32, num_envs=8, n_step=3, gamma=0.9)
 
     program = jax.jit(step, donate_argnums=0).lower(state, Rollout(steps, jnp.zeros((4, 8), jnp.int32))).compile()
-    copies = [line for line in program.as_text().splitlines() if " copy(" in line and "[50000" in line]
-    assert not copies
+    assert "[50000" in program.as_text() and not slow_lines(program.as_text(), 50_000)
 
 
 def test_rollouts_must_have_the_length_of_the_replay():
