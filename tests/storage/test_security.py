@@ -29,10 +29,11 @@ from polyak.storage.config import ConfigError, from_json
 from polyak.storage.directory import ARRAYS, COMMIT, MANIFEST
 from polyak.storage.manifest import MAX_BYTES, MAX_LEAVES
 from polyak.storage.run_directory import RunError, create, open_run
+from polyak.storage.segments import SEGMENTS
 from tests.storage.test_checkpoint import forge
 
 SOURCE = Path(polyak.__file__).parent
-LIKE = {"a": np.zeros(3, np.float32)}
+LIKE = {"a": np.zeros(3, np.float32), "replay": np.zeros(1024, np.float32)}
 
 
 class Payload:
@@ -63,12 +64,18 @@ def payloads(marker):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run with everything in it, closed."""
+    """A run with everything in it, closed; its replay is in a segment."""
     with create(tmp_path / "run", {"seed": 1}) as made:
         made.append_metrics({"env_steps": 1})
         made.write_summary({"fps": 1.0})
-        save(made.checkpoints, LIKE, step=1, meta={})
+        save(made.checkpoints, LIKE, step=1, meta={}, segmented="['replay']")
     return made.directory
+
+
+def segment_of(checkpoints):
+    """The file of the one segment."""
+    (path,) = (checkpoints / SEGMENTS).iterdir()
+    return path
 
 
 def read_everything(directory):
@@ -91,10 +98,11 @@ def read_everything(directory):
 
 @pytest.mark.parametrize("kind", payloads("x"))
 def test_a_payload_in_any_file_never_runs(run, tmp_path, kind):
+    """S1."""
     marker = tmp_path / "marker"
     payload = payloads(marker)[kind]
     files = [path for path in run.rglob("*") if path.is_file()]
-    assert len(files) >= 9
+    assert len(files) >= 10 and segment_of(run / "checkpoints") in files
     for path in files:
         whole = path.read_bytes()
         for content in (payload, payload + whole, whole + payload):
@@ -108,19 +116,14 @@ def test_a_payload_in_any_file_never_runs(run, tmp_path, kind):
 def test_a_payload_among_valid_hashes_never_runs(run, tmp_path, kind):
     marker = tmp_path / "marker"
     payload = payloads(marker)[kind]
-    arrays = run / "checkpoints" / layout.directory_name(1) / ARRAYS
-    head = len(arrays.read_bytes()) - 12
-    arrays.write_bytes(arrays.read_bytes()[:head] + payload)
-    sha256 = hashlib.sha256(arrays.read_bytes()).hexdigest()
-
-    def change(document):
-        document["files"][ARRAYS] = {"size": head + len(payload), "sha256": sha256}
-        document["leaves"][0] |= {"dtype": "uint8", "shape": [len(payload)]}
-        document["meta"] = {"text": payload.decode("latin1")}
-        return document
-
-    forge(run / "checkpoints", change)
+    data = np.frombuffer(payload.ljust(4096, b"\0"), np.uint8)
+    like = {"a": data, "replay": data}
+    save(run / "checkpoints", like, step=1, meta={}, segmented="['replay']", overwrite=True)
+    forge(run / "checkpoints", lambda document: document | {"meta": {"text": payload.decode("latin1")}})
+    assert segment_of(run / "checkpoints").read_bytes().startswith(payload)
     read_everything(run)
+    restored = restore(run / "checkpoints", like)
+    assert restored.tree["a"].tobytes() == restored.tree["replay"].tobytes() == data.tobytes()
     assert not marker.exists()
 
 
@@ -194,6 +197,16 @@ def declare(size):
     return change
 
 
+def declare_segment(size):
+    """As `declare`, for the array in the segment, which has them all."""
+
+    def change(document):
+        document["leaves"][1] |= {"dtype": "uint8", "shape": [size]}
+        return document | {"segment_bytes": size}
+
+    return change
+
+
 def bombs(checkpoints):
     """What a small file may claim, by name; each is planted when it is called."""
     path = checkpoints / layout.directory_name(1)
@@ -202,6 +215,10 @@ def bombs(checkpoints):
         size = 10 * 2**30
         forge(checkpoints, declare(size))
         os.truncate(path / ARRAYS, json.loads((path / MANIFEST).read_bytes())["files"][ARRAYS]["size"])
+
+    def sparse_segment():
+        forge(checkpoints, declare_segment(10 * 2**30))
+        os.truncate(segment_of(checkpoints), 10 * 2**30)
 
     def many_leaves():
         leaves = [{"path": f".{i}", "kind": "int", "value": 1} for i in range(MAX_LEAVES + 1)]
@@ -216,6 +233,10 @@ def bombs(checkpoints):
     return {
         "10 GB declared": lambda: forge(checkpoints, declare(10 * 2**30)),
         "10 GB declared, in a sparse file": sparse,
+        "10 GB declared of a segment": lambda: forge(checkpoints, declare_segment(10 * 2**30)),
+        "10 GB declared of a sparse segment": sparse_segment,
+        "segment of 10 GB": lambda: os.truncate(segment_of(checkpoints), 10 * 2**30),
+        "2^60 declared of a segment": lambda: forge(checkpoints, declare_segment(2**60)),
         "2^60 declared": lambda: forge(checkpoints, declare(2**60)),
         "header of 2^60 bytes": lambda: (path / ARRAYS).write_bytes((2**60).to_bytes(8, "little") + b"{}"),
         "manifest of 10 GB": lambda: os.truncate(path / MANIFEST, 10 * 2**30),
@@ -229,6 +250,7 @@ def bombs(checkpoints):
 
 @pytest.mark.parametrize("name", bombs(Path("x")))
 def test_oversized_declarations_are_rejected(run, name):
+    """S5."""
     bombs(run / "checkpoints")[name]()
     start = time.process_time()
     tracemalloc.start()
