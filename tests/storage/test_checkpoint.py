@@ -18,6 +18,7 @@ from polyak.storage.checkpoint import CheckpointError, read_manifest, restore, s
 from polyak.storage.directory import ARRAYS, COMMIT, MANIFEST
 from polyak.storage.json import DTYPES
 from polyak.storage.leaves import KEY_WORDS
+from polyak.storage.manifest import FORMAT, WHOLE
 
 FILES = (ARRAYS, MANIFEST, COMMIT)
 GOLDEN = Path(__file__).parent / "golden"
@@ -313,7 +314,15 @@ def test_a_newer_format_is_rejected_by_name_even_if_an_older_one_is_there(saved)
         restore(saved, state(0))
 
 
+def golden_2():
+    """What `golden/format-2` holds, in segments of 4096 bytes: the last one is shorter, and two are the same file."""
+    rows = np.arange(2_600, dtype=np.float32).reshape(-1, 4)
+    replay = {"rows": jnp.asarray(rows), "zeros": np.zeros((2, 4096), np.uint8), "position": jnp.uint32(7)}
+    return {"params": jnp.full(3, 0.5), "replay": replay}
+
+
 def test_files_of_every_released_format_are_read():
+    """C6."""
     tree = {
         "arrays": {name: np.array([0, 1, 1]).astype(dtype) for name, dtype in DTYPES.items()},
         "keys": {impl: jax.random.split(jax.random.key(1, impl=impl), 2) for impl in KEY_WORDS},
@@ -322,6 +331,9 @@ def test_files_of_every_released_format_are_read():
     restored = restore(GOLDEN / "format-1", tree)
     assert bits(restored.tree) == bits(tree)
     assert restored.meta == {"none": None, "tuple": (1, 2.5), "large": -(2**100), "text": "ü"}
+    restored = restore(GOLDEN / "format-2", golden_2())
+    assert bits(restored.tree) == bits(golden_2()) and restored.meta == {"tuple": (1, 2.5)}
+    assert {read_manifest(path).format for path in GOLDEN.iterdir()} == set(range(WHOLE, FORMAT + 1))
 
 
 def test_all_differences_are_named_in_one_message_and_nothing_is_restored(saved):
