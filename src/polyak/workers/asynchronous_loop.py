@@ -304,7 +304,7 @@ class _Pushes:
             return "the state of the environments is missing"
         state = self._group.states[worker]
         expected = state.time_step, state.carry, EpisodeTotals.none()
-        return different((result.time_step, result.carry, result.finished), expected)
+        return different(("time_step", "carry", "finished"), (result.time_step, result.carry, result.finished), expected)
 
 
 def _gradients_of_nothing(agent: Any, own: Any, first: TimeStep, carry: PyTree, key: PRNGKeyArray) -> Any:

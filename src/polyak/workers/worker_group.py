@@ -302,20 +302,29 @@ def without_weight(zeros: TimeStep) -> TimeStep:
     return TimeStep(zeros.obs, zeros.reward, ~ones, ones, ones, mask, record)
 
 
-def different(got: PyTree, wanted: PyTree) -> str | None:
-    """How a tree of NumPy arrays differs from one in its structure, shapes or dtypes; None if it does not.
+def different(names: Sequence[str], got: Any, wanted: tuple[PyTree, ...]) -> str | None:
+    """How trees of NumPy arrays differ from others in their structure, shapes or dtypes; None if they do not.
 
     Args:
-        wanted: arrays, or their shapes, in a tuple.
+        names: what the trees are called.
+        got: the trees, in a tuple.
+        wanted: arrays, or their shapes.
     """
-    structure: Any = jax.tree.structure(wanted)
-    if jax.tree.structure(got) != structure:
-        return "arrays are missing"
+    structures: list[Any] = [jax.tree.structure(part) for part in wanted]
+    parts = got if isinstance(got, tuple) and len(got) == len(names) else (None,) * len(names)
+    missing = [name for name, part, one in zip(names, parts, structures, strict=True) if jax.tree.structure(part) != one]
+    if missing:
+        return f"arrays of {', '.join(missing)} are missing"
     for (path, leaf), value in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(got), strict=True):
         if not isinstance(value, np.ndarray) or value.shape != leaf.shape or value.dtype != leaf.dtype:
             kind, shape = getattr(value, "dtype", type(value).__name__), list(np.shape(value))
-            return f"{jax.tree_util.keystr(path[1:])} must be {leaf.dtype}{list(leaf.shape)}, got {kind}{shape}"
+            return f"{leaf_name(names, path)} must be {leaf.dtype}{list(leaf.shape)}, got {kind}{shape}"
     return None
+
+
+def leaf_name(names: Sequence[str], path: Sequence[Any]) -> str:
+    """The name of a leaf of one of several trees in a tuple, such as `time_steps.obs`."""
+    return f"{names[path[0].idx]}{jax.tree_util.keystr(tuple(path[1:]))}"
 
 
 def seed_of_new_episodes(seed: int, number: int) -> int:

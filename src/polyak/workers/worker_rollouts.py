@@ -22,10 +22,21 @@ from polyak.loops.rollouts import Collected, Deadline, Learned
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_times import RolloutTimes
 from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
-from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes, without_weight
+from polyak.workers.worker_group import (
+    WAIT_SECONDS,
+    WorkerGroup,
+    different,
+    join,
+    leaf_name,
+    seed_of_new_episodes,
+    without_weight,
+)
 
 LEARNING_SECONDS = 0.005
 """How long the end of an update may go unnoticed while workers collect."""
+
+ARRAYS = ("time_steps", "actions", "info", "carry")
+"""What a worker's arrays are called in errors."""
 
 
 class WorkerRollouts:
@@ -319,12 +330,12 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
         return f"a WorkerRollout was expected, got {type(rollout).__name__}"
     if not isinstance(rollout.info_sums, InfoSums) or not isinstance(rollout.snapshot, bytes | None):
         return "the state of the environments is missing"
-    problem = different(rollout.arrays, expected)
+    problem = different(ARRAYS, rollout.arrays, expected)
     if problem is not None:
         return problem
     for path, got in jax.tree.leaves_with_path(rollout.arrays):
         if got.dtype.kind == "f" and not np.isfinite(got).all():
-            return f"{jax.tree_util.keystr(path[1:])} has NaN or infinity"
+            return f"{leaf_name(ARRAYS, path)} has NaN or infinity"
     return None
 
 
