@@ -30,11 +30,13 @@ def make_workers(env, workers, engine=InProcessWorkers, **options):
     return WorkerEnvs(WorkerGroup(parts, env.spec, env.num_envs, engine, WorkerOptions(**options)), env.source)
 
 
-def train(env, workers=0, engine=InProcessWorkers, agent=None, steps=600, options=None, **arguments):
-    """Train; returns the result of the host loop, or of workers."""
+def train(env, workers=0, engine=InProcessWorkers, agent=None, steps=600, options=None, events=None, **arguments):
+    """Train; returns the result of the host loop, or of workers. What happens to these is added to `events`."""
     agent = agent or make_agent(env.spec)
     copies = {"num_envs": env.num_envs, **env.source.options}
     used = make_workers(env, workers, engine, **options or {}) if workers else polyak.envs.make(env.source.id, **copies)
+    if events is not None:
+        used.group.on_event = events.append
     try:
         return host(agent, used, env_steps=steps, key=KEY, **arguments)
     finally:

@@ -43,9 +43,13 @@ class FaultyPushes(FaultyWorkers):
         return call
 
 
-def train(workers=2, engine=InProcessWorkers, steps=400, env=None, agent=None, snapshot=None, options=None, **arguments):
+def train(
+    workers=2, engine=InProcessWorkers, steps=400, env=None, agent=None, snapshot=None, options=None, events=None, **arguments
+):
     env = env or make_env(num_envs=4)
     envs = make_workers(env, workers, engine, **options or {})
+    if events is not None:
+        envs.group.on_event = events.append
     try:
         if snapshot is not None:
             envs.restore(snapshot)
@@ -177,41 +181,59 @@ def with_huge_numbers(push):
     return dataclasses.replace(push, halves=halves)
 
 
+def details_of(events, worker):
+    """Why the worker failed each time; no other one did."""
+    failed = [event for event in events if event.event == "failed"]
+    assert {event.worker for event in failed} == {worker}
+    return [event.detail for event in failed]
+
+
 def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
     """W6, W13: the worker is replaced, and computes its push again."""
-    undisturbed = train(1, steps=200)
+    undisturbed, events = train(1, steps=200), []
     engine = FaultyPushes({1: lambda push: "garbage", 4: with_wrong_shape, 7: lambda push: engine.earlier})
     engine.faults[0] = lambda push: setattr(engine, "earlier", push) or push
-    result = train(1, lambda: engine, steps=200)
+    result = train(1, lambda: engine, steps=200, events=events)
     assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] == 3
+    problems = "a WorkerGradients was expected, got str", "Packing: vectors must be", "the number is 1, not"
+    for problem, detail in zip(problems, details_of(events, worker=0), strict=True):
+        assert detail.startswith(f"returned a push in which {problem}")
     assert result.metrics["pushes/repeated"] == result.metrics["pushes/refused"] == 0
     assert_same_bits(result.loop_state.agent, undisturbed.loop_state.agent)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("halves", None),
-        ("version", "x"),
-        ("version", -1),
-        ("finished", None),
-        ("time_step", None),
-        ("carry", None),
-        ("info_sums", None),
-        ("snapshot", "there"),
-    ],
-)
-def test_every_part_of_a_push_is_checked(name, value):
-    """W6."""
+def test_every_part_of_a_push_is_checked():
+    """W6: by worker and part."""
+    state, arrays = "the state of the environments is missing", "arrays of {} are missing"
+    wrong = [
+        ("halves", None, "gradients are missing"),
+        ("version", "x", "the version is 'x', not "),
+        ("version", -1, "the version is -1, not "),
+        ("finished", None, arrays.format("finished")),
+        ("time_step", None, arrays.format("time_step")),
+        ("carry", None, arrays.format("carry")),
+        ("info_sums", None, state),
+        ("snapshot", "there", state),
+    ]
+    engine, events = InProcessWorkers(), []
+    call, first = engine.call, []
+    # After a wrong push a right one, so that the worker is started again at once.
+    left = [change for name, value, _ in wrong for change in ((name, value), None)]
 
-    def changed(push):
-        push = copy.copy(push)
-        # The tests' type checker would object in the worker already.
-        object.__setattr__(push, name, value)
-        return push
+    def sending_wrong_parts(handle, method, arguments):
+        made = call(handle, method, arguments)
+        first.extend([] if first else [handle])
+        if method == "gradients" and handle is not first[0] and left and (change := left.pop(0)):
+            made.result = copy.copy(made.result)
+            # The tests' type checker would object in the worker already.
+            object.__setattr__(made.result, *change)
+        return made
 
-    result = train(1, lambda: FaultyPushes({2: changed}), steps=150)
-    assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] == 1
+    engine.call = sending_wrong_parts
+    result = train(2, lambda: engine, steps=800, events=events)
+    assert not left and result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] == len(wrong)
+    for (_, _, problem), detail in zip(wrong, details_of(events, worker=1), strict=True):
+        assert detail.startswith(f"returned a push in which {problem}")
 
 
 def test_huge_gradients_are_clipped():

@@ -198,6 +198,13 @@ def without_state(rollout):
     return broken
 
 
+def without_action(rollout):
+    broken = copy.copy(rollout)
+    time_steps, _, *rest = rollout.arrays
+    object.__setattr__(broken, "arrays", (time_steps, None, *rest))
+    return broken
+
+
 def test_a_rollout_that_arrives_again_is_collected_as_it_was_asked_for(cartpole, undisturbed):
     """W13: nothing is learned from twice."""
     engine = FaultyWorkers({4: lambda rollout: engine.earlier, 9: lambda rollout: engine.earlier})
@@ -207,17 +214,29 @@ def test_a_rollout_that_arrives_again_is_collected_as_it_was_asked_for(cartpole,
     assert result.metrics["workers/restarts"] == 2 and result.metrics["rollouts/invalid"] == 0
 
 
-@pytest.mark.parametrize("fault", [with_nan, with_wrong_shape, lambda rollout: "garbage", without_state])
-def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault):
-    """W5, W6."""
-    reports = []
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (with_nan, "time_steps.obs has NaN or infinity"),
+        (with_wrong_shape, "actions must be int32[16, 4], got int32[15, 4]"),
+        (lambda rollout: "garbage", "a WorkerRollout was expected, got str"),
+        (without_state, "the state of the environments is missing"),
+        (without_action, "arrays of actions are missing"),
+    ],
+)
+def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault, said):
+    """W5, W6: by worker and leaf."""
+    reports, events = [], []
     result = train(
         cartpole,
         2,
-        lambda: FaultyWorkers({2: fault}),
+        lambda: FaultyWorkers({3: fault}),
         callbacks=[lambda progress, metrics, state: reports.append((progress.env_steps, dict(metrics)))],
         report_every=1,
+        events=events,
     )
+    failed = [(event.worker, event.detail) for event in events if event.event == "failed"]
+    assert failed == [(1, f"returned a rollout in which {said}; begins new episodes in 4 environments")]
     # The second rollout has the rows of one worker only.
     assert reports[1][0] - reports[0][0] <= 4 * 16 < reports[0][0]
     assert [metrics["rollouts/invalid"] for _, metrics in reports][:3] == [0, 1, 0]
