@@ -10,6 +10,7 @@ import pytest
 import polyak
 from polyak.agents.a2c import A2C
 from polyak.agents.impala import IMPALA
+from polyak.copies.receive import Push
 from polyak.networks.recurrent import lstm
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
@@ -150,13 +151,62 @@ def test_one_worker_without_waiting_has_the_weights_of_updates_on_its_rollouts(c
     )
 
 
+class KeptPushes(FaultyPushes):
+    """As `FaultyPushes`; keeps the pushes that arrive, as they were computed, with their workers. "computed" dies after it."""
+
+    def __init__(self, faults):
+        super().__init__(faults)
+        self.payloads, self.task, self.received = [], None, []
+
+    def call(self, handle, method, arguments):
+        if method != "gradients":
+            self.task = arguments[0] if method == "prepare" else self.task
+            return super().call(handle, method, arguments)
+        fault = self.faults.get(self.calls)
+        if fault == "computed":
+            self.faults[self.calls] = None
+        call = super().call(handle, method, arguments)
+        call.push = None if fault else (self.number_of(handle), copy.deepcopy(call.result))
+        return Fault("lost") if fault == "computed" else call
+
+    def result(self, call):
+        result = super().result(call)
+        if getattr(call, "push", None):
+            self.received.append(call.push)
+        return result
+
+    def number_of(self, handle):
+        """Of the worker, which is another object after each start, of the same payload."""
+        return self.payloads.index(id(handle._make_env))
+
+    def start(self, payload):
+        self.payloads += [] if id(payload) in self.payloads else [id(payload)]
+        return super().start(payload)
+
+
 @pytest.mark.parametrize("shared_optimizer", [True, False])
 def test_workers_that_die_cost_nothing(shared_optimizer):
-    """W1, W12: a push arrives wholly or not at all."""
-    options = {"shared_optimizer": shared_optimizer}
-    result = train(engine=lambda: FaultyPushes({2: "lost", 7: "lost"}), options=options)
-    assert result.metrics["workers/restarts"] == 2 and result.metrics["pushes/repeated"] == 0
-    assert result.progress.env_steps >= 400 and all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
+    """W1, W12: a push arrives wholly or not at all, whether its worker dies before, within or after it."""
+    engine, structures = KeptPushes({3: "computed", 6: "lost", 10: with_wrong_shape}), []
+
+    class Recorded(A2C):
+        def gradients(self, *arguments, **options):
+            halves = super().gradients(*arguments, **options)
+            structures.append(jax.tree.structure(halves))
+            return halves
+
+    env, options = make_env(num_envs=4), {"shared_optimizer": shared_optimizer}
+    agent = Recorded(env.spec, num_steps=8, learning_rate=1e-3)
+    result = train(engine=lambda: engine, env=env, agent=agent, options=options, steps=300)
+    assert result.metrics["workers/restarts"] == 3 and result.metrics["pushes/invalid"] == 1
+    pushed = result.progress.iteration
+    assert result.metrics["pushes/applied"] == pushed >= 16 and {worker for worker, _ in engine.received} == {0, 1}
+    state, senders = agent.share(agent.init(jax.random.split(KEY, 3)[0]), 2, shared_optimizer=shared_optimizer)
+    receive = jax.jit(agent.receive)
+    for worker, push in engine.received[:pushed]:
+        gradients, summary = jax.tree.unflatten(structures[-1], engine.task.result.unpack(push.halves))
+        state, senders, _ = receive(state, senders, Push.create(worker, push.number, push.version), gradients, summary)
+    assert_same_bits(result.loop_state.agent, agent.unshare(state, senders))
 
 
 def with_nan(push):
