@@ -1,17 +1,26 @@
 """Flags from the source of an agent's class."""
 
+import contextlib
 import dataclasses
+import io
+import math
 import subprocess
 import sys
 import typing
+import warnings
 
+import jax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polyak.agents import AGENTS, agent_class
 from polyak.cli.agent_flags import agent_flags, agent_summary, changed_settings
-from polyak.cli.flags import parse
+from polyak.cli.flags import UsageError, parse
 from polyak.core.types import Scalar
 from polyak.ops.schedules import Schedule
+from polyak.presets.preset import LinearOverTraining, with_length
+from tests.agents.test_unused_settings import make
 
 MODULE = '''
 """An agent of a user."""
@@ -110,6 +119,56 @@ def test_flags_read_from_the_source_are_the_fields_of_the_class(name):
     assert {field.name: field.default for field in dataclasses.fields(flags)} == fields
     for text in (hint.__metadata__[-1].help for hint in typing.get_type_hints(flags, include_extras=True).values()):
         assert text
+
+
+TEXT = st.text(max_size=6).filter(lambda text: text not in ("-h", "--help") and "\0" not in text)
+VALUES = st.one_of(
+    st.sampled_from(["nan", "inf", "1e400", "-1", "0", "1", "3", "0.5", "2.0", "1e-3"]),
+    st.sampled_from(["linear:0.5:0.1", "linear:nan", "linear:-1", "None", "True", "9" * 40, "auto", "batch", "", "--"]) | TEXT,
+)
+
+
+def is_meant(value, text):
+    """Whether a flag with this text has this value."""
+    if isinstance(value, LinearOverTraining):
+        numbers = [float(number) for number in text.split(":")[1:]]
+        return dataclasses.astuple(value)[: len(numbers)] == tuple(numbers)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return type(value)(text) == value or math.isnan(value)
+    return str(value) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_arbitrary_settings_of_any_algorithm_are_what_they_say_or_an_error_that_names_one(data):
+    """F9."""
+    algorithm = data.draw(st.sampled_from(sorted(AGENTS)))
+    kind = agent_flags(AGENTS[algorithm], {})
+    texts = data.draw(st.dictionaries(st.sampled_from(dataclasses.fields(kind)), VALUES, min_size=1, max_size=2))
+    words = []
+    for field in texts:
+        # A switch has no value.
+        texts[field] = "True" if isinstance(field.default, bool) else texts[field]
+        words += [f"--{field.name.replace('_', '-')}"] + ([] if isinstance(field.default, bool) else [texts[field]])
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            flags = parse(kind, words, prog="", description="")
+    except UsageError:
+        return
+    except SystemExit as left:
+        assert left.code == 2 and err.getvalue()
+        return
+    assert all(is_meant(getattr(flags, field.name), text) for field, text in texts.items())
+    values = {name: with_length(value, 100) for name, value in changed_settings(flags).items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of settings without effect
+            agent = make(algorithm, **values)
+    except (TypeError, ValueError) as error:
+        assert str(error).startswith(f"{agent_class(algorithm).__name__}: ") and any(name in str(error) for name in values)
+        return
+    numbers = [leaf for name in values for leaf in jax.tree.leaves(getattr(agent, name)) if isinstance(leaf, int | float)]
+    assert all(map(math.isfinite, numbers))
 
 
 PROGRAM = """
