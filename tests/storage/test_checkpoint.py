@@ -489,3 +489,46 @@ def test_files_directory_and_rename_are_synced_in_that_order(tmp_path, monkeypat
     monkeypatch.setattr(os, "rename", lambda a, b: (events.append("rename"), rename(a, b))[1])
     save(tmp_path / "c", {"a": 1}, step=1, meta={})
     assert events == [ARRAYS, MANIFEST, COMMIT, ".tmp", "rename", "c"]
+
+
+# C17: memory
+
+MEMORY = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from polyak.storage.checkpoint import restore, save
+
+def status(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+def most(function):
+    open("/proc/self/clear_refs", "w").write("5")  # The peak is counted from here.
+    before = status("VmRSS")
+    result = function()
+    return (status("VmHWM") - before) / SIZE, result
+
+SIZE = 64 * 2**20
+like = {"replay": np.broadcast_to(np.float32(0), (SIZE // 4,))}
+small = {"replay": jnp.zeros(4096)}
+for name, segmented in (("whole", None), ("segments", "['replay']")):
+    # Modules and buffers of a first time are not counted.
+    save(f"{sys.argv[1]}/small-{name}", small, step=1, meta={}, segmented=segmented)
+    restore(f"{sys.argv[1]}/small-{name}", small)
+    tree = {"replay": jax.block_until_ready(jnp.arange(SIZE // 4, dtype=jnp.float32))}
+    saving, _ = most(lambda: save(f"{sys.argv[1]}/{name}", tree, step=1, meta={}, segmented=segmented))
+    del tree
+    restoring, restored = most(lambda: restore(f"{sys.argv[1]}/{name}", like))
+    assert restored.tree["replay"][-1] == SIZE // 4 - 1
+    del restored
+    print(saving, restoring)
+"""
+
+
+def test_a_large_array_is_saved_and_restored_without_a_second_one_in_memory(tmp_path):
+    """C17: the peak is at most 1.2 times the array, whether it is in segments or not."""
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for saving, restoring in (map(float, line.split()) for line in done.stdout.splitlines()):
+        assert saving < 0.2 and 0.8 < restoring < 1.2
