@@ -5,7 +5,7 @@ functions, methods and constants that an agent's `init`, `policy`, `collect_poli
 followed is what stands behind an interface that a reader knows: `core` (spaces and types), networks, policies, kernels (each
 equal to a plain function), distributions, schedules, and `ops/updates`, whose `soft_update(online, target, tau)` stands where
 the peers call Optax; nor protocols, which have no code; nor what an algorithm works without: checks of inputs, histograms,
-normalisation, options of the replay, workers, and gradients accumulated in the copies, which no agent does.
+normalization, options of the replay, workers, and gradients accumulated in the copies, which no agent does.
 """
 
 import argparse

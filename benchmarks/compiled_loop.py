@@ -4,7 +4,7 @@
 
 128 steps, 4 epochs x 4 minibatches, two networks of (64, 64) tanh, value clipping and entropy bonus as rejax has them. Each
 goes on training while it is measured, without evaluation; the whole training state is an output of what is compiled, so
-nothing is optimised away. polyak counts valid transitions only: a step that resets an environment is none. Compilation and the
+nothing is optimized away. polyak counts valid transitions only: a step that resets an environment is none. Compilation and the
 first iterations are not counted. polyak runs on one host device and on two (`jax_num_cpu_devices`).
 
 Then both train from fresh seeds for the same number of env steps, and their greedy policies play 128 episodes of at most 500.

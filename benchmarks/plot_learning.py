@@ -72,7 +72,7 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
         label = f"{published['name']}, mean of {len(published['returns'])} runs"
         axes.plot(published["env_steps"], np.mean(published["returns"], axis=0), color=of_mean, linewidth=2, label=label)
     if result["wanted"] is not None:
-        label = "target" if result["source"] in ("own", "this project's", "maximum") else result["source"]
+        label = "target" if result["source"] in ("this project's", "maximum") else result["source"]
         axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=f"{label}: {result['wanted']:g}")
     axes.set_title(f"{result['env']} ({SUITES[result['suite']].algorithm.upper()})")
     axes.set_xlim(0, result["env_steps"])

@@ -69,7 +69,7 @@ def tf_agents_agent(minibatches: int) -> Any:
     agent = ppo_clip_agent.PPOClipAgent(
         time_step.time_step_spec(obs_spec),
         action_spec,
-        # Its newer optimiser is slower here.
+        # Its newer optimizer is slower here.
         optimizer=tf.keras.optimizers.legacy.Adam(SHARED["learning_rate"], epsilon=1e-5),
         actor_net=actor,
         value_net=value_network.ValueNetwork(obs_spec, fc_layer_params=(64, 64), activation_fn=tf.keras.activations.tanh),

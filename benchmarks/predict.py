@@ -2,7 +2,7 @@
 
     python benchmarks/predict.py [--quick] [--json PATH]
 
-Observations of 17 numbers, 6 Box actions, (64, 64) tanh, observations normalised (Stable-Baselines3 does that
+Observations of 17 numbers, 6 Box actions, (64, 64) tanh, observations normalized (Stable-Baselines3 does that
 outside of `predict`). The bare call is the same policy's mode, jitted, with the whole policy and the observation as arguments
 and the answer as a NumPy array: no checks, no clipping to the bounds.
 """

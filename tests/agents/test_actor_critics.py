@@ -524,6 +524,7 @@ def test_actions_must_be_unit_boxes(name, action, message):
     ("settings", "message"),
     [
         ({"actor": polyak.lstm()}, "actor must not be recurrent"),
+        ({"actor": polyak.q_mlp()}, "actor must return .* got action values"),
         ({"critics": polyak.mlp()}, "network"),
         ({"actor": "mlp"}, "actor must have init and apply"),
         ({"critics": "mlp"}, "critics must have init and apply"),

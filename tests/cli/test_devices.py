@@ -12,7 +12,7 @@ import pytest
 
 import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.train.devices import THREADS, choose_threads, is_jax_started, start_jax
+from polyak.train.devices import THREADS, choose_threads, count_devices, is_jax_started, start_jax
 from tests.cli.processes import edit_config, environment
 
 SPEC = EnvSpec(Box(np.full(3, -1.0), np.full(3, 1.0)), Discrete(2))
@@ -106,9 +106,20 @@ def test_a_platform_that_is_not_there_is_named(words, error, run, command, monke
     monkeypatch.setattr(jax, "local_device_count", start)
     code, _, err = command(words)
     assert code == 2
-    assert err.startswith("error: JAX_PLATFORMS must name platforms that JAX can use here, got 'cpu'")
-    assert ("(No backend 'abacus'); leave it out" in err) == bool(str(error))
+    reason = ": No backend 'abacus'" if str(error) else ""
+    assert err == f"error: JAX does not start with JAX_PLATFORMS=cpu{reason}; leave it out, or take cpu\n"
     assert not Path("new").exists()
+
+
+def test_where_no_platform_is_named_the_cpu_is_the_way_out(monkeypatch):
+    def start():
+        raise RuntimeError("No GPU answers")
+
+    monkeypatch.setattr(jax, "local_device_count", start)
+    # Another text among JAX's options, which is empty.
+    monkeypatch.setattr("polyak.train.devices.PLATFORMS", "jax_debug_log_modules")
+    with pytest.raises(ValueError, match=r"^JAX does not start: No GPU answers; JAX_PLATFORMS=cpu computes on the CPU$"):
+        count_devices()
 
 
 @pytest.mark.parametrize("before", [None, "5"])

@@ -11,7 +11,7 @@ from polyak.ops.gradient_step import global_norm
 from tests.copies.line import ADAM, INF, NAN, SGD, Line, gradient, made, same, w
 
 
-def test_accumulated_gradients_are_summed_or_averaged_and_the_optimiser_steps_once():
+def test_accumulated_gradients_are_summed_or_averaged_and_the_optimizer_steps_once():
     for reduce, wanted in (("mean", 0.7), ("sum", -0.2)):
         copies = made(optimizer=optax.adam(1e-8))
         for value in (1.0, 2.0, 3.0, 6.0):

@@ -355,7 +355,7 @@ def test_str_contains_names_sizes_dtypes_rules_and_distance():
     assert "  online follows shared: tau 1, every 20 updates" in str(made(shared=True, online=Follow(period=20)))
     for part in ("critic: 3 parameters (float32), 2 statistics", "online, target, shared", "tau 0.005, every update"):
         assert part in text
-    assert "distance online-target 4.24" in text and "version 0, one optimiser with it" in text
+    assert "distance online-target 4.24" in text and "version 0, one optimizer with it" in text
     assert "target" not in str(made())
 
 

@@ -54,7 +54,7 @@ def test_the_name_decides_between_jax_and_gymnasium():
         ("phys2d/Pendulum-v0", "auto", SingleBatch),
     ],
 )
-def test_the_environments_own_vectorised_form_is_taken_where_there_is_a_sound_one(name, vectorization, expected):
+def test_the_environments_own_vectorized_form_is_taken_where_there_is_a_sound_one(name, vectorization, expected):
     env = envs.make(name, num_envs=2, vectorization=vectorization)
     assert type(env._batch) is expected
     assert env.num_envs == 2 and env.spec.id == name
@@ -108,8 +108,8 @@ def test_a_function_a_class_and_an_environment_are_taken():
             "vectorization is for Gymnasium environments",
         ),
         ({"id": "jax/CartPole-v1", "env_kwargs": {"steps": 3}}, TypeError, "unknown field 'steps'"),
-        ({"id": "Pendulum-v1", "vectorization": "own"}, ValueError, "has no vectorised form, got 'own'"),
-        ({"id": "phys2d/CartPole-v1", "vectorization": "own"}, ValueError, "has no vectorised form, got 'own'"),
+        ({"id": "Pendulum-v1", "vectorization": "own"}, ValueError, "has no vectorized form, got 'own'"),
+        ({"id": "phys2d/CartPole-v1", "vectorization": "own"}, ValueError, "has no vectorized form, got 'own'"),
         ({"id": "Pendulum-v1", "env_kwargs": {"gravity": 3}}, TypeError, "gravity"),
         ({"id": toys.Scripted, "env_kwargs": {"n": 3}}, TypeError, "env_kwargs must be None unless id is a name"),
         ({"id": "CartPole-v1", "num_envs": 10**30}, ValueError, r"num_envs must be an integer in \[1, 65536\], got 10{30}$"),

@@ -1,5 +1,6 @@
 """`polyak.train.run`, its result and `polyak.resume`: what the command line does, from Python."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -249,9 +250,11 @@ def test_environments_for_evaluation_are_checked_before_training(directory, unch
 
 def test_an_evaluation_that_does_not_end_costs_no_training(directory, monkeypatch):
     monkeypatch.setattr("polyak.train.evaluation.MAX_EVALUATION_STEPS", 10)
-    with pytest.warns(UserWarning, match="this evaluation is left out"):
+    with pytest.warns(UserWarning, match="this evaluation is left out") as left_out:
         result = train(jax_env(), 64, eval_every=32, eval_episodes=2, run_dir="run")
     assert result.progress.env_steps >= 64 and steps(Path("run/checkpoints"))
+    # At the end it is not played a second time.
+    assert len(left_out) == 2
     assert not result.evaluations and result.evaluation is None and "eval/mean_reward" not in result.metrics
     assert open_run("run").read_summary()["eval_mean_return"] is None
 
@@ -372,10 +375,23 @@ def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
     assert read_config(open_run("run"), agent).own_env
 
 
-def test_a_run_in_an_environment_of_ones_own_is_continued_from_python(directory):
+def test_a_run_with_parts_of_ones_own_is_continued_from_python(directory):
+    for name, env, network, own in (
+        ("env", polyak.envs.make(Pole, num_envs=2), polyak.mlp((4,)), "env=..."),
+        ("agent", jax_env(), polyak.FlaxNNX(Net), "agent=..."),
+        ("both", polyak.envs.make(Pole, num_envs=2), polyak.FlaxNNX(Net), "env=..., agent=..."),
+    ):
+        with prepare(small(env, network=network), env, env_steps=100, run_dir=name) as training:
+            assert resume_command(training) == f"polyak.resume('{Path(name).absolute()}', {own})"
+
+
+def test_the_command_that_continues_a_run_imports_the_module_of_its_environment(directory):
     env = polyak.envs.make(Pole, num_envs=2)
     with prepare(small(env), env, env_steps=100, run_dir="run") as training:
-        assert resume_command(training) == f"polyak.resume('{Path('run').absolute()}', env=...)"
+        config = dataclasses.replace(training.config, env="mine:Pole-v0")
+        for flags, module in (("--env-kwargs file=x.xml", " --import mine"), ("--env mine:make", "")):
+            changed = dataclasses.replace(training, config=config, resume_flags=flags)
+            assert resume_command(changed) == f"polyak resume {Path('run').absolute()} {flags}{module}"
 
 
 def test_a_failure_is_written_to_the_summary(directory):

@@ -188,14 +188,14 @@ def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
 
 
 def test_a_training_ends_when_a_daemon_of_its_private_ray_dies(tmp_path):
-    """W15, where Ray alone would hang for minutes; and S8, no other user opens the directory of its sockets."""
+    """W15, where Ray alone would hang for minutes; and S9, no other user opens the directory of its sockets."""
     process, pids = start_forever(tmp_path)
     (directory,) = Path(tempfile.gettempdir()).glob(f"polyak-ray-{process.pid}-*")
     assert directory.stat().st_mode & 0o077 == 0
     (daemon,) = (pid for pid in pids if "gcs_server" in read(f"/proc/{pid}/cmdline").split("\0")[0])
     os.kill(daemon, signal.SIGKILL)
     assert process.wait(30) == 1
-    assert "a daemon of the private Ray died" in (tmp_path / "stderr").read_text()
+    assert "the private Ray has ended" in (tmp_path / "stderr").read_text()
     check_that_nothing_is_left(process, pids)
 
 

@@ -228,7 +228,7 @@ class NetworkFlags:
     num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
     """number of critics of SAC, TD3 and TQC"""
     layer_norm: Annotated[bool | None, default_hint("the preset's, else the algorithm's", "{True,False}")] = None
-    """normalise the outputs of the dense layers of critics or Q-networks before the activation"""
+    """normalize the outputs of the dense layers of critics or Q-networks before the activation"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False", "{True,False}")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False", "{True,False}")] = None

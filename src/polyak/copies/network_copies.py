@@ -286,7 +286,7 @@ class NetworkCopies:
         copy = self.variables(to)
         self._check_optimizer()
         if to == "online" and self.shared_optimizer:
-            raise ValueError(f"{self.name}: the optimiser is shared; apply to 'shared', or create with shared_optimizer=False")
+            raise ValueError(f"{self.name}: the optimizer is shared; apply to 'shared', or create with shared_optimizer=False")
         missing, flags = jnp.array(False), flag_quantities(bad or {})
         if gradients is None:
             accumulated = self._accumulated
@@ -413,7 +413,7 @@ class NetworkCopies:
             lines.append(f"  target {describe_variables(self.target)}, follows online: {self.target_follow}")
             lines.append(f"  distance online-target {self.distance('online', 'target')}")
         if self.shared is not None:
-            optimizer = "one optimiser with it" if self.shared_optimizer else "own optimiser"
+            optimizer = "one optimizer with it" if self.shared_optimizer else "own optimizer"
             lines.append(f"  shared {describe_variables(self.shared.variables)}, version {self.shared.version}, {optimizer}")
             if self.online_follow is not None:
                 lines.append(f"  online follows shared: {self.online_follow}")

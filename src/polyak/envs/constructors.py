@@ -212,7 +212,7 @@ def _batch_by_name(id: str, options: _Options, settings: dict[str, Any], import_
     # The vectorized forms of phys2d reset the state of no other environment whenever one resets (Gymnasium 1.4).
     has_own = spec.vector_entry_point is not None and not id.startswith("phys2d/")
     if vectorization == "own" and not has_own:
-        raise ValueError(f"make: vectorization must be 'sync' or 'async', as {id} has no vectorised form, got 'own'")
+        raise ValueError(f"make: vectorization must be 'sync' or 'async', as {id} has no vectorized form, got 'own'")
     with _name_missing_extra(id, spec):
         if vectorization in ("auto", "own") and has_own:
             _check_render_mode(id, settings, spec.vector_entry_point)

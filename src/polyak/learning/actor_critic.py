@@ -18,7 +18,7 @@ from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, 
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
-from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, is_image, is_narrow
+from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, ValueHeads, is_image, is_narrow
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
 from polyak.ops.losses import weighted_sum
@@ -179,9 +179,12 @@ def feedforward_or_default(owner: str, name: str, network: Any, default: Network
 
     Raises:
         TypeError: it is no network.
-        ValueError: it is recurrent, or squashes its mean, which actions that pass through tanh do already.
+        ValueError: it is recurrent; an actor of action values, or one that squashes its mean, as its actions pass through tanh
+            already.
     """
     network = default if network is None else check_network(owner, network, name)
+    if name == "actor" and isinstance(network, ValueHeads):
+        raise ValueError(f"{owner}: actor must return (action_params, value), such as Actor(), got action values: {network!r}")
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
     if isinstance(network, Layers) and network.squash_mean:

@@ -38,6 +38,10 @@ CHUNK = 256
 STEPS_BEFORE_COMPILING = 4096
 
 
+class UnendedEpisodes(TimeoutError):
+    """Episodes of an evaluation did not end within `max_steps`."""
+
+
 @short_repr("episodes", "mean_return", "std_return", "mean_length", "success_rate")
 @dataclass(frozen=True, repr=False)
 class Evaluation:
@@ -258,5 +262,7 @@ def _program(env: Env) -> Callable[..., tuple[PyTree, Array, EpisodeRecord]]:
     return jax.jit(chunk)
 
 
-def _timeout(env: Env | HostEnv, steps: int) -> TimeoutError:
-    return TimeoutError(f"evaluate: not all episodes of {env.spec.id} ended within max_steps={steps} steps of each environment")
+def _timeout(env: Env | HostEnv, steps: int) -> "UnendedEpisodes":
+    return UnendedEpisodes(
+        f"evaluate: not all episodes of {env.spec.id} ended within max_steps={steps} steps of each environment"
+    )

@@ -80,7 +80,7 @@ ATARI = {
 # fmt: on
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(100_000, 8, CARTPOLE, f"{ZOO}, with rewards normalised"),
+    "CartPole-v1": Preset(100_000, 8, CARTPOLE, f"{ZOO}, with rewards normalized"),
     "Pendulum-v1": Preset(300_000, 4, PENDULUM, f"{ZOO}, without gSDE"),
     "Acrobot-v1": Preset(1_000_000, 16, ACROBOT, ZOO),
     "MountainCar-v0": Preset(1_000_000, 16, MOUNTAIN_CAR, ZOO),

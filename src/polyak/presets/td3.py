@@ -18,7 +18,7 @@ PRESETS: dict[str, Preset] = {
     "LunarLanderContinuous-v3": Preset(300_000, 1, BOX2D, "RL Zoo"),
     "BipedalWalker-v3": Preset(1_000_000, 1, BOX2D, "RL Zoo"),
     "HalfCheetah-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
-    "Hopper-v5": Preset(1_000_000, 8, HOPPER, "own"),
+    "Hopper-v5": Preset(1_000_000, 8, HOPPER, "polyak's preset"),
     "Walker2d-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Ant-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Humanoid-v5": Preset(2_000_000, 1, MUJOCO, "RL Zoo"),

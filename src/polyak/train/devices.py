@@ -135,17 +135,16 @@ def count_devices() -> int:
     """The number of JAX's devices; starts it.
 
     Raises:
-        ValueError: it does not start on the platforms that `JAX_PLATFORMS` names.
+        ValueError: it does not start, on the platforms that `JAX_PLATFORMS` names, or at all.
     """
     try:
         return jax.local_device_count()
     except (RuntimeError, AssertionError) as error:
         # For a platform that it knows, and that is not there, JAX asserts without a word.
-        reason = str(error).partition(" (set JAX_PLATFORMS")[0]
-        raise ValueError(
-            f"JAX_PLATFORMS must name platforms that JAX can use here, got {getattr(jax.config, PLATFORMS)!r}"
-            f"{f' ({reason})' if reason else ''}; leave it out, or take cpu"
-        ) from error
+        platforms, reason = getattr(jax.config, PLATFORMS), str(error).partition(" (set JAX_PLATFORMS")[0]
+        where = f" with JAX_PLATFORMS={platforms}" if platforms else ""
+        way_out = "leave it out, or take cpu" if platforms else "JAX_PLATFORMS=cpu computes on the CPU"
+        raise ValueError(f"JAX does not start{where}{f': {reason}' if reason else ''}; {way_out}") from error
 
 
 def is_jax_started() -> bool:

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 from polyak import envs
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
 from polyak.envs.source import EnvSource, source_of
-from polyak.loops.evaluate import Evaluation, evaluate
+from polyak.loops.evaluate import Evaluation, UnendedEpisodes, evaluate
 from polyak.loops.loop import check_made, check_spec
 from polyak.runs import RunConfig, run_key
 from polyak.storage.progress import replay_path, save_progress
@@ -95,7 +95,7 @@ def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int
     """Evaluate a policy; the seed decides where the episodes start.
 
     Raises:
-        TimeoutError: an episode does not end.
+        UnendedEpisodes: an episode does not end.
     """
     return evaluate(policy, env, episodes=episodes, key=evaluation_key(seed), max_steps=MAX_EVALUATION_STEPS)
 
@@ -104,7 +104,7 @@ def evaluate_if_it_ends(env: Env | HostEnv, policy: Policy, episodes: int, seed:
     """Evaluate a policy; None, with a warning, where an episode does not end: what is trained must not be lost for it."""
     try:
         return evaluate_policy(env, policy, episodes, seed)
-    except TimeoutError as error:
+    except UnendedEpisodes as error:
         warnings.warn(f"{error}; this evaluation is left out", stacklevel=2)
         return None
 

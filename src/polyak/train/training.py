@@ -15,9 +15,10 @@ from polyak.loops.compiled_loop import compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, TrainResult
-from polyak.runs import RunConfig
+from polyak.runs import RunConfig, read_config
 from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_logger
 from polyak.storage.checkpoint import steps
+from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import Run, RunError
 from polyak.train.display import Screen, show_progress
@@ -149,8 +150,9 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     with record_failure([training]):
         _write_summary(training, result)
         if result.stopped is None and training.eval_episodes:
-            evaluation = result.evaluations.get(env_steps)
-            if evaluation is None or evaluation.episodes != training.eval_episodes:
+            if _is_evaluated(training, env_steps):
+                evaluation = result.evaluations.get(env_steps)  # None where its episodes did not end
+            else:
                 evaluation = _evaluate(training, result.policy, console)
             result = dataclasses.replace(result, evaluation=evaluation)
             _write_summary(training, result)
@@ -237,14 +239,24 @@ def record_stop(trainings: Sequence[Training], name: Callable[[], str]) -> Itera
 
 
 def resume_command(training: Training) -> str:
-    """The command that continues the run, or the call where only the caller has the environment."""
+    """The command that continues the run, or the call where only the caller has a part that the run does not store."""
     assert training.run is not None, "nothing else can be continued"
-    directory, config = str(training.run.directory), training.config
-    if config.own_env and not training.resume_flags:
-        return f"polyak.resume({directory!r}, env=...)"
-    module = "" if config.own_env else config.env.rpartition(":")[0]
-    words = ["polyak resume", shlex.quote(directory), training.resume_flags, module and f"--import {module}"]
-    return " ".join(filter(None, words))
+    directory, config, flags = str(training.run.directory), training.config, training.resume_flags
+    if not flags:
+        own = {"env": config.own_env, "agent": _has_own_agent(training.run)}
+        if any(own.values()):
+            return f"polyak.resume({', '.join([repr(directory), *(f'{name}=...' for name in own if own[name])])})"
+    module = "" if {"--env", "--wrapper"} & set(flags.split()) else config.env.rpartition(":")[0]
+    return " ".join(filter(None, ["polyak resume", shlex.quote(directory), flags, module and f"--import {module}"]))
+
+
+def _has_own_agent(run: Run) -> bool:
+    """Whether the run describes its agent only, whose class or network is the caller's own."""
+    try:
+        read_config(run)
+    except ConfigError:
+        return True
+    return False
 
 
 @contextmanager
@@ -274,6 +286,13 @@ def with_evaluations(result: Result, callbacks: Sequence[PeriodicEvaluation]) ->
     for callback in callbacks:
         result = dataclasses.replace(result, evaluations=callback.evaluations, best_policy=callback.best_policy)
     return result
+
+
+def _is_evaluated(training: Training, env_steps: int) -> bool:
+    """Whether the periodic evaluation has played the same episodes with the last policy."""
+    config = training.config
+    has_trained = env_steps > training.start.env_steps
+    return has_trained and config.eval_every is not None and config.eval_episodes == training.eval_episodes
 
 
 def _evaluate(training: Training, policy: Policy, console: Screen) -> Evaluation | None:

@@ -17,7 +17,7 @@ from typing import Any
 CLOSE_SECONDS = 2.0
 
 LOOK_SECONDS = 0.5
-"""Between looks at whether Ray's daemons are there."""
+"""Between checks that Ray's daemons are there."""
 
 FINAL = (ImportError, AttributeError, TypeError, ValueError)
 """Exceptions that another try repeats: of an installation, or of settings. Where a machine is slow, Ray raises others."""

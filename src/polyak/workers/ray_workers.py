@@ -36,7 +36,7 @@ POLL_SECONDS = 0.05
 CLOSE_SECONDS = 5.0
 
 LOOK_SECONDS = 1.0
-"""Between looks at whether the private Ray is there: no call returns after its end."""
+"""Between checks that the private Ray is there: no call returns after its end."""
 
 KILL_SECONDS = 1.0
 """How long the end waits for workers that are being killed; the end of Ray kills them as well."""
@@ -258,9 +258,11 @@ class RayWorkers:
         """
         if self._head is not None and self._head.poll() is not None:
             self._ray.shutdown()
-            raise RuntimeError("train: a daemon of the private Ray died, and with it all workers; resume the training")
+            raise RuntimeError("train: the private Ray has ended, and with it all workers; polyak.resume continues a run")
 
     def _kill(self, handle: Any) -> None:
+        if not self._ray.is_initialized():
+            return  # Without a connection the call would start another Ray.
         with contextlib.suppress(Exception):
             self._ray.kill(handle, no_restart=True)
 

@@ -34,7 +34,11 @@ class Engine(Protocol):
     """Starts workers and calls their methods: in this process, or by Ray."""
 
     def start(self, payload: bytes) -> Any:
-        """Start a worker, and return its handle at once."""
+        """Start a worker, and return its handle at once.
+
+        Raises:
+            RuntimeError: the engine has ended.
+        """
         ...
 
     def call(self, handle: Any, method: str, arguments: Sequence[Any]) -> Any:
@@ -46,7 +50,11 @@ class Engine(Protocol):
         ...
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
-        """The calls that have returned, as soon as one has, or after `seconds`."""
+        """The calls that have returned, as soon as one has, or after `seconds`.
+
+        Raises:
+            RuntimeError: the engine has ended.
+        """
         ...
 
     def result(self, call: Any) -> Any:

@@ -175,7 +175,7 @@ def parameter_shapes(space: Space) -> PyTree:
 
 
 def for_space(space: Space, params: PyTree, mask: PyTree = None, *, squash: bool = False) -> Distribution:
-    """The distribution over an action space, parameterised by the output of a network.
+    """The distribution over an action space, parameterized by the output of a network.
 
     Discrete: Categorical, actions int32 from 0 whatever the space's `start`. MultiDiscrete: MultiCategorical. MultiBinary:
     Bernoulli, int8. Box: Normal, float32, unbounded; with `squash` TanhNormal, between -1 and 1, to be rescaled to the bounds.
