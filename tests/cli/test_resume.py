@@ -205,7 +205,7 @@ def test_an_evaluation_afterwards_leaves_the_times_of_the_training(run, command,
     before = open_run(run).read_summary()
     (run / "summary.json").write_text(json.dumps(before | {"eval_episodes": 0, "eval_mean_return": None}))
     with monkeypatch.context() as patched:
-        patched.setattr("polyak.train.training.evaluate_policy", lambda *_: 1 / 0)
+        patched.setattr("polyak.train.training.evaluate_if_it_ends", lambda *_: 1 / 0)
         assert command("resume run --eval-episodes 2")[0] == 1
     failed = open_run(run).read_summary()
     assert failed["stopped"] == "ZeroDivisionError: division by zero"

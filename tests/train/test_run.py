@@ -17,6 +17,7 @@ from flax import nnx
 
 import polyak
 from polyak.cli import main
+from polyak.envs.source import source_of
 from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
@@ -381,7 +382,7 @@ def test_a_run_with_parts_of_ones_own_is_continued_from_python(directory):
         ("agent", jax_env(), polyak.FlaxNNX(Net), "agent=..."),
         ("both", polyak.envs.make(Pole, num_envs=2), polyak.FlaxNNX(Net), "env=..., agent=..."),
     ):
-        with prepare(small(env, network=network), env, env_steps=100, run_dir=name) as training:
+        with prepare(small(env, network=network), env, env_steps=100, run_dir=name, source=source_of(env)) as training:
             assert resume_command(training) == f"polyak.resume('{Path(name).absolute()}', {own})"
 
 
