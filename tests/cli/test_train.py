@@ -251,7 +251,7 @@ def test_an_environment_that_raises_system_exit_ends_the_training_as_any_error(c
         words = f"--env-steps 400 --checkpoint-every {checkpoints} --report-every 50 --run-dir {checkpoints}"
         code, out, err = command("train ppo quitting:Quitting-v0", words, SETTINGS)
         assert code == 1 and "error: SystemExit: 7" in err
-        assert f"{said}: polyak resume {workdir / checkpoints}\n" in out
+        assert f"{said}: polyak resume {workdir / checkpoints} --import quitting\n" in out
         assert open_run(checkpoints).read_summary()["stopped"] == "SystemExit: 7"
 
 
