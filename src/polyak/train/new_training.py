@@ -90,15 +90,13 @@ def run(
         learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
         devices: over which the environments are split; None is one, or two that JAX has for 64 in JAX or images on the host.
         replay_on: where the agent's replay stands: on the `"device"` that learns, or in the memory of the `"host"`.
-        resume_from: `loop_state` of an earlier result, whose env_steps are `env_steps_done`; not a run directory's. An
-            environment outside JAX that is named or a function begins new episodes.
+        resume_from: `loop_state` of a result with `env_steps_done`; a host environment that is not made begins new episodes.
         callbacks, should_stop: called at every report (see `Callback`), and between iterations; True ends the training.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
         RunError: `run_dir` is not new or empty, or cannot be created. TrainingDiverged, StoppedBeforeStart: see these.
     """
-    _check_order(agent, env)
     seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
     group = check_group(learners, loop, workers, run_dir, callbacks, resume_from, eval_env)
     chosen, split = _choose_workers(agent, env, loop, workers)
@@ -163,8 +161,10 @@ def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | No
     """The loop, and its workers or None; an algorithm that is named may have its own.
 
     Raises:
+        TypeError: agent and environment are passed the other way round.
         ValueError: one is given without the other, or the algorithm is made for another loop.
     """
+    _check_order(agent, env)
     check_choice("train.run", "loop", loop, ("auto", *LOOPS))
     defaults = preset(agent.lower() if isinstance(agent, str) else "", str(env))
     loop = defaults.loop if loop == "auto" else loop
