@@ -633,7 +633,7 @@ def test_a_training_with_a_lag_leaves_no_thread(cartpole):
 
 def test_workers_that_were_killed_are_forgotten():
     engine = RayWorkers.__new__(RayWorkers)
-    engine._ray = types.SimpleNamespace(kill=lambda handle, **_: None)
+    engine._ray = types.SimpleNamespace(kill=lambda handle, **_: None, is_initialized=lambda: True)
     engine._kills = []
     for handle in range(20):
         engine.end(handle)
