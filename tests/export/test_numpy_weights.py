@@ -1,10 +1,13 @@
 """Weights from a file: those that the spaces next to them ask for, and no others."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary
+from polyak.core.types import TimeStep
 from polyak.export.archive import Export, ExportError, from_members, read_export, to_members, write_export
 from polyak.export.numpy_format import check_weights
 from polyak.export.write_policy import write_policy
@@ -79,3 +82,26 @@ def test_spaces_that_only_declare_their_size_are_rejected_before_anything_of_tha
     _, about, arrays = plain["Discrete"]
     with pytest.raises(ValueError, match="the observation is MultiBinary"):
         check_weights(EnvSpec(MultiBinary((10**9,)), Discrete(2, start=7)), about, arrays)
+
+
+@pytest.mark.parametrize("network", [polyak.q_mlp((5, 4)), polyak.q_mlp((5,), "gelu", dueling=True)], ids=["plain", "dueling"])
+def test_the_actions_of_a_network_of_action_values_are_those_of_largest_value(network, tmp_path):
+    spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Discrete(4, start=2))
+    agent = polyak.DQN(spec, network=network, normalize_obs=True)
+    policy = agent.policy(agent.init(jax.random.key(1)))
+    write_policy(policy, spec, "numpy", tmp_path / "p", {})
+    obs = (9 * np.random.default_rng(0).normal(size=(200, 3))).astype(np.float32)
+    wanted = (
+        jax.jit(lambda obs: policy.distribution(TimeStep(obs, jnp.zeros(200), *[jnp.zeros(200, bool)] * 3))[0].mode())(obs) + 2
+    )
+    assert len(np.unique(wanted)) > 1
+    for predict in (polyak.load_policy(tmp_path / "p").predict, policy.predict):
+        np.testing.assert_array_equal(predict(obs)[0], wanted)
+
+
+@pytest.mark.parametrize("settings", [{"layer_norm": True}, {"noisy": True}], ids=["layer norm", "noisy"])
+def test_layers_that_are_more_than_a_product_are_not_written(settings, tmp_path):
+    spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Discrete(4))
+    agent = polyak.DQN(spec, network=polyak.q_mlp((5,), **settings))
+    with pytest.raises(ValueError, match=r"q_mlp .* whose layers are not plain"):
+        write_policy(agent.policy(agent.init(jax.random.key(1))), spec, "numpy", tmp_path / "p", {})

@@ -9,13 +9,13 @@ import pytest
 
 import polyak
 from polyak.agents.ppo import PPO
-from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import TimeStep
-from polyak.loops import rollouts
-from polyak.loops.actor import JitActor, NumPyActor, make_actor
+from polyak.loops import rollout_actors
+from polyak.loops.actor import InNumPy, Jitted, make_actor, step_keys, way_of_acting
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
-from polyak.loops.rollouts import rollout_actor
+from polyak.loops.rollout_actors import ActorSource, rollout_actor
 from polyak.networks.actor_critic import mlp
 from tests.agents.rollouts import with_online
 
@@ -86,8 +86,9 @@ def test_both_actors_give_the_policys_actions_carry_and_info(action, settings, e
     rng = np.random.default_rng(0)
     agent = agent_for(ACTIONS[action], **settings)
     state = started(agent, rng)
-    act = rollout_actor(agent, state, None, exact=exact)
-    assert isinstance(act, JitActor if exact else NumPyActor)
+    actors = ActorSource(agent, state, None, jax.tree.leaves(agent), exact=exact)
+    assert isinstance(actors.preparation.acting, Jitted if exact else InNumPy)
+    act = actors.of_state(jax.tree.leaves(state))
     carry, its_carry = jax.tree.map(np.asarray, state.carry), state.carry
     for t in range(NUM_STEPS):
         now = time_step(rng)
@@ -129,8 +130,8 @@ def test_actors_of_replay_agents_act_in_numpy(kind, action, settings, is_over):
     env_steps = jnp.asarray(50 if is_over else 49, state.env_steps.dtype)
     state = dataclasses.replace(state, copies=copies, normalizers=normalizers, env_steps=env_steps)
     policy, key = agent.collect_policy(state), jax.random.key(5)
+    assert isinstance(way_of_acting(policy, "threefry2x32", NUM_ENVS, exact=False), InNumPy)
     act = make_actor(policy, key, NUM_ENVS, exact=False, block=2)
-    assert isinstance(act, NumPyActor)
     carry = policy.initial_state(NUM_ENVS)
     its_carry, wanted_step = jax.tree.map(np.asarray, carry), jax.jit(type(policy).action)
     for t in range(3):
@@ -147,9 +148,9 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
     rng = np.random.default_rng(1)
     agent = agent_for(ACTIONS["box"])
     first, now = started(agent, rng), time_step(rng)
-    before = rollout_actor(agent, first, None, exact=False)(0, now, ()).action
+    before = rollout_actor(agent, first, exact=False)(0, now, ()).action
     second = dataclasses.replace(first, iteration=first.iteration + jnp.uint32(1))
-    after = rollout_actor(agent, second, None, exact=False)(0, now, ()).action
+    after = rollout_actor(agent, second, exact=False)(0, now, ()).action
     assert not np.allclose(before, after)
     np.testing.assert_allclose(after, policy_step(agent, second, 0, now, ()).action, rtol=2e-5, atol=2e-6)
 
@@ -183,7 +184,7 @@ def test_a_nan_observation_still_gives_an_action_of_the_space():
     agent = agent_for(ACTIONS["discrete"])
     state, now = started(agent, rng), time_step(rng)
     now.obs[3] = np.nan
-    action = rollout_actor(agent, state, None, exact=False)(0, now, ()).action
+    action = rollout_actor(agent, state, exact=False)(0, now, ()).action
     assert np.all((action >= 0) & (action < 3))
 
 
@@ -203,19 +204,20 @@ def test_jitted_actor_accepts_every_kind_of_key(impl):
     agent = agent_for(ACTIONS["box"])
     policy, now, key = agent.collect_policy(started(agent, rng).agent), time_step(rng), jax.random.key(5, impl=impl)
     expected = policy.action(now, (), jax.random.fold_in(key, 3)).action
-    actor = JitActor(policy, key, block=2)
+    acting = way_of_acting(policy, impl, NUM_ENVS, exact=True)
+    actor = acting.actor(jax.tree.leaves(policy), acting.draws(policy, step_keys(key, 0, 4)))
     actions = [actor(t, now, ()).action for t in range(4)]
     np.testing.assert_allclose(actions[3], expected, rtol=2e-5, atol=2e-6)
 
 
-def dqn_of_one_step():
+def small_dqn(num_steps=1, **settings):
     env = polyak.envs.make("CartPole-v1", num_envs=2)
-    settings = {"learning_starts": 20, "batch_size": 8, "capacity": 200, "updates_per_step": 0.5, "epsilon": 0.3}
-    return polyak.DQN(env.spec, network=polyak.q_mlp((8,)), num_steps=1, **settings), env
+    small = {"network": polyak.q_mlp((8,)), "learning_starts": 20, "batch_size": 8, "capacity": 200, "epsilon": 0.3}
+    return polyak.DQN(env.spec, num_steps=num_steps, updates_per_step=0.5 / num_steps, **{**small, **settings}), env
 
 
 def test_a_rollout_of_one_step_acts_as_the_collecting_policy_with_the_rollouts_key():
-    agent, env = dqn_of_one_step()
+    agent, env = small_dqn()
     state = host_start(agent, env, jax.random.key(0))
     time_step = jax.tree.map(np.asarray, state.time_step)
     act = jax.jit(lambda policy, key: policy.action(time_step, (), key).action)
@@ -223,34 +225,98 @@ def test_a_rollout_of_one_step_acts_as_the_collecting_policy_with_the_rollouts_k
         state = dataclasses.replace(state, iteration=jnp.uint32(iteration))
         key = jax.random.fold_in(iteration_keys(state.key, state.iteration, 1).act, 0)
         expected = act(agent.collect_policy(state.agent), key)
-        got = rollout_actor(agent, state, None, exact=False)(0, time_step, ()).action
+        got = rollout_actor(agent, state, exact=False)(0, time_step, ()).action
         np.testing.assert_array_equal(got, expected)
 
 
-def test_an_update_computes_the_next_action_so_that_only_the_first_is_a_call_of_its_own(monkeypatch):
-    calls, make_program = [], rollouts._one_step_program
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"network": polyak.q_mlp((8, 4), "tanh", dueling=True)},
+        {"normalize_obs": True, "normalize_reward": "return"},
+    ],
+    ids=["plain", "dueling", "normalized"],
+)
+def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
+    """Actions, log-probabilities and carries, of a policy that has learned something."""
+    rng = np.random.default_rng(6)
+    spec = EnvSpec(OBS, Discrete(5))
+    agent = polyak.DQN(spec, **{"network": polyak.q_mlp((8,)), "epsilon": epsilon, "learning_starts": 0, **settings})
+    state = agent.init(jax.random.key(3))
+    online = jax.tree.map(lambda x: 4 * x + 0.1, state.copies.online.params)
+    copies = dataclasses.replace(state.copies, online=dataclasses.replace(state.copies.online, params=online))
+    normalizers = state.normalizers
+    if normalizers.obs is not None:
+        seen = seen_by(normalizers.obs, jnp.asarray(2 + 5 * rng.normal(size=(50, 3)), jnp.float32))
+        normalizers = dataclasses.replace(normalizers, obs=seen)
+    policy = agent.collect_policy(dataclasses.replace(state, copies=copies, normalizers=normalizers))
+    key = jax.random.key(5)
+    assert isinstance(way_of_acting(policy, "threefry2x32", NUM_ENVS, exact=False), InNumPy)
+    act, wanted_step = make_actor(policy, key, NUM_ENVS, exact=False, block=8), jax.jit(type(policy).action)
+    carry = policy.initial_state(NUM_ENVS)
+    its_carry, chosen = jax.tree.map(np.asarray, carry), []
+    for t in range(20):
+        now = time_step(rng)
+        acted, wanted = act(t, now, its_carry), wanted_step(policy, now, carry, jax.random.fold_in(key, t))
+        its_carry, carry = acted.carry, wanted.carry
+        np.testing.assert_array_equal(acted.action, wanted.action)
+        assert acted.action.dtype == wanted.action.dtype
+        np.testing.assert_allclose(acted.info["log_prob"], wanted.info["log_prob"], rtol=1e-5, atol=1e-6)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), its_carry, carry)
+        chosen.append(acted.action)
+    assert len(np.unique(chosen)) > 1
 
-    def counted(shape):
-        act = make_program(shape)
-        return lambda *arguments: calls.append(arguments) or act(*arguments)
 
-    monkeypatch.setattr(rollouts, "_one_step_program", counted)
-    agent, env = dqn_of_one_step()
-    result = polyak.train.host(agent, env, env_steps=40, key=jax.random.key(1))
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), layer_norm=True)}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), noisy=True)}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((512, 512))}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp(()), "temperature": 1.0}),
+        (EnvSpec(OBS, Discrete(3), has_action_mask=True), {}),
+        (EnvSpec(OBS, MultiDiscrete((2, 2))), {}),
+        (EnvSpec(Discrete(4), Discrete(3)), {}),
+    ],
+    ids=["layer norm", "noisy", "large", "boltzmann", "mask", "combinations", "integers"],
+)
+def test_policies_of_action_values_that_numpy_cannot_act_for_are_jitted(spec, settings):
+    agent = polyak.DQN(spec, **settings)
+    policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))
+    assert isinstance(way_of_acting(policy, "threefry2x32", NUM_ENVS, exact=False), Jitted)
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_an_update_prepares_the_next_actor_so_that_only_the_first_is_a_call_of_its_own(num_steps, monkeypatch):
+    calls, make_program = [], rollout_actors._prepare_program
+
+    def counted(shape, preparation):
+        prepare = make_program(shape, preparation)
+        return lambda *arguments: calls.append(arguments) or prepare(*arguments)
+
+    monkeypatch.setattr(rollout_actors, "_prepare_program", counted)
+    agent, env = small_dqn(num_steps)
+    result = polyak.train.host(agent, env, env_steps=40 * num_steps, key=jax.random.key(1))
     assert int(result.loop_state.iteration) >= 20
     # One before training, from whose shapes the update is compiled, and the first action.
     assert len(calls) == 2
 
 
 @pytest.mark.to_the_bit
-def test_rollouts_of_one_step_resume_to_the_bit():
-    agent, env = dqn_of_one_step()
+@pytest.mark.parametrize(
+    ("num_steps", "settings"), [(1, {}), (4, {}), (4, {"temperature": 0.5, "epsilon": None})], ids=["once", "numpy", "jitted"]
+)
+def test_short_rollouts_resume_to_the_bit(num_steps, settings):
+    """The first actor of the rest comes from a program of its own, those of the whole from the updates."""
+    agent, env = small_dqn(num_steps, **settings)
     key = jax.random.key(1)
-    whole = polyak.train.host(agent, env, env_steps=200, key=key)
-    half = polyak.train.host(agent, env, env_steps=101, key=key)
+    whole = polyak.train.host(agent, env, env_steps=400, key=key)
+    half = polyak.train.host(agent, env, env_steps=201, key=key)
     rest = polyak.train.host(
-        agent, env, env_steps=200, key=key, resume_from=half.loop_state, env_steps_done=half.progress.env_steps
+        agent, env, env_steps=400, key=key, resume_from=half.loop_state, env_steps_done=half.progress.env_steps
     )
-    assert int(whole.state.updates) > 50
+    assert int(whole.state.updates) > 20
     for got, expected in zip(jax.tree.leaves(rest.state), jax.tree.leaves(whole.state), strict=True):
         np.testing.assert_array_equal(got, expected)

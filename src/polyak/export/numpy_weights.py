@@ -9,40 +9,46 @@ from polyak.export.numpy_format import describe_spaces
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import is_image
+from polyak.networks.q_network import QNetwork
 from polyak.policies.network_policy import Greedy, NetworkPolicy
-from polyak.policies.numpy_actor import network_arrays
+from polyak.policies.numpy_actor import has_plain_layers, network_arrays
 
 
 def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """`(about, arrays)`, the settings and arrays from which `polyak.policies.numpy_reader` computes the greedy action.
 
     Raises:
-        ValueError: the policy is not an `mlp` from one vector to one Discrete or Box action, and why.
+        ValueError: the policy is not an `mlp` or `q_mlp` from one vector to one Discrete or Box action, and why.
     """
     inner: Any = policy.policy if isinstance(policy, Greedy) else policy
     try:
         network = _mlp_of(inner, spec)
         describe_spaces(spec, squash_mean=False)
     except ValueError as error:
-        raise ValueError(f"export: format numpy takes an mlp from one vector to one Discrete or Box action; {error}") from None
+        raise ValueError(
+            f"export: format numpy takes an mlp or q_mlp from one vector to one Discrete or Box action; {error}"
+        ) from None
     arrays = network_arrays(network, inner.variables.params, inner.normalizer, spec)
-    about, bounds = describe_spaces(spec, squash_mean=network.squash_mean)
-    about |= {"layers": len(network.hidden), "activation": network.activation, "squash_mean": network.squash_mean}
-    about["tanh"] = inner.squash or network.squash_mean
+    squash_mean = not isinstance(network, QNetwork) and network.squash_mean
+    about, bounds = describe_spaces(spec, squash_mean=squash_mean)
+    about |= {"layers": len(network.hidden), "activation": network.activation, "squash_mean": squash_mean}
+    about["tanh"] = inner.squash or squash_mean
     return about, arrays | bounds
 
 
-def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic | Actor:
+def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic | Actor | QNetwork:
     reason = None
     if type(policy) is not NetworkPolicy:
         reason = f"the policy is a {type(policy).__name__}"
-    elif not isinstance(policy.network, ActorCritic | Actor):
+    elif not isinstance(policy.network, ActorCritic | Actor | QNetwork):
         reason = f"the network is {policy.network!r}"
-    elif policy.squash and policy.network.squash_mean:
+    elif isinstance(policy.network, QNetwork) and not has_plain_layers(policy.network):
+        reason = f"the network is {policy.network!r}, whose layers are not plain"
+    elif isinstance(policy.network, ActorCritic | Actor) and policy.squash and policy.network.squash_mean:
         reason = "squash and squash_mean are both on"
     elif is_image(spec.obs):
         reason = f"the observation is {spec.obs}"
     if reason is not None:
         raise ValueError(reason[:300])
-    network: ActorCritic | Actor = policy.network
+    network: ActorCritic | Actor | QNetwork = policy.network
     return network

@@ -20,8 +20,8 @@ from polyak.loops.host_loop import start as host_start
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import HasSpec, LoopState, check_match, iteration_keys
 from polyak.loops.program_cache import cached_per_env
+from polyak.loops.rollout_actors import rollout_actor
 from polyak.loops.rollouts import collect_rollout as collect_on_host
-from polyak.loops.rollouts import rollout_actor
 
 
 @suggest_arguments("collect")
@@ -58,7 +58,7 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
 
 def _collect_on_host(agent: "_FixedAgent", env: HostEnv, key: PRNGKeyArray) -> Rollout:
     state = host_start(agent, env, key)
-    actor = rollout_actor(agent, state, None, exact=isinstance(env, JaxEnvOnHost))
+    actor = rollout_actor(agent, state, exact=isinstance(env, JaxEnvOnHost))
     arrays = collect_on_host(actor, state.carry, env, jax.device_get(state.time_step), num_steps=agent.num_steps)
     assert arrays is not None, "a rollout without a deadline is always complete"
     time_steps, actions, info, _ = arrays

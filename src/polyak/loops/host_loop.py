@@ -25,7 +25,6 @@ from polyak.core.types import (
     State,
     TimeStep,
 )
-from polyak.loops.actor import Actor
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.host_replay import DeviceReplay, HostReplay, ReplayOn, ReplayPlace, Update, check_replay_on, replay_memory
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
@@ -49,15 +48,13 @@ from polyak.loops.metrics import PackedMetrics
 from polyak.loops.processes import spans_processes
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import put_on_devices
+from polyak.loops.rollout_actors import ActorSource, Preparation
 from polyak.loops.rollouts import (
     Collected,
     Learned,
     LocalRollouts,
     MakesRollouts,
     Rollouts,
-    act_once,
-    actor_maker,
-    acts_in_one_call,
     stack,
 )
 
@@ -116,8 +113,8 @@ def host(
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, reasons)
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
-        rollouts, actor = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)
-        learn_compiled, no_means = _compile(agent, mesh, settings, state, replay, None if relay.active else actor)
+        rollouts, actors = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)
+        learn_compiled, no_means = _compile(agent, mesh, settings, state, replay, None if relay.active else actors)
 
     def whole(leaves: list[Any]) -> LoopState:
         return replay.give_back(jax.tree.unflatten(structure, leaves))
@@ -164,12 +161,12 @@ def _make_rollouts(
     mesh: Mesh | None,
     settings: list[Any],
     should_stop: Callable[[], bool],
-) -> tuple[Rollouts, Actor | None]:
-    """The source of rollouts, and the actor of the first one; None where it is in other processes."""
+) -> tuple[Rollouts, ActorSource | None]:
+    """The source of rollouts, and that of their actors; None where they are in other processes."""
     if isinstance(env, MakesRollouts):
         return env.rollouts(agent, state, settings, should_stop), None
-    new_actor = actor_maker(agent, state, mesh, settings, exact=isinstance(env, JaxEnvOnHost))
-    return LocalRollouts(env, new_actor, state, agent.num_steps, should_stop), new_actor(jax.tree.leaves(state))
+    actors = ActorSource(agent, state, mesh, settings, exact=isinstance(env, JaxEnvOnHost))
+    return LocalRollouts(env, actors, state, agent.num_steps, should_stop), actors
 
 
 def _check_resumable(env: HostEnv | Env, resume_from: LoopState | None) -> None:
@@ -203,26 +200,27 @@ def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
 
 
 def _compile(
-    agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, replay: ReplayPlace, actor: Actor | None
+    agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, replay: ReplayPlace, actors: ActorSource | None
 ) -> tuple[Update, Array]:
     """`learn(state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
 
     `state` is a list of leaves; `means` are those of the metrics since the last report. It returns the fields of `Learned`.
 
     Args:
-        actor: called once, which compiles it too; None for a policy that calls Python, whose output shapes are traced.
+        actors: whose first one is called, which compiles it too; None for a policy that calls Python, whose output shapes are
+            traced, or acts in other processes.
     """
     time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
-    acts = actor is not None and acts_in_one_call(agent, state, mesh)
-    if actor is None:
+    if actors is None:
         step = jax.eval_shape(_act, agent, state)
         step = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step)
     else:
-        step = jax.tree.map(np.asarray, actor(0, time_step, carry))
+        step = jax.tree.map(np.asarray, actors.of_state(jax.tree.leaves(state))(0, time_step, carry))
     actions, info = (stack([tree] * agent.num_steps) for tree in (step.action, step.info))
     time_steps = stack([time_step] * (agent.num_steps + 1))
     rollout = (time_steps, actions, info, step.carry)
-    program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), acts)
+    preparation = None if actors is None else actors.preparation
+    program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), preparation)
     no_means = jnp.zeros((count, 2))
     compiled = program.lower(settings, jax.tree.leaves(state), no_means, rollout).compile()
     replay.compile(rollout)
@@ -237,10 +235,12 @@ def _update(program: Update, leaves: list[Any], means: Array, collected: Collect
 
 
 @cached_per_env
-def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...], acts: bool) -> tuple[Any, int]:
-    """`_learn`, jitted, and the number of its means; one function per argument shape, so that the cache holds only a few.
+def _program(
+    mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...], preparation: Preparation | None
+) -> tuple[Any, int]:
+    """`_learn` and then `preparation.prepare`, jitted, and the number of means.
 
-    With `acts` the program goes on to the first action of the next rollout: one call costs less than two.
+    One function per argument shape, so that the cache holds only a few.
     """
     structure, avals, _ = shape
     agent, state = jax.tree.unflatten(structure, avals)
@@ -252,13 +252,13 @@ def _program(mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any
 
     def learn_from_leaves(
         settings: list[Any], leaves: list[Any], means: Array, rollout: Any
-    ) -> tuple[list[Any], PackedMetrics, EpisodeTotals, PolicyStep | None]:
+    ) -> tuple[list[Any], PackedMetrics, EpisodeTotals, PyTree | None]:
         arguments = jax.tree.unflatten(structure, [*settings, *leaves])
         new_state, metrics, finished = learn(*arguments, *rollout)
         if jax.tree.structure(new_state) != state_structure:
             raise TypeError(f"train: update must return a state of the same structure, got {jax.tree.structure(new_state)}")
-        next_step = act_once(arguments[0], new_state) if acts else None
-        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished, next_step
+        prepared = None if preparation is None else preparation.prepare(arguments[0], new_state)
+        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished, prepared
 
     if mesh is None:
         return jax.jit(learn_from_leaves, donate_argnums=1), count

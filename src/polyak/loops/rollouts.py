@@ -2,21 +2,19 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, PRNGKeyArray
 
-from polyak.core.policy_faults import ExceptionRelay, check_carry
-from polyak.core.types import Agent, HostEnv, Policy, PolicyStep, PyTree, ReportsInfo, TimeStep
-from polyak.loops.actor import Actor, make_actor
+from polyak.core.policy_faults import check_carry
+from polyak.core.types import Agent, HostEnv, PyTree, ReportsInfo, TimeStep
+from polyak.loops.actor import Actor
 from polyak.loops.episodes import EpisodeTotals, InfoSums
-from polyak.loops.loop import LoopState, iteration_keys
+from polyak.loops.loop import LoopState
 from polyak.loops.metrics import PackedMetrics
-from polyak.loops.program_cache import cached_per_env, shape_of
+from polyak.loops.rollout_actors import ActorSource
 
 # After a request to stop, a rollout that takes longer than this is discarded.
 ROLLOUT_SECONDS = 1.0
@@ -48,13 +46,13 @@ class Learned:
         leaves: of the loop's state.
         metrics: of the updates since the last report.
         finished: the episodes that ended in the rollout.
-        next_step: the first action of the next rollout, where the same program computes it; else None.
+        prepared: for the actor of the next rollout, where the same program computes it; else None.
     """
 
     leaves: list[Any]
     metrics: PackedMetrics
     finished: EpisodeTotals
-    next_step: PolicyStep | None
+    prepared: PyTree | None
 
 
 @runtime_checkable
@@ -101,7 +99,7 @@ class LocalRollouts:
 
     Args:
         env: the environments.
-        new_actor: makes the actor of the next rollout from the leaves of the loop's state.
+        actors: those of the rollouts.
         state: the loop's state.
         num_steps: steps of a rollout.
         should_stop: called at every step; see `host`.
@@ -110,23 +108,23 @@ class LocalRollouts:
     def __init__(
         self,
         env: HostEnv,
-        new_actor: Callable[[list[Any]], Actor],
+        actors: ActorSource,
         state: LoopState,
         num_steps: int,
         should_stop: Callable[[], bool],
     ) -> None:
-        self._env, self._new_actor, self._num_steps, self._should_stop = env, new_actor, num_steps, should_stop
+        self._env, self._actors, self._num_steps, self._should_stop = env, actors, num_steps, should_stop
         self._time_step, self._carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
         self._is_slow = True
-        self._next_step: PolicyStep | None = None
+        self._prepared: PyTree | None = None
 
     def collect(self, leaves: list[Any]) -> Collected | None:
         """Step the environments; a rollout that is discarded leaves no trace in those that support snapshots."""
         # Only a rollout that began with a snapshot may be discarded.
         before = self._env.snapshot() if self._is_slow else None
         deadline, sums = Deadline(self._should_stop, can_discard=self._is_slow), InfoSums()
-        first = self._next_step
-        actor: Actor = self._new_actor(leaves) if first is None else lambda t, time_step, carry: first
+        is_prepared = self._prepared is not None
+        actor = self._actors.of_prepared(self._prepared) if is_prepared else self._actors.of_state(leaves)
         arrays = collect_rollout(actor, self._carry, self._env, self._time_step, self._num_steps, sums, deadline)
         if arrays is None:
             if before is not None:
@@ -139,7 +137,7 @@ class LocalRollouts:
     def learn(self, update: Callable[[], Learned]) -> Learned:
         """Call `update`."""
         learned = update()
-        self._next_step = learned.next_step
+        self._prepared = learned.prepared
         return learned
 
     def metrics(self) -> dict[str, float]:
@@ -163,69 +161,6 @@ class Deadline:
     def should_discard(self) -> bool:
         """Whether to discard the rollout: training should stop, and the deadline has passed."""
         return self._can_discard and self._should_stop() and self.has_passed
-
-
-def actor_maker(
-    agent: Agent, state: LoopState, mesh: Mesh | None, settings: list[Any], *, exact: bool
-) -> Callable[[list[Any]], Actor]:
-    """A function that makes the actor for the next rollout from the leaves of the state.
-
-    Where it `acts_in_one_call`, that call makes the policy and the key and acts: for NumPy the policy's arrays would have to be
-    fetched first. A policy that calls Python is called directly.
-    """
-    shape = shape_of(agent, state)
-    program, num_envs = _policy_program(shape), state.time_step.reward.shape[0]
-
-    def make(leaves: list[Any]) -> Actor:
-        policy, key = program(settings, leaves)
-        if mesh is not None:
-            # The updated policy is on all devices, and each of them would compute the actions.
-            policy, key = jax.device_put((policy, key), mesh.devices.flat[0])
-        return make_actor(policy, key, num_envs, exact=exact, block=agent.num_steps)
-
-    if not acts_in_one_call(agent, state, mesh):
-        return make
-    act = _one_step_program(shape)
-    return lambda leaves: lambda t, time_step, carry: act(settings, leaves, time_step, carry)
-
-
-def acts_in_one_call(agent: Agent, state: LoopState, mesh: Mesh | None) -> bool:
-    """Whether a rollout has one step, for which a compiled program can act on one device, without calling Python."""
-    return (
-        agent.num_steps == 1 and mesh is None and not ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent)).active
-    )
-
-
-def act_once(agent: Agent, state: LoopState) -> PolicyStep:
-    """The action of a rollout of one step."""
-    key = jax.random.fold_in(iteration_keys(state.key, state.iteration, 1).act, 0)
-    # Within the program of an update the bits are those of acting alone, as in the first step of a run that is resumed.
-    policy, inputs = jax.lax.optimization_barrier((agent.collect_policy(state.agent), (state.time_step, state.carry, key)))
-    step: PolicyStep = policy.action(*inputs)
-    return step
-
-
-def rollout_actor(agent: Agent, state: LoopState, mesh: Mesh | None, *, exact: bool) -> Actor:
-    """The actor for the next rollout."""
-    return actor_maker(agent, state, mesh, jax.tree.leaves(agent), exact=exact)(jax.tree.leaves(state))
-
-
-@cached_per_env
-def _policy_program(shape: tuple[Any, ...]) -> Callable[[list[Any], list[Any]], tuple[Policy, PRNGKeyArray]]:
-    def policy_and_key(settings: list[Array], leaves: list[Array]) -> tuple[Policy, PRNGKeyArray]:
-        agent, state = shape[0].unflatten([*settings, *leaves])
-        return agent.collect_policy(state.agent), iteration_keys(state.key, state.iteration, agent.num_steps).act
-
-    return jax.jit(policy_and_key)
-
-
-@cached_per_env
-def _one_step_program(shape: tuple[Any, ...]) -> Callable[..., PolicyStep]:
-    def act(settings: list[Array], leaves: list[Array], time_step: TimeStep, carry: PyTree) -> PolicyStep:
-        agent, state = shape[0].unflatten([*settings, *leaves])
-        return act_once(agent, replace(state, time_step=time_step, carry=carry))
-
-    return jax.jit(act)
 
 
 def collect_rollout(

@@ -5,10 +5,11 @@ Rates may be schedules of the field `env_steps`, which the agent sets from its s
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.policy_faults import CallsPython
@@ -19,8 +20,8 @@ from polyak.ops.distributions import Distribution, Joint
 from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from polyak.ops.distributions.exploration import EpsilonMixture, Select, uniform_over
-from polyak.ops.schedules import Schedule, check_schedule, value_at
-from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.ops.schedules import SCHEDULES, Schedule, check_schedule, value_at
+from polyak.policies.predict import ModeInNumPy, PolicyWithSpec, as_python, predict
 from polyak.policies.scripted import Uniform
 from polyak.policies.wrapper import (
     check_env_steps,
@@ -79,6 +80,34 @@ class EpsilonGreedy:
         distribution, carry = self.distribution(time_step, carry)
         action, log_prob = distribution.sample_and_log_prob(seed=key)
         return PolicyStep(action, carry, {"log_prob": log_prob})
+
+    def suits_numpy(self, num_envs: int) -> bool:
+        """Whether ε is a number, and the inner policy is that of a small built-in network with one Discrete action."""
+        is_plain = type(self) is EpsilonGreedy and not isinstance(self.epsilon, SCHEDULES)
+        if not is_plain or not isinstance(self.policy, ModeInNumPy) or not isinstance(self.policy, NumPyPolicy):
+            return False
+        return isinstance(self.spec.action, Discrete) and self.policy.suits_numpy(num_envs)
+
+    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """For each row a uniform number that is compared with ε, and a random action, `[B, 2]`."""
+        explore_key, action_key = jax.random.split(key)
+        random = uniform_over(self.spec, num_envs).sample(seed=action_key)
+        return jnp.stack([jax.random.uniform(explore_key, (num_envs,)), random.astype(jnp.float32)], axis=1)
+
+    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """`action` with its noise given."""
+        assert isinstance(self.policy, ModeInNumPy) and isinstance(self.spec.action, Discrete), "as suits_numpy says"
+        mode, epsilon = self.policy.mode_in_numpy(), np.float32(cast(Any, self.epsilon))
+        each = epsilon / np.float32(self.spec.action.n)
+        with np.errstate(divide="ignore"):
+            log_greedy, log_other = np.log1p(each - epsilon), np.log(each)
+
+        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+            greedy = mode(time_step.obs)
+            action = np.where(noise[:, 0] < epsilon, noise[:, 1].astype(np.int32), greedy)
+            return PolicyStep(action, carry, {"log_prob": np.where(action == greedy, log_greedy, log_other)})
+
+        return step
 
     predict = predict
     as_python = as_python

@@ -1,4 +1,4 @@
-"""A small actor or actor-critic policy in NumPy, for acting one step at a time: a compiled call costs more than its arithmetic.
+"""A small policy in NumPy, for acting one step at a time: a compiled call costs more than its arithmetic.
 
 The forward pass is that of `numpy_reader`, the file that is exported beside the weights.
 """
@@ -18,6 +18,7 @@ from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import LOG_STD_RANGE, range_of_means
+from polyak.networks.q_network import QNetwork
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.numpy_reader import make_network
 
@@ -38,7 +39,7 @@ of a batch, would differ from one process."""
 
 
 def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: bool = False) -> bool:
-    """Whether the network is a small `mlp`, from one vector to one Discrete or Box action without masks.
+    """Whether the network is a small `mlp` or `q_mlp`, from one vector to one Discrete or Box action without masks.
 
     Args:
         with_value: whether the value is needed too, whose layers must be small likewise.
@@ -53,12 +54,14 @@ def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: b
 
 
 def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
-    """The batch size up to which an `mlp` from one vector to one Discrete or Box action is small; 0 for other networks.
+    """The batch size up to which an `mlp` or `q_mlp` from one vector to one Discrete or Box action is small; 0 for others.
 
     Args:
         products: multiplications in one layer.
     """
-    if not isinstance(network, ActorCritic | Actor) or network.activation not in FAST_ACTIVATIONS:
+    if not isinstance(network, ActorCritic | Actor | QNetwork) or network.activation not in FAST_ACTIVATIONS:
+        return 0
+    if isinstance(network, QNetwork) and not has_plain_layers(network):
         return 0
     if not network.hidden:
         return 0
@@ -70,6 +73,11 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
         outputs *= 2
     widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
     return products // max(a * b for a, b in itertools.pairwise(widths))
+
+
+def has_plain_layers(network: QNetwork) -> bool:
+    """Whether each layer is a matrix product and an activation, and the last one's outputs are the action values."""
+    return not (network.noisy or network.layer_norm) and network.outputs is None
 
 
 def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
@@ -132,9 +140,14 @@ def numpy_mode(
 
 
 def network_arrays(
-    network: ActorCritic | Actor, params: PyTree, normalizer: ObsNormalizer | None, spec: EnvSpec
+    network: ActorCritic | Actor | QNetwork, params: PyTree, normalizer: ObsNormalizer | None, spec: EnvSpec
 ) -> dict[str, Numbers]:
-    """The arrays of `numpy_reader.make_network` for the actor of an `mlp`."""
+    """The arrays of `numpy_reader.make_network` for the actor of an `mlp`, or for action values up to a constant of each row.
+
+    The value of a dueling network is such a constant: neither the best action nor a softmax depends on it.
+    """
+    if isinstance(network, QNetwork):
+        return _arrays(params, params["head"]["advantage"], normalizer)
     arrays = _arrays(params["actor"], params["policy"]["linear"], normalizer)
     # Logits are not clipped.
     limit = network.clip_mean if isinstance(network, Actor) and isinstance(spec.action, Box) else None
@@ -157,11 +170,11 @@ def _arrays(torso: PyTree, head: PyTree, normalizer: ObsNormalizer | None) -> di
 def _output(
     variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
 ) -> Callable[[Numbers], Numbers]:
-    """The output of the policy's last layer for observations: logits, or the mean of a Box action."""
-    assert isinstance(network, ActorCritic | Actor), "as suits_numpy says"
+    """The output of the policy's last layer for observations: logits, action values, or the mean of a Box action."""
+    assert isinstance(network, ActorCritic | Actor | QNetwork), "as suits_numpy says"
     arrays = network_arrays(network, variables.params, normalizer, spec)
     forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
-    if not (network.squash_mean and isinstance(spec.action, Box)):
+    if isinstance(network, QNetwork) or not (network.squash_mean and isinstance(spec.action, Box)):
         return lambda obs: forward(obs.reshape(obs.shape[0], -1))
     middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
 
