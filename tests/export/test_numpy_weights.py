@@ -99,9 +99,17 @@ def test_the_actions_of_a_network_of_action_values_are_those_of_largest_value(ne
         np.testing.assert_array_equal(predict(obs)[0], wanted)
 
 
-@pytest.mark.parametrize("settings", [{"layer_norm": True}, {"noisy": True}], ids=["layer norm", "noisy"])
-def test_layers_that_are_more_than_a_product_are_not_written(settings, tmp_path):
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (polyak.q_mlp((5,), layer_norm=True), "whose layers are not plain"),
+        (polyak.q_mlp((5,), noisy=True), "whose layers are not plain"),
+        (polyak.q_mlp(()), "no hidden layer"),
+    ],
+    ids=["layer norm", "noisy", "linear"],
+)
+def test_networks_that_the_format_does_not_cover_are_not_written(network, said, tmp_path):
     spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Discrete(4))
-    agent = polyak.DQN(spec, network=polyak.q_mlp((5,), **settings))
-    with pytest.raises(ValueError, match=r"q_mlp .* whose layers are not plain"):
+    agent = polyak.DQN(spec, network=network)
+    with pytest.raises(ValueError, match=rf"mlp or q_mlp .* {said}"):
         write_policy(agent.policy(agent.init(jax.random.key(1))), spec, "numpy", tmp_path / "p", {})

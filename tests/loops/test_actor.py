@@ -9,14 +9,16 @@ import pytest
 
 import polyak
 from polyak.agents.ppo import PPO
-from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
+from polyak.core.struct import struct
 from polyak.core.types import TimeStep
 from polyak.loops import rollout_actors
-from polyak.loops.actor import InNumPy, Jitted, make_actor, step_keys, way_of_acting
+from polyak.loops.actor import JitActors, NumPyActors, actor_factory, make_actor, step_keys
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
-from polyak.loops.rollout_actors import ActorSource, rollout_actor
+from polyak.loops.rollout_actors import RolloutActors, rollout_actor
 from polyak.networks.actor_critic import mlp
+from polyak.policies.exploration import EpsilonGreedy
 from tests.agents.rollouts import with_online
 
 NUM_ENVS, NUM_STEPS = 8, 5
@@ -86,9 +88,9 @@ def test_both_actors_give_the_policys_actions_carry_and_info(action, settings, e
     rng = np.random.default_rng(0)
     agent = agent_for(ACTIONS[action], **settings)
     state = started(agent, rng)
-    actors = ActorSource(agent, state, None, jax.tree.leaves(agent), exact=exact)
-    assert isinstance(actors.preparation.acting, Jitted if exact else InNumPy)
-    act = actors.of_state(jax.tree.leaves(state))
+    actors = RolloutActors(agent, state, None, jax.tree.leaves(agent), exact=exact)
+    assert isinstance(actors.inputs.factory, JitActors if exact else NumPyActors)
+    act = actors.from_state(jax.tree.leaves(state))
     carry, its_carry = jax.tree.map(np.asarray, state.carry), state.carry
     for t in range(NUM_STEPS):
         now = time_step(rng)
@@ -130,7 +132,7 @@ def test_actors_of_replay_agents_act_in_numpy(kind, action, settings, is_over):
     env_steps = jnp.asarray(50 if is_over else 49, state.env_steps.dtype)
     state = dataclasses.replace(state, copies=copies, normalizers=normalizers, env_steps=env_steps)
     policy, key = agent.collect_policy(state), jax.random.key(5)
-    assert isinstance(way_of_acting(policy, "threefry2x32", NUM_ENVS, exact=False), InNumPy)
+    assert isinstance(actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False), NumPyActors)
     act = make_actor(policy, key, NUM_ENVS, exact=False, block=2)
     carry = policy.initial_state(NUM_ENVS)
     its_carry, wanted_step = jax.tree.map(np.asarray, carry), jax.jit(type(policy).action)
@@ -204,9 +206,9 @@ def test_jitted_actor_accepts_every_kind_of_key(impl):
     agent = agent_for(ACTIONS["box"])
     policy, now, key = agent.collect_policy(started(agent, rng).agent), time_step(rng), jax.random.key(5, impl=impl)
     expected = policy.action(now, (), jax.random.fold_in(key, 3)).action
-    acting = way_of_acting(policy, impl, NUM_ENVS, exact=True)
-    actor = acting.actor(jax.tree.leaves(policy), acting.draws(policy, step_keys(key, 0, 4)))
-    actions = [actor(t, now, ()).action for t in range(4)]
+    factory = actor_factory(policy, impl, NUM_ENVS, exact=True)
+    step, draws = factory.step(jax.tree.leaves(policy)), np.asarray(factory.draws(policy, step_keys(key, 0, 4)))
+    actions = [step(draw, now, ()).action for draw in draws]
     np.testing.assert_allclose(actions[3], expected, rtol=2e-5, atol=2e-6)
 
 
@@ -253,7 +255,7 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
         normalizers = dataclasses.replace(normalizers, obs=seen)
     policy = agent.collect_policy(dataclasses.replace(state, copies=copies, normalizers=normalizers))
     key = jax.random.key(5)
-    assert isinstance(way_of_acting(policy, "threefry2x32", NUM_ENVS, exact=False), InNumPy)
+    assert isinstance(actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False), NumPyActors)
     act, wanted_step = make_actor(policy, key, NUM_ENVS, exact=False, block=8), jax.jit(type(policy).action)
     carry = policy.initial_state(NUM_ENVS)
     its_carry, chosen = jax.tree.map(np.asarray, carry), []
@@ -275,28 +277,49 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
         (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), layer_norm=True)}),
         (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), noisy=True)}),
         (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((512, 512))}),
-        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp(()), "temperature": 1.0}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp(())}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,)), "temperature": 1.0}),
         (EnvSpec(OBS, Discrete(3), has_action_mask=True), {}),
         (EnvSpec(OBS, MultiDiscrete((2, 2))), {}),
         (EnvSpec(Discrete(4), Discrete(3)), {}),
+        (EnvSpec(Dict({"a": OBS, "b": OBS}), Discrete(3)), {}),
     ],
-    ids=["layer norm", "noisy", "large", "boltzmann", "mask", "combinations", "integers"],
+    ids=["layer norm", "noisy", "large", "linear", "boltzmann", "mask", "combinations", "integers", "dict"],
 )
 def test_policies_of_action_values_that_numpy_cannot_act_for_are_jitted(spec, settings):
     agent = polyak.DQN(spec, **settings)
     policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))
-    assert isinstance(way_of_acting(policy, "threefry2x32", NUM_ENVS, exact=False), Jitted)
+    assert isinstance(actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False), JitActors)
+
+
+def test_a_schedule_of_epsilon_a_derived_class_and_a_distribution_of_values_are_jitted():
+    agent = polyak.DQN(EnvSpec(OBS, Discrete(3)), network=polyak.q_mlp((8,)))
+    inner = agent.policy(agent.init(jax.random.key(0))).policy
+
+    @struct
+    class Derived(EpsilonGreedy):
+        pass
+
+    c51 = polyak.C51(EnvSpec(OBS, Discrete(3)), network=polyak.q_mlp((8,)))
+    policies = {
+        "number": EpsilonGreedy(inner, 0.1),
+        "schedule": EpsilonGreedy(inner, polyak.Linear(1.0, 0.0, 100)),
+        "derived": Derived(inner, 0.1),
+        "distribution": c51.collect_policy(c51.init(jax.random.key(0))),
+    }
+    factories = {name: actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False) for name, policy in policies.items()}
+    assert [name for name, factory in factories.items() if isinstance(factory, NumPyActors)] == ["number"]
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])
-def test_an_update_prepares_the_next_actor_so_that_only_the_first_is_a_call_of_its_own(num_steps, monkeypatch):
-    calls, make_program = [], rollout_actors._prepare_program
+def test_an_update_computes_what_the_next_actor_needs_so_that_only_the_first_takes_a_call(num_steps, monkeypatch):
+    calls, make_program = [], rollout_actors._inputs_program
 
-    def counted(shape, preparation):
-        prepare = make_program(shape, preparation)
-        return lambda *arguments: calls.append(arguments) or prepare(*arguments)
+    def counted(shape, inputs):
+        compute = make_program(shape, inputs)
+        return lambda *arguments: calls.append(arguments) or compute(*arguments)
 
-    monkeypatch.setattr(rollout_actors, "_prepare_program", counted)
+    monkeypatch.setattr(rollout_actors, "_inputs_program", counted)
     agent, env = small_dqn(num_steps)
     result = polyak.train.host(agent, env, env_steps=40 * num_steps, key=jax.random.key(1))
     assert int(result.loop_state.iteration) >= 20
@@ -306,7 +329,13 @@ def test_an_update_prepares_the_next_actor_so_that_only_the_first_is_a_call_of_i
 
 @pytest.mark.to_the_bit
 @pytest.mark.parametrize(
-    ("num_steps", "settings"), [(1, {}), (4, {}), (4, {"temperature": 0.5, "epsilon": None})], ids=["once", "numpy", "jitted"]
+    ("num_steps", "settings"),
+    [
+        (1, {"epsilon": polyak.Linear(1.0, 0.1, 390)}),
+        (4, {"epsilon": polyak.Linear(1.0, 0.1, 390)}),
+        (4, {"temperature": polyak.Linear(2.0, 0.1, 390), "epsilon": None}),
+    ],
+    ids=["once", "numpy", "jitted"],
 )
 def test_short_rollouts_resume_to_the_bit(num_steps, settings):
     """The first actor of the rest comes from a program of its own, those of the whole from the updates."""

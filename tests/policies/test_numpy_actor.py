@@ -1,13 +1,19 @@
 """Small actors in NumPy: the greedy actions and the samples of the compiled network."""
 
+import subprocess
+import sys
+
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.export.write_policy import write_policy
-from polyak.policies.numpy_actor import max_batch_size
+from polyak.ops.normalize import RunningStats
+from polyak.policies.numpy_actor import _stddev, max_batch_size
 from tests.policies.test_network_policy import KEY, SPEC, VECTOR, act, modes, policy_for, time_step
 
 
@@ -45,3 +51,28 @@ def test_actions_of_a_batch_have_the_bits_of_those_of_its_parts():
     for size in (4, 8, 12):
         parts = [mode(obs[start : start + size]) for start in range(0, 32, size)]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("seen", [None, 0.0, 1e-3, 1e6], ids=["nothing", "a constant", "small values", "large values"])
+def test_the_standard_deviation_in_numpy_is_that_of_jax(seen):
+    stats = RunningStats.init((3,))
+    if seen is not None:
+        stats = stats.update(7.0 + seen * jax.random.normal(KEY, (50, 3)), jnp.ones(50))
+    np.testing.assert_allclose(_stddev(jax.tree.map(np.asarray, stats)), stats.stddev(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [polyak.PPO, polyak.DQN])
+def test_acting_on_normalized_observations_starts_no_back_end_of_jax(kind, tmp_path):
+    """As a worker does, which would then have the memory and the threads of one."""
+    agent = kind(SPEC, normalize_obs=True)
+    policy = agent.collect_policy(agent.init(KEY))
+    now = time_step(jnp.zeros((4, 3)))
+    given = jax.tree.map(np.asarray, (policy, now, policy.noise(KEY, 4)))
+    (tmp_path / "given").write_bytes(cloudpickle.dumps(given))
+    program = (
+        "import pickle, sys, jax._src.xla_bridge as bridge\n"
+        "policy, now, noise = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "assert policy.in_numpy()(now, (), noise).action.shape == (4,)\n"
+        "assert not bridge.backends_are_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "given")], check=True)

@@ -44,6 +44,8 @@ def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic | Actor | QNetwork:
         reason = f"the network is {policy.network!r}"
     elif isinstance(policy.network, QNetwork) and not has_plain_layers(policy.network):
         reason = f"the network is {policy.network!r}, whose layers are not plain"
+    elif not policy.network.hidden:
+        reason = "the network has no hidden layer"
     elif isinstance(policy.network, ActorCritic | Actor) and policy.squash and policy.network.squash_mean:
         reason = "squash and squash_mean are both on"
     elif is_image(spec.obs):

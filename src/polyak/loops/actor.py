@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -18,68 +18,75 @@ Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
 """`actor(t, time_step, carry)` returns the policy's action at step t = 0, 1, ..., drawn with the key `fold_in(key, t)`."""
 
 
+Step: TypeAlias = Callable[[Any, TimeStep, PyTree], PolicyStep]
+"""`step(draw, time_step, carry)` returns the policy's action, drawn with one of the `draws` of `ActorFactory`."""
+
+
 @runtime_checkable
-class Acting(Protocol):
-    """A way of acting, of all policies of one structure."""
+class ActorFactory(Protocol):
+    """Makes the actors of all policies of one structure."""
 
     def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
-        """What steps with these keys draw from, `[T, ...]`; traced."""
+        """What the actions of steps with these keys are drawn with, `[T, ...]`; traced."""
         ...
 
-    def actor(self, leaves: Sequence[Any], draws: Any) -> Actor:
-        """Acts with a policy's leaves, on one device, and its `draws` from step 0 on."""
+    def step(self, leaves: Sequence[Any]) -> Step:
+        """Acts by the policy with these leaves, which are on one device."""
         ...
 
 
-def way_of_acting(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> Acting:
-    """The faster of the two ways that the policy supports.
+def actor_factory(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> ActorFactory:
+    """That of the faster of the two actors that the policy supports.
 
     Args:
         policy: the policy, or its shapes.
-        key_impl: of the keys.
+        key_impl: the implementation of the keys.
+        num_envs: B.
         exact: whether actions must equal those of a compiled loop bit for bit. NumPy may differ by rounding.
     """
     # A policy that calls Python makes the same call, with the same result, from a compiled program.
     exact = exact and not isinstance(policy, CallsPython)
     if not exact and isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs):
-        return InNumPy(jax.tree.structure(policy), num_envs)
-    return Jitted(shape_of(policy), key_impl)
+        return NumPyActors(jax.tree.structure(policy), num_envs, shape_of(policy))
+    return JitActors(shape_of(policy), key_impl)
 
 
 @dataclass(frozen=True)
-class InNumPy:
-    """Acts in NumPy; JAX only draws the random numbers, of many steps at a time.
+class NumPyActors:
+    """They act in NumPy; JAX only draws the random numbers, of many steps at a time.
 
     Attributes:
         structure: of the policy.
         num_envs: B.
+        shape: of the policy, see `shape_of`.
     """
 
     structure: Any
     num_envs: int
+    shape: tuple[Any, ...]
 
     def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
         """The noise of each step, `[T, B, ...]`."""
         assert isinstance(policy, NumPyPolicy), "as suits_numpy says"
         return jax.vmap(lambda key: policy.noise(key, self.num_envs))(keys)
 
-    def actor(self, leaves: Sequence[Any], draws: Any) -> Actor:
+    def step(self, leaves: Sequence[Any]) -> Step:
         """Acts with the arrays where they lie; NumPy sees them without a copy."""
         policy: NumPyPolicy = jax.tree.unflatten(self.structure, [np.asarray(leaf) for leaf in leaves])
-        act, noise = policy.in_numpy(), np.asarray(draws)
-        return lambda t, time_step, carry: act(time_step, carry, noise[t])
+        act = policy.in_numpy()
+        return lambda noise, time_step, carry: act(time_step, carry, noise)
 
 
 @dataclass(frozen=True)
-class Jitted:
-    """Acts by one jitted call per step.
+class JitActors:
+    """They act by one jitted call per step.
 
     It takes the policy's leaves, and keys as plain integers, derived many at a time: a nested tree, a typed key and a `fold_in`
     would each cost tens of microseconds per step.
 
     Attributes:
         shape: of the policy, see `shape_of`.
-        key_impl: of the keys.
+        key_impl: the implementation of the keys.
     """
 
     shape: tuple[Any, ...]
@@ -89,10 +96,10 @@ class Jitted:
         """The bits of the keys."""
         return jax.random.key_data(keys)
 
-    def actor(self, leaves: Sequence[Any], draws: Any) -> Actor:
+    def step(self, leaves: Sequence[Any]) -> Step:
         """Acts on the device of the leaves."""
-        program, bits = self._program, np.asarray(draws)
-        return lambda t, time_step, carry: program(leaves, bits[t], time_step, carry)
+        program = self._program
+        return lambda bits, time_step, carry: program(leaves, bits, time_step, carry)
 
     @cached_property
     def _program(self) -> Callable[..., PolicyStep]:
@@ -106,25 +113,26 @@ def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool,
         policy: the policy, with its arrays on one device.
         key: the source of all randomness in the actions.
         num_envs: B.
-        exact: as of `way_of_acting`.
-        block: number of steps for which is drawn at a time.
+        exact: see `actor_factory`.
+        block: number of steps whose draws are made at a time.
     """
-    acting, leaves = way_of_acting(policy, str(jax.random.key_impl(key)), num_envs, exact=exact), jax.tree.leaves(policy)
-    draw = _draw_program(acting, block)
-    actor: Actor | None = None
+    factory = actor_factory(policy, str(jax.random.key_impl(key)), num_envs, exact=exact)
+    step, draws = factory.step(jax.tree.leaves(policy)), np.zeros(0)
+    draw = partial(_key_bits, block) if isinstance(factory, JitActors) else partial(_noise_program(factory, block), policy)
 
     def act(t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
-        nonlocal actor
-        if t % block == 0 or actor is None:
-            actor = acting.actor(leaves, draw(policy, key, np.uint32(t)))
-        return actor(t % block, time_step, carry)
+        nonlocal draws
+        if t % block == 0:
+            draws = np.asarray(draw(key, np.uint32(t)))
+        return step(draws[t % block], time_step, carry)
 
     return act
 
 
 def act_with_keys(policy: Policy, key_data: Any, key_impl: str) -> Actor:
     """Acts by one jitted call per step, with the keys of these bits `[T, ...]`."""
-    return Jitted(shape_of(policy), key_impl).actor(jax.tree.leaves(policy), key_data)
+    step = JitActors(shape_of(policy), key_impl).step(jax.tree.leaves(policy))
+    return lambda t, time_step, carry: step(key_data[t], time_step, carry)
 
 
 def step_keys(key: PRNGKeyArray, start: Any, count: int) -> Key[Array, " count"]:
@@ -132,9 +140,14 @@ def step_keys(key: PRNGKeyArray, start: Any, count: int) -> Key[Array, " count"]
     return jax.vmap(jax.random.fold_in, (None, 0))(key, start + jnp.arange(count, dtype=jnp.uint32))
 
 
+@partial(jax.jit, static_argnums=0)
+def _key_bits(count: int, key: PRNGKeyArray, start: Array) -> Array:
+    return jax.random.key_data(step_keys(key, start, count))
+
+
 @cached_per_env
-def _draw_program(acting: Acting, block: int) -> Callable[..., Array]:
-    return jax.jit(lambda policy, key, start: acting.draws(policy, step_keys(key, start, block)))
+def _noise_program(factory: ActorFactory, block: int) -> Callable[..., Array]:
+    return jax.jit(lambda policy, key, start: factory.draws(policy, step_keys(key, start, block)))
 
 
 @cached_per_env

@@ -48,7 +48,7 @@ from polyak.loops.metrics import PackedMetrics
 from polyak.loops.processes import spans_processes
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import put_on_devices
-from polyak.loops.rollout_actors import ActorSource, Preparation
+from polyak.loops.rollout_actors import ActorInputs, RolloutActors
 from polyak.loops.rollouts import (
     Collected,
     Learned,
@@ -161,11 +161,11 @@ def _make_rollouts(
     mesh: Mesh | None,
     settings: list[Any],
     should_stop: Callable[[], bool],
-) -> tuple[Rollouts, ActorSource | None]:
+) -> tuple[Rollouts, RolloutActors | None]:
     """The source of rollouts, and that of their actors; None where they are in other processes."""
     if isinstance(env, MakesRollouts):
         return env.rollouts(agent, state, settings, should_stop), None
-    actors = ActorSource(agent, state, mesh, settings, exact=isinstance(env, JaxEnvOnHost))
+    actors = RolloutActors(agent, state, mesh, settings, exact=isinstance(env, JaxEnvOnHost))
     return LocalRollouts(env, actors, state, agent.num_steps, should_stop), actors
 
 
@@ -200,7 +200,7 @@ def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
 
 
 def _compile(
-    agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, replay: ReplayPlace, actors: ActorSource | None
+    agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, replay: ReplayPlace, actors: RolloutActors | None
 ) -> tuple[Update, Array]:
     """`learn(state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
 
@@ -215,12 +215,12 @@ def _compile(
         step = jax.eval_shape(_act, agent, state)
         step = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step)
     else:
-        step = jax.tree.map(np.asarray, actors.of_state(jax.tree.leaves(state))(0, time_step, carry))
+        step = jax.tree.map(np.asarray, actors.from_state(jax.tree.leaves(state))(0, time_step, carry))
     actions, info = (stack([tree] * agent.num_steps) for tree in (step.action, step.info))
     time_steps = stack([time_step] * (agent.num_steps + 1))
     rollout = (time_steps, actions, info, step.carry)
-    preparation = None if actors is None else actors.preparation
-    program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), preparation)
+    inputs = None if actors is None else actors.inputs
+    program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), inputs)
     no_means = jnp.zeros((count, 2))
     compiled = program.lower(settings, jax.tree.leaves(state), no_means, rollout).compile()
     replay.compile(rollout)
@@ -236,9 +236,9 @@ def _update(program: Update, leaves: list[Any], means: Array, collected: Collect
 
 @cached_per_env
 def _program(
-    mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...], preparation: Preparation | None
+    mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...], inputs: ActorInputs | None
 ) -> tuple[Any, int]:
-    """`_learn` and then `preparation.prepare`, jitted, and the number of means.
+    """`_learn` and then `inputs.compute`, jitted, and the number of means.
 
     One function per argument shape, so that the cache holds only a few.
     """
@@ -257,8 +257,8 @@ def _program(
         new_state, metrics, finished = learn(*arguments, *rollout)
         if jax.tree.structure(new_state) != state_structure:
             raise TypeError(f"train: update must return a state of the same structure, got {jax.tree.structure(new_state)}")
-        prepared = None if preparation is None else preparation.prepare(arguments[0], new_state)
-        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished, prepared
+        actor_inputs = None if inputs is None else inputs.compute(arguments[0], new_state)
+        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished, actor_inputs
 
     if mesh is None:
         return jax.jit(learn_from_leaves, donate_argnums=1), count

@@ -14,7 +14,7 @@ from polyak.loops.actor import Actor
 from polyak.loops.episodes import EpisodeTotals, InfoSums
 from polyak.loops.loop import LoopState
 from polyak.loops.metrics import PackedMetrics
-from polyak.loops.rollout_actors import ActorSource
+from polyak.loops.rollout_actors import RolloutActors
 
 # After a request to stop, a rollout that takes longer than this is discarded.
 ROLLOUT_SECONDS = 1.0
@@ -46,13 +46,13 @@ class Learned:
         leaves: of the loop's state.
         metrics: of the updates since the last report.
         finished: the episodes that ended in the rollout.
-        prepared: for the actor of the next rollout, where the same program computes it; else None.
+        actor_inputs: what `RolloutActors.from_inputs` makes the next actor from, where the same program computes it; else None.
     """
 
     leaves: list[Any]
     metrics: PackedMetrics
     finished: EpisodeTotals
-    prepared: PyTree | None
+    actor_inputs: PyTree | None
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ class LocalRollouts:
     def __init__(
         self,
         env: HostEnv,
-        actors: ActorSource,
+        actors: RolloutActors,
         state: LoopState,
         num_steps: int,
         should_stop: Callable[[], bool],
@@ -116,15 +116,15 @@ class LocalRollouts:
         self._env, self._actors, self._num_steps, self._should_stop = env, actors, num_steps, should_stop
         self._time_step, self._carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
         self._is_slow = True
-        self._prepared: PyTree | None = None
+        self._actor_inputs: PyTree | None = None
 
     def collect(self, leaves: list[Any]) -> Collected | None:
         """Step the environments; a rollout that is discarded leaves no trace in those that support snapshots."""
         # Only a rollout that began with a snapshot may be discarded.
         before = self._env.snapshot() if self._is_slow else None
         deadline, sums = Deadline(self._should_stop, can_discard=self._is_slow), InfoSums()
-        is_prepared = self._prepared is not None
-        actor = self._actors.of_prepared(self._prepared) if is_prepared else self._actors.of_state(leaves)
+        inputs, self._actor_inputs = self._actor_inputs, None
+        actor = self._actors.from_state(leaves) if inputs is None else self._actors.from_inputs(inputs)
         arrays = collect_rollout(actor, self._carry, self._env, self._time_step, self._num_steps, sums, deadline)
         if arrays is None:
             if before is not None:
@@ -137,7 +137,7 @@ class LocalRollouts:
     def learn(self, update: Callable[[], Learned]) -> Learned:
         """Call `update`."""
         learned = update()
-        self._prepared = learned.prepared
+        self._actor_inputs = learned.actor_inputs
         return learned
 
     def metrics(self) -> dict[str, float]:

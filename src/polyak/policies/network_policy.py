@@ -22,7 +22,7 @@ from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_i
 
 @struct
 class NetworkPolicy:
-    """Acts by sampling from the distribution of an actor-critic network.
+    """Acts by sampling from the distribution of a network: of an actor, an actor-critic, or softmax of action values.
 
     Attributes:
         variables: the network's arrays.
