@@ -13,7 +13,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.struct import struct
 from polyak.core.types import TimeStep
 from polyak.loops import rollout_actors
-from polyak.loops.actor import JitActors, NumPyActors, actor_factory, make_actor, step_keys
+from polyak.loops.actor import JitActors, NumPyActors, actors_of, make_actor, step_keys
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
 from polyak.loops.rollout_actors import RolloutActors, rollout_actor
@@ -89,7 +89,7 @@ def test_both_actors_give_the_policys_actions_carry_and_info(action, settings, e
     agent = agent_for(ACTIONS[action], **settings)
     state = started(agent, rng)
     actors = RolloutActors(agent, state, None, jax.tree.leaves(agent), exact=exact)
-    assert isinstance(actors.inputs.factory, JitActors if exact else NumPyActors)
+    assert isinstance(actors.inputs.actors, JitActors if exact else NumPyActors)
     act = actors.from_state(jax.tree.leaves(state))
     carry, its_carry = jax.tree.map(np.asarray, state.carry), state.carry
     for t in range(NUM_STEPS):
@@ -132,7 +132,7 @@ def test_actors_of_replay_agents_act_in_numpy(kind, action, settings, is_over):
     env_steps = jnp.asarray(50 if is_over else 49, state.env_steps.dtype)
     state = dataclasses.replace(state, copies=copies, normalizers=normalizers, env_steps=env_steps)
     policy, key = agent.collect_policy(state), jax.random.key(5)
-    assert isinstance(actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False), NumPyActors)
+    assert isinstance(actors_of(policy, "threefry2x32", NUM_ENVS, exact=False), NumPyActors)
     act = make_actor(policy, key, NUM_ENVS, exact=False, block=2)
     carry = policy.initial_state(NUM_ENVS)
     its_carry, wanted_step = jax.tree.map(np.asarray, carry), jax.jit(type(policy).action)
@@ -206,8 +206,8 @@ def test_jitted_actor_accepts_every_kind_of_key(impl):
     agent = agent_for(ACTIONS["box"])
     policy, now, key = agent.collect_policy(started(agent, rng).agent), time_step(rng), jax.random.key(5, impl=impl)
     expected = policy.action(now, (), jax.random.fold_in(key, 3)).action
-    factory = actor_factory(policy, impl, NUM_ENVS, exact=True)
-    step, draws = factory.step(jax.tree.leaves(policy)), np.asarray(factory.draws(policy, step_keys(key, 0, 4)))
+    actors = actors_of(policy, impl, NUM_ENVS, exact=True)
+    step, draws = actors.step(jax.tree.leaves(policy)), np.asarray(actors.draws(policy, step_keys(key, 0, 4)))
     actions = [step(draw, now, ()).action for draw in draws]
     np.testing.assert_allclose(actions[3], expected, rtol=2e-5, atol=2e-6)
 
@@ -255,7 +255,7 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
         normalizers = dataclasses.replace(normalizers, obs=seen)
     policy = agent.collect_policy(dataclasses.replace(state, copies=copies, normalizers=normalizers))
     key = jax.random.key(5)
-    assert isinstance(actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False), NumPyActors)
+    assert isinstance(actors_of(policy, "threefry2x32", NUM_ENVS, exact=False), NumPyActors)
     act, wanted_step = make_actor(policy, key, NUM_ENVS, exact=False, block=8), jax.jit(type(policy).action)
     carry = policy.initial_state(NUM_ENVS)
     its_carry, chosen = jax.tree.map(np.asarray, carry), []
@@ -289,7 +289,7 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
 def test_policies_of_action_values_that_numpy_cannot_act_for_are_jitted(spec, settings):
     agent = polyak.DQN(spec, **settings)
     policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))
-    assert isinstance(actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False), JitActors)
+    assert isinstance(actors_of(policy, "threefry2x32", NUM_ENVS, exact=False), JitActors)
 
 
 def test_a_schedule_of_epsilon_a_derived_class_and_a_distribution_of_values_are_jitted():
@@ -307,8 +307,8 @@ def test_a_schedule_of_epsilon_a_derived_class_and_a_distribution_of_values_are_
         "derived": Derived(inner, 0.1),
         "distribution": c51.collect_policy(c51.init(jax.random.key(0))),
     }
-    factories = {name: actor_factory(policy, "threefry2x32", NUM_ENVS, exact=False) for name, policy in policies.items()}
-    assert [name for name, factory in factories.items() if isinstance(factory, NumPyActors)] == ["number"]
+    kinds = {name: actors_of(policy, "threefry2x32", NUM_ENVS, exact=False) for name, policy in policies.items()}
+    assert [name for name, actors in kinds.items() if isinstance(actors, NumPyActors)] == ["number"]
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])

@@ -19,12 +19,12 @@ Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
 
 
 Step: TypeAlias = Callable[[Any, TimeStep, PyTree], PolicyStep]
-"""`step(draw, time_step, carry)` returns the policy's action, drawn with one of the `draws` of `ActorFactory`."""
+"""`step(draw, time_step, carry)` returns the policy's action, drawn with one of the `draws` of `Actors`."""
 
 
 @runtime_checkable
-class ActorFactory(Protocol):
-    """Makes the actors of all policies of one structure."""
+class Actors(Protocol):
+    """One way of acting, for all policies of one structure."""
 
     def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
         """What the actions of steps with these keys are drawn with, `[T, ...]`; traced."""
@@ -35,8 +35,8 @@ class ActorFactory(Protocol):
         ...
 
 
-def actor_factory(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> ActorFactory:
-    """That of the faster of the two actors that the policy supports.
+def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> Actors:
+    """The faster of the two ways of acting that the policy supports.
 
     Args:
         policy: the policy, or its shapes.
@@ -113,12 +113,12 @@ def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool,
         policy: the policy, with its arrays on one device.
         key: the source of all randomness in the actions.
         num_envs: B.
-        exact: see `actor_factory`.
+        exact: see `actors_of`.
         block: number of steps whose draws are made at a time.
     """
-    factory = actor_factory(policy, str(jax.random.key_impl(key)), num_envs, exact=exact)
-    step, draws = factory.step(jax.tree.leaves(policy)), np.zeros(0)
-    draw = partial(_key_bits, block) if isinstance(factory, JitActors) else partial(_noise_program(factory, block), policy)
+    actors = actors_of(policy, str(jax.random.key_impl(key)), num_envs, exact=exact)
+    step, draws = actors.step(jax.tree.leaves(policy)), np.zeros(0)
+    draw = partial(_key_bits, block) if isinstance(actors, JitActors) else partial(_noise_program(actors, block), policy)
 
     def act(t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
         nonlocal draws
@@ -146,8 +146,8 @@ def _key_bits(count: int, key: PRNGKeyArray, start: Array) -> Array:
 
 
 @cached_per_env
-def _noise_program(factory: ActorFactory, block: int) -> Callable[..., Array]:
-    return jax.jit(lambda policy, key, start: factory.draws(policy, step_keys(key, start, block)))
+def _noise_program(actors: Actors, block: int) -> Callable[..., Array]:
+    return jax.jit(lambda policy, key, start: actors.draws(policy, step_keys(key, start, block)))
 
 
 @cached_per_env

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import Agent, PyTree
-from polyak.loops.actor import Actor, ActorFactory, actor_factory, step_keys
+from polyak.loops.actor import Actor, Actors, actors_of, step_keys
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 
@@ -24,10 +24,10 @@ class ActorInputs:
     The program of an update does it as well, for each program that is called costs the host loop more than what it computes.
 
     Attributes:
-        factory: of the actors; None where a rollout has one step, whose action the program computes.
+        actors: how they act; None where a rollout has one step, whose action the program computes.
     """
 
-    factory: ActorFactory | None
+    actors: Actors | None
 
     def compute(self, agent: Agent, state: LoopState) -> PyTree:
         """The action, or the policy's leaves and what its actions are drawn with; traced."""
@@ -35,17 +35,17 @@ class ActorInputs:
         # So that acting within the program of an update has the bits of acting alone, as before the first rollout and after a
         # resume.
         policy, keys = jax.lax.optimization_barrier((agent.collect_policy(state.agent), keys))
-        if self.factory is not None:
-            return jax.tree.leaves(policy), self.factory.draws(policy, keys)
+        if self.actors is not None:
+            return jax.tree.leaves(policy), self.actors.draws(policy, keys)
         time_step, carry = jax.lax.optimization_barrier((state.time_step, state.carry))
         return policy.action(time_step, carry, keys[0])
 
     def actor(self, inputs: PyTree) -> Actor:
         """The actor of a rollout."""
-        if self.factory is None:
+        if self.actors is None:
             return lambda t, time_step, carry: inputs
         leaves, draws = inputs
-        step, draws = self.factory.step(leaves), np.asarray(draws)
+        step, draws = self.actors.step(leaves), np.asarray(draws)
         return lambda t, time_step, carry: step(draws[t], time_step, carry)
 
 
@@ -64,7 +64,7 @@ class RolloutActors:
         policy = jax.eval_shape(agent.collect_policy, state.agent)
         acts_once = agent.num_steps == 1 and mesh is None and not ExceptionRelay(policy).active
         num_envs, key_impl = state.time_step.reward.shape[0], str(jax.random.key_impl(state.key))
-        self.inputs = ActorInputs(None if acts_once else actor_factory(policy, key_impl, num_envs, exact=exact))
+        self.inputs = ActorInputs(None if acts_once else actors_of(policy, key_impl, num_envs, exact=exact))
         self._program, self._settings = _inputs_program(shape_of(agent, state), self.inputs), settings
         self._device = None if mesh is None else mesh.devices.flat[0]
 
