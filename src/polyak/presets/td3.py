@@ -7,7 +7,7 @@ PENDULUM = {"gamma": 0.98, "capacity": 20_000, "learning_starts": 1_000}
 BOX2D = {**WIDE, "gamma": 0.98, "capacity": 200_000, "learning_starts": 10_000}
 MUJOCO = {**WIDE, "learning_starts": 10_000}
 # A quarter of the multiplications of the Zoo's: half as many gradient steps, on half as many transitions.
-HOPPER = {
+LIGHT = {
     "actor": {"hidden": (256, 256), "std": "fixed"}, "critics": {"hidden": (256, 256), "layer_norm": True},
     "updates_per_step": 0.5, "batch_size": 128, "n_step": 3, "learning_rate": LinearOverTraining(1e-3), "tau": 0.01,
     "learning_starts": 10_000,
@@ -18,8 +18,8 @@ PRESETS: dict[str, Preset] = {
     "LunarLanderContinuous-v3": Preset(300_000, 1, BOX2D, "RL Zoo"),
     "BipedalWalker-v3": Preset(1_000_000, 1, BOX2D, "RL Zoo"),
     "HalfCheetah-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
-    "Hopper-v5": Preset(1_000_000, 8, HOPPER, "polyak's preset"),
-    "Walker2d-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
+    "Hopper-v5": Preset(1_000_000, 8, LIGHT, "polyak's preset"),
+    "Walker2d-v5": Preset(1_000_000, 8, LIGHT, "polyak's preset"),
     "Ant-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Humanoid-v5": Preset(2_000_000, 1, MUJOCO, "RL Zoo"),
 }
