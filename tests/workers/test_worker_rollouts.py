@@ -15,6 +15,7 @@ import polyak
 from polyak.agents.impala import IMPALA
 from polyak.agents.ppo import PPO
 from polyak.core.types import copy_buffers
+from polyak.loops.actor import acts_in_numpy
 from polyak.networks.recurrent import lstm
 from polyak.replay.uniform import Replay
 from polyak.storage.checkpoint import CheckpointError
@@ -22,7 +23,6 @@ from polyak.workers.packing import Packing
 from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
 from polyak.workers.rollout_worker import PLAIN, Failure, pack_snapshot, unpack_snapshot
 from polyak.workers.worker_group import check_versions
-from polyak.workers.worker_rollouts import acts_in_numpy
 from tests.workers.setting import (
     KEY,
     Counting,

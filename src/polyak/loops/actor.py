@@ -46,9 +46,13 @@ def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> A
     """
     # A policy that calls Python makes the same call, with the same result, from a compiled program.
     exact = exact and not isinstance(policy, CallsPython)
-    if not exact and isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs):
-        return NumPyActors(jax.tree.structure(policy), num_envs, shape_of(policy))
-    return JitActors(shape_of(policy), key_impl)
+    in_numpy = not exact and acts_in_numpy(policy, num_envs)
+    return NumPyActors(shape_of(policy), num_envs) if in_numpy else JitActors(shape_of(policy), key_impl)
+
+
+def acts_in_numpy(policy: Policy, num_envs: int) -> bool:
+    """Whether NumPy is the faster way for a policy in so many environments."""
+    return isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs)
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,12 @@ class NumPyActors:
     """They act in NumPy; JAX only draws the random numbers, of many steps at a time.
 
     Attributes:
-        structure: of the policy.
-        num_envs: B.
         shape: of the policy, see `shape_of`.
+        num_envs: B.
     """
 
-    structure: Any
-    num_envs: int
     shape: tuple[Any, ...]
+    num_envs: int
 
     def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
         """The noise of each step, `[T, B, ...]`."""
@@ -72,7 +74,7 @@ class NumPyActors:
 
     def step(self, leaves: Sequence[Any]) -> Step:
         """Acts with the arrays where they lie; NumPy sees them without a copy."""
-        policy: NumPyPolicy = jax.tree.unflatten(self.structure, [np.asarray(leaf) for leaf in leaves])
+        (policy,) = jax.tree.unflatten(self.shape[0], [np.asarray(leaf) for leaf in leaves])
         act = policy.in_numpy()
         return lambda noise, time_step, carry: act(time_step, carry, noise)
 
@@ -81,8 +83,8 @@ class NumPyActors:
 class JitActors:
     """They act by one jitted call per step.
 
-    It takes the policy's leaves, and keys as plain integers, derived many at a time: a nested tree, a typed key and a `fold_in`
-    would each cost tens of microseconds per step.
+    The call takes the policy's leaves, and keys as plain integers, derived many at a time: a nested tree, a typed key and a
+    `fold_in` would each cost tens of microseconds per step.
 
     Attributes:
         shape: of the policy, see `shape_of`.

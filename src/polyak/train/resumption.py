@@ -13,6 +13,7 @@ from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
+from polyak.loops.actor import acts_in_numpy
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.host_loop import as_host_env, reset
 from polyak.loops.host_replay import check_replay_on, replay_memory
@@ -36,7 +37,6 @@ from polyak.train.worker_settings import Workers, as_workers, config_fields, opt
 from polyak.train.workers import check_workers, split_over_workers, with_new_episodes
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
-from polyak.workers.worker_rollouts import acts_in_numpy
 
 
 @suggest_arguments("polyak.resume")

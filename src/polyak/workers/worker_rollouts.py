@@ -13,8 +13,8 @@ import numpy.typing as npt
 from jaxtyping import Array, UInt32
 
 from polyak.core.policy_faults import ExceptionRelay
-from polyak.core.types import Agent, BearsLag, NumPyPolicy, PyTree, TimeStep
-from polyak.loops.actor import step_keys
+from polyak.core.types import Agent, BearsLag, PyTree, TimeStep
+from polyak.loops.actor import acts_in_numpy, step_keys
 from polyak.loops.episodes import InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
@@ -262,11 +262,6 @@ class WorkerRollouts:
         self._received[worker].append(_without_weight(number, self._learned, self._expected, state))
         group.states[worker] = WorkerState(seed, carry=state.carry)
         group.supervisor.fail(worker, f"returned a rollout in which {problem}")
-
-
-def acts_in_numpy(policy: Any, num_envs: int) -> bool:
-    """Whether a worker with so many environments acts in NumPy, with the numbers that the host loop draws for them."""
-    return isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs)
 
 
 def check_lag(agent: Agent, lag: int) -> None:
