@@ -112,7 +112,7 @@ def test_tanh_normal_density_integrates_to_one():
 
 
 @jax.jit
-@functools.partial(jax.value_and_grad, argnums=(0, 1))
+@functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
 def density_and_gradients(loc, scale, action):
     return TanhNormal(loc, scale).log_prob(action)
 
@@ -123,7 +123,8 @@ def exact_density_and_gradients(loc, scale, action):
     u = 0.5 * (np.log1p(action) - np.log1p(-action))
     z = (u - loc) / scale
     value = -0.5 * z**2 - np.log(scale * np.sqrt(2 * np.pi)) - np.log1p(-action) - np.log1p(action)
-    return value, z / scale, (z**2 - 1) / scale
+    by_action = (2 * action - z / scale) / ((1 - action) * (1 + action))
+    return value, z / scale, (z**2 - 1) / scale, by_action
 
 
 @pytest.mark.parametrize("sign", [1, -1])
