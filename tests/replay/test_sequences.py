@@ -85,6 +85,15 @@ def test_a_rollout_without_recurrent_state_gets_zeros():
     assert not np.asarray(state.carries[0]).any()
 
 
+def test_a_recurrent_state_that_is_not_finite_is_stored_as_the_initial_one():
+    replay = SequenceReplay(64, 2, 4)
+    rollout = next(iter(rollouts_of(stream(np.ones(9), envs=2), 2)))
+    carry = jnp.array([[jnp.nan, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), carry=carry[0])
+    state = add(replay, state, dataclasses.replace(rollout, carry=carry))
+    np.testing.assert_array_equal(state.carries[:2], [[0.0, 0.0, 0.0], [3.0, 4.0, 5.0]])
+
+
 def test_no_storage_is_copied_or_sorted():
     replay = SequenceReplay(50_000, 4, 8, 2)
     state = replay.init(jnp.zeros(3), jnp.zeros((), jnp.int32), carry=jnp.zeros(8))

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int32, PRNGKeyArray
 from polyak.core.struct import check_settings, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.random_below import random_below
+from polyak.ops.losses import finite_rows, mask_invalid
 from polyak.replay.frames import is_between_streams
 from polyak.replay.uniform import Replay, ReplayState, Transition
 
@@ -83,7 +84,8 @@ class SequenceReplay:
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout's transitions and the recurrent state before them; see `Replay.add`.
 
-        A rollout without a recurrent state (`carry=()`, of another policy) gets the initial one, zeros.
+        A rollout without a recurrent state (`carry=()`, of another policy) gets the initial one, zeros; so does an environment
+        whose state is NaN or infinite, as it stays from a non-finite observation to the end of the episode.
         """
         state = self._rows.add(state, rollout)
         num_steps, num_envs = rollout.reward.shape
@@ -91,6 +93,7 @@ class SequenceReplay:
         carry = rollout.carry
         if isinstance(carry, tuple) and not carry:
             carry = jax.tree.map(lambda x: jnp.zeros((num_envs, *x.shape[1:]), x.dtype), state.carries)
+        carry = mask_invalid(carry, finite_rows(carry, 1))
         write = jax.lax.dynamic_update_slice_in_dim
         carries = jax.tree.map(lambda old, new: write(old, new.astype(old.dtype), start, axis=0), state.carries, carry)
         return dataclasses.replace(state, carries=carries)
