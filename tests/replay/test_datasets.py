@@ -115,6 +115,74 @@ def test_rollouts_that_do_not_fit_are_rejected():
         agent.add(agent.init(KEY), jax.tree.map(lambda x: x[..., :1], rollout))
 
 
+@pytest.mark.parametrize(("shift", "bad"), [(1, 3), (-1, -1)])
+def test_actions_that_do_not_count_from_0_are_rejected(shift, bad):
+    agent = polyak.DQN(SPEC, **SMALL, num_steps=1, updates_per_step=1.0)
+    rollout = from_minari(data_set([5]), SPEC)
+    shifted = polyak.Rollout(rollout.time_steps, rollout.actions + np.int32(shift))
+    with pytest.raises(ValueError, match=rf"DQN.add: rollout.actions must be in \[0, 2\], got {bad} .*; they count from 0"):
+        agent.add(agent.init(KEY), shifted)
+
+
+def test_box_actions_outside_of_the_bounds_are_rejected_but_not_for_rounding_or_where_nothing_acted():
+    spec = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Box([-2.0], [2.0]), action_scaling="rescale")
+    agent = polyak.SAC(spec, polyak.Actor((8,)), polyak.Critics((8,)), capacity=512)
+    episode = next(iter(episodes_of([4])))
+    episode.actions = np.float64([[-2.0], [0.0], [2.0], [1.0]])
+    rollout = from_minari(SimpleNamespace(iterate_episodes=lambda: [episode, episode]), spec)
+    np.testing.assert_allclose(rollout.actions[:4, 0, 0], [-1.0, 0.0, 1.0, 0.5])
+
+    def add(actions):
+        return agent.add(agent.init(KEY), polyak.Rollout(rollout.time_steps, actions))
+
+    assert not rollout.valid[4, 0]
+    harmless = rollout.actions.copy()
+    harmless[[0, 2, 4], 0, 0] = -1 - 2e-7, 1 + 2e-7, 50.0
+    assert int(add(harmless).replay.dropped) == 0
+    broken = rollout.actions.copy()
+    broken[1] = np.nan
+    assert int(add(broken).replay.dropped) == 1
+    with pytest.raises(ValueError, match=r"SAC.add: rollout.actions must be in \[-1, 1\], got 1.5 at \[3, 0, 0\]; clip them"):
+        add(rollout.actions + np.float32(1.0) * (np.arange(len(rollout.actions)) == 3)[:, None, None])
+
+
+def test_what_is_in_a_replay_is_not_lost_to_a_rollout_of_other_environments():
+    agent = polyak.DQN(SPEC, **SMALL, num_steps=1, updates_per_step=1.0)
+    state = agent.add(agent.init(KEY), from_minari(data_set([5, 5]), SPEC, num_envs=2))
+    with pytest.raises(ValueError, match=r"the B=2 environments of one device that the replay's 14 time steps have, .* got 1"):
+        agent.add(state, from_minari(data_set([5]), SPEC))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"observations": {"a": np.zeros((6, 2))}},
+            TypeError,
+            "observations of an episode of 5 steps is not an array|must have",
+        ),
+        ({"observations": np.zeros((6, 3))}, ValueError, r"observations of an episode of 5 steps must have shape \(6, 2\)"),
+        ({"observations": np.zeros((5, 2))}, ValueError, r"must have shape \(6, 2\), got \(5, 2\)"),
+        (
+            {"actions": np.full(5, 0.7)},
+            TypeError,
+            r"actions of an episode of 5 steps must have dtype int32",
+        ),
+        ({"actions": np.zeros((5, 1), int)}, ValueError, r"actions of an episode of 5 steps must have shape \(5,\)"),
+    ],
+)
+def test_a_data_set_that_does_not_fit_is_rejected_by_name(change, error, message):
+    episode = next(iter(episodes_of([5])))
+    vars(episode).update(change)
+    with pytest.raises(error, match=f"from_minari: .*({message})"):
+        from_minari(SimpleNamespace(iterate_episodes=lambda: [episode]), SPEC)
+
+
+def test_what_is_no_data_set_is_rejected():
+    with pytest.raises(TypeError, match=r"from_minari: dataset must be a name or what minari.load_dataset returns, got int 3"):
+        from_minari(3, SPEC)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # about metadata of the data set
 def test_a_data_set_of_minari(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari")

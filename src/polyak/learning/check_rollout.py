@@ -7,11 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyak.core.space_check import ArraySpec, action_specs, check_dtype, check_shape, check_step_arrays, obs_specs, read_leaves
+from polyak.core.space_check import (
+    ArraySpec,
+    action_specs,
+    check_dtype,
+    check_shape,
+    check_step_arrays,
+    obs_specs,
+    range_error,
+    read_leaves,
+)
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
 from polyak.core.tree_check import flatten, named_leaves
 from polyak.core.types import PyTree, RecurrentNetwork, Rollout
 from polyak.ops.distributions import parameter_shapes
+from polyak.ops.gradient_step import in_float32
+
+# Of actions that were rescaled in float32, relative to the bound.
+ROUNDING = 1e-5
 
 
 def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
@@ -38,10 +51,39 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
     return times - 1, num_envs
 
 
+def check_actions(owner: str, rollout: Rollout, spec: EnvSpec) -> None:
+    """Check that the actions of a rollout's transitions lie in the agent's space; those of traced arrays are not known.
+
+    NaN and infinity pass: the replay leaves such transitions out, and counts them.
+
+    Raises:
+        ValueError: one is outside, by more than rounding; the message has the first.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((rollout.time_steps, rollout.actions))):
+        return
+    valid, specs = np.asarray(rollout.valid), action_specs(spec)
+    for array_spec, leaf in zip(specs, read_leaves(owner, specs, rollout.actions), strict=True):
+        actions = np.asarray(leaf)
+        if array_spec.dtype.kind == "f":
+            actions = actions.astype(np.float64)
+        inside = np.clip(actions, array_spec.low, array_spec.high)
+        is_known = valid.reshape(*valid.shape, *(1,) * (actions.ndim - 2)) & np.isfinite(actions)
+        is_rounded = np.abs(actions - inside) <= ROUNDING * np.maximum(np.abs(inside), 1)
+        name = array_spec.name(f"{owner}: rollout.actions")
+        message = range_error(name, np.where(is_known & ~is_rounded, actions, array_spec.low), array_spec.low, array_spec.high)
+        if message:
+            advice = "clip them to what the environment made of them" if array_spec.dtype.kind == "f" else "they count from 0"
+            raise ValueError(f"{message}; {advice}")
+
+
 def as_arrays(rollout: Rollout) -> Rollout:
-    """Convert a rollout to JAX arrays, which traced loops can index, with rewards in at least float32; `info` is unchanged."""
+    """Convert a rollout to JAX arrays, which traced loops can index; `info` is unchanged.
+
+    Rewards are in at least float32, and so are actions, which networks return in it whatever the space's dtype is.
+    """
     parts = (rollout.time_steps, rollout.actions, rollout.carry)
     time_steps, actions, carry = jax.tree.map(jnp.asarray, parts)
+    actions = in_float32(actions)
     if jnp.finfo(time_steps.reward.dtype).bits < 32:
         # Returns are computed in the dtype of the rewards.
         time_steps = dataclasses.replace(time_steps, reward=time_steps.reward.astype(jnp.float32))

@@ -28,6 +28,7 @@ from polyak.ops.gradient_step import (
     describe_skips,
     flag_quantities,
     gradient_step,
+    in_float32,
 )
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
@@ -193,7 +194,7 @@ def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
     if isinstance(ring, SequenceReplay):
         assert isinstance(settings, SequenceSettings) and isinstance(settings.network, RecurrentNetwork), "agents check it"
         carry = {"carry": jax.tree.map(lambda x: x[0], settings.network.initial_carry(1))}
-    replay = ring.init(zeros(spec.obs), zeros(spec.action), mask, **carry)
+    replay = ring.init(zeros(spec.obs), in_float32(zeros(spec.action)), mask, **carry)
     env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
     return OffPolicyState(copies, replay, create_normalizers(settings), Guard.init(), env_steps, updates)
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from polyak.core.checks import check_state
 from polyak.core.types import Rollout
-from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
 from polyak.learning.off_policy import AnyReplay, OffPolicySettings, OffPolicyState, check_off_policy, replay_of
 from polyak.replay.streams import end_stream
 from polyak.replay.uniform import ReplayState
@@ -24,11 +25,12 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
     rollout has, and at least two.
 
     Args:
-        rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run: with another B, or on several devices,
-            the replay starts empty, as its rows would stand elsewhere. Copied to where the replay is.
+        rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run, on one device: a run with other
+            environments, or on several devices, starts with an empty replay. Copied to where the replay is.
 
     Raises:
-        TypeError, ValueError: the state is another agent's, or the rollout does not fit the agent.
+        TypeError, ValueError: the state is no off-policy agent's, the rollout does not fit the agent, an action is outside of
+            its space, or the replay has rows of another B, which would be lost.
     """
     owner = type(settings).__name__
     check_state(f"{owner}.add", state, OffPolicyState)
@@ -36,9 +38,24 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
     if total % num_steps:
         raise ValueError(f"{owner}.add: a rollout must have a multiple of num_steps={num_steps} steps, got {total}")
     check_off_policy(settings, num_envs)
+    check_actions(f"{owner}.add", rollout, settings.spec)
+    _check_layout(owner, settings, state.replay, num_envs)
     # What the policy returned beside its actions may be no arrays.
     rollout = _put_on_device_of(state.replay, Rollout(rollout.time_steps, rollout.actions))
     return dataclasses.replace(state, replay=_add_parts(replay_of(settings), state.replay, rollout))
+
+
+def _check_layout(owner: str, settings: OffPolicySettings, replay: Any, num_envs: int) -> None:
+    if isinstance(replay.layout, jax.core.Tracer):
+        return
+    slots, stored_envs, _ = np.asarray(replay.layout).tolist()
+    is_same = (stored_envs, slots) == (num_envs, settings.capacity // (num_envs * settings.num_steps) * settings.num_steps)
+    if int(replay.size) and not is_same:
+        raise ValueError(
+            f"{owner}.add: a rollout must have the B={stored_envs} environments of one device that the replay's "
+            f"{int(replay.size) * stored_envs} time steps have, which would be lost, got {num_envs}; to a run on several "
+            "devices nothing can be added"
+        )
 
 
 def _put_on_device_of(replay: Any, rollout: Rollout) -> Rollout:

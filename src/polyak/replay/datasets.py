@@ -1,14 +1,25 @@
 """Reads data sets of recorded episodes as rollouts, to fill a replay from."""
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_integer
-from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, check_env_spec, map_space
+from polyak.core.space_check import ArraySpec, action_specs, describe, obs_specs, read_leaves, to_array
+from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, Space, check_env_spec, map_space, unflatten
 from polyak.core.types import PyTree, Rollout, TimeStep
+
+
+@runtime_checkable
+class DataSet(Protocol):
+    """What is used of a Minari data set."""
+
+    def iterate_episodes(self) -> Iterator[Any]:
+        """Episodes, with `observations`, `actions`, `rewards`, `terminations` and `truncations`."""
+        ...
 
 
 def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: int = 1) -> Rollout:
@@ -21,20 +32,25 @@ def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: in
     Args:
         dataset: its name, such as `"D4RL/door/human-v2"`, which must have been downloaded (`minari download`); or what
             `minari.load_dataset` returned.
-        spec: of the environment, whose actions and observations are converted to the agent's.
+        spec: of the environment, whose actions and observations are converted to the agent's; without action masks, which
+            data sets have not.
         num_envs: environments of the run that is to learn from it.
         num_steps: the agent's `num_steps`.
 
     Raises:
         ImportError: `dataset` is a name and minari is not installed.
-        ValueError: there are fewer episodes than environments, or streams shorter than `num_steps`.
+        TypeError, ValueError: `dataset` is neither, its arrays do not fit the spec, there are fewer episodes than environments,
+            or streams shorter than `num_steps`.
     """
     check_env_spec("from_minari", spec)
     for name, value in (("num_envs", num_envs), ("num_steps", num_steps)):
         check_integer("from_minari", name, value)
     streams: list[list[tuple[TimeStep, PyTree]]] = [[] for _ in range(num_envs)]
     lengths = [0] * num_envs
-    for episode in (_load(dataset) if isinstance(dataset, str) else dataset).iterate_episodes():
+    loaded = _load(dataset) if isinstance(dataset, str) else dataset
+    if not isinstance(loaded, DataSet):
+        raise TypeError(f"from_minari: dataset must be a name or what minari.load_dataset returns, got {describe(dataset)}")
+    for episode in loaded.iterate_episodes():
         shortest = int(np.argmin(lengths))
         steps, actions = _read_episode(episode, spec)
         streams[shortest].append((steps, actions))
@@ -62,22 +78,34 @@ def _read_episode(episode: Any, spec: EnvSpec) -> tuple[TimeStep, PyTree]:
     """The T + 1 time steps of an episode, and as many actions: the last, which resets, is any one."""
     terminated, truncated = (np.array(x, bool) for x in (episode.terminations, episode.truncations))
     truncated[-1] |= not terminated[-1]
+    length = len(terminated)
+    which = f"of an episode of {length} steps"
 
     def after_first(x: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(1, dtype), np.asarray(x, dtype)])
 
+    obs = _read(f"observations {which}", spec.obs, obs_specs(spec.obs), episode.observations, length + 1)
     time_steps = TimeStep(
-        obs=map_space(_agent_obs, spec.obs, episode.observations),
+        obs=map_space(_agent_obs, spec.obs, obs),
         reward=after_first(episode.rewards, np.float32),
         terminated=after_first(terminated, bool),
         truncated=after_first(truncated, bool),
-        first=np.arange(len(terminated) + 1) == 0,
+        first=np.arange(length + 1) == 0,
     )
-    actions = spec.agent_action(jax.tree.map(np.asarray, episode.actions))
+    native = _read(f"actions {which}", spec.action, action_specs(spec), episode.actions, length)
+    actions = spec.agent_action(native)
     return time_steps, jax.tree.map(lambda x: np.concatenate([x, x[-1:]]), actions)
 
 
-def _agent_obs(space: Leaf, obs: Any) -> npt.NDArray[Any]:
+def _read(name: str, space: Space, specs: Sequence[ArraySpec], value: Any, length: int) -> PyTree:
+    """The tree of a space, of arrays with a leading axis of this length."""
+    leaves = zip(specs, read_leaves(f"from_minari: {name}", specs, value), strict=True)
+    return unflatten(
+        space, [to_array(spec.name(f"from_minari: {name}"), x, (length, *spec.shape), spec.dtype) for spec, x in leaves]
+    )
+
+
+def _agent_obs(space: Leaf, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Integers counted from 0, in the dtype of the agent's observations."""
     start = np.asarray(space.start) if isinstance(space, Discrete | MultiDiscrete) else 0
-    return (np.asarray(obs) - start).astype(space.dtype)
+    return (obs - start).astype(space.dtype)
