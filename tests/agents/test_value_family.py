@@ -264,6 +264,14 @@ def test_values_of_probe_environments(make):
     assert int(agent.policy(states[0]).action(step, (), KEY).action[0]) == 1
 
 
+def test_boltzmann_exploration_that_has_cooled_down_is_greedy():
+    agent = DQN(SPEC, polyak.q_mlp((8,)), temperature=polyak.Linear(1.0, 0.0, 100), learning_starts=50, capacity=512)
+    state = dataclasses.replace(agent.init(KEY), env_steps=jnp.uint32(200))
+    step = _first(16)
+    explored, greedy = (make(state).action(step, (), KEY).action for make in (agent.collect_policy, agent.policy))
+    np.testing.assert_array_equal(explored, greedy)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

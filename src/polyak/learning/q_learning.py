@@ -116,7 +116,9 @@ def exploration_temperature(settings: QSettings, env_steps: UInt32[Array, ""]) -
     """The temperature of Boltzmann exploration, so high that actions are random until learning starts; None is no such."""
     if settings.temperature is None:
         return None
-    return jnp.where(has_started(settings, env_steps), value_at(settings.temperature, env_steps), RANDOM_TEMPERATURE)
+    # A schedule may end at 0, which `Boltzmann` takes of a schedule but not of a number.
+    temperature = jnp.maximum(value_at(settings.temperature, env_steps), jnp.finfo(jnp.float32).tiny)
+    return jnp.where(has_started(settings, env_steps), temperature, RANDOM_TEMPERATURE)
 
 
 def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:
