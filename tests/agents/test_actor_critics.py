@@ -525,7 +525,10 @@ def test_actions_must_be_unit_boxes(name, action, message):
     [
         ({"actor": polyak.lstm()}, "actor must not be recurrent"),
         ({"actor": polyak.q_mlp()}, "actor must return .* got action values"),
-        ({"critics": polyak.mlp()}, "network"),
+        ({"actor": polyak.Critics()}, "actor must return .* got action values"),
+        ({"critics": polyak.mlp()}, r"critics must return \(q, None\) .* got "),
+        ({"critics": polyak.Actor()}, r"critics must return \(q, None\) .* got Actor"),
+        ({"critics": polyak.q_mlp()}, r"critics must return \(q, None\) .* got "),
         ({"actor": "mlp"}, "actor must have init and apply"),
         ({"critics": "mlp"}, "critics must have init and apply"),
         ({"actor": polyak.Actor(squash_mean=True)}, "squash_mean must be False"),
@@ -538,6 +541,29 @@ def test_actions_must_be_unit_boxes(name, action, message):
 def test_settings_are_checked(name, settings, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make(name, **settings).init(KEY)
+
+
+@every_agent_and_tqc
+def test_rewards_are_summed_over_n_steps(name):
+    def td_errors(gamma):
+        agents = [make(name, gamma=gamma, n_step=n) for n in (1, 3)]
+        return [float(updated(agent, [random_rollout(agent)])[1]["train/td_error"]) for agent in agents]
+
+    one, three = td_errors(0.0)
+    assert one == three  # γ = 0 leaves the first reward of the sum
+    one, three = td_errors(0.9)
+    assert abs(one - three) > 1e-3
+
+
+@every_agent_and_tqc
+def test_actions_of_half_precision_are_learned_from(name):
+    agent = make(name, EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2, np.float16)))
+    state, metrics = updated(agent, [random_rollout(agent)])
+    assert int(state.updates) == 4 and np.isfinite(float(metrics["train/td_error"]))
+    # Those that a data set has are taken too.
+    halves = random_rollout(agent)
+    state = agent.add(state, Rollout(halves.time_steps, halves.actions.astype(jnp.float16)))
+    assert state.replay.rows.action.dtype == jnp.float32 and int(state.replay.dropped) == 0
 
 
 def test_ddpg_takes_one_critic():

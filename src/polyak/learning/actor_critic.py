@@ -179,12 +179,14 @@ def feedforward_or_default(owner: str, name: str, network: Any, default: Network
 
     Raises:
         TypeError: it is no network.
-        ValueError: it is recurrent; an actor of action values, or one that squashes its mean, as its actions pass through tanh
-            already.
+        ValueError: it is recurrent; an actor of action values, critics that are an actor, or an actor that squashes its mean,
+            as its actions pass through tanh already.
     """
     network = default if network is None else check_network(owner, network, name)
-    if name == "actor" and isinstance(network, ValueHeads):
+    if name == "actor" and isinstance(network, ValueHeads | Critics):
         raise ValueError(f"{owner}: actor must return (action_params, value), such as Actor(), got action values: {network!r}")
+    if name == "critics" and isinstance(network, ValueHeads | Layers):
+        raise ValueError(f"{owner}: critics must return (q, None) of (obs, action), such as Critics(), got {network!r}")
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
     if isinstance(network, Layers) and network.squash_mean:
