@@ -29,7 +29,7 @@ class ExportFlags:
     own: OwnFlagsOfRun
 
     format: Format
-    """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of an mlp or q_mlp, with a reader"""
+    """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of dense layers, with a reader"""
     output: OutputFlag = None
     """file to write, replaced if it exists; numpy also writes numpy_reader.py next to it"""
 
