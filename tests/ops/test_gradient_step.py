@@ -17,6 +17,7 @@ from polyak.ops.gradient_step import (
     all_finite,
     apply_gradient,
     clip_by_global_norm,
+    compute_gradient,
     count_microbatches,
     flag_quantities,
     global_norm,
@@ -292,6 +293,17 @@ def test_a_gradient_in_parts_is_the_gradient(parts):
     np.testing.assert_allclose(got, gradient, rtol=1e-6)
     np.testing.assert_allclose(got_terms["loss"], terms["loss"], rtol=1e-6)
     np.testing.assert_allclose(got_terms["sum"], terms["sum"], atol=1e-5)
+
+
+def test_terms_are_in_one_order_in_all_processes():
+    names = [f"term{number}" for number in range(8)]
+
+    def loss_fn(params, batch):
+        return jnp.sum(params * batch), {name: jnp.sum(batch) for name in names} | {"error": batch}
+
+    _, terms = compute_gradient(loss_fn, jnp.ones(3), jnp.ones(3))
+    # Hashes of strings differ between processes, and so would programs.
+    assert list(terms) == ["loss", *names, "error", "grad_norm"]
 
 
 def test_parts_of_several_devices_add_up():

@@ -148,7 +148,8 @@ def compute_gradient(
 
         gradient, terms = jax.grad(loss, has_aux=True)(params)
         samples = {name: term for name, term in terms.items() if term.ndim > 0}
-        return (in_float32(gradient), {name: terms[name] for name in terms.keys() - samples.keys()}), samples
+        # Not the difference of two sets, whose order, and so the program that caches go by, differs between processes.
+        return (in_float32(gradient), {name: term for name, term in terms.items() if name not in samples}), samples
 
     (gradient, terms), samples = accumulate(gradient_of, batch, num_microbatches, axis_name)
     return gradient, terms | samples | {"grad_norm": global_norm(gradient)}
