@@ -20,7 +20,7 @@ from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, ValueHeads, is_image, is_narrow
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, in_float32, optimizer_of
 from polyak.ops.losses import weighted_sum
 from polyak.ops.updates import soft_update
 
@@ -218,7 +218,8 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outp
         TypeError: it returns something else, or another precision.
         ValueError: q has another shape.
     """
-    out = jax.eval_shape(lambda v, x, a: network.apply(v, (x, a))[0], variables, _example(spec.obs), _example(spec.action))
+    inputs = _example(spec.obs), in_float32(_example(spec.action))
+    out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, inputs)
     if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], jax.ShapeDtypeStruct)):
         raise TypeError(f"network: critics must return (q, None), got {_shapes(out)}")
     q = out[0]
