@@ -97,7 +97,7 @@ class DDPG:
             None leaves rewards unchanged.
         shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
             (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
-        huber_delta: κ, the error above which the loss is linear, below it is δ²/2; None takes δ².
+        huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
         max_dqda: clip each number of ∇_a Q to ± this; None disables clipping.
         exploration: noise on actions that are collected: `"ou"` (Ornstein-Uhlenbeck) or `"gaussian"`.
         exploration_noise: its standard deviation in one step, a number or a schedule; 0 adds none.

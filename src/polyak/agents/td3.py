@@ -103,7 +103,7 @@ class TD3:
             None leaves rewards unchanged.
         shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
             (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
-        huber_delta: κ, the error above which the loss is linear, below it is δ²/2; None takes δ².
+        huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
         subset: critics drawn at random for each target, of whose values the minimum is taken, as in REDQ (Chen et al. 2021,
             arXiv:2101.05982); the actor then follows the mean of all. None takes all, and the actor follows the first.
         policy_delay: gradient steps of the critics for one of the actor.

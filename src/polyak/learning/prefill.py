@@ -13,7 +13,7 @@ from polyak.core.types import Rollout
 from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
 from polyak.learning.off_policy import AnyReplay, OffPolicySettings, OffPolicyState, check_off_policy, replay_of
 from polyak.replay.streams import end_stream
-from polyak.replay.uniform import ReplayState
+from polyak.replay.uniform import Replay, ReplayState
 
 
 def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
@@ -48,9 +48,10 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
 def _check_layout(owner: str, settings: OffPolicySettings, replay: Any, num_envs: int) -> None:
     if isinstance(replay.layout, jax.core.Tracer):
         return
-    slots, stored_envs, _ = np.asarray(replay.layout).tolist()
-    is_same = (stored_envs, slots) == (num_envs, settings.capacity // (num_envs * settings.num_steps) * settings.num_steps)
-    if int(replay.size) and not is_same:
+    layout = np.asarray(replay.layout).tolist()
+    stored_envs = layout[1]
+    slots = Replay(num_steps=settings.num_steps).num_slots(replay, num_envs)
+    if int(replay.size) and layout != [slots, num_envs, settings.num_steps]:
         raise ValueError(
             f"{owner}.add: a rollout must have the B={stored_envs} environments of one device that the replay's "
             f"{int(replay.size) * stored_envs} time steps have, which would be lost, got {num_envs}; to a run on several "
