@@ -61,7 +61,7 @@ def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch,
 @pytest.mark.parametrize("env", ["CartPole-v1", "jax/CartPole-v1"])
 def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_resume(env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = f"{SETTINGS} --eval-episodes 0 --checkpoint-replay no".replace("--capacity 128", "--capacity 100000")
+    words = f"{SETTINGS} --eval-episodes 0 --no-checkpoint-replay".replace("--capacity 128", "--capacity 100000")
     words = words.replace("--learning-starts 32", "--learning-starts 64")
     assert polyak_command(f"train dqn {env} --run-dir run --env-steps 256 {words}") == 0
     checkpoints = Path("run/checkpoints")
@@ -182,20 +182,20 @@ def test_kinds_of_networks_of_action_values(algorithm):
 def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = "--num-envs 2 --env-steps 8 --learning-starts 16 --hidden 16 --eval-episodes 0 --epsilon 0.1 --run-dir run"
-    assert polyak_command(f"train rainbow jax/CartPole-v1 {words} --dueling False --noisy False") == 0
+    assert polyak_command(f"train rainbow jax/CartPole-v1 {words} --no-dueling --no-noisy") == 0
     assert config_of("run").agent.network == dataclasses.replace(polyak.q_mlp((16,)), outputs=51)
     spec, flags = polyak.envs.make("jax/CartPole-v1").spec, NetworkFlags(dueling=True, noisy=True)
     for algorithm in ("dqn", "c51", "qrdqn", "iqn"):
         network = _change_network(algorithm, make_agent(algorithm, spec, None, 100, None), flags).network
         assert network.dueling and network.noisy
     capsys.readouterr()
-    assert polyak_command("train ppo CartPole-v1 --run-dir other --dueling True --noisy True") == 2
+    assert polyak_command("train ppo CartPole-v1 --run-dir other --dueling --noisy") == 2
     assert "--dueling, --noisy: ppo has no such network setting" in capsys.readouterr().err
-    assert polyak_command("train dqn CartPole-v1 --run-dir other --network gru --noisy True") == 2
+    assert polyak_command("train dqn CartPole-v1 --run-dir other --network gru --noisy") == 2
     assert "--noisy: dqn has no such network setting" in capsys.readouterr().err
-    for words in ("--noisy False", "--network mlp"):
+    for words in ("--no-noisy", "--network mlp"):
         assert polyak_command(f"train rainbow CartPole-v1 --run-dir other {words}") == 2
-        assert "nothing explores without --noisy True while --epsilon is 0" in capsys.readouterr().err
+        assert "nothing explores without --noisy while --epsilon is 0" in capsys.readouterr().err
     assert polyak_command("train rainbow CartPole-v1 --run-dir other --network lstm") == 2
     assert "--network lstm: rainbow takes {mlp,cnn}" in capsys.readouterr().err
     assert not Path("other").exists()

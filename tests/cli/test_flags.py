@@ -141,7 +141,7 @@ def test_every_flag_has_wrong_values_in_the_table():
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_wrong_value_is_rejected_before_anything_is_created(flag, command, workdir):
     for value in (*wrong_types(flag), *OUT_OF_RANGE[flag], None):
-        switch = FLAGS[flag] is bool
+        switch = FLAGS[flag] in (bool, bool | None)
         if value is None and switch:
             continue  # It has no value.
         words = f"--{flag}" if value is None else f"--{flag} {value}"
@@ -149,8 +149,7 @@ def test_a_wrong_value_is_rejected_before_anything_is_created(flag, command, wor
         assert code == 2, words
         assert out == "", words
         assert "Traceback" not in err, words
-        named = value if switch else flag.replace("-", "_")
-        assert named in err.replace("-", "_"), (words, err)
+        assert flag.replace("-", "_") in err.replace("-", "_"), (words, err)
         assert list(workdir.iterdir()) == [], words
 
 
@@ -330,3 +329,23 @@ def test_arbitrary_arguments_exit_with_code_2_and_create_nothing(words, workdir,
     assert code == 2
     assert capsys.readouterr().err
     assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--dueling True", "--dueling takes no value, got 'True'; write --dueling"),
+        ("--double=no", "--double takes no value, got 'no'; write --no-double"),
+        ("--no-noisy yes", "--no-noisy takes no value, got 'yes'; write --no-noisy"),
+        ("--no_double False", "--no_double takes no value, got 'False'; write --double"),
+        ("--checkpoint-replay maybe", "got 'maybe'; write --checkpoint-replay or --no-checkpoint-replay"),
+        ("--hidden 64,64", "--hidden: must be integers with spaces between them, got '64,64'; write 64 64"),
+        ("--hidden [64]", "got '[64]'; write 64"),
+        ("--network MLP", "--network: must be one of mlp, cnn, lstm, gru; got 'MLP'; did you mean mlp?"),
+        ("--clip-obs x", "--clip-obs: must be None or a number, got 'x'"),
+    ],
+)
+def test_the_error_says_what_to_write(words, said, command):
+    code, _, err = command("train dqn CartPole-v1", words)
+    assert code == 2
+    assert said.replace(" ", "") in "".join(err.replace("│", "").split())  # Long values are wrapped.

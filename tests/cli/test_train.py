@@ -136,7 +136,7 @@ def test_settings_given_as_flags_reach_the_agent(train):
     words = (
         "--env-steps 64 --gamma 0.5 --learning-rate linear:0.01:0.001 --activation relu --max-grad-norm None --normalize-obs"
     )
-    train("jax/Pendulum-v1", "new", words, "--action-scaling rescale --log-std -1 --shared-torso True --squash-mean True")
+    train("jax/Pendulum-v1", "new", words, "--action-scaling rescale --log-std -1 --shared-torso --squash-mean")
     agent = read_config(open_run("new")).agent
     assert (agent.gamma, agent.max_grad_norm, agent.normalize_obs) == (0.5, None, True)
     assert (agent.learning_rate.start, agent.learning_rate.end, agent.learning_rate.env_steps) == (0.01, 0.001, 64)
@@ -269,7 +269,7 @@ def test_the_evaluation_is_announced_and_can_be_skipped(train, command):
     assert (code, ": finished at" in out, open_run("none").read_summary()) == (0, True, before)
 
 
-@pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean True"])
+@pytest.mark.parametrize("flag", ["--log-std -1", "--squash-mean"])
 def test_flags_of_box_actions_are_rejected_where_there_are_none(flag, command, workdir):
     code, _, err = command(f"train ppo jax/CartPole-v1 {flag}")
     assert (code, list(workdir.iterdir())) == (2, [])

@@ -131,12 +131,6 @@ SCHEDULE: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, float | int | LinearOverTraining),
     str_from_instance=_format_schedule,
 )
-OPTIONAL_SCHEDULE: PrimitiveConstructorSpec[Any] = dataclasses.replace(
-    SCHEDULE,
-    metavar=f"{{None}}|FLOAT|{LINEAR}",
-    instance_from_str=lambda words: None if words == ["None"] else _parse_schedule(words),
-    is_instance=lambda value: value is None or isinstance(value, float | int | LinearOverTraining),
-)
 FLAG_TYPES: dict[str, Any] = {
     "bool": bool,
     "int": int,
@@ -144,5 +138,4 @@ FLAG_TYPES: dict[str, Any] = {
     "str": str,
     "Scalar": float,
     "Schedule": Annotated[Any, SCHEDULE],
-    "Schedule | None": Annotated[Any, OPTIONAL_SCHEDULE],
 }

@@ -1,18 +1,16 @@
 """Parses the arguments of a command with tyro."""
 
-import contextlib
 import dataclasses
-import math
 import re
 import sys
 from collections.abc import Sequence
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from polyak.cli.flag_values import VALUE_RULES, parse_value
 from polyak.core.names import escape_control, find_replacement
 
 T = TypeVar("T")
@@ -27,7 +25,7 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     """An instance of the dataclass `kind`; exits with code 2 and the nearest flag's name where an argument is wrong.
 
     Raises:
-        UsageError: a flag is set twice.
+        UsageError: a flag is set twice, is another library's, or has a value and takes none.
     """
     flags = _flags_in(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
@@ -36,37 +34,11 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     for flag in unknown_flags(kind, arguments):
         if (name := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
             raise UsageError(f"in polyak {flag} is {name}")
+    _check_switches(kind, arguments)
     # Every flag has a docstring; searching whole files for comments takes a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
-    with _NUMBERS:
+    with VALUE_RULES:
         return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
-
-
-_NUMBERS = ConstructorRegistry()
-
-
-@_NUMBERS.primitive_rule
-def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Numbers as tyro reads them, with errors that say what to write."""
-    if info.type not in (int, float):
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=info.type.__name__.upper(),
-        instance_from_str=partial(_parse_number, info.type),
-        is_instance=lambda value: isinstance(value, int if info.type is int else int | float),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _parse_number(kind: type[int | float], words: list[str]) -> int | float:
-    try:
-        return kind(words[0])
-    except ValueError:
-        value = _parse_value(words[0])
-        whole = f"; write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
-        expected = "an integer" if kind is int else "a number"
-        raise ValueError(f"must be {expected}, got {words[0]!r}{whole}") from None
 
 
 def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, description: str) -> tuple[Path, T]:
@@ -86,6 +58,29 @@ def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
     """The flags among the arguments that the dataclass `kind` has no field for."""
     own = {_normalize(f"--{name}") for name in field_names(kind)}
     return [flag for flag in _flags_in(arguments) if flag not in own]
+
+
+SWITCH_VALUES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""What other command lines take after such a flag as `--dueling`."""
+
+
+def _check_switches(kind: Any, arguments: Sequence[str]) -> None:
+    """Check that no value follows a flag that is `--name` or `--no-name`, as tyro would name the value alone."""
+    switches = {_normalize(f"--{name}") for name in field_names(kind, (bool, bool | None))}
+    for flag, following in pairwise([*arguments, ""]):
+        name, equals, text = flag.partition("=")
+        value = text if equals else following
+        if (
+            name.startswith("--")
+            and _normalize(name) in switches
+            and (equals or (not value.startswith(("--", "-h")) and value))
+        ):
+            switch = _normalize(name).removeprefix("--")
+            meant = SWITCH_VALUES.get(value.lower())
+            written = {True: f"--{switch}", False: f"--no-{switch}", None: f"--{switch} or --no-{switch}"}
+            if meant is not None and name[2:].startswith(("no-", "no_")):
+                meant = not meant
+            raise UsageError(f"{name} takes no value, got {value!r}; write {written[meant]}")
 
 
 OTHER_NAMES = {
@@ -112,10 +107,16 @@ def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
     return None if name and name[1].replace("-", "_") not in fields else found
 
 
-def field_names(kind: Any) -> list[str]:
-    """The names of all fields of a dataclass and of those in it."""
-    nested = ((field.name, field.type) for field in dataclasses.fields(kind))
-    return [name for own, type_ in nested for name in (field_names(type_) if dataclasses.is_dataclass(type_) else [own])]
+def field_names(kind: Any, types: Sequence[Any] | None = None) -> list[str]:
+    """The names of all fields of a dataclass and of those in it, or of those of certain types."""
+    names = []
+    for field in dataclasses.fields(kind):
+        hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+        if dataclasses.is_dataclass(hint):
+            names += field_names(hint, types)
+        elif types is None or hint in types:
+            names.append(field.name)
+    return names
 
 
 def _flags_in(arguments: Sequence[str]) -> list[str]:
@@ -127,7 +128,7 @@ def _normalize(argument: str) -> str:
     return "--" + argument.split("=")[0].removeprefix("--").replace("_", "-").removeprefix("no-")
 
 
-def default_hint(text: str, metavar: str) -> Any:
+def default_hint(text: str, metavar: str | None = None) -> Any:
     """What `--help` shows as the default of a flag that is None until the environment is known."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {text})")
 
@@ -135,6 +136,7 @@ def default_hint(text: str, metavar: str) -> Any:
 EVAL_EPISODES = 100
 
 
+@tyro.conf.configure(tyro.conf.DisallowNone)
 @dataclasses.dataclass(frozen=True)
 class TrainFlags:
     """How long, where and how to train."""
@@ -156,8 +158,8 @@ class TrainFlags:
     """processes that step the environments, in equal parts; needs polyak[ray]"""
     lag: int = 0
     """how many updates old the policy of a rollout may be: 0 waits for each update, 1 collects while the agent learns"""
-    shared_optimizer: Literal["yes", "no"] = "yes"
-    """no: in the asynchronous loop, each worker has an optimizer of its own"""
+    shared_optimizer: bool = True
+    """in the asynchronous loop: one optimizer for the gradients of all workers, or each worker its own"""
     max_staleness: Annotated[int | None, default_hint("any", "INT")] = None
     """in the asynchronous loop, gradients of weights more than this many steps old are dropped and counted"""
     ray_address: Annotated[str | None, default_hint("this machine", "ADDRESS")] = None
@@ -191,8 +193,8 @@ class TrainFlags:
     """env_steps between evaluations of the greedy policy while training; the best checkpoint is kept in best/"""
     checkpoint_every: Annotated[int | None, default_hint("a tenth of all, at most 100,000", "INT")] = None
     """env_steps between checkpoints, which are saved at reports"""
-    checkpoint_replay: Literal["yes", "no"] = "yes"
-    """no: leave the agent's replay out of checkpoints; a resumed run is not exact then, and fills it before it learns on"""
+    checkpoint_replay: bool = True
+    """save the agent's replay in checkpoints; without, a resumed run is not exact, and fills it before it learns on"""
     action_scaling: Annotated[
         Literal["clip", "rescale"] | None, default_hint("what the algorithm needs, else clip", "{clip,rescale}")
     ] = None
@@ -204,6 +206,7 @@ class TrainFlags:
 NETWORK_DEFAULT = "the preset's, else chosen from the spaces"
 
 
+@tyro.conf.configure(tyro.conf.DisallowNone)
 @dataclasses.dataclass(frozen=True)
 class NetworkFlags:
     """The built-in network."""
@@ -215,11 +218,11 @@ class NetworkFlags:
     """widths of the dense layers"""
     activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
     """activation function between the layers"""
-    shared_torso: Annotated[bool | None, default_hint(NETWORK_DEFAULT, "{True,False}")] = None
+    shared_torso: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
     """share all layers but the last between actor and critic"""
     log_std: Annotated[float | None, default_hint(NETWORK_DEFAULT, "FLOAT")] = None
     """initial logarithm of the standard deviation of Box actions"""
-    squash_mean: Annotated[bool | None, default_hint(NETWORK_DEFAULT, "{True,False}")] = None
+    squash_mean: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
     """squash the mean of Box actions into their bounds with tanh"""
     value_hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
     """widths of the critic's dense layers, if they differ from the actor's"""
@@ -227,13 +230,13 @@ class NetworkFlags:
     """activation function of the critic, if it differs from the actor's"""
     num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
     """number of critics of SAC, TD3 and TQC"""
-    layer_norm: Annotated[bool | None, default_hint("the preset's, else the algorithm's", "{True,False}")] = None
+    layer_norm: Annotated[bool | None, default_hint("the preset's, else the algorithm's")] = None
     """normalize the outputs of the dense layers of critics or Q-networks before the activation"""
-    dueling: Annotated[bool | None, default_hint("the preset's, else False", "{True,False}")] = None
+    dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
-    noisy: Annotated[bool | None, default_hint("the preset's, else False", "{True,False}")] = None
-    """draw the weights of Q-networks with learned noise at every step, to explore by with --epsilon 0; False leaves exploration
-    to --epsilon or --temperature"""
+    noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None
+    """draw the weights of Q-networks with learned noise at every step, to explore by with --epsilon 0; without, exploration is
+    left to --epsilon or --temperature"""
     dropout: Annotated[float | None, default_hint("the preset's, else 0", "FLOAT")] = None
     """probability with which a unit of the critics is dropped while training"""
 
@@ -262,22 +265,11 @@ def parse_settings(flag: str, words: Sequence[str]) -> dict[str, bool | int | fl
     settings: dict[str, bool | int | float | str] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        value = _parse_value(text)
+        value = parse_value(text)
         if not (name.isidentifier() and equals) or value is None or name in settings:
             raise UsageError(f"{expected} {word!r}")
         settings[name] = value
     return settings
-
-
-def _parse_value(text: str) -> bool | int | float | str | None:
-    """The value; None for an empty text, a number that is not finite, and other spellings of True and False."""
-    if text.title() in ("True", "False", ""):
-        return text == "True" if text in ("True", "False") else None
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-    return text
 
 
 def print_usage(text: str, arguments: Sequence[str]) -> int:

@@ -175,7 +175,7 @@ def _prepare(
         run_dir=directory,
         report_every=flags.report_every,
         checkpoint_every=flags.checkpoint_every,
-        checkpoint_replay=flags.checkpoint_replay == "yes",
+        checkpoint_replay=flags.checkpoint_replay,
         replay_on=flags.replay_on,
         eval_every=flags.eval_every,
         eval_episodes=flags.eval_episodes,
@@ -197,7 +197,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
     check_integer("polyak train", "--worker-restarts", flags.worker_restarts, at_least=0, at_most=MAX_COUNT)
     check_integer("polyak train", "--min-workers", flags.min_workers, at_most=flags.workers, optional=True)
     check_integer("polyak train", "--max-staleness", flags.max_staleness, at_least=0, optional=True)
-    pushes = {"--shared-optimizer no": flags.shared_optimizer == "no"}
+    pushes = {"--no-shared-optimizer": not flags.shared_optimizer}
     pushes[f"--max-staleness {flags.max_staleness}"] = flags.max_staleness is not None
     for flag, is_set in pushes.items():
         if is_set and flags.loop != "asynchronous":
@@ -226,7 +226,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
         restarts=flags.worker_restarts,
         on_env_error=flags.on_env_error,
         min_workers=flags.min_workers,
-        shared_optimizer=flags.shared_optimizer == "yes",
+        shared_optimizer=flags.shared_optimizer,
         max_staleness=flags.max_staleness,
         address=flags.ray_address,
     )
@@ -311,9 +311,7 @@ def _change_network(algorithm: str, agent: Agent, network_flags: NetworkFlags) -
         changed = dataclasses.replace(changed, **{name: dataclasses.replace(network, **own)})
     # Rainbow explores by the noise of its network alone.
     if "network" in networks and is_noisy(fields["network"]) and not is_noisy(changed.network) and changed.epsilon == 0:
-        raise UsageError(
-            "nothing explores without --noisy True while --epsilon is 0; set it, e.g.: --epsilon linear:1:0.05:0.1"
-        )
+        raise UsageError("nothing explores without --noisy while --epsilon is 0; set it, e.g.: --epsilon linear:1:0.05:0.1")
     made: Agent = changed
     return made
 

@@ -1,0 +1,125 @@
+"""The values of flags: what tyro parses them with, so that an error says what to write."""
+
+import contextlib
+import dataclasses
+import difflib
+import math
+import re
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
+
+VALUE_RULES = ConstructorRegistry()
+"""For `with`: numbers, widths, choices and optional values are parsed by the rules below."""
+
+
+@VALUE_RULES.primitive_rule
+def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    if info.type not in (int, float):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=info.type.__name__.upper(),
+        instance_from_str=lambda words: _parse_number(info.type, words[0]),
+        is_instance=lambda value: isinstance(value, int if info.type is int else int | float),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _parse_number(kind: type[int | float], word: str) -> int | float:
+    try:
+        return kind(word)
+    except ValueError:
+        value = parse_value(word)
+        whole = f"; write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
+        expected = "an integer" if kind is int else "a number"
+        raise ValueError(f"must be {expected}, got {word!r}{whole}") from None
+
+
+@VALUE_RULES.primitive_rule
+def _widths_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    if info.type != tuple[int, ...]:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="INT [INT ...]",
+        instance_from_str=_parse_widths,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [str(width) for width in value],
+    )
+
+
+def _parse_widths(words: list[str]) -> tuple[int, ...]:
+    separated = [part for word in words for part in re.split(r"[,\[\]()\s]+", word) if part]
+    if separated != words and all(map(str.isdecimal, separated)):
+        raise ValueError(f"must be integers with spaces between them, got {' '.join(words)!r}; write {' '.join(separated)}")
+    return tuple(int(_parse_number(int, word)) for word in words)
+
+
+@VALUE_RULES.primitive_rule
+def _choice_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    choices = get_args(info.type)
+    if get_origin(info.type) is not Literal or not all(isinstance(choice, str) for choice in choices):
+        return None
+
+    def parse_choice(words: list[str]) -> str:
+        if words[0] not in choices:
+            near = difflib.get_close_matches(words[0].lower(), choices, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"must be one of {', '.join(choices)}; got {words[0]!r}{hint}")
+        return words[0]
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(choices)}}}",
+        instance_from_str=parse_choice,
+        is_instance=lambda value: value in choices,
+        str_from_instance=lambda value: [value],
+    )
+
+
+@VALUE_RULES.primitive_rule
+def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """One type or None, which is the word None, but for flags whose None stands for being left out."""
+    kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
+    if get_origin(info.type) not in (UnionType, Union) or len(kinds) != 1:
+        return None
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
+    if isinstance(spec, UnsupportedTypeAnnotationError):
+        return None
+    has_none = tyro.conf.DisallowNone not in info.markers
+
+    def parse_optional(words: list[str]) -> Any:
+        if has_none and words == ["None"]:
+            return None
+        try:
+            return spec.instance_from_str(words)
+        except ValueError as error:
+            raise ValueError(str(error).replace("must be ", "must be None or ", 1) if has_none else str(error)) from None
+
+    return dataclasses.replace(
+        spec,
+        metavar=f"{{None}}|{spec.metavar}" if has_none else spec.metavar,
+        instance_from_str=parse_optional,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+        choices=None,
+    )
+
+
+def parse_value(text: str) -> bool | int | float | str | None:
+    """The value; None for an empty text, a number that is not finite, and other spellings of True and False."""
+    if text.title() in ("True", "False", ""):
+        return text == "True" if text in ("True", "False") else None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+    return text
