@@ -21,4 +21,4 @@ def test_lines_fit_into_110_columns(command):
 def test_it_takes_no_arguments(command):
     code, out, err = command("list presets")
     assert (code, out) == (2, "")
-    assert "it takes no arguments" in err
+    assert err == "error: polyak list takes no arguments, got presets\n"

@@ -67,7 +67,7 @@ def test_skipped_gradient_steps_are_shown():
 
 def test_a_training_that_has_not_begun_to_learn_is_shown():
     waiting, returns = "not learning yet", {"rollout/ep_rew_mean": -12.5}
-    assert f"100/s, {waiting}, 9 s left" in shown([100], terminal=False, metrics={"train/n_updates": 0.0, **returns})
+    assert f"100/s, {waiting}\n" in shown([100], terminal=False, metrics={"train/n_updates": 0.0, **returns})
     assert waiting not in shown([100], terminal=False, metrics={"train/n_updates": 1.0})
     assert waiting not in shown([100], terminal=False, metrics={"train/n_updates": 0.0, "train/skipped_steps": 2.0})
 
@@ -77,6 +77,26 @@ def test_a_training_that_has_not_begun_to_learn_is_shown():
 )
 def test_the_time_left_follows_from_the_speed(target, left):
     assert left in shown([100], terminal=False, target=target)
+
+
+def test_the_time_left_is_that_of_the_pace_since_learning_began():
+    text = io.StringIO()
+    with show_progress(Screen(file=text, force_terminal=False, width=120), "sac", 10_000) as callback:
+        # 1000 steps/s of random actions, 10 steps/s of learning, from the middle of the second report on.
+        for steps, seconds, updates in ((1000, 1.0, 0), (2000, 50.0, 500), (3000, 150.0, 1500)):
+            metrics = {"train/n_updates": float(updates)}
+            callback(Progress(steps, 10_000, steps, seconds, 1.0, steps / seconds), metrics, None)
+    assert "3,000 of 10,000 env_steps, 20/s, no episode ended yet, 11:40 min left" in text.getvalue()
+
+
+def test_the_time_left_follows_a_change_of_the_pace():
+    text = io.StringIO()
+    with show_progress(Screen(file=text, force_terminal=False, width=120), "ppo", 10_000) as callback:
+        seconds = 0.0
+        for steps in range(100, 5001, 100):
+            seconds += 1.0 if steps <= 2500 else 2.0
+            callback(Progress(steps, 10_000, steps, seconds, 1.0, steps / seconds), {}, None)
+    assert "4,100 of 10,000 env_steps, 72/s, no episode ended yet, 1:58 min left" in text.getvalue()
 
 
 def without_colours(text):
@@ -91,11 +111,11 @@ def test_a_terminal_gets_a_bar_with_compile_time_shown_as_such():
     assert "━" * 20 + " 1,000 of 1,000 env_steps, 100/s, mean return 21.2, 0 s left" in plain
 
 
-@pytest.mark.parametrize(("updates", "text"), [(0.0, "not learning yet"), (1.0, "mean return -1500.0")])
+@pytest.mark.parametrize(("updates", "text"), [(0.0, "not learning yet"), (1.0, "mean return -1500.0, 10 s left")])
 def test_eighty_columns_hold_the_numbers_of_a_long_training(updates, text):
     metrics = {"rollout/ep_rew_mean": -1500.0, "train/n_updates": updates}
     plain = without_colours(shown([9_999_000], terminal=True, target=10_000_000, width=80, metrics=metrics))
-    assert f"9,999,000 of 10,000,000 env_steps, 100/s, {text}, 10 s left" in plain
+    assert f"9,999,000 of 10,000,000 env_steps, 100/s, {text}" in plain
     assert "━" in plain.splitlines()[-1]
 
 

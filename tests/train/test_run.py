@@ -17,6 +17,7 @@ from flax import nnx
 
 import polyak
 from polyak.cli import main
+from polyak.envs.autoreset import AutoReset
 from polyak.envs.source import source_of
 from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
@@ -142,6 +143,7 @@ def test_a_key_that_is_an_int_is_rejected_by_name(unchecked):
         ({"settings": {"gamma": 0.5}}, "settings must be None where agent is made"),
         ({"eval_every": 10, "report_every": 20}, "eval_every=10 must be at least report_every=20"),
         ({"checkpoint_every": 10, "report_every": 20}, "checkpoint_every=10 must be at least report_every=20"),
+        ({"checkpoint_replay": False}, "checkpoint_replay=False: PPO has no replay; leave it out"),
         ({"eval_every": 10, "eval_episodes": 0}, "eval_episodes must be an integer >= 1, got 0"),
     ],
 )
@@ -155,6 +157,21 @@ def test_the_compiled_loop_needs_an_environment_in_jax():
     env = polyak.envs.make("CartPole-v1", num_envs=2)
     with pytest.raises(ValueError, match=r"loop='compiled' needs an environment in JAX .* got CartPole-v1"):
         train(env, loop="compiled")
+
+
+def test_a_field_of_the_agent_among_the_arguments_is_named():
+    with pytest.raises(TypeError, match=r"unknown argument 'gamma' .*; a field of the agent goes into settings={'gamma': ...}"):
+        polyak.train.run("ppo", "CartPole-v1", env_steps=100, gamma=0.9)
+
+
+def test_an_environment_without_a_name_is_shown_by_its_class(capsys):
+    class Unnamed(type(jax_env().dynamics)):
+        @property
+        def spec(self):
+            return dataclasses.replace(super().spec, id="")
+
+    train(AutoReset(Unnamed(), num_envs=2))
+    assert capsys.readouterr().out.startswith("ppo Unnamed: compiling …\n")
 
 
 def test_an_unknown_algorithm_suggests_the_nearest():

@@ -5,14 +5,16 @@ import textwrap
 from polyak import envs
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import agent_summary
-from polyak.cli.flags import print_usage
+from polyak.cli.flags import fail, print_usage
 from polyak.presets import DEFAULTS, PRESETS
 
 
 def list_names(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
+    if arguments and arguments[0] not in ("-h", "--help"):
+        return fail(f"polyak list takes no arguments, got {' '.join(arguments)}")
     if arguments:
-        return print_usage("polyak list\n\nAlgorithms, presets and environments; it takes no arguments.", arguments)
+        return print_usage("polyak list\n\nAlgorithms, presets and environments.", arguments)
     print("algorithms")
     for name, agent in AGENTS.items():
         print(f"  {name:7} {DEFAULTS[name].source if name in DEFAULTS else agent_summary(agent)}")

@@ -168,7 +168,9 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
         def checked(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in names:
-                    raise TypeError(f"{owner}: {unknown_name(name, names, 'argument')}")
+                    has_settings = "settings" in names and find_replacement(name, names, "argument") is None
+                    hint = f"; a field of the agent goes into settings={{{name!r}: ...}}" if has_settings else ""
+                    raise TypeError(f"{owner}: {unknown_name(name, names, 'argument')}{hint}")
             if len(args) > len(by_position):
                 first = " and ".join(name for name in by_position if name != "self")
                 raise TypeError(f"{owner}: only {first} can be passed without a name, got {args[len(by_position)]!r:.80} too")

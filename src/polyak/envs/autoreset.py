@@ -78,8 +78,9 @@ class AutoReset:
 
     @property
     def spec(self) -> EnvSpec:
-        """The spaces of one environment."""
-        return dataclasses.replace(self.dynamics.spec, action_scaling=self.action_scaling)
+        """The spaces of one environment; without a name it has that of its class."""
+        spec = self.dynamics.spec
+        return dataclasses.replace(spec, id=spec.id or type(self.dynamics).__name__, action_scaling=self.action_scaling)
 
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Start a new episode in every environment: the state, and `first` time steps."""

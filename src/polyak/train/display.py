@@ -1,6 +1,7 @@
 """Shows the progress of training: a progress bar in a terminal, plain lines elsewhere."""
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from polyak.core.output import discard_output
 from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10
+REPORTS_OF_PACE = 10
+"""The time left follows from the pace of this many reports: a training changes its pace as it begins to learn or evaluates."""
 
 
 class Screen(Console):
@@ -50,7 +53,7 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) ->
     )
     with Bar(*columns, console=console, expand=True) as bar:
         task = bar.add_task(title, total=env_steps, completed=done, status="compiling …")
-        is_first = True
+        is_first, status = True, _Status(env_steps)
 
         def update(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
             nonlocal is_first
@@ -58,7 +61,7 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) ->
                 is_first = False
                 console.print_line(f"compiled in {progress.compile_seconds:.1f} s")
             completed = min(progress.env_steps, env_steps)
-            bar.update(task, completed=completed, status=_status(progress, metrics, env_steps))
+            bar.update(task, completed=completed, status=status.describe(progress, metrics))
 
         yield update
 
@@ -79,36 +82,59 @@ def once_per_iteration(callback: Callback) -> Callback:
 def _lines(console: Screen, title: str, env_steps: int, done: int) -> Callback:
     console.print_line(f"{title}: compiling …")
     due: int | None = None
+    status = _Status(env_steps)
 
     def line(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
         nonlocal due
         if due is None:
             due = done
             console.print_line(f"{title}: compiled in {progress.compile_seconds:.1f} s")
+        text = status.describe(progress, metrics)
         if progress.env_steps < min(due, env_steps):
             return
         due = progress.env_steps + env_steps // PLAIN_LINES
-        console.print_line(f"{title}: {_status(progress, metrics, env_steps)}")
+        console.print_line(f"{title}: {text}")
 
     return line
 
 
-def _status(progress: Progress, metrics: Mapping[str, float], env_steps: int) -> str:
-    mean = metrics.get("rollout/ep_rew_mean")
-    skipped = metrics.get("train/skipped_steps", 0)
-    # Off-policy agents collect before they learn; a training that is shorter than that learns nothing.
-    is_waiting = metrics.get("train/n_updates") == 0 and not skipped
-    left = max(env_steps - progress.env_steps, 0) / progress.fps if progress.fps > 0 else 0.0
-    returns = f"mean return {mean:.1f}" if mean is not None else "no episode ended yet"
-    parts = [
-        f"{progress.env_steps:,} of {env_steps:,} env_steps",
-        f"{progress.fps:,.0f}/s",
-        # In place of the return, which is that of random actions: 80 columns hold no more.
-        "not learning yet" if is_waiting else returns,
-        *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
-        f"{_duration(left)} left",
-    ]
-    return ", ".join(parts)
+class _Status:
+    """The line about a training: env_steps, speed, mean return, and the time left at the pace of the last reports."""
+
+    def __init__(self, env_steps: int) -> None:
+        self._env_steps = env_steps
+        self._reports: deque[Progress] = deque(maxlen=REPORTS_OF_PACE + 1)
+        self._has_waited = False
+
+    def describe(self, progress: Progress, metrics: Mapping[str, float]) -> str:
+        """The line, which must be asked for at every report."""
+        mean = metrics.get("rollout/ep_rew_mean")
+        skipped = metrics.get("train/skipped_steps", 0)
+        # Off-policy agents collect before they learn; a training that is shorter than that learns nothing.
+        is_waiting = metrics.get("train/n_updates") == 0 and not skipped
+        left = self._seconds_left(progress, is_waiting)
+        returns = f"mean return {mean:.1f}" if mean is not None else "no episode ended yet"
+        parts = [
+            f"{progress.env_steps:,} of {self._env_steps:,} env_steps",
+            f"{progress.fps:,.0f}/s",
+            # In place of the return, which is that of random actions: 80 columns hold no more.
+            "not learning yet" if is_waiting else returns,
+            *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
+            # How fast it learns is not known before.
+            *([] if is_waiting else [f"{_duration(left)} left"]),
+        ]
+        return ", ".join(parts)
+
+    def _seconds_left(self, progress: Progress, is_waiting: bool) -> float:
+        first, pace = self._reports[0] if self._reports else None, progress.fps
+        if first is not None and progress.seconds > first.seconds:
+            pace = (progress.env_steps - first.env_steps) / (progress.seconds - first.seconds)
+        if self._has_waited or is_waiting:
+            # Learning has begun between the last report and this one, or not yet.
+            self._reports.clear()
+        self._has_waited = is_waiting
+        self._reports.append(progress)
+        return max(self._env_steps - progress.env_steps, 0) / pace if pace > 0 else 0.0
 
 
 def _duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.core.checks import check_callbacks, check_choice, check_integer, check_key
 from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.spaces import EnvSpec
-from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.core.types import Agent, Callback, Env, HasReplay, HostEnv, State
 from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
 from polyak.envs.constructors import make
 from polyak.envs.libraries import is_from
@@ -333,6 +333,10 @@ def prepare(
     check_match(agent, env, devices)
     if learners is None:
         mesh_over(devices, env.num_envs)
+    if checkpoint_replay is not True and not isinstance(agent, HasReplay):
+        raise ValueError(
+            f"train.run: checkpoint_replay={checkpoint_replay}: {type(agent).__name__} has no replay; leave it out"
+        )
     loop = _checked_loop(agent, env, loop, devices, replay_on)
     report_every, checkpoint_every = intervals(env_steps, report_every, checkpoint_every, eval_every)
     eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
@@ -343,7 +347,7 @@ def prepare(
     stored = None if source is None else storable(source)
     config = RunConfig(
         algorithm=algorithm or algorithm_name(agent),
-        env=env.spec.id if stored is None else stored.id,
+        env=(env.spec.id or type(env).__name__) if stored is None else stored.id,
         num_envs=env.num_envs,
         seed=seed if key is None else seed_of(key),
         env_steps=env_steps,
