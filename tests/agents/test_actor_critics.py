@@ -509,7 +509,7 @@ def test_actions_in_a_tree():
     ("action", "message"),
     [
         (MultiBinary((2,)), "actions must be Boxes, got .*MultiBinary.*PPO"),
-        (Box([0], [3], np.int32), r"got Box\(0, 3, .*int32\); PPO, A2C and IMPALA take Boxes of integers$"),
+        (Box([0], [3], dtype=np.int32), r"got Box\(0, 3, .*int32\); PPO, A2C and IMPALA take Boxes of integers$"),
         (Box([-2.0], [2.0]), r"actions must lie in \[-1, 1\], got .*action_scaling='rescale'"),
         (Dict({"a": Box([-1.0], [1.0]), "b": Discrete(2)}), "at action 'b'"),
     ],
@@ -557,7 +557,7 @@ def test_rewards_are_summed_over_n_steps(name):
 
 @every_agent_and_tqc
 def test_actions_of_half_precision_are_learned_from(name):
-    agent = make(name, EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2, np.float16)))
+    agent = make(name, EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2, dtype=np.float16)))
     state, metrics = updated(agent, [random_rollout(agent)])
     assert int(state.updates) == 4 and np.isfinite(float(metrics["train/td_error"]))
     # Those that a data set has are taken too.

@@ -228,7 +228,7 @@ def test_normalised_action_values_train_in_both_loops(loop):
 
 @every_q_agent
 def test_images_cannot_be_normalised(name):
-    images = EnvSpec(Box(np.zeros((4, 8, 8)), np.full((4, 8, 8), 255), np.uint8), Discrete(2))
+    images = EnvSpec(Box(0, 255, (4, 8, 8), np.uint8), Discrete(2))
     with pytest.raises(ValueError, match="normalize_obs must be False for observations without a Box other than uint8"):
         make_q(name, images)
 

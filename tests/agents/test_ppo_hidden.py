@@ -54,7 +54,7 @@ def test_constant_reward_is_not_rescaled(preset):
 
 
 def test_integer_observations_are_normalised_and_uint8_are_not():
-    whole = Box([0] * 3, [9] * 3, np.int32)
+    whole = Box([0] * 3, [9] * 3, dtype=np.int32)
     agent = small(EnvSpec(whole, Discrete(3)), normalize_obs=True)
     state = fresh(agent)
     data = rollout(agent.spec, 0, **SIZES, carry=())
@@ -63,7 +63,7 @@ def test_integer_observations_are_normalised_and_uint8_are_not():
     got = after.obs_normalizer.normalize(jnp.asarray(seen))
     np.testing.assert_allclose(got, (seen - seen.mean(0)) / seen.std(0), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="PPO: normalize_obs must be False for observations without a Box other than uint8"):
-        small(EnvSpec(Box([0] * 3, [9] * 3, np.uint8), Discrete(3)), normalize_obs=True)
+        small(EnvSpec(Box([0] * 3, [9] * 3, dtype=np.uint8), Discrete(3)), normalize_obs=True)
     assert not PPO.tf_agents(EnvSpec(Discrete(4), Discrete(3))).normalize_obs
 
 

@@ -572,12 +572,12 @@ def test_defaults_match_the_37_implementation_details():
     assert (agent.adam_eps, agent.max_grad_norm, agent.clip_range, agent.gae_lambda) == (1e-5, 0.5, 0.2, 0.95)
     assert (agent.normalize_advantage, agent.clip_obs, agent.clip_reward) == ("minibatch", 10.0, 10.0)
     assert agent.network == mlp((64, 64), "tanh", shared_torso=False, orthogonal=True, std="free", log_std=0.0)
-    image = EnvSpec(Box(np.zeros((84, 84, 4)), np.full((84, 84, 4), 255), np.uint8), Discrete(4))
+    image = EnvSpec(Box(0, 255, (84, 84, 4), np.uint8), Discrete(4))
     assert PPO(image).network == nature_cnn((512,), shared_torso=True)
 
 
 def test_pixels_are_scaled_to_between_zero_and_one():
-    image = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
+    image = Box(0, 255, (36, 36, 1), np.uint8)
     network = nature_cnn(())
     variables = jax.jit(lambda key: network.init(key, EnvSpec(image, Discrete(2))))(KEY)
     _, value = answers(network, variables, np.full((1, 36, 36, 1), 51, np.uint8))
@@ -616,7 +616,7 @@ def test_update_learns_from_the_unclipped_action():
         ({"kl_cutoff_coef": 1000.0, "kl_target": 0.01}, "kl_cutoff_coef=1000.0 needs kl_cutoff_factor"),
         ({"kl_cutoff_coef": 1000.0, "kl_cutoff_factor": 2.0}, "kl_cutoff_coef=1000.0 needs kl_target"),
         ({"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True}, "normalize_obs must be False"),
-        ({"spec": EnvSpec(Box([0], [9], np.uint8), Discrete(2)), "normalize_obs": True}, "normalize_obs must be False"),
+        ({"spec": EnvSpec(Box([0], [9], dtype=np.uint8), Discrete(2)), "normalize_obs": True}, "normalize_obs must be False"),
         ({"spec": dataclasses.replace(BOX, action_scaling="clip"), "squash": True}, "squash must be False .*'clip'"),
         ({"spec": dataclasses.replace(SPEC, action_scaling="rescale"), "squash": True}, "squash must be False where no action"),
         ({"l2_shared": 0.1}, "l2_shared must be None for a network without shared kernels"),

@@ -114,7 +114,7 @@ def test_float_fields_are_leaves_and_the_rest_is_structure():
 
 
 def test_default_network_depends_on_the_spec():
-    image = EnvSpec(Box(np.zeros((40, 40, 3)), np.full((40, 40, 3), 255), np.uint8), Discrete(2))
+    image = EnvSpec(Box(0, 255, (40, 40, 3), np.uint8), Discrete(2))
     assert PPO(SPEC).network == mlp() and PPO(image).network == nature_cnn()
 
 

@@ -21,7 +21,7 @@ ZOO = EnvSpec(
         "level": Box(np.float32(-1.0), np.float32(1.0)),
         "gear": Discrete(3),
         "pair": Tuple((MultiDiscrete((2, 3)), MultiBinary((2, 2)))),
-        "pixels": Box(np.zeros((2, 2)), np.full((2, 2), 255), np.uint8),
+        "pixels": Box(0, 255, (2, 2), np.uint8),
     }),
     action=Dict({
         "gear": Discrete(3),

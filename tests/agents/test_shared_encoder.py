@@ -12,7 +12,7 @@ from polyak.core.types import Rollout, TimeStep
 from polyak.ops.gradient_step import ravel
 
 KEY = jax.random.key(0)
-PIXELS = Box(np.zeros((36, 36, 1), np.uint8), np.full((36, 36, 1), 255, np.uint8), np.uint8)
+PIXELS = Box(0, 255, (36, 36, 1), np.uint8)
 SPEC = EnvSpec(Dict({"pixels": PIXELS, "speed": Box([-9.0], [9.0])}), Box([-1.0] * 2, [1.0] * 2))
 AGENTS = {"ddpg": polyak.DDPG, "td3": polyak.TD3, "sac": polyak.SAC, "tqc": polyak.TQC}
 every_agent = pytest.mark.parametrize("name", AGENTS)

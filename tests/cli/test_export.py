@@ -29,12 +29,12 @@ from polyak.storage.run_directory import open_run
 from tests.policies.test_network_policy import VECTOR, policy_for
 
 ROWS = 1000
-IMAGE = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
+IMAGE = Box(0, 255, (36, 36, 1), np.uint8)
 MIXED = Dict({"x": Box(-np.ones((2, 2)), np.ones((2, 2))), "n": Tuple((Discrete(3, 1), MultiDiscrete((2, 3), (1, 0))))})
 ACTIONS = Dict(
     {"b": Box([-1.0, 0.0], [1.0, 3.0]), "d": Discrete(3, 2), "m": MultiDiscrete((2, 3), (0, 4)), "z": MultiBinary((2,))}
 )
-INTEGER = Box([-5, 0], [5, 3], np.int32)
+INTEGER = Box([-5, 0], [5, 3], dtype=np.int32)
 POLICIES = {
     "mlp to Discrete": (EnvSpec(VECTOR, Discrete(4, start=2)), mlp((6, 5))),
     "mlp to Box": (EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0]), action_scaling="rescale"), mlp((6,), "silu")),

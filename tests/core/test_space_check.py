@@ -59,7 +59,7 @@ def test_observations_count_from_their_start_and_actions_from_zero():
 
 
 def test_actions_of_a_box_are_finite_floats_within_its_bounds_or_within_one_where_they_are_rescaled():
-    integers = Box([0, 0], [9, 5], np.uint8)
+    integers = Box([0, 0], [9, 5], dtype=np.uint8)
     (clipped,), (rescaled,) = (action_specs(EnvSpec(OBS, integers, "", scaling)) for scaling in ("clip", "rescale"))
     assert clipped.dtype == rescaled.dtype == np.float32
     assert clipped.high.tolist() == [9, 5] and (rescaled.low, rescaled.high) == (-1.0, 1.0)

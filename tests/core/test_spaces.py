@@ -35,7 +35,7 @@ OBS = Box([0.0], [1.0])
         (lambda: Box([2.0], [1.0]), ValueError, "low must not be above high"),
         (lambda: Box([np.nan], [1.0]), ValueError, "nor either NaN"),
         (lambda: Box(np.zeros(0), np.zeros(0)), ValueError, "has no element"),
-        (lambda: Box([0.0], [1.0], "U1"), TypeError, "must be a number type"),
+        (lambda: Box([0.0], [1.0], dtype="U1"), TypeError, "must be a number type"),
         (lambda: Discrete(0), ValueError, "n must be a positive integer, got 0"),
         (lambda: Discrete(2.5), ValueError, "n must be a positive integer, got 2.5"),
         (lambda: MultiDiscrete(()), ValueError, "non-empty"),
@@ -67,7 +67,7 @@ def test_spaces_are_equal_and_hash_by_value():
     b = Dict({"y": Discrete(2), "x": Box([0.0], [1.0])})
     assert a == b and hash(a) == hash(b)
     assert a != Dict({"x": Box([0.0], [2.0]), "y": Discrete(2)})
-    assert Box([0.0], [1.0]) != Box([0.0], [1.0], np.float16)
+    assert Box([0.0], [1.0]) != Box([0.0], [1.0], dtype=np.float16)
     assert Discrete(2) != Discrete(2, 1)
     spec = EnvSpec(a, Discrete(2))
     assert spec == EnvSpec(b, Discrete(2)) and hash(spec) == hash(EnvSpec(b, Discrete(2)))
@@ -85,9 +85,9 @@ def test_a_copy_takes_no_hash_along_since_another_process_hashes_otherwise():
     [
         (gym.Box(-1.0, 1.0, (2,), np.float32), Box([-1.0, -1.0], [1.0, 1.0])),
         (gym.Box(-1.0, np.inf, (2,), np.float64), Box([-1.0, -1.0], [np.inf, np.inf])),
-        (gym.Box(0, 255, (2,), np.uint8), Box([0, 0], [255, 255], np.uint8)),
-        (gym.Box(-5, 2**40, (1,), np.int64), Box([-5], [2**31 - 1], np.int32)),
-        (gym.Box(0, 2**63, (1,), np.uint64), Box([0], [2**32 - 1], np.uint32)),
+        (gym.Box(0, 255, (2,), np.uint8), Box([0, 0], [255, 255], dtype=np.uint8)),
+        (gym.Box(-5, 2**40, (1,), np.int64), Box([-5], [2**31 - 1], dtype=np.int32)),
+        (gym.Box(0, 2**63, (1,), np.uint64), Box([0], [2**32 - 1], dtype=np.uint32)),
         (gym.Discrete(3, start=-1), Discrete(3, -1)),
         (gym.MultiDiscrete([2, 3], start=[1, 0]), MultiDiscrete((2, 3), (1, 0))),
         (gym.MultiBinary((2, 2)), MultiBinary((2, 2))),
@@ -121,7 +121,7 @@ def test_a_space_without_a_flat_shape_or_an_element_is_rejected_with_its_place(s
         Discrete(4, 2),
         MultiDiscrete((2, 3), (5, 6)),
         MultiBinary((2, 3)),
-        Dict({"x": Tuple((Discrete(2), Box([0], [9], np.int16)))}),
+        Dict({"x": Tuple((Discrete(2), Box([0], [9], dtype=np.int16)))}),
     ],
 )
 def test_a_space_survives_the_way_to_gymnasium_and_back(space):
@@ -194,6 +194,27 @@ def test_rescaling_to_the_widest_box_does_not_overflow():
 
 
 def test_a_box_of_integers_takes_the_nearest():
-    native = EnvSpec(OBS, Box([0], [10], np.int32)).native_action(jnp.array([[2.6], [99.0]]))
+    native = EnvSpec(OBS, Box([0], [10], dtype=np.int32)).native_action(jnp.array([[2.6], [99.0]]))
     assert native.dtype == np.int32
     np.testing.assert_array_equal(native, [[3], [10]])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Box(-1, 1, (6,)), gym.Box(-1, 1, (6,))),
+        (Box(0, 255, (8, 8, 3), np.uint8), gym.Box(0, 255, (8, 8, 3), np.uint8)),
+        (Box(-np.ones(2, np.float32), np.ones(2, np.float32)), gym.Box(-np.ones(2, np.float32), np.ones(2, np.float32))),
+        (Box(-np.inf, np.inf, shape=[2], dtype=np.float32), gym.Box(-np.inf, np.inf, (2,))),
+    ],
+)
+def test_a_box_is_made_as_in_gymnasium(ours, theirs):
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    assert (ours.low == theirs.low).all() and (ours.high == theirs.high).all()
+
+
+def test_a_wrong_shape_of_a_box_is_named(unchecked):
+    with pytest.raises(TypeError, match=r"Box: shape must be a tuple such as \(4,\), got <class 'numpy.uint8'>; .* dtype=..."):
+        Box(0, 255, np.uint8)
+    with pytest.raises(ValueError, match=r"Box: bounds of shapes \(2,\) and \(2,\) do not broadcast to shape \(3,\)"):
+        Box([0, 0], [1, 1], (3,))

@@ -136,7 +136,7 @@ def test_masks_of_wrong_dtype_raise_with_the_leaf_name():
 
 
 def test_boxes_of_integers_are_acted_in_by_floats():
-    spec = dataclasses.replace(SPEC, action=Box([0, 0], [9, 9], np.int32))
+    spec = dataclasses.replace(SPEC, action=Box([0, 0], [9, 9], dtype=np.int32))
     assert check_rollout(good(), spec) == (5, 2)
     with pytest.raises(TypeError, match=r"update: rollout\.actions must have dtype float32 \(floats\), got int32"):
         check_rollout(dataclasses.replace(good(), actions=np.zeros((5, 2, 2), np.int32)), spec)

@@ -19,8 +19,8 @@ from tests.agents.rollouts import same_bits, sample
 
 KEY = jax.random.key(0)
 VECTOR = Box(-np.ones(3), np.ones(3))
-HWC = Box(np.zeros((40, 36, 3)), np.full((40, 36, 3), 255), np.uint8)
-CHW = Box(np.zeros((3, 40, 36)), np.full((3, 40, 36), 255), np.uint8)
+HWC = Box(0, 255, (40, 36, 3), np.uint8)
+CHW = Box(0, 255, (3, 40, 36), np.uint8)
 
 ACTIONS = {
     "Discrete": Discrete(4, start=1),
@@ -36,7 +36,7 @@ OBS = {
     "Discrete": Discrete(5),
     "MultiDiscrete": MultiDiscrete((2, 3)),
     "MultiBinary": MultiBinary((2, 2)),
-    "bytes": Box(np.zeros((4, 4, 3)), np.full((4, 4, 3), 255), np.uint8),
+    "bytes": Box(0, 255, (4, 4, 3), np.uint8),
     "Dict": Dict({"z": Discrete(2), "a": VECTOR, "pair": Tuple((MultiBinary((2,)), VECTOR))}),
 }
 
@@ -95,7 +95,7 @@ def test_the_order_of_a_dicts_keys_does_not_matter():
 
 def test_images_are_found_and_told_apart_by_their_channels():
     assert is_image(HWC) and is_image(CHW) and not is_image(OBS["bytes"]) and not is_image(VECTOR)
-    assert not is_image(Box(np.zeros((40, 40, 3)), np.ones((40, 40, 3)), np.float32))
+    assert not is_image(Box(0, 1, (40, 40, 3), np.float32))
     assert channels_first((4, 84, 84)) and not channels_first((84, 84, 4)) and not channels_first((40, 40, 40))
     assert network_for(EnvSpec(HWC, Discrete(2))) == nature_cnn() and network_for(EnvSpec(VECTOR, Discrete(2))) == mlp()
     assert network_for(EnvSpec(Dict({"cam": CHW, "x": VECTOR}), Discrete(2))) == nature_cnn()

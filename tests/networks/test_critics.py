@@ -53,7 +53,7 @@ def test_dropout_needs_the_training_phase():
 
 
 def test_an_image_passes_through_convolutions_that_critics_share():
-    spec = EnvSpec(Box(np.zeros((36, 36, 3), np.uint8), np.full((36, 36, 3), 255, np.uint8), np.uint8), SPEC.action)
+    spec = EnvSpec(Box(0, 255, (36, 36, 3), np.uint8), SPEC.action)
     network = polyak.Critics((8,), num_critics=3)
     variables = network.init(KEY, spec)
     (q, _), _, _ = network.apply(variables, (jnp.zeros((2, 36, 36, 3), jnp.uint8), ACTION[:2]))

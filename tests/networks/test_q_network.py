@@ -13,7 +13,7 @@ from polyak.networks.quantile_network import iqn_network_or_default
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
-IMAGE = EnvSpec(Box(np.zeros((36, 36, 4)), np.full((36, 36, 4), 255), np.uint8), Discrete(4))
+IMAGE = EnvSpec(Box(0, 255, (36, 36, 4), np.uint8), Discrete(4))
 OBS = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
 

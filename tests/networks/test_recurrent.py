@@ -221,7 +221,7 @@ def test_many_sets_of_weights_at_once():
 
 
 def test_observations_of_every_kind_go_in():
-    image = Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8)
+    image = Box(0, 255, (36, 36, 1), np.uint8)
     spec = EnvSpec(Dict({"cam": image, "n": Discrete(3), "x": SPEC.obs}), Dict({"a": Discrete(2), "b": SPEC.action}))
     network = lstm(3, (2,), shared_torso=True)
     variables, (obs, first) = jax.jit(lambda key: network.init(key, spec))(KEY), data(spec=spec)

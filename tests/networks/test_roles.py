@@ -191,7 +191,7 @@ def test_a_policy_without_kernels_has_none_to_punish():
 
 
 def test_l2_shared_needs_a_shared_torso_for_images():
-    image = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255), np.uint8), Discrete(2))
+    image = EnvSpec(Box(0, 255, (36, 36, 1), np.uint8), Discrete(2))
     PPO(image, network=nature_cnn((4,)), l2_shared=0.1)
     with pytest.raises(ValueError, match="l2_shared"):
         PPO(image, network=nature_cnn((4,), shared_torso=False), l2_shared=0.1)

@@ -9,7 +9,7 @@ from tests.agents.rollouts import sample
 
 SPACE = Dict({
     "x": Box([-1.0, -1.0], [1.0, 1.0]),
-    "pixels": Box(np.zeros((2, 2)), np.full((2, 2), 255), np.uint8),
+    "pixels": Box(0, 255, (2, 2), np.uint8),
     "pair": Tuple((Discrete(3), MultiBinary((2,)), Box(-np.ones((2, 3)), np.ones((2, 3))))),
 })  # fmt: skip
 

@@ -21,7 +21,7 @@ from polyak.policies.from_stable_baselines import _TensorReader
 from tests.policies.stable_baselines_models import FOLDER, observations
 
 CARTPOLE = EnvSpec(Box([-np.inf] * 4, [np.inf] * 4), Discrete(2))
-BYTES = Box([0] * 4, [255] * 4, np.uint8)
+BYTES = Box([0] * 4, [255] * 4, dtype=np.uint8)
 PENDULUM = EnvSpec(Box([-np.inf] * 3, [np.inf] * 3), Box([-2.0], [2.0]))
 RESCALED = dataclasses.replace(PENDULUM, action_scaling="rescale")
 TWO_ACTIONS = dataclasses.replace(RESCALED, action=Box([-1.0, 0.0], [3.0, 0.5]))
@@ -266,7 +266,10 @@ def test_tensors_are_read_by_their_strides():
         (EnvSpec(CARTPOLE.obs, Discrete(3)), r"policy/linear/bias .* shape \(2,\), the spec needs \(3,\)"),
         (EnvSpec(Dict({"a": CARTPOLE.obs}), Discrete(2)), "obs must be a Box"),
         (EnvSpec(BYTES, Discrete(2)), r"from_stable_baselines3: obs must not be uint8, .* got Box\(0, 255"),
-        (EnvSpec(CARTPOLE.obs, Box([-1.0], [1.0], np.float32), action_scaling="rescale"), "action_scaling must be 'clip'"),
+        (
+            EnvSpec(CARTPOLE.obs, Box(-1.0, 1.0, (1,)), action_scaling="rescale"),
+            "action_scaling must be 'clip'",
+        ),
     ],
 )
 def test_a_model_of_other_spaces_is_rejected_by_name(spec, message):

@@ -54,7 +54,7 @@ def test_uniform_fills_a_box_to_its_bounds(spec):
 
 @pytest.mark.parametrize("scaling", ["clip", "rescale"])
 def test_uniform_over_an_integer_box_is_uniform_after_rounding(scaling):
-    spec = EnvSpec(OBS, Box([-1], [2], np.int32), action_scaling=scaling)
+    spec = EnvSpec(OBS, Box([-1], [2], dtype=np.int32), action_scaling=scaling)
     native = spec.native_action(np.asarray(act(Uniform(spec), time_step(4000), (), KEY).action))
     assert stats.chisquare(np.bincount(native[:, 0] + 1)).pvalue > 1e-4 and set(native[:, 0]) == {-1, 0, 1, 2}
 

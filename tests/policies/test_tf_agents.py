@@ -90,7 +90,7 @@ def changed(tmp_path, name="discrete", drop=(), **arrays):
         (EnvSpec(THREE.obs, Discrete(2)), r"policy/linear/bias of .* shape \(3,\), the spec needs \(2,\)"),
         (EnvSpec(THREE.obs, Box([-1.0], [1.0])), "has no variable 'ActorDistributionNetwork/NormalProjectionNetwork"),
         (EnvSpec(THREE.obs, MultiDiscrete((3,))), "action must be Discrete or a Box"),
-        (EnvSpec(Box([0] * 4, [255] * 4, np.uint8), Discrete(3)), "from_tf_agents: obs must not be uint8"),
+        (EnvSpec(Box([0] * 4, [255] * 4, dtype=np.uint8), Discrete(3)), "from_tf_agents: obs must not be uint8"),
         (EnvSpec(THREE.obs, Box([-1.0], [1.0]), action_scaling="rescale"), "action_scaling must be 'clip'"),
     ],
 )

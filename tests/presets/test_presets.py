@@ -70,7 +70,7 @@ def test_all_atari_games_have_the_preset_of_the_details():
 def test_agents_of_action_values_store_single_frames_of_atari_games(algorithm):
     found = preset(algorithm, "ALE/Breakout-v5")
     settings = found.settings(found.env_steps)
-    images = EnvSpec(Box(np.zeros((4, 84, 84)), np.full((4, 84, 84), 255), np.uint8), Discrete(4))
+    images = EnvSpec(Box(0, 255, (4, 84, 84), np.uint8), Discrete(4))
     agent = agent_class(algorithm)(images, **settings)
     assert (agent.frame_stack, agent.learning_starts, agent.updates_per_step, agent.batch_size) == (4, 20_000, 0.25, 32)
     # Dopamine copies the target every 8,000 steps and decreases ε over 250,000.

@@ -38,7 +38,7 @@ CLASSES = {
 SPEC = EnvSpec(
     obs=Dict(
         {
-            "image": Box(np.zeros((84, 84, 3)), np.full((84, 84, 3), 255), np.uint8),
+            "image": Box(0, 255, (84, 84, 3), np.uint8),
             "state": Tuple((Box([-1.0, -np.inf], [0.1, np.inf]), MultiBinary((2, 3)))),
         }
     ),

@@ -1,6 +1,6 @@
 """Spaces of observations and actions, conversion from and to Gymnasium's, and of an agent's actions to the environment's."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -41,25 +41,46 @@ class _ByValue:
 @short_repr()
 @dataclass(frozen=True, eq=False)
 class Box(_ByValue):
-    """Arrays between `low` and `high`, elementwise; bounds may be infinite.
+    """Arrays between `low` and `high`, elementwise; bounds may be infinite. The arguments are those of Gymnasium's `Box`.
+
+    Args:
+        low, high: the bounds.
+        shape: one that both are broadcast to; None is their own.
+        dtype: of the arrays.
 
     Raises:
         ValueError: a bound is NaN, the bounds' shapes differ, `low > high` somewhere, or the space has no element.
-        TypeError: `dtype` is not numeric.
+        TypeError: `dtype` is not numeric; `shape` is none.
 
     >>> Box([-1.0, 0.0], [1.0, 2.0]).shape
     (2,)
+    >>> Box(0, 255, (84, 84, 4), np.uint8)
+    Box(0, 255, shape=(84, 84, 4), dtype=uint8)
     """
 
     low: npt.NDArray[Any]
     high: npt.NDArray[Any]
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
 
-    def __init__(self, low: npt.ArrayLike, high: npt.ArrayLike, dtype: npt.DTypeLike = np.float32) -> None:
+    def __init__(
+        self,
+        low: npt.ArrayLike,
+        high: npt.ArrayLike,
+        shape: Sequence[int] | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        if not isinstance(shape, Sequence | None) or isinstance(shape, str):
+            raise TypeError(f"Box: shape must be a tuple such as (4,), got {shape!r}; a type is passed as dtype=...")
         dtype = np.dtype(dtype)
         if dtype.kind not in "fiub":
             raise TypeError(f"Box: dtype must be a number type, got {dtype}")
         low_array, high_array = np.array(low, dtype), np.array(high, dtype)
+        if shape is not None:
+            try:
+                low_array, high_array = (np.broadcast_to(array, shape).copy() for array in (low_array, high_array))
+            except ValueError:
+                found = f"{low_array.shape} and {high_array.shape}"
+                raise ValueError(f"Box: bounds of shapes {found} do not broadcast to shape {tuple(shape)}") from None
         if low_array.shape != high_array.shape:
             raise ValueError(f"Box: low has shape {low_array.shape}, high {high_array.shape}; they must match")
         if low_array.size == 0:
@@ -312,13 +333,13 @@ def _box_from_gymnasium(space: Any) -> Box:
     dtype = np.dtype(space.dtype)
     if dtype == np.float64:
         with np.errstate(over="ignore"):
-            return Box(space.low, space.high, np.float32)
+            return Box(space.low, space.high, dtype=np.float32)
     if dtype.itemsize == 8:
         # JAX has no 64-bit integers by default; bounds that do not fit become the largest 32-bit ones.
         narrow = np.dtype(np.int32 if dtype.kind == "i" else np.uint32)
         info = np.iinfo(narrow)
-        return Box(np.clip(space.low, info.min, info.max), np.clip(space.high, info.min, info.max), narrow)
-    return Box(space.low, space.high, dtype)
+        return Box(np.clip(space.low, info.min, info.max), np.clip(space.high, info.min, info.max), dtype=narrow)
+    return Box(space.low, space.high, dtype=dtype)
 
 
 def to_gymnasium(space: Space) -> Any:

@@ -79,7 +79,7 @@ def _obs_space(space: Any, example: jax.ShapeDtypeStruct, id: str) -> Box:
         raise ValueError(f"{id}: observation space: shape {tuple(space.shape)}, but observations have {example.shape}")
     floats = "f" in (np.dtype(space.dtype).kind, example.dtype.kind)
     low, high = (np.broadcast_to(np.asarray(bound, np.float32), example.shape) for bound in (space.low, space.high))
-    return Box(low, high, np.float32 if floats else example.dtype)
+    return Box(low, high, dtype=np.float32 if floats else example.dtype)
 
 
 def _action_space(space: Any, id: str) -> Space:

@@ -119,4 +119,4 @@ def _space(spec: Any) -> Space:
     limits = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     bounds = (spec.minimum, spec.maximum) if isinstance(spec, specs.BoundedArray) else limits
     low, high = (np.broadcast_to(np.asarray(bound, dtype), spec.shape) for bound in bounds)
-    return Box(low, high, dtype)
+    return Box(low, high, dtype=dtype)
