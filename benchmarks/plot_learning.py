@@ -84,18 +84,22 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
 
 
 def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -> None:
-    """Draw the mean over seeds of each agent, with the range of the seeds, by `env_steps` and by seconds of training."""
+    """Draw the mean over seeds of each agent, with the range of the seeds, by `env_steps` and by seconds of training.
+
+    The seconds are the median over the seeds of the time that they took for so many `env_steps`.
+    """
     for name, (suite, num_envs, color) in COMPARISON.items():
         result = results[suite]
         curves = [summary["curve"] for summary in result["summaries"]]
         returns = [recent_returns(curve, num_envs) for curve in curves]
-        for axes, unit in ((by_steps, "env_steps"), (by_time, "seconds")):
-            times = [np.array(curve["env_steps"] if unit == "env_steps" else training_seconds(curve)) for curve in curves]
-            start, end = max(x[0] for x in times), min(x[-1] for x in times)
-            grid = np.linspace(start, end, 200) if unit == "env_steps" else np.geomspace(start, end, 200)
-            seeds = np.array([np.interp(grid, x, y) for x, y in zip(times, returns, strict=True)])
-            axes.plot(grid, seeds.mean(axis=0), color=color, linewidth=2, label=f"{name}, {len(curves)} seeds")
-            axes.fill_between(grid, seeds.min(axis=0), seeds.max(axis=0), color=color, alpha=0.15, linewidth=0)
+        steps = [np.array(curve["env_steps"]) for curve in curves]
+        grid = np.linspace(max(x[0] for x in steps), min(x[-1] for x in steps), 200)
+        seeds = np.array([np.interp(grid, x, y) for x, y in zip(steps, returns, strict=True)])
+        # A mean over seeds at equal time would mix steps: seeds that shared the machine with others are slower.
+        seconds = [np.interp(grid, x, training_seconds(curve)) for x, curve in zip(steps, curves, strict=True)]
+        for axes, x in ((by_steps, grid), (by_time, np.median(seconds, axis=0))):
+            axes.plot(x, seeds.mean(axis=0), color=color, linewidth=2, label=f"{name}, {len(curves)} seeds")
+            axes.fill_between(x, seeds.min(axis=0), seeds.max(axis=0), color=color, alpha=0.15, linewidth=0)
     by_steps.set_xlim(0, min(results[suite]["env_steps"] for suite, *_ in COMPARISON.values()))
     by_steps.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     by_steps.set_xlabel("env_steps")
@@ -104,7 +108,7 @@ def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -
     by_time.set_xscale("log")
     by_time.set_xlim(left=0.1)
     by_time.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-    by_time.set_xlabel("seconds of training, logarithmic")
+    by_time.set_xlabel("seconds of training (median of the seeds), logarithmic")
     by_time.set_title("Pendulum-v1, equal time")
     by_steps.legend(loc="lower right")
 
@@ -173,6 +177,7 @@ def main() -> None:
     compared = {suite: results[suite] for suite, *_ in COMPARISON.values() if suite in results}
     if len(compared) == len(COMPARISON):
         figure = Figure(figsize=(10.0, 4.0), layout="constrained")
+        figure.get_layout_engine().set(wspace=0.06)
         compare(*figure.subplots(1, 2, sharey=True), {suite: result for suite, (_, result) in compared.items()})
         save(figure, args.pictures / "learning-comparison.svg", [path for path, _ in compared.values()])
 
