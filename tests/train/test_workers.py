@@ -21,7 +21,7 @@ from polyak.workers.in_process_workers import InProcessWorkers
 from polyak.workers.rollout_worker import WorkerRollout
 from polyak.workers.supervise import WorkerLost
 from polyak.workers.worker_group import WorkerOptions
-from tests.workers.setting import KEY
+from tests.workers.setting import KEY, assert_same_bits
 
 SPEC = polyak.core.spaces.EnvSpec(polyak.core.spaces.Box([-1.0], [1.0]), polyak.core.spaces.Discrete(2))
 CONFIG = RunConfig(
@@ -314,6 +314,27 @@ def test_a_loop_state_is_continued_with_workers(loop):
     more = {"resume_from": first.loop_state, "env_steps_done": done}
     second = polyak.train.run("a2c", "CartPole-v1", env_steps=done + 100, workers=workers(4), **more, **options)
     assert int(second.state.env_steps) == second.progress.env_steps >= done + 100
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_run_with_a_replay_and_workers_resumes_to_the_bit_also_with_others(prioritized, tmp_path):
+    replay = {"capacity": 128, "batch_size": 8, "learning_starts": 32, "prioritized": prioritized}
+    agent = polyak.DQN(
+        polyak.envs.make("CartPole-v1").spec,
+        network=polyak.q_mlp((8,)),
+        num_steps=4,
+        epsilon=0.2,
+        updates_per_step=0.25,
+        **replay,
+    )
+    options = {"num_envs": 4, "progress": False, "report_every": 40, "checkpoint_every": 80}
+    whole = polyak.train.run(agent, "CartPole-v1", env_steps=400, workers=workers(), run_dir=tmp_path / "whole", **options)
+    polyak.train.run(agent, "CartPole-v1", env_steps=200, workers=workers(), run_dir=tmp_path / "run", **options)
+    assert says(tmp_path / "run") == "bit-exact"
+    resumed = polyak.resume(tmp_path / "run", env_steps=400, workers=workers(4), progress=False)
+    # The replay has wrapped around before and after.
+    assert int(whole.state.updates) > 40 and resumed.progress.env_steps == whole.progress.env_steps
+    assert_same_bits(resumed.loop_state, whole.loop_state)
 
 
 def test_a_run_with_a_lag_of_two_says_that_it_is_not_exact(tmp_path):

@@ -125,6 +125,32 @@ def test_actor_critics_have_the_bits_of_the_host_loop_and_all_but_ddpgs_workers_
     assert_same_bits(*ends)
 
 
+NARROW = {"batch_size": 8, "capacity": 256, "updates_per_step": 1 / 16, "learning_starts": 96, "num_steps": 4}
+VALUES = {
+    "c51": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,)), num_atoms=11, **NARROW),
+    "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.q_mlp((8,)), num_quantiles=7, **NARROW),
+    "iqn": lambda spec: polyak.IQN(spec, network=polyak.iqn_mlp((8,)), **NARROW),
+    "boltzmann": lambda spec: polyak.DQN(spec, network=polyak.q_mlp((8,)), temperature=0.5, **NARROW),
+    "noisy": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,), noisy=True, dueling=True), epsilon=0.0, **NARROW),
+    "recurrent": lambda spec: polyak.DQN(
+        spec, network=polyak.q_gru(width=4, hidden=()), sequence_length=6, burn_in=2, **NARROW
+    ),
+    "pqn": lambda spec: polyak.PQN(spec, network=polyak.q_mlp((8,)), num_steps=4, num_minibatches=2),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_agents_of_action_values_learn_from_workers_as_in_the_host_loop(cartpole, kind):
+    agent = VALUES[kind](cartpole.spec)
+    alone, one, two, again = (train(cartpole, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2, 2))
+    assert int(alone.agent.updates) > 8
+    assert_same_bits(one, alone)
+    # Where they act in NumPy, random numbers do not depend on how environments are split.
+    if acts_in_numpy(jax.eval_shape(lambda: agent.collect_policy(agent.init(KEY))), 4):
+        assert_same_bits(two, alone)
+    assert_same_bits(two, again)
+
+
 @pytest.mark.parametrize("kind", ["prioritized", "frames"])
 def test_dqn_whose_replay_has_priorities_or_frames_has_the_bits_of_the_host_loop(cartpole, kind):
     settings = {"prioritized": True} if kind == "prioritized" else {"frame_stack": 2, "frame_padding": "first", "n_step": 3}
