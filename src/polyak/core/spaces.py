@@ -266,6 +266,11 @@ def leaf_keys(space: Space, keys: tuple[Any, ...] = ()) -> Iterable[tuple[tuple[
         yield keys, space
 
 
+def in_action(path: str) -> str:
+    """Where a leaf of an action stands, for errors; empty where it is the whole action."""
+    return f" at action {path!r}" if path else ""
+
+
 def leaf_spaces(space: Space) -> Iterable[tuple[str, Leaf]]:
     """Every leaf with its path (`""` for a space that is itself a leaf, else `camera`, `pair/0`, ...)."""
     for keys, leaf in leaf_keys(space):
@@ -388,7 +393,7 @@ class EnvSpec:
             raise ValueError(f"EnvSpec: action_scaling must be 'clip' or 'rescale', got {self.action_scaling!r}")
         for path, leaf in leaf_spaces(self.action):
             if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
-                raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf} at action {path!r}")
+                raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf}{in_action(path)}")
 
     def action_bounds(self, leaf: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The bounds of an agent's Box action in float32: those of the space, or -1 and 1 if it is rescaled."""

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
 from polyak.core.checks import check_created_with
-from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
+from polyak.core.spaces import Box, EnvSpec, in_action, leaf_spaces, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables, copy_buffers
 from polyak.networks.actor import Actor
@@ -156,7 +156,7 @@ def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and P
         ValueError: they are not; the message names the part.
     """
     for path, leaf in leaf_spaces(spec.action):
-        where = f" at action {path!r}" if path else ""
+        where = in_action(path)
         if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
             advice = "PPO, A2C and IMPALA take Boxes of integers" if isinstance(leaf, Box) else instead
             kind = "Boxes of floats" if isinstance(leaf, Box) else "Boxes"

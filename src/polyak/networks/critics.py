@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.printing import short_repr
-from polyak.core.spaces import Box, Discrete, EnvSpec, leaf_spaces, zeros
+from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces, zeros
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.initializers import constant, uniform
@@ -80,7 +80,7 @@ class _CriticsModule(nnx.Module):
         boxes = list(leaf_spaces(spec.action)) if self.takes_action else []
         for path, leaf in boxes:
             if not isinstance(leaf, Box):
-                raise ValueError(f"network: critics need actions of Boxes or one Discrete, got {leaf} at action {path!r}")
+                raise ValueError(f"network: critics need actions of Boxes or one Discrete, got {leaf}{in_action(path)}")
         if settings.num_quantiles is not None and not boxes:
             raise ValueError(f"network: num_quantiles must be None for Discrete actions, got {settings.num_quantiles}")
         self.encoder = Encoder(spec.obs, rngs)

@@ -13,7 +13,19 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, Space, leaf_spaces, map_space, zeros
+from polyak.core.spaces import (
+    Box,
+    Discrete,
+    EnvSpec,
+    Leaf,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    in_action,
+    leaf_spaces,
+    map_space,
+    zeros,
+)
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, Variables
 from polyak.kernels.convolution import convolve
@@ -125,7 +137,7 @@ def check_means(settings: Layers, action: Space) -> None:
         raise ValueError(f"network: squash_mean must be False where no action is a Box, got {action}")
     for path, leaf in boxes.items():
         if settings.squash_mean and not leaf.bounded:
-            raise ValueError(f"network: squash_mean needs finite bounds, got {leaf} at action {path!r}")
+            raise ValueError(f"network: squash_mean needs finite bounds, got {leaf}{in_action(path)}")
 
 
 MAX_LAYERS, MAX_WIDTH = 256, 2**16
