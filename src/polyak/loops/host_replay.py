@@ -150,14 +150,16 @@ def host_device() -> jax.Device:
         ) from error
 
 
-def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any) -> None:
-    """Check that the agent's replay can stand there.
+def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any, in_checkpoints: bool = True) -> None:
+    """Check that the agent's replay can stand there, and that there is one where checkpoints are to be without.
 
     Raises:
         TypeError, ValueError: it is neither `"device"` nor `"host"`, or the agent has no replay that can be outside of its
             state, or the loop or the number of devices needs it there, or JAX was started without its CPU.
     """
     check_choice("train", "replay_on", replay_on, ("device", "host"))
+    if not in_checkpoints and not isinstance(agent, HasReplay):
+        raise ValueError(f"train: checkpoint_replay={in_checkpoints}: {type(agent).__name__} has no replay; leave it out")
     if replay_on == "device":
         return
     if not isinstance(agent, HasReplay):

@@ -15,7 +15,7 @@ from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.core.checks import check_callbacks, check_choice, check_integer, check_key
 from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.spaces import EnvSpec
-from polyak.core.types import Agent, Callback, Env, HasReplay, HostEnv, State
+from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
 from polyak.envs.constructors import make
 from polyak.envs.libraries import is_from
@@ -333,11 +333,7 @@ def prepare(
     check_match(agent, env, devices)
     if learners is None:
         mesh_over(devices, env.num_envs)
-    if checkpoint_replay is not True and not isinstance(agent, HasReplay):
-        raise ValueError(
-            f"train.run: checkpoint_replay={checkpoint_replay}: {type(agent).__name__} has no replay; leave it out"
-        )
-    loop = _checked_loop(agent, env, loop, devices, replay_on)
+    loop = _checked_loop(agent, env, loop, devices, replay_on, checkpoint_replay)
     report_every, checkpoint_every = intervals(env_steps, report_every, checkpoint_every, eval_every)
     eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
@@ -374,13 +370,13 @@ def prepare(
     return Training(config, env, key, start or Start(), run, eval_env, eval_episodes, learners)
 
 
-def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: ReplayOn) -> str:
-    """The loop, in which the environments can be stepped and the replay stand."""
+def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: str, saved: bool) -> str:
+    """The loop, in which the environments can be stepped, and the replay stand and be saved or not."""
     if loop == "auto":
         loop = "host" if isinstance(env, HostEnv) else "compiled"
     if loop == "compiled":
         check_in_jax("train.run: loop='compiled'", env)
-    check_replay_on(agent, loop, devices, replay_on)
+    check_replay_on(agent, loop, devices, replay_on, saved)
     check_memory(agent, devices, on_host=replay_on == "host")
     return loop
 
