@@ -3,12 +3,13 @@
 import dataclasses
 import inspect
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from polyak.core.warn import warn
 
 
 def check_number(
@@ -172,10 +173,9 @@ def warn_unused(settings: Any) -> None:
         is_used = got in needed if isinstance(needed, range) else got is needed
         if not is_used and value is not None and not _is_default(value, field.default):
             wanted = f"{needed.start} or more" if isinstance(needed, range) else needed
-            warnings.warn(
+            warn(
                 f"{type(settings).__name__}: {field.name}={value!r:.80} has no effect with {other}={got!r:.80}, only with "
-                f"{other}={wanted}",
-                stacklevel=6,  # Where the constructor was called.
+                f"{other}={wanted}"
             )
 
 

@@ -3,7 +3,6 @@
 No JAX here: worker processes use this.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import gymnasium.spaces as gym
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from polyak.core.warn import warn
 from polyak.envs.masks import mask_widths
 
 SUPPORTED = (gym.Box, gym.Discrete, gym.MultiDiscrete, gym.MultiBinary)
@@ -42,10 +42,7 @@ def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> An
     is_vector = isinstance(env, VectorEnv)
     if method is not None and not mask_widths(env.single_action_space if is_vector else env.action_space):
         if warns:
-            warnings.warn(
-                f"make: action_masks() of {name} is not used: masks are supported for Discrete and MultiDiscrete actions",
-                stacklevel=2,
-            )
+            warn(f"make: action_masks() of {name} is not used: masks are supported for Discrete and MultiDiscrete actions")
         method = None
     key = options.action_mask_key
     if key is None and method is None:
@@ -69,7 +66,7 @@ def drop_obs(env: Any, name: str, *, text_only: bool, warns: bool) -> Any:
     if len(dropped) in (0, len(space.spaces)):
         return env
     if text_only and warns:
-        warnings.warn(f"make: dropped the text {', '.join(map(repr, dropped))} from the observation of {name}", stacklevel=2)
+        warn(f"make: dropped the text {', '.join(map(repr, dropped))} from the observation of {name}")
     rest = [key for key in space.spaces if key not in dropped]
     is_vector = isinstance(env, VectorEnv)
     wrapper: Any = gymnasium.wrappers.vector.FilterObservation if is_vector else gymnasium.wrappers.FilterObservation

@@ -1,6 +1,5 @@
 """Gymnasium environments, single or vectorized, as a `HostEnv` with next-step autoreset."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from polyak.core.names import suggest_arguments, suggest_attributes
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space, unflatten
 from polyak.core.types import EpisodeRecord, PyTree, TimeStep
+from polyak.core.warn import warn
 from polyak.envs.env_batch import Batch, RawStep
 from polyak.envs.masks import Flags
 from polyak.envs.obs_reader import obs_leaves
@@ -75,7 +75,7 @@ class GymnasiumEnv:
         in_obs = isinstance(batch.obs_space, gymnasium.spaces.Dict) and "action_mask" in batch.obs_space.spaces
         if in_obs and not self.spec.has_action_mask:
             advice = "pass action_mask_key='action_mask'"
-            warnings.warn(f"make: obs['action_mask'] of {id} is not used as an action mask; {advice}", stacklevel=3)
+            warn(f"make: obs['action_mask'] of {id} is not used as an action mask; {advice}")
         leaves = zip(obs_leaves(batch.obs_space), leaf_spaces(obs), strict=True)
         self._check_obs = [ObsCheck(leaf, space, self.num_envs, nonfinite, out_of_bounds) for leaf, (_, space) in leaves]
         self._single_leaf = len(self._check_obs) == 1 and self._check_obs[0].leaf.path == ""

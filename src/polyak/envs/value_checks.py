@@ -1,7 +1,6 @@
 """Check and convert batches of observations, rewards and actions of Gymnasium environments."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from polyak.core.space_check import (
     to_array,
 )
 from polyak.core.spaces import Box, EnvSpec, Leaf, leaf_spaces, unflatten
+from polyak.core.warn import warn
 
 Location = Callable[[int], str]
 """Returns environment and step for errors, given the environment's index."""
@@ -86,7 +86,7 @@ class ObsCheck:
                 raise InvalidValue(message)
             if self.out_of_bounds == "warn":
                 self.warned = True
-                warnings.warn(f"{message} (this warning is shown once)", stacklevel=4)
+                warn(f"{message} (this warning is shown once)")
         if self.out_of_bounds == "clip" or not floats:
             array = np.clip(array, low, high)
         if not finite.all():

@@ -1,7 +1,6 @@
 """Several seeds, or settings, in one compiled program: the compiled loop mapped over keys and over a batch of agents."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import check_carry, has_error_flags
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
+from polyak.core.warn import warn
 from polyak.loops.compiled_loop import CHUNK_SECONDS, MAX_CHUNK_STEPS, iteration, iterations_for, run_chunk, start
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import (
@@ -210,7 +210,7 @@ def _report_each(
             seed_goes_on, _ = reporter.report(_select_seed(i, metrics), seed_state, callbacks[i] if callbacks else ())
             go_on &= seed_goes_on
         except TrainingDiverged as error:
-            warnings.warn(f"train: training with keys[{i}] has diverged: {error}", stacklevel=3)
+            warn(f"train: training with keys[{i}] has diverged: {error}")
             diverged[i] = reporter.result(seed_state, "diverged", str(error))
     return go_on, diverged
 

@@ -3,12 +3,12 @@
 import secrets
 import socket
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from polyak.core.checks import check_integer
 from polyak.core.types import Callback, Progress, PyTree
+from polyak.core.warn import warn
 from polyak.storage.checkpoint import steps
 from polyak.storage.files import append
 from polyak.storage.progress import save_progress
@@ -92,7 +92,7 @@ def _warn_once(write: Callable[[Progress, Mapping[str, float], PyTree], None], p
         except OSError as error:
             if not warned:
                 warned = True
-                warnings.warn(f"{path}: {error}; rows are lost while this lasts, training goes on", stacklevel=2)
+                warn(f"{path}: {error}; rows are lost while this lasts, training goes on")
 
     return callback
 

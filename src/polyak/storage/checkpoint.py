@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_integer
+from polyak.core.warn import warn
 from polyak.storage import directory as layout
 from polyak.storage import leaves as codec
 from polyak.storage.directory import ARRAYS, COMMIT, MANIFEST
@@ -211,7 +211,7 @@ def _newest(root: Path, step: int | None, load: Callable[[Path], T]) -> T:
             damage.append(str(error))
             continue
         if damage:
-            warnings.warn(f"using the checkpoint of step {number}; damaged: {'; '.join(damage)}", stacklevel=3)
+            warn(f"using the checkpoint of step {number}; damaged: {'; '.join(damage)}")
         return result
     raise CheckpointError("; ".join([f"{root}: no valid checkpoint", *damage, layout.describe_steps(root, found)]))
 
@@ -268,7 +268,7 @@ def _remove_unlisted(root: Path) -> None:
     try:
         remove_unlisted(root, {name for manifest in manifests for leaf in manifest.leaves for name in leaf.segments})
     except OSError as error:
-        warnings.warn(f"{root}: old segments could not be removed: {error}", stacklevel=2)
+        warn(f"{root}: old segments could not be removed: {error}")
 
 
 def _check_finite(step: int, bad: Sequence[str]) -> None:

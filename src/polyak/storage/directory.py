@@ -4,11 +4,11 @@ import os
 import re
 import secrets
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polyak.core.warn import warn
 from polyak.storage.files import sync_directory
 from polyak.storage.leaves import CheckpointError
 from polyak.storage.lock import LockedError, acquire
@@ -132,4 +132,4 @@ def prune(root: Path, step: int, keep: int, is_valid: Callable[[Path], bool]) ->
                 os.rename(path, staging)
                 shutil.rmtree(staging)
         except OSError as error:
-            warnings.warn(f"{path}: this old checkpoint could not be removed: {error}", stacklevel=2)
+            warn(f"{path}: this old checkpoint could not be removed: {error}")

@@ -7,7 +7,6 @@ import platform
 import shlex
 import stat
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 from filelock import BaseFileLock, FileLock
 
+from polyak.core.warn import warn
 from polyak.storage.files import dump_json
 from polyak.storage.json import finite_or_none
 from polyak.storage.lock import LockedError, acquire
@@ -353,7 +353,7 @@ def _record_resumption(path: Path) -> None:
     try:
         system = read_object(path)
     except RunError as error:
-        warnings.warn(f"{error}; a new record begins", stacklevel=3)
+        warn(f"{error}; a new record begins")
         system = {}
     before = system.get("resumed")
     write_object(path, system | {"resumed": [*(before if isinstance(before, list) else []), describe_system(devices=False)]})
@@ -371,8 +371,8 @@ def _acquire(path: Path) -> BaseFileLock:
 def _warn_about_permissions(path: Path) -> None:
     status, parent = os.stat(path), os.stat(path.parent)
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
-        warnings.warn(f"{path.parent}: everyone on this machine may replace what is in it; chmod o-w it", stacklevel=3)
+        warn(f"{path.parent}: everyone on this machine may replace what is in it; chmod o-w it")
     if status.st_mode & stat.S_IWOTH:
-        warnings.warn(f"{path}: everyone on this machine may write here; chmod 700 it", stacklevel=3)
+        warn(f"{path}: everyone on this machine may write here; chmod 700 it")
     if status.st_uid not in (os.geteuid(), 0):
-        warnings.warn(f"{path}: belongs to another user (uid {status.st_uid})", stacklevel=3)
+        warn(f"{path}: belongs to another user (uid {status.st_uid})")

@@ -2,11 +2,11 @@
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyak.core.warn import warn
 from polyak.storage.files import append, dump_json, parse_json, read_bytes, write_file
 from polyak.storage.json import finite_or_none
 
@@ -85,7 +85,7 @@ def drop_rows_after(path: Path, env_steps: int) -> None:
         except RunError as error:
             damaged.append(str(error))
     if damaged:
-        warnings.warn(f"{path}: damaged lines were dropped: {'; '.join(damaged[:10])}", stacklevel=3)
+        warn(f"{path}: damaged lines were dropped: {'; '.join(damaged[:10])}")
     if os.path.lexists(path):
         _write(path, b"".join(lines))
 

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from polyak.core.checks import check_integer, check_number
 from polyak.core.names import unknown_name
 from polyak.core.types import Agent, Callback, Progress, PyTree
+from polyak.core.warn import warn
 from polyak.storage.callbacks import with_time
 
 __all__ = ["log_to_mlflow", "log_to_wandb", "record_videos", "stop_at_reward", "stop_without_improvement"]
@@ -71,7 +71,7 @@ def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, 
         if tag not in metrics:
             hint = "; evaluations need eval_every" if tag.startswith("eval/") else ""
             unknown = unknown_name(tag, sorted(metrics), "metric")
-            warnings.warn(f"{owner} has had no effect so far: {unknown}{hint}", stacklevel=2)
+            warn(f"{owner} has had no effect so far: {unknown}{hint}")
 
     return warn_if_missing
 

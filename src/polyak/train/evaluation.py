@@ -1,6 +1,5 @@
 """Evaluation of the greedy policy: of a result or a run, and at intervals while training."""
 
-import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -10,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from polyak import envs
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
+from polyak.core.warn import warn
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.evaluate import Evaluation, UnendedEpisodes, evaluate
 from polyak.loops.loop import check_made, check_spec
@@ -105,7 +105,7 @@ def evaluate_if_it_ends(env: Env | HostEnv, policy: Policy, episodes: int, seed:
     try:
         return evaluate_policy(env, policy, episodes, seed)
     except UnendedEpisodes as error:
-        warnings.warn(f"{error}; this evaluation is left out", stacklevel=2)
+        warn(f"{error}; this evaluation is left out")
         return None
 
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer
 from polyak.core.types import Callback, Env, HostEnv, Progress
+from polyak.core.warn import warn
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import LoopState, TrainResult, check_shares
@@ -218,7 +218,7 @@ def _stop_at(saved: Start, config: RunConfig, run: Run) -> LearnerResult:
     try:
         rows = [row for row in run.read_metrics() if row["env_steps"] <= saved.env_steps]
     except RunError as error:
-        warnings.warn(f"train: the result has no metrics: {error}", stacklevel=2)
+        warn(f"train: the result has no metrics: {error}")
     log_columns = {"env_steps", *with_time(progress, {})}
     last = rows[-1].items() if rows else ()
     metrics = {name: math.nan if value is None else value for name, value in last if name not in log_columns}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,6 +12,7 @@ from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
+from polyak.core.warn import warn
 from polyak.loops.actor import acts_in_numpy
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.host_loop import as_host_env, reset
@@ -232,10 +232,9 @@ def _warn_of_other_numbers(before: RunConfig, config: RunConfig, state: LoopStat
     # One worker, or one that acts in NumPy, has the host loop's numbers.
     sources = {1 if acts_in_numpy(policy, config.num_envs // number) else number for number in numbers}
     if len(sources) > 1:
-        warnings.warn(
+        warn(
             f"workers={config.workers or 0}, the run has {before.workers or 0}: the policy acts in JAX, where each of several "
-            "workers draws its own random numbers; the result is not that of an uninterrupted training",
-            stacklevel=2,
+            "workers draws its own random numbers; the result is not that of an uninterrupted training"
         )
 
 
@@ -277,7 +276,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         consequences.append("new episodes start")
         state = with_new_episodes(env, state, ((config.seed or 0) + saved.env_steps) % 2**31)
     if consequences:
-        warnings.warn(f"{saved.resume}; {' and '.join(consequences)}", stacklevel=2)
+        warn(f"{saved.resume}; {' and '.join(consequences)}")
     return Start(state, saved.env_steps, is_own=True)
 
 
