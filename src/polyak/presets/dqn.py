@@ -62,7 +62,15 @@ MINATAR = {
     "period": 500,
     "epsilon": LinearOverTraining(1.0, 0.05, fraction=0.1),
 }
-ASTERIX = {**MINATAR, "network": {"hidden": (256, 256), "layer_norm": True}}
+# One seed of 1 million steps ended at 1.0 with the replay and the gradient steps of Breakout, at 2.3 with ten times the replay,
+# and there too with a sixteenth of the gradient steps, which is four times as fast.
+ASTERIX = {
+    **MINATAR,
+    "network": {"hidden": (256, 256), "layer_norm": True},
+    "capacity": 1_000_000,
+    "updates_per_step": 1 / 64,
+    "period": 125,
+}
 
 # Dopamine's, of the paper and with Adam, but for double Q-learning, a replay of half the size, 3.5 GB, and 8 environments.
 ATARI = {
