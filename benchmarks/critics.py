@@ -74,7 +74,7 @@ def main() -> None:
         ratio = [b / a for a, b in zip(*taken.values(), strict=True)]
         rows.append([number, *(spread(ms, times) for ms in taken.values()), spread(ratio, times)])
         result[str(number)] = {**taken, "ratio": ratio}
-    text = table(["critics", "together, ms", "one after another, ms", "together is so many times as fast"], rows)
+    text = table(["critics", "together, ms", "one after another, ms", "time of one after another / together"], rows)
     report(text, {"benchmark": "critics", "quick": args.quick, **result}, args.json)
 
 

@@ -189,6 +189,8 @@ def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatc
         network = _change_network(algorithm, make_agent(algorithm, spec, None, 100, None), flags).network
         assert network.dueling and network.noisy
     capsys.readouterr()
+    assert polyak_command("train ppo CartPole-v1 --run-dir other --no-checkpoint-replay") == 2
+    assert capsys.readouterr().err == "error: --no-checkpoint-replay: ppo has no replay\n"
     assert polyak_command("train ppo CartPole-v1 --run-dir other --dueling --noisy") == 2
     assert "--dueling, --noisy: ppo has no such network setting" in capsys.readouterr().err
     assert polyak_command("train dqn CartPole-v1 --run-dir other --network gru --noisy") == 2

@@ -1,6 +1,7 @@
 """Every flag, given wrongly: exit code 2, one message that names it, and nothing on the disk."""
 
 import dataclasses
+import re
 import typing
 
 import pytest
@@ -334,18 +335,28 @@ def test_arbitrary_arguments_exit_with_code_2_and_create_nothing(words, workdir,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--dueling True", "--dueling takes no value, got 'True'; write --dueling"),
-        ("--double=no", "--double takes no value, got 'no'; write --no-double"),
-        ("--no-noisy yes", "--no-noisy takes no value, got 'yes'; write --no-noisy"),
-        ("--no_double False", "--no_double takes no value, got 'False'; write --double"),
-        ("--checkpoint-replay maybe", "got 'maybe'; write --checkpoint-replay or --no-checkpoint-replay"),
-        ("--hidden 64,64", "--hidden: must be integers with spaces between them, got '64,64'; write 64 64"),
-        ("--hidden [64]", "got '[64]'; write 64"),
-        ("--network MLP", "--network: must be one of mlp, cnn, lstm, gru; got 'MLP'; did you mean mlp?"),
-        ("--clip-obs x", "--clip-obs: must be None or a number, got 'x'"),
+        ("--dueling True", "error: --dueling takes no value, got 'True'; write --dueling"),
+        ("--double=no", "error: --double takes no value, got 'no'; write --no-double"),
+        ("--no-noisy yes", "error: --no-noisy takes no value, got 'yes'; write --no-noisy"),
+        ("--no_double False", "error: --no_double takes no value, got 'False'; write --double"),
+        (
+            "--checkpoint-replay maybe",
+            "error: --checkpoint-replay takes no value, got 'maybe'; write --checkpoint-replay or --no-checkpoint-replay",
+        ),
+        ("--hidden 64,64", "must be integers with spaces between them, got '64,64'; write 64 64"),
+        ("--hidden [64]", "must be integers with spaces between them, got '[64]'; write 64"),
+        ("--hidden []", "must be an integer, got '[]'"),
+        ("--network MLP", "must be one of mlp, cnn, lstm, gru; got 'MLP'; did you mean mlp?"),
+        ("--clip-obs x", "must be None or a number, got 'x'"),
+        (
+            "--temperature linear:1:0:2",
+            "FRACTION of linear:START[:END[:FRACTION]] must be above 0 and at most 1, got 'linear:1:0:2'",
+        ),
     ],
 )
 def test_the_error_says_what_to_write(words, said, command):
     code, _, err = command("train dqn CartPole-v1", words)
     assert code == 2
-    assert said.replace(" ", "") in "".join(err.replace("│", "").split())  # Long values are wrapped.
+    # Whether in a frame or not, and however it is wrapped.
+    text, wanted = ("".join(re.findall(r"[^\s│╭╮╰╯─-]", part)) for part in (err, said))
+    assert text == wanted or f":{wanted}Argumenthelptext" in text

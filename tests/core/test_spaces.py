@@ -216,5 +216,8 @@ def test_a_box_is_made_as_in_gymnasium(ours, theirs):
 def test_a_wrong_shape_of_a_box_is_named(unchecked):
     with pytest.raises(TypeError, match=r"Box: shape must be a tuple such as \(4,\), got <class 'numpy.uint8'>; .* dtype=..."):
         Box(0, 255, np.uint8)
+    with pytest.raises(TypeError, match=r"Box: shape must be a tuple such as \(4,\), got \(3.0,\)"):
+        Box(0, 1, (3.0,))
+    assert Box(0, 1, np.array([3])).shape == (3,)
     with pytest.raises(ValueError, match=r"Box: bounds of shapes \(2,\) and \(2,\) do not broadcast to shape \(3,\)"):
         Box([0, 0], [1, 1], (3,))

@@ -149,8 +149,23 @@ def test_box_actions_outside_of_the_bounds_are_rejected_but_not_for_rounding_or_
 def test_what_is_in_a_replay_is_not_lost_to_a_rollout_of_other_environments():
     agent = polyak.DQN(SPEC, **SMALL, num_steps=1, updates_per_step=1.0)
     state = agent.add(agent.init(KEY), from_minari(data_set([5, 5]), SPEC, num_envs=2))
-    with pytest.raises(ValueError, match=r"the B=2 environments of one device that the replay's 14 time steps have, .* got 1"):
+    with pytest.raises(ValueError, match=r"must have the B=2 environments that the replay's 14 time steps have, .* got 1"):
         agent.add(state, from_minari(data_set([5]), SPEC))
+    other = dataclasses.replace(agent, num_steps=2)
+    with pytest.raises(ValueError, match=r"DQN.add: num_steps=2: the state's replay is that of an agent with num_steps=1"):
+        other.add(state, from_minari(data_set([5, 5]), SPEC, num_envs=2, num_steps=2))
+
+
+def test_nothing_is_added_to_the_state_of_a_run_on_several_devices():
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
+    agent = polyak.DQN(env.spec, **SMALL, num_steps=4)
+    state = train.compiled(agent, env, env_steps=64, key=KEY, devices=2).state
+    for num_envs in (2, 4):
+        rollout = train.collect(agent.collect_policy(state), polyak.envs.make("jax/CartPole-v1", num_envs=num_envs), 4, key=KEY)
+        with pytest.raises(
+            ValueError, match=r"DQN.add: the state is that of a run on several devices, to which nothing can be"
+        ):
+            agent.add(state, rollout)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +174,9 @@ def test_what_is_in_a_replay_is_not_lost_to_a_rollout_of_other_environments():
         ({"observations": {"a": np.zeros((6, 2))}}, TypeError, "observations of an episode of 5 steps must have dtype float32"),
         ({"observations": np.zeros((6, 3))}, ValueError, r"observations of an episode of 5 steps must have shape \(6, 2\)"),
         ({"observations": np.zeros((5, 2))}, ValueError, r"must have shape \(6, 2\), got \(5, 2\)"),
+        ({"rewards": np.zeros(4)}, ValueError, r"rewards of an episode of 5 steps must be \[5\], got \(4,\)"),
+        ({"truncations": np.zeros((5, 1), bool)}, ValueError, r"truncations .* must be \[5\], got \(5, 1\)"),
+        ({"terminations": np.zeros(0, bool)}, ValueError, r"terminations of an episode of 0 steps must be \[1\], got \(0,\)"),
         ({"actions": np.full(5, 0.7)}, TypeError, "actions of an episode of 5 steps must have dtype int32 .* got float64"),
         ({"actions": np.zeros((5, 1), int)}, ValueError, r"actions of an episode of 5 steps must have shape \(5,\)"),
     ],

@@ -89,6 +89,25 @@ def test_the_time_left_is_that_of_the_pace_since_learning_began():
     assert "3,000 of 10,000 env_steps, 20/s, no episode ended yet, 11:40 min left" in text.getvalue()
 
 
+def test_the_first_report_of_an_agent_with_a_replay_says_no_time_left():
+    """It is of random actions for the most part, also where the first gradient step has been taken."""
+    text = io.StringIO()
+    with show_progress(Screen(file=text, force_terminal=False, width=120), "sac", 2000) as callback:
+        for steps, seconds, updates in ((1000, 1.0, 1), (1500, 51.0, 500), (2000, 101.0, 1000)):
+            metrics = {"train/n_updates": float(updates), "replay/size": 500.0}
+            callback(Progress(steps, 2000, steps, seconds, 1.0, steps / seconds), metrics, None)
+    _, _, *lines = text.getvalue().splitlines()
+    assert [line.rpartition(", ")[2] for line in lines] == ["no episode ended yet", "50 s left", "0 s left"]
+
+
+def test_no_time_is_left_out_of_a_pace_of_zero():
+    text = io.StringIO()
+    with show_progress(Screen(file=text, force_terminal=False, width=120), "ppo", 1000) as callback:
+        for seconds in (1.0, 2.0):
+            callback(Progress(500, 1000, 1, seconds, 1.0, 500.0), {}, None)
+    assert "0 s left" not in text.getvalue()
+
+
 def test_the_time_left_follows_a_change_of_the_pace():
     text = io.StringIO()
     with show_progress(Screen(file=text, force_terminal=False, width=120), "ppo", 10_000) as callback:

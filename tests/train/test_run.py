@@ -162,6 +162,10 @@ def test_the_compiled_loop_needs_an_environment_in_jax():
 def test_a_field_of_the_agent_among_the_arguments_is_named():
     with pytest.raises(TypeError, match=r"unknown argument 'gamma' .*; a field of the agent goes into settings={'gamma': ...}"):
         polyak.train.run("ppo", "CartPole-v1", env_steps=100, gamma=0.9)
+    with pytest.raises(TypeError, match=r"unknown argument 'env_step'; did you mean 'env_steps'\? \([^;]*\)$"):
+        polyak.train.run("ppo", "CartPole-v1", env_step=100)
+    with pytest.raises(TypeError, match=r"unknown argument 'gamma' \([^;]*\)$"):
+        polyak.train.run(polyak.PPO(jax_env().spec), jax_env(), env_steps=100, gamma=0.9)
 
 
 def test_an_environment_without_a_name_is_shown_by_its_class(capsys):

@@ -57,9 +57,9 @@ def _widths_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 
 
 def _parse_widths(words: list[str]) -> tuple[int, ...]:
-    separated = [part for word in words for part in re.split(r"[,\[\]()\s]+", word) if part]
-    if separated != words and all(map(str.isdecimal, separated)):
-        raise ValueError(f"must be integers with spaces between them, got {' '.join(words)!r}; write {' '.join(separated)}")
+    numbers = [part for word in words for part in re.split(r"[,\[\]()\s]+", word) if part]
+    if numbers and numbers != words and all(map(str.isdecimal, numbers)):
+        raise ValueError(f"must be integers with spaces between them, got {' '.join(words)!r}; write {' '.join(numbers)}")
     return tuple(int(_parse_number(int, word)) for word in words)
 
 
@@ -97,16 +97,20 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | N
     has_none = tyro.conf.DisallowNone not in info.markers
 
     def parse_optional(words: list[str]) -> Any:
-        if has_none and words == ["None"]:
+        if not has_none:
+            return spec.instance_from_str(words)
+        if words == ["None"]:
             return None
         try:
             return spec.instance_from_str(words)
         except ValueError as error:
-            raise ValueError(str(error).replace("must be ", "must be None or ", 1) if has_none else str(error)) from None
+            raise ValueError(re.sub("^must be ", "must be None or ", str(error))) from None
 
     return dataclasses.replace(
         spec,
-        metavar=f"{{None}}|{spec.metavar}" if has_none else spec.metavar,
+        metavar=f"{{None{',' if spec.metavar.startswith('{') else '}|'}{spec.metavar.lstrip('{')}"
+        if has_none
+        else spec.metavar,
         instance_from_str=parse_optional,
         is_instance=lambda value: value is None or spec.is_instance(value),
         str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),

@@ -76,11 +76,11 @@ def _check_switches(kind: Any, arguments: Sequence[str]) -> None:
             and (equals or (not value.startswith(("--", "-h")) and value))
         ):
             switch = _normalize(name).removeprefix("--")
-            meant = SWITCH_VALUES.get(value.lower())
-            written = {True: f"--{switch}", False: f"--no-{switch}", None: f"--{switch} or --no-{switch}"}
-            if meant is not None and name[2:].startswith(("no-", "no_")):
-                meant = not meant
-            raise UsageError(f"{name} takes no value, got {value!r}; write {written[meant]}")
+            advice = f"--{switch} or --no-{switch}"
+            if value.lower() in SWITCH_VALUES:
+                is_on = SWITCH_VALUES[value.lower()] != name[2:].startswith(("no-", "no_"))
+                advice = f"--{switch}" if is_on else f"--no-{switch}"
+            raise UsageError(f"{name} takes no value, got {value!r}; write {advice}")
 
 
 OTHER_NAMES = {

@@ -17,7 +17,7 @@ from polyak.cli.own_flags import OwnFlags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
 from polyak.core.checks import check_integer, check_number
 from polyak.core.spaces import Box, leaf_spaces
-from polyak.core.types import Agent, Env, HostEnv
+from polyak.core.types import Agent, Env, HasReplay, HostEnv
 from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
 from polyak.loops.replay_memory import check_memory
@@ -112,6 +112,8 @@ def train_new_run(
                 settings = changed_settings(agent_flags) | _recurrent_settings(vars(agent_flags), network_flags)
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
                 agent = _change_network(algorithm, agent, network_flags or NetworkFlags())
+            if not flags.checkpoint_replay and not isinstance(agent, HasReplay):
+                raise UsageError(f"--no-checkpoint-replay: {algorithm or type(agent).__name__} has no replay")
             is_free = flags.devices is None and learners is None
             if is_free and loop == "host" and splits_images(agent, flags.num_envs):
                 devices = configure_devices(2, loop, flags.num_envs)

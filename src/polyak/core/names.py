@@ -168,9 +168,11 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
         def checked(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in names:
-                    has_settings = "settings" in names and find_replacement(name, names, "argument") is None
-                    hint = f"; a field of the agent goes into settings={{{name!r}: ...}}" if has_settings else ""
-                    raise TypeError(f"{owner}: {unknown_name(name, names, 'argument')}{hint}")
+                    message = unknown_name(name, names, "argument")
+                    agent = kwargs.get("agent", args[0] if args else None)
+                    if "settings" in names and isinstance(agent, str) and message.startswith(f"unknown argument {name!r} ("):
+                        message += f"; a field of the agent goes into settings={{{name!r}: ...}}"
+                    raise TypeError(f"{owner}: {message}")
             if len(args) > len(by_position):
                 first = " and ".join(name for name in by_position if name != "self")
                 raise TypeError(f"{owner}: only {first} can be passed without a name, got {args[len(by_position)]!r:.80} too")

@@ -1,6 +1,7 @@
 """Spaces of observations and actions, conversion from and to Gymnasium's, and of an agent's actions to the environment's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -41,16 +42,16 @@ class _ByValue:
 @short_repr()
 @dataclass(frozen=True, eq=False)
 class Box(_ByValue):
-    """Arrays between `low` and `high`, elementwise; bounds may be infinite. The arguments are those of Gymnasium's `Box`.
+    """Arrays between `low` and `high`, elementwise; bounds may be infinite. The arguments have Gymnasium's order.
 
     Args:
         low, high: the bounds.
-        shape: one that both are broadcast to; None is their own.
+        shape: what both are broadcast to; None is their own shape, which is () for numbers.
         dtype: of the arrays.
 
     Raises:
         ValueError: a bound is NaN, the bounds' shapes differ, `low > high` somewhere, or the space has no element.
-        TypeError: `dtype` is not numeric; `shape` is none.
+        TypeError: `dtype` is not numeric; `shape` is no sequence of integers.
 
     >>> Box([-1.0, 0.0], [1.0, 2.0]).shape
     (2,)
@@ -66,21 +67,23 @@ class Box(_ByValue):
         self,
         low: npt.ArrayLike,
         high: npt.ArrayLike,
-        shape: Sequence[int] | None = None,
+        shape: Iterable[int] | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        if not isinstance(shape, Sequence | None) or isinstance(shape, str):
-            raise TypeError(f"Box: shape must be a tuple such as (4,), got {shape!r}; a type is passed as dtype=...")
+        try:
+            sizes = None if shape is None else tuple(map(operator.index, shape))
+        except TypeError:
+            raise TypeError(f"Box: shape must be a tuple such as (4,), got {shape!r}; a type is passed as dtype=...") from None
         dtype = np.dtype(dtype)
         if dtype.kind not in "fiub":
             raise TypeError(f"Box: dtype must be a number type, got {dtype}")
         low_array, high_array = np.array(low, dtype), np.array(high, dtype)
-        if shape is not None:
+        if sizes is not None:
             try:
-                low_array, high_array = (np.broadcast_to(array, shape).copy() for array in (low_array, high_array))
+                low_array, high_array = (np.broadcast_to(array, sizes).copy() for array in (low_array, high_array))
             except ValueError:
                 found = f"{low_array.shape} and {high_array.shape}"
-                raise ValueError(f"Box: bounds of shapes {found} do not broadcast to shape {tuple(shape)}") from None
+                raise ValueError(f"Box: bounds of shapes {found} do not broadcast to shape {sizes}") from None
         if low_array.shape != high_array.shape:
             raise ValueError(f"Box: low has shape {low_array.shape}, high {high_array.shape}; they must match")
         if low_array.size == 0:

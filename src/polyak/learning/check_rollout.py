@@ -23,7 +23,7 @@ from polyak.core.types import PyTree, RecurrentNetwork, Rollout
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import in_float32
 
-# Of actions that were rescaled in float32, relative to the bound.
+# Of actions that were rescaled in float32, relative to the bound where that is above 1.
 ROUNDING = 1e-5
 
 
@@ -72,7 +72,7 @@ def check_actions(owner: str, rollout: Rollout, spec: EnvSpec) -> None:
         name = array_spec.name(f"{owner}: rollout.actions")
         message = range_error(name, np.where(is_known & ~is_rounded, actions, array_spec.low), array_spec.low, array_spec.high)
         if message:
-            advice = "clip them to what the environment made of them" if array_spec.dtype.kind == "f" else "they count from 0"
+            advice = "clip them to the bounds, as the environment does" if array_spec.dtype.kind == "f" else "they count from 0"
             raise ValueError(f"{message}; {advice}")
 
 

@@ -48,14 +48,20 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
 def _check_layout(owner: str, settings: OffPolicySettings, replay: Any, num_envs: int) -> None:
     if isinstance(replay.layout, jax.core.Tracer):
         return
-    layout = np.asarray(replay.layout).tolist()
-    stored_envs = layout[1]
-    slots = Replay(num_steps=settings.num_steps).num_slots(replay, num_envs)
-    if int(replay.size) and layout != [slots, num_envs, settings.num_steps]:
+    if not int(replay.size):
+        return
+    slots, stored_envs, num_steps = np.asarray(replay.layout).tolist()
+    if num_steps != settings.num_steps:
         raise ValueError(
-            f"{owner}.add: a rollout must have the B={stored_envs} environments of one device that the replay's "
-            f"{int(replay.size) * stored_envs} time steps have, which would be lost, got {num_envs}; to a run on several "
-            "devices nothing can be added"
+            f"{owner}.add: num_steps={settings.num_steps}: the state's replay is that of an agent with num_steps={num_steps}; "
+            "its time steps would be lost"
+        )
+    if slots != Replay(num_steps=num_steps).num_slots(replay, stored_envs):
+        raise ValueError(f"{owner}.add: the state is that of a run on several devices, to which nothing can be added")
+    if num_envs != stored_envs:
+        raise ValueError(
+            f"{owner}.add: a rollout must have the B={stored_envs} environments that the replay's "
+            f"{int(replay.size) * stored_envs} time steps have, which would be lost, got {num_envs}"
         )
 
 

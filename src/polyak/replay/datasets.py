@@ -15,7 +15,7 @@ from polyak.core.types import PyTree, Rollout, TimeStep
 
 @runtime_checkable
 class DataSet(Protocol):
-    """What is used of a Minari data set."""
+    """The parts that are used of a Minari data set."""
 
     def iterate_episodes(self) -> Iterator[Any]:
         """Episodes, with `observations`, `actions`, `rewards`, `terminations` and `truncations`."""
@@ -77,9 +77,12 @@ def _load(name: str) -> Any:
 def _read_episode(episode: Any, spec: EnvSpec) -> tuple[TimeStep, PyTree]:
     """The T + 1 time steps of an episode, and as many actions: the last, which resets, is any one."""
     terminated, truncated = (np.array(x, bool) for x in (episode.terminations, episode.truncations))
-    truncated[-1] |= not terminated[-1]
-    length = len(terminated)
+    length = terminated.size
     which = f"of an episode of {length} steps"
+    for name, x in (("terminations", terminated), ("truncations", truncated), ("rewards", episode.rewards)):
+        if np.shape(x) != (length,) or not length:
+            raise ValueError(f"from_minari: {name} {which} must be [{max(length, 1)}], got {np.shape(x)}")
+    truncated[-1] |= not terminated[-1]
 
     def after_first(x: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(1, dtype), np.asarray(x, dtype)])

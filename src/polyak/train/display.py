@@ -16,7 +16,7 @@ from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10
 REPORTS_OF_PACE = 10
-"""The time left follows from the pace of this many reports: a training changes its pace as it begins to learn or evaluates."""
+"""The time left follows from the pace of this many reports, as the pace changes when learning begins."""
 
 
 class Screen(Console):
@@ -112,7 +112,8 @@ class _Status:
         skipped = metrics.get("train/skipped_steps", 0)
         # Off-policy agents collect before they learn; a training that is shorter than that learns nothing.
         is_waiting = metrics.get("train/n_updates") == 0 and not skipped
-        left = self._seconds_left(progress, is_waiting)
+        has_replay = any(name.startswith("replay/") for name in metrics)
+        left = self._seconds_left(progress, is_waiting=is_waiting, has_replay=has_replay)
         returns = f"mean return {mean:.1f}" if mean is not None else "no episode ended yet"
         parts = [
             f"{progress.env_steps:,} of {self._env_steps:,} env_steps",
@@ -120,21 +121,27 @@ class _Status:
             # In place of the return, which is that of random actions: 80 columns hold no more.
             "not learning yet" if is_waiting else returns,
             *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
-            # How fast it learns is not known before.
-            *([] if is_waiting else [f"{_duration(left)} left"]),
+            *([] if left is None else [f"{_duration(left)} left"]),
         ]
         return ", ".join(parts)
 
-    def _seconds_left(self, progress: Progress, is_waiting: bool) -> float:
-        first, pace = self._reports[0] if self._reports else None, progress.fps
-        if first is not None and progress.seconds > first.seconds:
-            pace = (progress.env_steps - first.env_steps) / (progress.seconds - first.seconds)
+    def _seconds_left(self, progress: Progress, *, is_waiting: bool, has_replay: bool) -> float | None:
+        """None where the pace of learning is not known: before it begins, and at the first report of an agent with a replay."""
+        if self._reports:
+            first = self._reports[0]
+            env_steps, seconds = progress.env_steps - first.env_steps, progress.seconds - first.seconds
+            pace = env_steps / seconds if seconds > 0 else progress.fps
+        else:
+            pace = 0.0 if has_replay else progress.fps
         if self._has_waited or is_waiting:
             # Learning has begun between the last report and this one, or not yet.
             self._reports.clear()
         self._has_waited = is_waiting
         self._reports.append(progress)
-        return max(self._env_steps - progress.env_steps, 0) / pace if pace > 0 else 0.0
+        remaining = max(self._env_steps - progress.env_steps, 0)
+        if is_waiting or (remaining and pace <= 0):
+            return None
+        return remaining / pace if remaining else 0.0
 
 
 def _duration(seconds: float) -> str:
