@@ -272,17 +272,10 @@ def train_soft_actor(
     ) -> tuple[tuple[NetworkCopies, Temperature], dict[str, StepLog]]:
         actor, temperature = trained
         actor, actor_log = train_copies(actor, actor_loss, actor_step, batch, due=due, axis_name=axis_name)
-        actor = dataclasses.replace(actor, online=share_encoder(settings, actor.online, critics.online))
-        log_alpha, optimizer_state, alpha_log = gradient_step(
-            partial(temperature_loss, settings, actor=actor.online, key=alpha_key),
-            alpha_step,
-            temperature.log_alpha,
-            temperature.optimizer_state,
-            batch,
-            due=due & (settings.alpha is None),
-            axis_name=axis_name,
-        )
-        return (actor, Temperature(log_alpha, optimizer_state)), {"actor": actor_log, "alpha": alpha_log}
+        loss = partial(temperature_loss, settings, actor=share_encoder(settings, actor.online, critics.online), key=alpha_key)
+        before, is_learned = (temperature.log_alpha, temperature.optimizer_state), settings.alpha is None
+        *after, alpha_log = gradient_step(loss, alpha_step, *before, batch, due=due & is_learned, axis_name=axis_name)
+        return (actor, Temperature(*after)), {"actor": actor_log, "alpha": alpha_log}
 
     trained = actor, temperature
     (actor, temperature), logs = train_in_turn(settings.policy_delay, critics, critic_log, train_actor, trained)
