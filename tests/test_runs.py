@@ -1,6 +1,7 @@
 """A run directory as an agent again: what its config may say, and a policy that acts without the training stack."""
 
 import contextlib
+import copy
 import dataclasses
 import json
 import shutil
@@ -11,6 +12,8 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import polyak
 from polyak.agents import AGENTS, agent_class
@@ -18,7 +21,7 @@ from polyak.runs import RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_progress
-from polyak.storage.run_directory import RunError, create, open_run
+from polyak.storage.run_directory import Run, RunError, create, open_run
 
 OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
 
@@ -180,6 +183,34 @@ def test_config_whose_agent_is_not_an_agent_is_rejected(agent, run_and_policy, t
     directory, _ = run_and_policy
     config = open_run(directory).read_config()
     with create(tmp_path / "run", {**config, "agent": agent}) as run, pytest.raises(ConfigError, match=r"config\.json"):
+        read_config(run)
+
+
+class Given(Run):
+    """A run whose config is this document, as if its hash were right."""
+
+    document = None
+
+    def read_config(self, *, verify=True):
+        return self.document
+
+
+JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(([], {}, 10**400, -(10**400)))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_mutated_config_raises_only_config_errors(run_and_policy, data):
+    """F9."""
+    run = Given(run_and_policy[0], None)
+    run.__dict__["document"] = place = copy.deepcopy(open_run(run_and_policy[0]).read_config())
+    while isinstance(place, dict | list) and place:
+        key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(JUNK)
+            break
+        place = place[key]
+    with contextlib.suppress(ConfigError):
         read_config(run)
 
 

@@ -221,3 +221,17 @@ def test_a_wrong_shape_of_a_box_is_named(unchecked):
     assert Box(0, 1, np.array([3])).shape == (3,)
     with pytest.raises(ValueError, match=r"Box: bounds of shapes \(2,\) and \(2,\) do not broadcast to shape \(3,\)"):
         Box([0, 0], [1, 1], (3,))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EnvSpec(OBS, gym.Discrete(2)), r"action must be a space of .* \(see from_gymnasium\), got Discrete\(2\)$"),
+        (lambda: EnvSpec(gym.Box(0, 1, (3,)), Discrete(2)), r"EnvSpec: obs must be a space of polyak.core.spaces .* got Box\("),
+        (lambda: EnvSpec(Dict({"a": Tuple((Discrete(2), 3))}), Discrete(2)), r"obs must be a space .* got 3 at 'a/1'$"),
+        (lambda: EnvSpec(OBS, "Discrete"), r"EnvSpec: action must be a space .* got 'Discrete'$"),
+    ],
+)
+def test_a_spec_is_made_of_polyaks_spaces(make, message, unchecked):
+    with pytest.raises(TypeError, match=message):
+        make()

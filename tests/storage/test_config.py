@@ -164,6 +164,15 @@ def test_arbitrary_json_raises_only_config_errors():
     deep = []
     for _ in range(5000):
         deep = [deep]
-    for data in (deep, {"$array": 3}, {"$class": "Discrete", "n": "x"}, {"$class": "Box", "low": None, "high": None}):
+    box = {"$class": "Box", "low": 0, "high": 1}
+    for data in (
+        deep,
+        {"$array": 3},
+        {"$class": "Discrete", "n": "x"},
+        {"$class": "Box", "low": None, "high": None},
+        {"$class": "Box", "low": 0, "high": 10**400},
+        {"$class": "EnvSpec", "obs": box, "action": "Discrete"},
+        {**box, "shape": [10**6, 10**6]},
+    ):
         with pytest.raises(ConfigError):
             from_json(data, CLASSES)

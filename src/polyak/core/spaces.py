@@ -64,11 +64,7 @@ class Box(_ByValue):
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
 
     def __init__(
-        self,
-        low: npt.ArrayLike,
-        high: npt.ArrayLike,
-        shape: Iterable[int] | None = None,
-        dtype: npt.DTypeLike = np.float32,
+        self, low: npt.ArrayLike, high: npt.ArrayLike, shape: Iterable[int] | None = None, dtype: npt.DTypeLike = np.float32
     ) -> None:
         try:
             sizes = None if shape is None else tuple(map(operator.index, shape))
@@ -382,6 +378,7 @@ class EnvSpec:
         has_action_mask: time steps have an `action_mask`.
 
     Raises:
+        TypeError: `obs` or `action` is no space of polyak's.
         ValueError: `"rescale"` with a Box action whose bounds are not finite.
     """
 
@@ -394,6 +391,11 @@ class EnvSpec:
     def __post_init__(self) -> None:
         if self.action_scaling not in ("clip", "rescale"):
             raise ValueError(f"EnvSpec: action_scaling must be 'clip' or 'rescale', got {self.action_scaling!r}")
+        for name, space in (("obs", self.obs), ("action", self.action)):
+            for path, leaf in leaf_spaces(space):
+                if not isinstance(leaf, Leaf):
+                    got = f"{leaf!r:.80}{f' at {path!r}' if path else ''}"
+                    raise TypeError(f"EnvSpec: {name} must be a space of polyak.core.spaces (see from_gymnasium), got {got}")
         for path, leaf in leaf_spaces(self.action):
             if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
                 raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf}{in_action(path)}")

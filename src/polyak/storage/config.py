@@ -90,5 +90,5 @@ def _build(content: dict[str, Any], path: str, classes: Mapping[str, type]) -> A
             raise ConfigError(f"{path}: {name}: {unknown_name(key[:80], known, 'field')}")
     try:
         return cls(**values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: {error}") from None
