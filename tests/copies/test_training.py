@@ -1,4 +1,4 @@
-"""Training a copy and asking several: what is found before the step, nothing bad gets in, batch normalisation."""
+"""Training a copy and asking several: what is found before the step, nothing bad gets in, batch normalization."""
 
 import dataclasses
 
@@ -80,7 +80,7 @@ def test_target_predicts_in_inference_mode_even_with_train():
     assert np.allclose(copies.predict([("online", INPUTS)], key=KEY)[0], INPUTS.sum(1))
 
 
-def test_batch_normalisation_works_end_to_end():
+def test_batch_normalization_works_end_to_end():
     copies = made(Follow(0.1, stats_tau=1.0), network=FlaxNNX(normalized), optimizer=ADAM)
     mean = copies.online.stats["norm"]["mean"]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -21,6 +21,20 @@ def make(capacity=4096):
     return polyak.DQN(env.spec, network=polyak.q_mlp((4,)), capacity=capacity, learning_starts=16, batch_size=8), env
 
 
+def test_a_rollout_that_does_not_fit_names_num_envs_and_num_steps(tmp_path, monkeypatch, capsys):
+    """T11."""
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["train", "ppo", "jax/CartPole-v1", "--num-envs", "1000000", "--num-steps", "4096", "--num-minibatches", "4096"])
+        == 2
+    )
+    said = capsys.readouterr().err
+    # Four floats, a reward and three flags at each of 4,097 times, and 4,096 actions.
+    wanted = f"{1_000_000 * (4097 * 23 + 4096 * 4):,}"
+    assert f"num_steps=4096 steps of num_envs=1000000 environments needs at least {wanted} bytes, this machine has" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_loop_uses_the_arrays_that_init_made(loop, monkeypatch):
     agent, env = make()

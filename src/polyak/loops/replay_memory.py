@@ -8,36 +8,50 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Sharding
 
+from polyak.core.spaces import EnvSpec, zeros
 from polyak.core.types import Agent, HasReplay, PyTree, copy_buffers
 from polyak.loops.processes import put
 
 T = TypeVar("T")
 
 
-def check_memory(agent: Agent, devices: int = 1, seeds: int = 1, *, on_host: bool = False) -> None:
-    """Check that the agent's replay fits into the memory that is available now: the devices', or on a CPU the host's.
+def check_memory(agent: Agent, devices: int = 1, seeds: int = 1, *, num_envs: int | None = None, on_host: bool = False) -> None:
+    """Check that the agent's replay, and a rollout, fit into the memory that is available now: the devices', or the host's.
 
     Args:
-        on_host: it stands in the host's memory.
+        num_envs: environments of a rollout; None leaves rollouts out.
+        on_host: the replay stands in the host's memory.
 
     Raises:
-        ValueError: it does not; the message has the bytes needed and available.
+        ValueError: one does not; the message has the bytes needed and available.
     """
-    if not isinstance(agent, HasReplay):
-        return
-    field = agent.replay_field
-    shapes = jax.eval_shape(lambda key: getattr(agent.init(key), field), jax.random.key(0))
-    needed = seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    name = type(agent).__name__
+    if num_envs is not None:
+        steps = f"num_steps={agent.num_steps} steps of num_envs={num_envs} environments"
+        needed = seeds * num_envs * rollout_bytes(agent.spec, agent.num_steps)
+        _check_fits(f"a rollout of {steps} needs at least", needed, "use fewer", devices, on_host=False)
+    if isinstance(agent, HasReplay):
+        field = agent.replay_field
+        shapes = jax.eval_shape(lambda key: getattr(agent.init(key), field), jax.random.key(0))
+        needed = seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        _check_fits(f"the replay of {name} needs", needed, "use a smaller capacity", devices, on_host=on_host)
+
+
+def rollout_bytes(spec: EnvSpec, num_steps: int) -> int:
+    """Bytes of the observations, rewards, flags and actions of one environment's rollout, without what the policy adds."""
+    obs, action = (sum(x.nbytes for x in jax.tree.leaves(zeros(space))) for space in (spec.obs, spec.action))
+    reward_and_flags = 4 + 3
+    return (num_steps + 1) * (obs + reward_and_flags) + num_steps * action
+
+
+def _check_fits(what: str, needed: int, advice: str, devices: int, *, on_host: bool) -> None:
     stats = None if on_host else jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         where, available = f"{devices} device(s)", devices * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     else:
         where, available = "this machine", available_memory()
     if available is not None and needed > available:
-        raise ValueError(
-            f"train: the replay of {type(agent).__name__} needs {needed:,} bytes, {where} has {available:,} available; "
-            "use a smaller capacity"
-        )
+        raise ValueError(f"train: {what} {needed:,} bytes, {where} has {available:,} available; {advice}")
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

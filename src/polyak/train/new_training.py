@@ -377,7 +377,7 @@ def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, rep
     if loop == "compiled":
         check_in_jax("train.run: loop='compiled'", env)
     check_replay_on(agent, loop, devices, replay_on, saved)
-    check_memory(agent, devices, on_host=replay_on == "host")
+    check_memory(agent, devices, num_envs=env.num_envs, on_host=replay_on == "host")
     return loop
 
 
