@@ -1,7 +1,6 @@
 """A run directory as an agent again: what its config may say, and a policy that acts without the training stack."""
 
 import contextlib
-import copy
 import dataclasses
 import json
 import shutil
@@ -22,6 +21,7 @@ from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_progress
 from polyak.storage.run_directory import Run, RunError, create, open_run
+from tests.mutated import mutated
 
 OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
 
@@ -203,13 +203,7 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.
 def test_a_mutated_config_raises_only_config_errors(run_and_policy, data):
     """F9."""
     run = Given(run_and_policy[0], None)
-    run.__dict__["document"] = place = copy.deepcopy(open_run(run_and_policy[0]).read_config())
-    while isinstance(place, dict | list) and place:
-        key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
-        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
-            place[key] = data.draw(JUNK)
-            break
-        place = place[key]
+    run.__dict__["document"] = mutated(open_run(run_and_policy[0]).read_config(), JUNK, data)
     with contextlib.suppress(ConfigError):
         read_config(run)
 

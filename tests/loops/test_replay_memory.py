@@ -35,6 +35,17 @@ def test_a_rollout_that_does_not_fit_names_num_envs_and_num_steps(tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("train", [polyak.train.compiled, polyak.train.host, polyak.train.compiled_seeds, polyak.train.run])
+def test_every_loop_refuses_a_rollout_that_does_not_fit(train, monkeypatch):
+    monkeypatch.setattr(replay_memory, "available_memory", lambda: 1000)
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    keys = (
+        {"keys": jax.random.split(jax.random.key(0), 2)} if train is polyak.train.compiled_seeds else {"key": jax.random.key(0)}
+    )
+    with pytest.raises(ValueError, match=r"train: a rollout of num_steps=64 steps of num_envs=2 environments needs at least"):
+        train(polyak.PPO(env.spec, num_steps=64, num_minibatches=1), env, env_steps=128, **keys)
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_loop_uses_the_arrays_that_init_made(loop, monkeypatch):
     agent, env = make()

@@ -1,5 +1,4 @@
 import contextlib
-import copy
 import json
 
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from polyak.storage.manifest import (
     read_manifest_json,
     write_manifest,
 )
+from tests.mutated import mutated
 
 LEAVES = (
     Leaf(".a", "array", dtype="float32", shape=(2, 3)),
@@ -132,16 +132,8 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, al
 @given(st.data())
 @settings(deadline=None, max_examples=150)
 def test_mutated_manifest_raises_only_checkpoint_errors(data):
-    document = copy.deepcopy(json.loads(TEXT))
-    place = document
-    while isinstance(place, dict | list) and place:
-        key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
-        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
-            place[key] = data.draw(JUNK)
-            break
-        place = place[key]
     with contextlib.suppress(CheckpointError):
-        read(document)
+        read(mutated(json.loads(TEXT), JUNK, data))
 
 
 @given(st.integers(0, 8 * len(TEXT) - 1))

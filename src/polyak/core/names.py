@@ -170,7 +170,8 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
                 if name not in names:
                     message = unknown_name(name, names, "argument")
                     agent = kwargs.get("agent", args[0] if args else None)
-                    if "settings" in names and isinstance(agent, str) and message.startswith(f"unknown argument {name!r} ("):
+                    is_suggested = not message.startswith(f"unknown argument {name!r} (")
+                    if "settings" in names and isinstance(agent, str) and not is_suggested:
                         message += f"; a field of the agent goes into settings={{{name!r}: ...}}"
                     raise TypeError(f"{owner}: {message}")
             if len(args) > len(by_position):

@@ -89,7 +89,7 @@ def compiled(
     check_in_jax("train.compiled", env)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
-    state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, env, key))
+    state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, env, key), num_envs=env.num_envs)
     state = _place(agent, state, mesh, env.num_envs)
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     if spans_processes(mesh) and (relay.active or has_error_flags(state.carry)):

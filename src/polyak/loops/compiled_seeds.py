@@ -77,7 +77,7 @@ def compiled_seeds(
     check_in_jax("train.compiled_seeds", env)
     _check_arguments(agent, env, keys, callbacks)
     count = len(keys)
-    check_memory(_select_agent(0, agent), seeds=count)
+    check_memory(_select_agent(0, agent), seeds=count, num_envs=env.num_envs)
     mesh = _mesh_over_seeds(count, devices)
     state = jax.vmap(lambda agent, key: start(agent, env, key), in_axes=(_batch_axes(agent), 0))(agent, keys)
     state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec(SEEDS)))

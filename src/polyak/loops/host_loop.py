@@ -107,7 +107,7 @@ def host(
     check_replay_on(agent, "host", devices, replay_on)
     hosted = as_host_env(env, key)
     begin = partial(start, agent, hosted, key)
-    replay, state = _place(agent, mesh, replay_on, partial(first_state, agent, mesh, resume_from, donate, begin))
+    replay, state = _place(agent, mesh, replay_on, env.num_envs, partial(first_state, agent, mesh, resume_from, donate, begin))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reasons = (*relay.nondeterminism, *(hosted.nondeterminism if isinstance(hosted, MakesRollouts) else ()))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, reasons)
@@ -143,11 +143,11 @@ def host(
 
 
 def _place(
-    agent: Agent, mesh: Mesh | None, replay_on: ReplayOn, first: Callable[..., LoopState]
+    agent: Agent, mesh: Mesh | None, replay_on: ReplayOn, num_envs: int, first: Callable[..., LoopState]
 ) -> tuple[ReplayPlace, LoopState]:
     """Where the replay stands, and the state to learn with."""
     with replay_memory(replay_on):
-        state = first(replay_on_host=replay_on == "host")
+        state = first(num_envs=num_envs, replay_on_host=replay_on == "host")
     state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
     (learner,) = jnp.zeros(()).devices()
     replay = DeviceReplay() if replay_on == "device" else HostReplay(agent, learner)

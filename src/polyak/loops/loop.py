@@ -173,15 +173,16 @@ def first_state(
     donate: bool,
     start: Callable[[], LoopState],
     *,
+    num_envs: int,
     replay_on_host: bool = False,
 ) -> LoopState:
     """The state that a loop begins with, in buffers of its own: that of `start`, or of the run to resume.
 
     Raises:
-        ValueError: the replay does not fit into memory; raised before anything runs.
+        ValueError: the replay or a rollout does not fit into memory; raised before anything runs.
     """
     if resume_from is None or not donate:
-        check_memory(agent, 1 if mesh is None else mesh.size, on_host=replay_on_host)
+        check_memory(agent, 1 if mesh is None else mesh.size, num_envs=num_envs, on_host=replay_on_host)
     if resume_from is not None:
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else with_replay_beside(agent, copied)

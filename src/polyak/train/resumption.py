@@ -255,7 +255,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
     """
     check_match(config.agent, env, config.devices)
     check_replay_on(config.agent, config.loop, config.devices, config.replay_on)
-    check_memory(config.agent, config.devices, on_host=config.replay_on == "host")
+    check_memory(config.agent, config.devices, num_envs=env.num_envs, on_host=config.replay_on == "host")
     if not find(run.checkpoints):
         _check_for_lost_checkpoints(run, config)
         print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")

@@ -103,7 +103,7 @@ def train_asynchronously(
     check_match(agent, envs, 1, key, callbacks)
     halves, options = check_shares_gradients(agent), envs.group.options
     agent.check(envs.num_envs // envs.num_workers)
-    loop_state = first_state(agent, None, resume_from, donate, lambda: start(agent, envs, key))
+    loop_state = first_state(agent, None, resume_from, donate, lambda: start(agent, envs, key), num_envs=envs.num_envs)
     state, senders = halves.share(loop_state.agent, envs.num_workers, shared_optimizer=options.shared_optimizer)
     reporter = Reporter(agent, target, env_steps_done, int(loop_state.iteration), envs, NONDETERMINISM)
     with reporter.compiling():
