@@ -1,6 +1,7 @@
 """The test of an environment finds what it is there to find."""
 
 import gymnasium
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -101,3 +102,33 @@ def test_a_state_that_changes_its_type_is_reported():
     ):
         envs.check_env(Typed())
     envs.check_env(AutoReset(Growing("int32"), 2))
+
+
+class Impure(Growing):
+    """Dynamics that count their steps, or draw a reward, in Python."""
+
+    def __init__(self, how):
+        object.__setattr__(self, "to", "int32")
+        object.__setattr__(self, "how", how)
+        object.__setattr__(self, "calls", 0)
+        object.__setattr__(self, "key", jax.random.key(3))
+
+    def step(self, state, action, key):
+        state, reward, no, _ = super().step(state, action, key)
+        object.__setattr__(self, "calls", self.calls + 1)
+        values = {
+            "number": lambda: float(self.calls),
+            "constant": lambda: jnp.asarray(np.random.default_rng().uniform(size=2), jnp.float32),
+            "constant key": lambda: jax.random.uniform(self.key, (2,)) * jnp.asarray(np.array([1, np.nan]), jnp.float32),
+        }
+        return state, reward * values[self.how](), no, no
+
+
+@pytest.mark.parametrize("how", ["number", "constant"])
+def test_dynamics_with_side_effects_in_python_are_reported(how):
+    with pytest.raises(ValueError, match=r"growing: step\(\) must be a pure function, but traced twice it gives two programs"):
+        envs.check_env(AutoReset(Impure(how), 2))
+
+
+def test_a_side_effect_that_changes_no_result_is_accepted():
+    envs.check_env(AutoReset(Impure("constant key"), 2))

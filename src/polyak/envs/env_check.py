@@ -1,5 +1,7 @@
-"""Test an environment before training on it: reproducible from its seed, constant in its types."""
+"""Test an environment before training on it: reproducible from its seed, pure in JAX, constant in its types."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,10 +17,12 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
 
     A `HostEnv` must repeat its time steps from the same seed (its observations, rewards and flags are checked at every step).
     An `Env` in JAX must return a state and time steps of the same types from `step` as from `init`; else `scan` raises and
-    every step compiles again.
+    every step compiles again. Its functions must be pure: Python runs only while they are compiled, so a counter of the object
+    or a number of NumPy's generator would keep the value that it had then.
 
     Raises:
-        ValueError: two plays from the same seed differ, with leaf, environment and step.
+        ValueError: two plays from the same seed differ, with leaf, environment and step; or `init` or `step` in JAX gives
+            another program the second time it is traced.
         TypeError: a step changes a type.
     """
     if isinstance(env, HostEnv):
@@ -26,11 +30,15 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
         for step, (a, b) in enumerate(zip(first, second, strict=True)):
             _check_equal(env.spec.id, step, a, b)
     else:
-        state, time_step = jax.eval_shape(env.init, jax.random.key(seed))
+        key = jax.random.key(seed)
+        state, time_step = jax.eval_shape(env.init, key)
         action = _random_action(env.spec, env.num_envs, np.random.default_rng(seed), None)
-        after = jax.eval_shape(env.step, state, jax.tree.map(jax.numpy.asarray, action), jax.random.key(seed))
+        action = jax.tree.map(jax.numpy.asarray, action)
+        after = jax.eval_shape(env.step, state, action, key)
         for what, old, new in zip(("the state", "the time step"), (state, time_step), after, strict=True):
             check_same_types(env.spec.id, what, old, new, weak=True)
+        _check_pure(env.spec.id, "init", env.init, key)
+        _check_pure(env.spec.id, "step", env.step, state, action, key)
 
 
 def _play(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
@@ -55,6 +63,30 @@ def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask:
         return rng.uniform(-1, 1, shape).astype(np.float32) if isinstance(leaf, Box) else rng.integers(0, 2, shape, np.int8)
 
     return map_space(draw, spec.action, map_space(lambda leaf: None, spec.action) if mask is None else mask)
+
+
+def _check_pure(env_id: str, name: str, function: Callable[..., Any], *arguments: PyTree) -> None:
+    """Check that a function of an environment in JAX gives the same program each time it is traced.
+
+    Raises:
+        ValueError: it does not, so its result depends on something that is no argument and changes.
+    """
+
+    def trace() -> tuple[str, list[bytes]]:
+        # JAX keeps the program of a function that it has traced; this is another one each time.
+        program = jax.make_jaxpr(lambda *arguments: function(*arguments))(*arguments)
+        return re.sub("0x[0-9a-f]+", "", str(program)), [_bits(x) for x in program.consts]
+
+    if trace() != trace():
+        raise ValueError(
+            f"{env_id}: {name}() must be a pure function, but traced twice it gives two programs; keep what changes in the "
+            "state, and draw random numbers from the key"
+        )
+
+
+def _bits(array: Any) -> bytes:
+    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(array) if is_key else array).tobytes()
 
 
 def _check_equal(name: str, step: int, first: TimeStep, second: TimeStep) -> None:
