@@ -78,6 +78,26 @@ def test_a_batch_may_be_made_by_vmap_and_share_other_settings():
         assert not same_bits(results[0].state.copies.online, results[1].state.copies.online)
 
 
+@pytest.mark.parametrize(
+    ("make", "values", "message"),
+    [
+        (lambda x: dataclasses.replace(AGENT, gamma=x), [0.9, 1.5], r"PPO: gamma must be a number in \[0, 1\], got .*1\.5"),
+        (
+            lambda x: dataclasses.replace(AGENT, learning_rate=polyak.Linear(x)),
+            [1e-3, np.nan],
+            r"PPO: learning_rate\.start .*nan",
+        ),
+        (lambda x: polyak.DQN(AGENT.spec, tau=x), [0.5, 1.5], r"DQN: tau must be a number in \(0, 1\], got .*1\.5"),
+        (lambda x: polyak.DQN(AGENT.spec, tau=x), [0.5, np.nan], "DQN: tau must be a number in .* got .*nan"),
+    ],
+)
+def test_a_wrong_setting_of_an_agent_made_by_vmap_is_rejected_by_name(make, values, message):
+    batch = jax.vmap(make)(jnp.array(values))
+    with pytest.raises(ValueError, match=message) as error:
+        train.compiled_seeds(batch, ENV, env_steps=90, keys=jax.random.split(KEY, 2))
+    assert error.value.__notes__ == ["in agent 1 of the batch"]
+
+
 def test_a_batch_of_another_length_than_the_keys_is_rejected_by_name():
     batch = dataclasses.replace(AGENT, gamma=jnp.array([0.9, 0.95, 0.99]))
     with pytest.raises(ValueError, match=r"train: gamma of the batch of agents must have len\(keys\)=2 values, got 3"):

@@ -1,5 +1,6 @@
 """Several seeds, or settings, in one compiled program: the compiled loop mapped over keys and over a batch of agents."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -139,6 +140,24 @@ def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: 
         if np.ndim(leaf) and np.shape(leaf)[0] != len(keys):
             name, got = jax.tree_util.keystr(path, simple=True, separator="."), np.shape(leaf)[0]
             raise ValueError(f"train: {name} of the batch of agents must have len(keys)={len(keys)} values, got {got}")
+    if any(map(np.ndim, jax.tree.leaves(agent))):
+        for i in range(len(keys)):
+            _check_settings(i, _select_agent(i, agent))
+
+
+def _check_settings(i: int, agent: Agent) -> None:
+    """Check the settings of one agent of a batch: `vmap` made it of traced numbers, which its constructor could not check.
+
+    Raises:
+        TypeError, ValueError: a setting is invalid, by name, with a note that says which agent's.
+    """
+    if not dataclasses.is_dataclass(agent):
+        return
+    try:
+        dataclasses.replace(agent)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in agent {i} of the batch")
+        raise
 
 
 def _batch_axes(agent: Agent) -> Any:
