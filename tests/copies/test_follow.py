@@ -154,6 +154,26 @@ def test_traced_tau_outside_the_interval_skips_the_update_and_is_diagnosed():
     assert int(jax.jit(bad_stats.step)(bad_stats.init(), ONLINE, TARGET)[1].skipped) == 1
 
 
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_online_tree_that_is_not_finite_is_not_followed_and_is_diagnosed(bad, tau, compiled):
+    follow = Follow(tau, period=2)
+    online = {"w": ONLINE["w"].at[1].set(bad), "key": jax.random.key(1), "count": jnp.array(7)}
+    target = {"w": TARGET["w"], "key": jax.random.key(0), "count": jnp.array(3)}
+    step = jax.jit(follow.step) if compiled else follow.step
+    kept, state = step(follow.init(), online, target)
+    assert int(state.skipped) == 0, "not due yet"
+    kept, state = step(state, online, target)
+    assert kept["w"].tolist() == TARGET["w"].tolist() and kept["key"] == target["key"] and int(kept["count"]) == 3
+    assert int(state.skipped) == 1 and int(state.fired) == 0 and int(state.elapsed) == 0
+    assert "the weights that are followed finite, got something else 1 times" in follow.diagnose(state)
+    healed = online | {"w": ONLINE["w"]}
+    for _ in range(2):
+        kept, state = step(state, healed, kept)
+    assert int(state.fired) == 1 and kept["w"].tolist() == (TARGET["w"] + tau * (ONLINE["w"] - TARGET["w"])).tolist()
+
+
 @pytest.mark.parametrize(
     ("follow", "soft", "soft_on_stats"),
     [

@@ -143,6 +143,24 @@ def test_tau_outside_the_interval_is_diagnosed_with_the_name_of_the_copies():
 
 
 @pytest.mark.parametrize(
+    "update", [lambda c: c.update_target(), lambda c: c.update_target(0.5), lambda c: c.sync(), lambda c: c.follow(updates=1)]
+)
+def test_no_target_becomes_nan_and_the_attempt_is_diagnosed(update):
+    copies = moved(made(Follow(0.5), name="critic"), NAN)
+    before = copies.target
+    for number in (1, 2):
+        copies = update(copies)
+        assert same(copies.target, before) and int(copies.target_count.skipped) == number
+    assert copies.diagnose().startswith("critic: Follow: tau must be in [0, 1] and the weights that are followed finite")
+
+
+def test_a_traced_tau_outside_the_interval_leaves_the_target_and_is_counted():
+    copies = moved(made(Follow()), 3.0)
+    updated = jax.jit(lambda copies, tau: copies.update_target(tau))(copies, 1.5)
+    assert same(updated.target, copies.target) and int(updated.target_count.skipped) == 1
+
+
+@pytest.mark.parametrize(
     "ask",
     [
         lambda c: c.update_target(),

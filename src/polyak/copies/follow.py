@@ -6,14 +6,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.struct import static, struct
 from polyak.core.tree_check import check_same_tree
 from polyak.core.types import PyTree
 from polyak.ops.schedules import MAX_COUNT, SCHEDULES, check_schedule, saturating_add
-from polyak.ops.updates import Tau, is_valid_tau, soft_update
+from polyak.ops.updates import Tau, soft_update_if_valid
 
 
 @struct
@@ -24,7 +24,7 @@ class FollowState:
         elapsed: count since the last update; compared with `period`.
         total: count since the beginning; the argument of schedules.
         fired: number of updates made.
-        skipped: number of due updates skipped because tau was NaN or outside [0, 1].
+        skipped: number of due updates skipped, as tau was NaN or outside [0, 1], or the online tree held NaN or infinity.
     """
 
     elapsed: UInt32[Array, ""]
@@ -89,8 +89,9 @@ class Follow:
     ) -> tuple[PyTree, FollowState]:
         """Advance the counters by `count` and update the target once if `period` has elapsed, else return it unchanged.
 
-        `count` may exceed the period: the target is updated once, and the count restarts from 0. If the target is donated, a
-        step without an update copies no memory.
+        `count` may exceed the period: the target is updated once, and the count restarts from 0. An update that is due is
+        skipped, and counted in `skipped`, if tau is outside [0, 1] or the online tree holds NaN or infinity. If the target is
+        donated, a step without an update copies no memory.
 
         Args:
             count: updates (or environment steps) since the last call, 0 or more; an integer, traced or not.
@@ -106,31 +107,29 @@ class Follow:
         elapsed, total = saturating_add(state.elapsed, increment), saturating_add(state.total, increment)
         due = elapsed >= jnp.uint32(self.period)
 
-        def update(online: PyTree, target: PyTree) -> PyTree:
-            return soft_update(online, target, self.tau, stats_tau=self.stats_tau, is_stat=is_stat, step=total, key=key)
+        def update(online: PyTree, target: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
+            return soft_update_if_valid(online, target, self.tau, self.stats_tau, is_stat=is_stat, step=total, key=key)
 
-        if isinstance(count, int) and count >= self.period:
-            target = update(online, target)
-        elif isinstance(due, jax.core.Tracer):
-            target = jax.lax.cond(due, update, lambda online, target: target, online, jax.tree.map(jnp.asarray, target))
-        elif bool(due):
-            target = update(online, target)
-        valid = is_valid_tau(self.tau, total)
-        if self.stats_tau is not None:
-            valid &= is_valid_tau(self.stats_tau, total)
-        one = jnp.uint32(1)
+        valid = jnp.array(True)
+        is_due = (isinstance(count, int) and count >= self.period) or due
+        if isinstance(is_due, jax.core.Tracer):
+            keep = jax.tree.map(jnp.asarray, target)
+            target, valid = jax.lax.cond(due, update, lambda online, target: (target, valid), online, keep)
+        elif bool(is_due):
+            target, valid = update(online, target)
         return target, FollowState(
             elapsed=jnp.where(due, jnp.uint32(0), elapsed),
             total=total,
-            fired=jnp.where(due & valid, saturating_add(state.fired, one), state.fired),
-            skipped=jnp.where(due & ~valid, saturating_add(state.skipped, one), state.skipped),
+            fired=saturating_add(state.fired, due & valid),
+            skipped=saturating_add(state.skipped, due & ~valid),
         )
 
     def diagnose(self, state: FollowState) -> str | None:
-        """Why training should stop (tau left [0, 1] at run time), or None."""
+        """Why training should stop (updates were skipped), or None."""
         if int(state.skipped) == 0:
             return None
-        return f"Follow: tau must be in [0, 1], got a value outside it {int(state.skipped)} times; those updates were skipped"
+        wanted = "Follow: tau must be in [0, 1] and the weights that are followed finite"
+        return f"{wanted}, got something else {int(state.skipped)} times; those updates were skipped"
 
     def __str__(self) -> str:
         stats = "" if self.stats_tau is None else f", statistics {_format_tau(self.stats_tau)}"

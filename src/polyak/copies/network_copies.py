@@ -28,7 +28,8 @@ from polyak.ops.gradient_step import (
     global_norm,
     in_float32,
 )
-from polyak.ops.updates import Tau, soft_update
+from polyak.ops.schedules import saturating_add
+from polyak.ops.updates import Tau, soft_update, soft_update_if_valid
 
 
 @struct
@@ -150,8 +151,7 @@ class NetworkCopies:
         self._check_optimizer()
         check_same_tree(variables, self.online, "restart", sides=("weights", "online"))
         fresh, follows = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
-        shared = self.shared is not None
-        copies = _fresh(self.network, self.optimizer, fresh, follows, shared, self.shared_optimizer, self.name)
+        copies = _fresh(self.network, self.optimizer, fresh, follows, self.shared is not None, self.shared_optimizer, self.name)
         if copies.target is None or self.target is None:
             return copies
         # A traced tau does not tell whether the target is soft; its dtypes do.
@@ -200,11 +200,17 @@ class NetworkCopies:
     def update_target(self, tau: Tau = 1.0, *, stats_tau: Tau = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Target ← target + τ · (online - target) now, regardless of the `Follow` counters; see `soft_update`.
 
+        If a traced tau is outside [0, 1] or the online copy holds NaN or infinity, the target is unchanged, which
+        `target_count.skipped` counts.
+
         Raises:
             ValueError: there is no target, or a tau is outside [0, 1].
         """
         self.variables("target")
-        return dataclasses.replace(self, target=soft_update(self.online, self.target, tau, stats_tau=stats_tau, key=key))
+        assert self.target_count is not None, "there is a target"
+        target, valid = soft_update_if_valid(self.online, self.target, tau, stats_tau, key=key)
+        count = dataclasses.replace(self.target_count, skipped=saturating_add(self.target_count.skipped, ~valid))
+        return dataclasses.replace(self, target=target, target_count=count)
 
     def update_online(self, tau: Tau = 1.0, *, stats_tau: Tau = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Online ← online + τ · (shared - online) now; see `soft_update`.
@@ -393,7 +399,7 @@ class NetworkCopies:
         return global_norm(jax.tree.map(jnp.subtract, *(in_float32(self._stored(name).params) for name in (a, b))))
 
     def diagnose(self, max_bad_steps: int = 10) -> str | None:
-        """The first non-finite quantity, once `max_bad_steps` consecutive gradient steps were skipped, or a tau outside [0, 1].
+        """The first non-finite quantity, once `max_bad_steps` gradient steps in a row were skipped, or skipped target updates.
 
         Synchronizes with the device, so call it once per report, not per step.
 

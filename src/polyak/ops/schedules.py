@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.checks import check_number
 from polyak.core.struct import struct
@@ -161,8 +161,9 @@ def value_at(schedule: Schedule, env_steps: Count) -> Float[Array, ""]:
     return schedule(env_steps) if isinstance(schedule, SCHEDULES) else jnp.asarray(schedule, jnp.float32)
 
 
-def saturating_add(count: UInt32[Array, ""], more: UInt32[Array, ""]) -> UInt32[Array, ""]:
+def saturating_add(count: UInt32[Array, ""], more: UInt32[Array, ""] | Bool[Array, ""]) -> UInt32[Array, ""]:
     """`count + more`, saturating at 2³² - 1; wrapping to 0 would restart schedules."""
+    more = more.astype(jnp.uint32)
     total = count + more
     return jnp.where(total < more, jnp.uint32(MAX_COUNT), total)
 

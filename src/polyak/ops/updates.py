@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.tree_check import check_same_tree, flatten, named_leaves, pair_by_name, quoted
 from polyak.core.types import PyTree, Variables
+from polyak.ops.gradient_step import all_finite
 
 Tau: TypeAlias = Any
 """τ in [0, 1]: a number, a traced scalar, or a callable of a step (a `Linear`, an Optax schedule) that returns one."""
@@ -148,6 +149,30 @@ def soft_update(
     keys = [None if key is None else jax.random.fold_in(key, number) for number in range(len(leaves))]
     pairs = zip(map(_stop_gradient, sources), map(_stop_gradient, leaves), taus, keys, strict=True)
     return jax.tree.unflatten(structure, [_update_leaf(*pair) for pair in pairs])
+
+
+def soft_update_if_valid(
+    online: PyTree,
+    target: PyTree,
+    tau: Tau,
+    stats_tau: Tau = None,
+    *,
+    is_stat: Callable[[str], bool] | None = None,
+    step: Any = None,
+    key: PRNGKeyArray | None = None,
+) -> tuple[PyTree, Bool[Array, ""]]:
+    """The target after `soft_update`, and True; or unchanged, and False.
+
+    It is unchanged if the online tree holds NaN or infinity, or a traced tau is outside [0, 1].
+
+    Raises:
+        TypeError, ValueError: as `soft_update`.
+    """
+    updated = soft_update(online, target, tau, stats_tau=stats_tau, is_stat=is_stat, step=step, key=key)
+    valid = is_valid_tau(tau, step) & all_finite(online)
+    if stats_tau is not None:
+        valid &= is_valid_tau(stats_tau, step)
+    return jax.tree.map(lambda new, old: jnp.where(valid, new, old), updated, target), valid
 
 
 def is_valid_tau(tau: Tau, step: Any = None) -> Bool[Array, ""]:
