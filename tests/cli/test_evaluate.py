@@ -1,4 +1,5 @@
 import re
+import shutil
 
 import pytest
 
@@ -40,6 +41,34 @@ def test_usage_errors_name_the_flag(run, command, words, message):
     code, out, err = command(words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_the_runs_in_a_directory_are_evaluated_each_and_seeds_together(run, command, train, workdir):
+    for name in ("seed-10", "seed-9"):
+        shutil.copytree(run, workdir / "runs" / name)
+    train("CartPole-v1", workdir / "runs" / "wide", "--gamma 0.9 --seed 3")
+    code, out, err = command("evaluate runs --episodes 3")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    first = [line.split(":")[0].split()[0] for line in lines]
+    assert first == ["CartPole-v1", "seed-9", "seed-10", "return", "CartPole-v1", "wide"]
+    (mean,) = {line.split()[-4] for line in lines[1:3]}
+    assert lines[3].startswith(f"return over 2 seeds: mean {mean}, IQM {mean}")
+    alone = command("evaluate run --episodes 3")[1]
+    assert f"greedy return {mean} ±" in alone
+
+
+def test_a_damaged_run_among_several_is_named_before_any_is_evaluated(run, command, workdir):
+    for name in ("seed-0", "seed-1"):
+        shutil.copytree(run, workdir / "runs" / name)
+    for path in (workdir / "runs" / "seed-1" / "checkpoints").glob("0*"):
+        path.rename(workdir / path.name)
+    code, out, err = command("evaluate runs --episodes 3")
+    assert (code, out) == (2, "")
+    assert "seed-1" in err and "no valid checkpoint" in err
+    code, out, err = command("evaluate runs --policy module:rule")
+    assert (code, out) == (2, "")
+    assert "--policy is compared with one run; give one of runs/seed-0, runs/seed-1" in err
 
 
 def test_an_environment_with_other_spaces_is_rejected(run, command):

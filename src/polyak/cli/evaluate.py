@@ -1,7 +1,8 @@
-"""polyak evaluate RUN: evaluates the greedy policy of a run."""
+"""polyak evaluate RUN: evaluates the greedy policy of a run, or of each of several."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -23,9 +24,10 @@ from polyak.loops.loop import check_spec
 from polyak.runs import RunConfig, check_seed, open_checkpoints, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
-from polyak.storage.run_directory import RunError
+from polyak.storage.run_directory import RunError, runs_in
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import evaluate_policy
+from polyak.train.statistics import seed_statistics
 
 PolicyFlag: TypeAlias = Annotated[
     str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: the run's policy alone)")
@@ -52,7 +54,7 @@ class EvaluateFlags:
 
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    description = "Evaluate the greedy policy of RUN, a run directory or the `best` in one."
+    description = "Evaluate the greedy policy of RUN: a run directory, the `best` in one, or a directory of runs (seeds)."
     try:
         directory, flags = parse_for_run(EvaluateFlags, arguments, command="evaluate", description=description)
         check_integer("polyak evaluate", "--episodes", flags.episodes)
@@ -60,23 +62,48 @@ def evaluate(arguments: list[str]) -> int:
         with ExitStack() as stack:
             stack.enter_context(compilation_cache(flags.compilation_cache, None))
             count_devices()  # Raises where JAX does not start.
-            task = _load(directory, flags)
+            tasks = _load_all(directory, flags)
             stack = stack.pop_all()
     except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
     # An exception from here on is the policy's, not a usage error.
     with stack:
-        return _evaluate(task)
+        return _evaluate(tasks[0]) if len(tasks) == 1 else _evaluate_seeds(tasks)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """Policies by name, each with its own environment."""
+    """Policies by name, each with its own environment.
 
+    Attributes:
+        settings: the run's config without its seed: runs where they are equal are seeds of one training.
+    """
+
+    directory: Path
     flags: EvaluateFlags
     config: RunConfig
+    settings: str
     env_steps: int
     policies: dict[str, tuple[Policy, Env | HostEnv]]
+
+
+def _load_all(directory: Path, flags: EvaluateFlags) -> list[_Task]:
+    """What there is to do for a run, or for each run in the directory.
+
+    Raises:
+        UsageError: `--policy` is to be compared with several runs.
+    """
+    inside = runs_in(directory)
+    if inside and flags.policy is not None:
+        raise UsageError(f"--policy is compared with one run; give one of {', '.join(map(str, inside))}")
+    tasks: list[_Task] = []
+    try:
+        for run in inside or [directory]:
+            tasks.append(_load(run, flags))
+    except BaseException:
+        with _closing(env for task in tasks for _, env in task.policies.values()):
+            raise
+    return tasks
 
 
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
@@ -95,15 +122,13 @@ def _load(directory: Path, flags: EvaluateFlags) -> _Task:
         with _closing(envs):
             raise
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
-    return _Task(flags, config, env_steps, each)
+    settings = json.dumps(run.read_config() | {"seed": None})
+    return _Task(directory, flags, config, settings, env_steps, each)
 
 
 def _evaluate(task: _Task) -> int:
     flags, config = task.flags, task.config
-    with Console().status(f"evaluating {flags.episodes} episodes …"), _closing(env for _, env in task.policies.values()):
-        evaluations = {
-            name: evaluate_policy(env, policy, flags.episodes, flags.seed) for name, (policy, env) in task.policies.items()
-        }
+    evaluations = _play([task])[0]
     if flags.policy is not None:
         print(_table(config, evaluations.items()))
         return 0
@@ -113,6 +138,35 @@ def _evaluate(task: _Task) -> int:
         f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"
     )
     return 0
+
+
+def _evaluate_seeds(tasks: Sequence[_Task]) -> int:
+    """Evaluate several runs: a row for each, and what they are together where they differ in the seed alone."""
+    played: dict[str, list[tuple[_Task, Evaluation]]] = {}
+    for task, evaluations in zip(tasks, _play(tasks), strict=True):
+        played.setdefault(task.settings, []).extend((task, evaluation) for evaluation in evaluations.values())
+    for seeds in played.values():
+        rows = [(f"{task.directory.name}: {task.config.algorithm} at {task.env_steps:,} env_steps", e) for task, e in seeds]
+        print(_table(seeds[0][0].config, rows))
+        if len(seeds) > 1:
+            print(seed_statistics([evaluation.mean_return for _, evaluation in seeds]))
+    return 0
+
+
+def _play(tasks: Sequence[_Task]) -> list[dict[str, Evaluation]]:
+    """The evaluations of each task, by the names of its policies; closes the environments."""
+    flags = tasks[0].flags
+    with Console().status("") as status, _closing(env for task in tasks for _, env in task.policies.values()):
+        evaluations = []
+        for task in tasks:
+            status.update(f"evaluating {flags.episodes} episodes of {task.directory} …")
+            evaluations.append(
+                {
+                    name: evaluate_policy(env, policy, flags.episodes, flags.seed)
+                    for name, (policy, env) in task.policies.items()
+                }
+            )
+    return evaluations
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import stat
 import sys
@@ -240,6 +241,12 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
     return run
 
 
+def runs_in(directory: Path) -> list[Path]:
+    """The run directories in a directory, such as those of several seeds, by name with numbers in order; [] in a run."""
+    found = [] if os.path.lexists(directory / CONFIG) else [config.parent for config in directory.glob(f"*/{CONFIG}")]
+    return sorted(found, key=lambda path: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)])
+
+
 def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     """Open an existing run directory.
 
@@ -255,8 +262,8 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     if not path.is_dir():
         raise RunError(f"{path}: {'not a directory' if path.exists() else 'there is no such directory'}; a run was expected")
     if not os.path.lexists(path / CONFIG):
-        inside = sorted(str(config.parent) for config in path.glob(f"*/{CONFIG}"))
-        raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {', '.join(inside)}" if inside else ""))
+        inside = ", ".join(map(str, runs_in(path)))
+        raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {inside}" if inside else ""))
     for name in (CHECKPOINTS, BEST, TENSORBOARD):
         if (path / name).is_symlink():
             raise RunError(f"{path / name}: is a symbolic link; a run keeps its files inside its own directory")
