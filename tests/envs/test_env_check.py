@@ -104,6 +104,9 @@ def test_a_state_that_changes_its_type_is_reported():
     envs.check_env(AutoReset(Growing("int32"), 2))
 
 
+NAN_AND_ONE = np.array([np.nan, 1], np.float32)
+
+
 class Impure(Growing):
     """Dynamics that count their steps, or draw a reward, in Python."""
 
@@ -119,7 +122,7 @@ class Impure(Growing):
         values = {
             "number": lambda: float(self.calls),
             "constant": lambda: jnp.asarray(np.random.default_rng().uniform(size=2), jnp.float32),
-            "constant key": lambda: jax.random.uniform(self.key, (2,)) * jnp.asarray(np.array([1, np.nan]), jnp.float32),
+            "constant key": lambda: jax.random.uniform(self.key, (2,)) * jnp.nan_to_num(NAN_AND_ONE),
         }
         return state, reward * values[self.how](), no, no
 
@@ -132,3 +135,44 @@ def test_dynamics_with_side_effects_in_python_are_reported(how):
 
 def test_a_side_effect_that_changes_no_result_is_accepted():
     envs.check_env(AutoReset(Impure("constant key"), 2))
+
+
+class Broken(Growing):
+    """Dynamics whose fifth step is wrong: a value that is not finite or out of its space, or a mask without an action."""
+
+    def __init__(self, how):
+        object.__setattr__(self, "to", "int32")
+        object.__setattr__(self, "how", how)
+
+    @property
+    def spec(self):
+        obs = Discrete(9) if self.how == "integer" else Box([0.0], [1.0])
+        return EnvSpec(obs, Discrete(2), "broken", has_action_mask=True)
+
+    def step(self, state, action, key):
+        state, reward, no, _ = super().step(state + 1, action, key)
+        return state, jnp.where((state == 5) & (self.how == "reward"), jnp.inf, reward), no, no
+
+    def observe(self, state):
+        if self.how == "integer":
+            return jnp.where(state == 5, 9, 0).astype(jnp.int32)
+        return jnp.where((state == 5) & (self.how == "obs"), jnp.nan, jnp.zeros(state.shape))[:, None]
+
+    def action_mask(self, state):
+        second = jnp.arange(state.shape[0]) == 1
+        return jnp.broadcast_to(~((state == 5) & second & (self.how == "mask"))[:, None], (*state.shape, 2))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("obs", r"broken: step 5: the observation must be finite, got nan in environment 0 at \[0\]"),
+        ("integer", r"broken: step 5: the observation must be in \[0, 8\], got 9 in environment 0"),
+        ("reward", "broken: step 5: the reward must be finite, got inf in environment 0"),
+        ("mask", "broken: step 5: the action mask must allow an action, got none in environment 1"),
+    ],
+)
+def test_wrong_values_in_jax_are_reported_with_environment_and_step(how, message):
+    with pytest.raises(ValueError, match=message):
+        envs.check_env(AutoReset(Broken(how), 2))
+    envs.check_env(AutoReset(Broken(how), 2), num_steps=4)

@@ -8,21 +8,23 @@ import jax
 import numpy as np
 
 from polyak.core.checks import check_same_types
+from polyak.core.space_check import FLOAT32_MAX, check_range, obs_specs, read_leaves
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, map_space
 from polyak.core.types import Env, HostEnv, PyTree, TimeStep
 
 
 def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> None:
-    """Play random actions and check the environment.
+    """Play random actions; check observations, rewards and masks at every step, and what the environment promises.
 
-    A `HostEnv` must repeat its time steps from the same seed (its observations, rewards and flags are checked at every step).
-    An `Env` in JAX must return a state and time steps of the same types from `step` as from `init`; else `scan` raises and
-    every step compiles again. Its functions must be pure: Python runs only while they are compiled, so a counter of the object
-    or a number of NumPy's generator would keep the value that it had then.
+    A `HostEnv` must repeat its time steps from the same seed. An `Env` in JAX must return a state and time steps of the same
+    types from `step` as from `init`; else `scan` raises and every step compiles again. Its functions must be pure: Python runs
+    only while they are compiled, so a counter of the object or a number of NumPy's generator would keep the value that it had
+    then.
 
     Raises:
-        ValueError: two plays from the same seed differ, with leaf, environment and step; or `init` or `step` in JAX gives
-            another program the second time it is traced.
+        ValueError: two plays from the same seed differ, with leaf, environment and step; `init` or `step` in JAX gives
+            another program the second time it is traced; or a value is not finite, out of its space, or a mask without an
+            action.
         TypeError: a step changes a type.
     """
     if isinstance(env, HostEnv):
@@ -32,28 +34,51 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
     else:
         key = jax.random.key(seed)
         state, time_step = jax.eval_shape(env.init, key)
-        action = _random_action(env.spec, env.num_envs, np.random.default_rng(seed), None)
+        action = _random_action(env.spec, env.num_envs, np.random.default_rng(seed), None, env.spec.id)
         action = jax.tree.map(jax.numpy.asarray, action)
         after = jax.eval_shape(env.step, state, action, key)
         for what, old, new in zip(("the state", "the time step"), (state, time_step), after, strict=True):
             check_same_types(env.spec.id, what, old, new, weak=True)
         _check_pure(env.spec.id, "init", env.init, key)
         _check_pure(env.spec.id, "step", env.step, state, action, key)
+        _play_in_jax(env, num_steps, seed)
+
+
+def _play_in_jax(env: Env, num_steps: int, seed: int) -> None:
+    """Step the environment and check its numbers, which a compiled program cannot.
+
+    Raises:
+        ValueError: one is not finite or out of its space, with environment and step.
+    """
+    rng, key, compiled_step = np.random.default_rng(seed), jax.random.key(seed), jax.jit(env.step)
+    specs = obs_specs(env.spec.obs)
+    state, time_step = jax.jit(env.init)(key)
+    for step in range(num_steps + 1):
+        where, (obs, reward, mask) = f"{env.spec.id}: step {step}", (time_step.obs, time_step.reward, time_step.action_mask)
+        for spec, leaf in zip(specs, read_leaves(f"{where}: the observation", specs, obs), strict=True):
+            if spec.low is not None:
+                check_range(f"{where}: {spec.name('the observation')}", np.asarray(leaf), spec.low, spec.high, batched=True)
+        check_range(f"{where}: the reward", np.asarray(reward), -FLOAT32_MAX, FLOAT32_MAX, batched=True)
+        action = _random_action(env.spec, env.num_envs, rng, jax.tree.map(np.asarray, mask), where)
+        state, time_step = compiled_step(state, jax.tree.map(jax.numpy.asarray, action), jax.random.fold_in(key, step))
 
 
 def _play(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
     rng = np.random.default_rng(seed)
     steps = [env.reset(seed)]
     for _ in range(num_steps):
-        steps.append(env.step(_random_action(env.spec, env.num_envs, rng, steps[-1].action_mask)))
+        steps.append(env.step(_random_action(env.spec, env.num_envs, rng, steps[-1].action_mask, env.spec.id)))
     return steps
 
 
-def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask: PyTree) -> PyTree:
+def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask: PyTree, where: str) -> PyTree:
     def draw(leaf: Leaf, flags: Any) -> Any:
         shape = (num_envs, *leaf.shape)
         if flags is not None:
             choices = np.split(flags, np.cumsum(leaf.nvec)[:-1], axis=1) if isinstance(leaf, MultiDiscrete) else [flags]
+            for env, *rows in zip(range(num_envs), *choices, strict=True):
+                if not all(map(np.any, rows)):
+                    raise ValueError(f"{where}: the action mask must allow an action, got none in environment {env}")
             drawn = [[rng.choice(np.flatnonzero(row)) for row in choice] for choice in choices]
             return np.array(drawn, np.int32).T.reshape(shape)
         if isinstance(leaf, Discrete):
