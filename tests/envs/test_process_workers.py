@@ -22,6 +22,7 @@ def made(make_env, num_envs=2, **options):
 
 
 OPEN = []
+NONE = np.zeros(2, np.int32)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,13 @@ def test_a_named_environment_is_the_same_in_workers():
 def test_workers_are_never_forked_and_know_nothing_of_jax():
     env = made(functools.partial(toys.Curious, os.getpid()))
     assert env.reset(0).obs.tolist() == [[0, 0], [0, 0]]
+
+
+def test_an_environment_that_computes_with_jax_runs_in_workers():
+    env, here = made(toys.InJax), envs.make(toys.InJax, num_envs=2)
+    for time_step, expected in [(env.reset(0), here.reset(0))] + [(env.step(NONE), here.step(NONE)) for _ in range(3)]:
+        np.testing.assert_array_equal(time_step.obs, expected.obs)
+    assert not np.array_equal(time_step.obs, np.zeros_like(time_step.obs))
 
 
 def test_a_named_environment_brings_no_jax_into_its_worker_and_may_be_registered_here_only():

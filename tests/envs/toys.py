@@ -308,6 +308,25 @@ class Curious(Counting):
         return np.array(["jax" in sys.modules, os.getppid() == self.trainer], np.float32), {}
 
 
+class InJax(Counting):
+    """Computes its observations with JAX, in a program that it compiles."""
+
+    def reset(self, **options: Any):
+        import jax
+
+        self.move = jax.jit(lambda x: jax.numpy.sin(x + 1))
+        self.place = self.move(np.float32(0))
+        return self.observed(super().reset(**options)[0]), {}
+
+    def step(self, action: Any):
+        obs, *rest = super().step(action)
+        self.place = self.move(self.place)
+        return self.observed(obs), *rest
+
+    def observed(self, obs: Any):
+        return np.full_like(obs, self.place)
+
+
 class UserError(Exception):
     """An exception that cannot be made again from its arguments."""
 

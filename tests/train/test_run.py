@@ -443,3 +443,22 @@ def test_importing_polyak_takes_no_time():
     program = "import time; t = time.perf_counter(); import polyak; print(time.perf_counter() - t)"
     times = [float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout) for _ in range(5)]
     assert min(times) < 0.1
+
+
+class Restless(Pole):
+    """Prints, and changes the working directory, as a careless environment does."""
+
+    def step(self, action):
+        print("step", self.steps)
+        os.chdir("/")
+        return super().step(action)
+
+
+def test_an_environment_that_prints_and_changes_directory_moves_no_file_of_the_run(directory):
+    env = polyak.envs.make(Restless, num_envs=2)
+    result = train(env, 200, run_dir="run", eval_every=100, eval_episodes=2)
+    os.chdir(directory)
+    assert {path.name for path in directory.iterdir()} == {"run"}
+    assert {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "best"} <= set(os.listdir("run"))
+    assert polyak.load_policy("run").predict(OBS)[0] in (0, 1)
+    assert result.progress.env_steps >= 200
