@@ -224,6 +224,18 @@ def test_single_valid_sample_trains_without_advantage_normalization():
     assert not same_bits(after.copies.online.params["policy"], state.copies.online.params["policy"])
 
 
+def test_minibatches_of_one_sample_train_without_advantage_normalization():
+    agent = make(num_minibatches=NUM_STEPS * NUM_ENVS, num_epochs=1)
+    state = fresh(agent)
+    after, metrics = update(agent, state, on_device(noise()), KEY)
+    raw, _ = update(dataclasses.replace(agent, normalize_advantage=None), state, on_device(noise()), KEY)
+    assert metrics["train/skipped_steps"] == 0
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(learned(after)) if x.dtype == jnp.float32)
+    # Each advantage alone, minus its own mean, would be 0.
+    assert same_bits(after.copies.online, raw.copies.online)
+    assert not same_bits(after.copies.online.params["policy"], state.copies.online.params["policy"])
+
+
 def test_equal_advantages_train_value_and_entropy_but_not_the_policy():
     agent = make(gamma=0.0, vf_coef=0.0)
     state = fresh(agent)
