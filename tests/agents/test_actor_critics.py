@@ -13,9 +13,10 @@ import polyak
 from polyak import train
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
-from polyak.learning.off_policy import replay_of
+from polyak.learning.off_policy import _count_skips, replay_of
 from polyak.learning.soft_actor import SoftActorCopies, default_target_entropy
 from polyak.ops.distributions import TanhNormal
+from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
 from polyak.replay.uniform import Replay, Transition
 
 KEY = jax.random.key(0)
@@ -638,19 +639,55 @@ def test_target_entropies_of_a_batch_of_agents_are_checked():
         make("sac", target_entropy=jnp.array([-1.0, 5.0, 6.0]))
 
 
-def test_an_actor_that_fails_in_every_step_is_diagnosed():
-    class Broken(polyak.Actor):
-        def apply(self, variables, obs, carry=(), *, train=False, key=None):
-            (params, value), carry, stats = super().apply(variables, obs, carry, train=train, key=key)
-            # Finite, with a gradient that is not.
-            return ({**params, "loc": params["loc"] + jnp.sqrt(0.0 * params["loc"])}, value), carry, stats
+class BrokenActor(polyak.Actor):
+    """Its output is finite, and its gradient is not."""
 
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        (params, value), carry, stats = super().apply(variables, obs, carry, train=train, key=key)
+        return ({**params, "loc": params["loc"] + jnp.sqrt(0.0 * params["loc"])}, value), carry, stats
+
+
+def test_an_actor_that_fails_in_every_step_is_diagnosed():
     schedule = polyak.Linear(1e-3, env_steps=100)
-    agent = make("ddpg", actor=Broken((8,), std="fixed"), max_bad_steps=3, learning_rate=schedule)
+    agent = make("ddpg", actor=BrokenActor((8,), std="fixed"), max_bad_steps=3, learning_rate=schedule)
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
     # Two rollouts of 8 transitions came before.
     assert float(metrics["train/learning_rate"]) == pytest.approx(0.84e-3)
     assert "'gradient'" in agent.diagnose(metrics) and int(state.guard.in_a_row) == 3
+
+
+@pytest.mark.parametrize("name", ["td3", "sac", "tqc"])
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_an_actor_that_fails_whenever_it_is_its_turn_is_diagnosed_in_time(name, delay):
+    std = "fixed" if name == "td3" else "state"
+    # Rollouts of one step in two environments: one gradient step for each.
+    agent = make(name, actor=BrokenActor((8,), std=std), max_bad_steps=3, policy_delay=delay, num_steps=1)
+    state, rows = agent.init(KEY), []
+    for number in range(4 * delay):
+        state, metrics = update(agent, state, random_rollout(agent, seed=number), jax.random.fold_in(KEY, number))
+        rows.append(int(state.guard.in_a_row))
+    assert rows == [number // delay for number in range(1, 4 * delay + 1)]
+    assert "'gradient'" in agent.diagnose(metrics)
+    # The critics learn on, and it is their steps that are counted.
+    assert int(metrics["train/n_updates"]) == 4 * delay and int(metrics["train/skipped_steps"]) == 4
+
+
+def test_a_row_of_failures_ends_when_every_network_took_a_step_and_not_before():
+    def after(guard, skipped, applied, *, is_lost=False, is_stored=True):
+        bad = jnp.stack([flag_quantities({"gradient": jnp.any(jnp.array(step))}) for step in skipped])
+        log = StepLog({}, bad, jnp.array(applied), jnp.array(skipped))
+        return _count_skips(guard, log, jnp.array(is_lost), jnp.array(is_stored), flag_quantities({"obs": jnp.array(is_lost)}))
+
+    critics_fail, actor_fails = [[True, False]], [[False, True]]
+    none, critics_only, both = [[False, False]], [[True, False]], [[True, True]]
+    guard = after(after(Guard.init(), critics_fail, none), actor_fails, critics_only)
+    assert int(guard.in_a_row) == 2
+    for kept in (after(guard, none, critics_only), after(guard, none, none, is_stored=False)):
+        assert int(kept.in_a_row) == 2
+    for ended in (after(guard, none, both), after(guard, none, none), after(guard, [*none, *critics_fail], [*both, *none])):
+        assert int(ended.in_a_row) == 0
+    assert int(after(guard, none, both, is_lost=True).in_a_row) == 3
+    assert int(guard.skipped) == 2
 
 
 def test_a_state_of_another_optimizer_is_rejected():

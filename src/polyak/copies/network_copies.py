@@ -504,8 +504,7 @@ def guard_after_step(
     """
     any_bad = jnp.any(bad)
     applied = apply & ~any_bad
-    after = guard.after_update((any_bad | missing).astype(jnp.uint32), 1, bad)
-    return dataclasses.replace(after, in_a_row=jnp.where(applied | any_bad, after.in_a_row, guard.in_a_row)), applied
+    return guard.after((any_bad | missing).astype(jnp.uint32), bad, failed=any_bad, recovered=applied), applied
 
 
 def describe_variables(variables: Variables) -> str:

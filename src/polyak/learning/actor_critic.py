@@ -302,21 +302,17 @@ def train_in_turn(
 def join_logs(**logs: StepLog) -> StepLog:
     """One log of the gradient steps of several networks; terms get the network's name, `actor_loss`.
 
-    The step counts as applied where the first one was and none was skipped, so that a network that fails in every step is
-    noticed. A network that was not trained, because its step was not due or skipped, has NaN in its terms, which means leave
-    out.
+    A network that was not trained, because its step was not due or skipped, has NaN in its terms, which means leave out.
     """
-    first, *_ = logs.values()
     terms: Terms = {}
     for name, log in logs.items():
         named = {f"{name}_{term}" if term in ("loss", "grad_norm") else term: value for term, value in log.terms.items()}
         terms |= {term: jnp.where(log.applied, value, jnp.nan) if value.ndim == 0 else value for term, value in named.items()}
-    skipped = jnp.any(jnp.stack([log.skipped for log in logs.values()]))
     return StepLog(
         terms=terms,
         bad=jnp.any(jnp.stack([log.bad for log in logs.values()]), axis=0),
-        applied=first.applied & ~skipped,
-        skipped=skipped,
+        applied=jnp.stack([log.applied for log in logs.values()]),
+        skipped=jnp.stack([log.skipped for log in logs.values()]),
     )
 
 

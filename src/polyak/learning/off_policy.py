@@ -320,6 +320,7 @@ def add_and_learn(
         total = sum_over_devices(batch.weight.sum(), axis_name)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
         copies, log = train_step(copies, batch, train_key, total > 0)
+        log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
         if "beta" in options:
             log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / settings.batch_size})
         return copies, log, batch.index
@@ -346,9 +347,9 @@ def add_and_learn(
         copies=copies,
         replay=replay,
         normalizers=normalizers,
-        guard=_count_skips(state.guard, log, is_lost, _bad_data(rollout, axis_name)),
+        guard=_count_skips(state.guard, log, is_lost, dropped < valid, _bad_data(rollout, axis_name)),
         env_steps=env_steps,
-        updates=saturating_add(state.updates, log.applied.sum(dtype=jnp.uint32)),
+        updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
     )
     metrics = _metrics(new_state, log, num_envs * devices)
     if settings.optimizer is None:
@@ -396,7 +397,7 @@ def train_copies(
         loss_fn, optimizer, copies.online.params, copies.optimizer_state, batch, due=due, axis_name=axis_name
     )
     online = dataclasses.replace(copies.online, params=params)
-    guard = copies.guard.after_update(log.skipped.astype(jnp.uint32), jnp.uint32(1), log.bad)
+    guard = copies.guard.after_update(log.skipped, log.applied, log.bad)
     return dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard), log
 
 
@@ -407,18 +408,28 @@ def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any])
     return None if skips is None else f"{type(settings).__name__}: {skips}"
 
 
-def _count_skips(guard: Guard, log: StepLog, is_lost: Bool[Array, ""], bad_data: Bool[Array, " quantities"]) -> Guard:
-    """The guard after the gradient steps of an update; a rollout that is lost is one more, skipped."""
-    skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
-    skipped += is_lost.astype(jnp.uint32)
-    steps = skipped + jnp.where(is_lost, jnp.uint32(0), applied)
-    return guard.after_update(skipped, steps, log.bad.any(0) | (bad_data & is_lost))
+def _count_skips(
+    guard: Guard, log: StepLog, is_lost: Bool[Array, ""], is_stored: Bool[Array, ""], bad_data: Bool[Array, " quantities"]
+) -> Guard:
+    """The guard after an update; a rollout that is lost is one more step, skipped.
+
+    A row ends with an update in which every network took a step, or in which none was due and something was stored. In
+    between, an actor that waits for its turn is neither.
+    """
+    skipped, applied = log.skipped.any(0), log.applied.any(0)  # of each network
+    is_idle = ~jnp.any(skipped | applied)
+    return guard.after(
+        log.skipped.sum(dtype=jnp.uint32) + is_lost.astype(jnp.uint32),
+        log.bad.any(0) | (bad_data & is_lost),
+        failed=is_lost | jnp.any(skipped & ~applied),
+        recovered=jnp.all(applied) | (is_idle & is_stored),
+    )
 
 
 def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
-    """Means of the terms over the applied gradient steps, and counts."""
+    """Means of the terms over the applied gradient steps of the first network, and counts."""
     # NaN in a term: a network that this step did not train. Terms with one value per sample are no metrics.
-    metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied) for name, term in log.terms.items() if term.ndim == 1}
+    metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied[:, 0]) for name, term in log.terms.items() if term.ndim == 1}
     return metrics | {
         "train/n_updates": state.updates,
         "train/skipped_steps": state.guard.skipped,

@@ -333,7 +333,7 @@ def apply_gradients(
         due=summary.weight > 0,
         data_is_finite=~jnp.any(summary.bad),
     )
-    guard = copies.guard.after_update(log.skipped.astype(jnp.uint32), jnp.uint32(1), summary.bad | log.bad)
+    guard = copies.guard.after_update(log.skipped, log.applied, summary.bad | log.bad)
     online = dataclasses.replace(copies.online, params=params)
     copies = dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard)
     return after_step(settings, state, copies, summary, counts=True, applied=log.applied)

@@ -275,7 +275,7 @@ def train_soft_actor(
         loss = partial(temperature_loss, settings, actor=share_encoder(settings, actor.online, critics.online), key=alpha_key)
         before, is_learned = (temperature.log_alpha, temperature.optimizer_state), settings.alpha is None
         *after, alpha_log = gradient_step(loss, alpha_step, *before, batch, due=due & is_learned, axis_name=axis_name)
-        return (actor, Temperature(*after)), {"actor": actor_log, "alpha": alpha_log}
+        return (actor, Temperature(*after)), {"actor": actor_log} | ({"alpha": alpha_log} if is_learned else {})
 
     trained = actor, temperature
     (actor, temperature), logs = train_in_turn(settings.policy_delay, critics, critic_log, train_actor, trained)

@@ -49,7 +49,8 @@ class Guard:
 
     Attributes:
         skipped: gradient steps skipped so far.
-        in_a_row: consecutive updates, up to now, in which no gradient step was applied because of NaN or infinity.
+        in_a_row: consecutive updates, up to now, in which a network took no gradient step because of NaN or infinity. An update
+            in which no step was due is not counted, and does not end the row.
         first_bad: the first of `QUANTITIES` that was not finite in the latest update with one, counted from 1; 0 if none.
     """
 
@@ -63,14 +64,34 @@ class Guard:
         return cls(*(jnp.zeros((), jnp.uint32) for _ in range(3)))
 
     def after_update(
-        self, skipped: UInt32[Array, ""], steps: int | UInt32[Array, ""], bad: Bool[Array, " quantities"]
+        self,
+        skipped: Bool[Array, "*steps"],
+        applied: Bool[Array, "*steps"],
+        bad: Bool[Array, " quantities"],
     ) -> "Guard":
-        """The counts after an update that skipped `skipped` of its `steps` gradient steps; `bad` as by `flag_quantities`."""
+        """The counts after an update; flags of its gradient steps as in a `StepLog`, and `bad` as by `flag_quantities`."""
+        return self.after(skipped.sum(dtype=jnp.uint32), bad, failed=skipped.any() & ~applied.any(), recovered=applied.any())
+
+    def after(
+        self,
+        skipped: UInt32[Array, ""],
+        bad: Bool[Array, " quantities"],
+        *,
+        failed: Bool[Array, ""],
+        recovered: Bool[Array, ""],
+    ) -> "Guard":
+        """The counts after so many skipped steps.
+
+        Args:
+            failed: one more in a row, if anything was bad.
+            recovered: the row ends.
+        """
         any_bad = jnp.any(bad)
         first = jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)
+        in_a_row = jnp.where(recovered, jnp.uint32(0), self.in_a_row)
         return Guard(
             skipped=self.skipped + skipped,
-            in_a_row=jnp.where(any_bad & (skipped > 0) & (skipped == steps), self.in_a_row + jnp.uint32(1), jnp.uint32(0)),
+            in_a_row=jnp.where(failed & any_bad, self.in_a_row + jnp.uint32(1), in_a_row),
             first_bad=jnp.where(any_bad, first, self.first_bad),
         )
 
@@ -86,7 +107,7 @@ def flag_quantities(flags: Mapping[str, Bool[Array, ""]]) -> Bool[Array, " quant
 
 @struct
 class StepLog:
-    """What gradient steps did; a scan stacks them.
+    """What gradient steps did; a scan stacks them. Where a step trains several networks, the flags have one for each of them.
 
     Attributes:
         terms: those of the loss, and `grad_norm`, the norm of the gradient before clipping. Terms with one value per sample
