@@ -673,21 +673,93 @@ def test_an_actor_that_fails_whenever_it_is_its_turn_is_diagnosed_in_time(name, 
 
 
 def test_a_row_of_failures_ends_when_every_network_took_a_step_and_not_before():
-    def after(guard, skipped, applied, *, is_lost=False, is_stored=True):
+    def after(guard, skipped, applied, *, valid=4, dropped=0):
         bad = jnp.stack([flag_quantities({"gradient": jnp.any(jnp.array(step))}) for step in skipped])
         log = StepLog({}, bad, jnp.array(applied), jnp.array(skipped))
-        return _count_skips(guard, log, jnp.array(is_lost), jnp.array(is_stored), flag_quantities({"obs": jnp.array(is_lost)}))
+        bad_data = flag_quantities({"obs": jnp.array(dropped > 0)})
+        return _count_skips(guard, log, jnp.uint32(dropped), jnp.uint32(valid), bad_data)
 
     critics_fail, actor_fails = [[True, False]], [[False, True]]
     none, critics_only, both = [[False, False]], [[True, False]], [[True, True]]
     guard = after(after(Guard.init(), critics_fail, none), actor_fails, critics_only)
     assert int(guard.in_a_row) == 2
-    for kept in (after(guard, none, critics_only), after(guard, none, none, is_stored=False)):
+    for kept in (after(guard, none, critics_only), after(guard, none, none, valid=0)):
         assert int(kept.in_a_row) == 2
     for ended in (after(guard, none, both), after(guard, none, none), after(guard, [*none, *critics_fail], [*both, *none])):
         assert int(ended.in_a_row) == 0
-    assert int(after(guard, none, both, is_lost=True).in_a_row) == 3
+    assert int(after(guard, none, both, dropped=4).in_a_row) == 3
     assert int(guard.skipped) == 2
+
+
+@every_agent_and_tqc
+def test_what_is_no_state_is_rejected_by_every_policy(name, unchecked):
+    agent = make(name)
+    state = agent.init(KEY)
+    other = make("td3" if name in ("sac", "tqc") else "sac").init(KEY)
+    for method in ("policy", "collect_policy"):
+        with pytest.raises(TypeError, match=rf"{method}: state must be a OffPolicyState, got \w+"):
+            getattr(agent, method)(state.copies)
+        with pytest.raises(TypeError, match=rf"{method}: state must be of an agent with \w+Copies, got another agent's, with"):
+            getattr(agent, method)(other)
+
+
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+def test_a_policy_without_a_distribution_samples_its_mode(name):
+    agent = make(name)
+    state, obs = agent.init(KEY), np.ones((5, 3), np.float32)
+    for policy in (agent.policy(state), agent.policy(state).policy):
+        mode = policy.predict(obs)[0]
+        np.testing.assert_allclose(policy.predict(obs, deterministic=False, key=KEY)[0], mode, rtol=1e-6)
+        step = policy.action(first_step(obs), (), KEY)
+        np.testing.assert_allclose(step.action, mode, rtol=1e-6)
+    sampled = make("sac").policy(make("sac").init(KEY)).predict(obs, deterministic=False, key=KEY)[0]
+    assert not np.allclose(sampled, make("sac").policy(make("sac").init(KEY)).predict(obs)[0], atol=1e-2)
+
+
+def first_step(obs):
+    no = jnp.zeros(len(obs), bool)
+    return TimeStep(jnp.asarray(obs), jnp.zeros(len(obs)), no, no, ~no)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_acting_in_numpy_samples_what_jax_samples(deterministic, unchecked):
+    policy = dataclasses.replace(make("td3").policy(make("td3").init(KEY)).policy, is_deterministic=deterministic)
+    obs = np.ones((2, 3), np.float32)
+    noise = policy.noise(KEY, 2)
+    act = jax.tree.map(np.asarray, policy).in_numpy()
+    in_jax = policy.action(first_step(obs), (), KEY).action
+    np.testing.assert_allclose(act(first_step(obs), (), np.asarray(noise)).action, in_jax, rtol=1e-5)
+    assert deterministic == bool(np.allclose(in_jax, policy.predict(obs)[0], rtol=1e-5))
+
+
+@every_agent_and_tqc
+def test_a_state_with_another_replay_is_rejected(name):
+    agent = make(name)
+    state = agent.init(KEY)
+    with pytest.raises(ValueError, match="created with capacity=512 but the agent sets capacity=1024"):
+        update(dataclasses.replace(agent, capacity=1024), state, random_rollout(agent), KEY)
+    prioritized = dataclasses.replace(agent, prioritized=True)
+    with pytest.raises(ValueError, match="created with prioritized=True but the agent sets prioritized=False"):
+        update(agent, prioritized.init(KEY), random_rollout(agent), KEY)
+    with pytest.raises(ValueError, match="created with prioritized=False but the agent sets prioritized=True"):
+        update(prioritized, state, random_rollout(agent), KEY)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ddpg", {"exploration": "ou", "ema_tau": 0.1}),
+        ("td3", {"prioritized": True, "normalize_reward": "return"}),
+        ("sac", {"sde_sample_freq": 2, "actor": polyak.Actor((8,), std="sde"), "normalize_obs": True}),
+    ],
+)
+def test_states_are_in_32_bits_where_jax_has_64(name, settings, unchecked):
+    env = polyak.envs.make("jax/Pendulum-v1", num_envs=2, action_scaling="rescale")
+    with jax.enable_x64(True):
+        agent = make(name, env.spec, **settings)
+        result = train.compiled(agent, env, env_steps=40, key=jax.random.key(0))
+    wide = {str(x.dtype) for x in jax.tree.leaves(result.state)} & {"float64", "int64", "uint64"}
+    assert not wide and int(result.state.updates) > 0
 
 
 def test_a_state_of_another_optimizer_is_rejected():

@@ -224,5 +224,5 @@ def test_a_discrete_agent_by_name_acts_exports_and_loads(tmp_path):
 
 def test_two_parts_of_discrete_actions_are_rejected():
     tree = polyak.core.spaces.Dict({"a": Discrete(2), "b": Discrete(2)})
-    with pytest.raises(ValueError, match=r"actions must be Boxes, got .*at action 'a'; or one Discrete"):
+    with pytest.raises(ValueError, match=r"actions must be Boxes or one Discrete, got .*at action 'a'; PPO takes every space"):
         polyak.SAC(EnvSpec(SPEC.obs, tree))

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.copies.follow import Follow
-from polyak.core.checks import check_state, check_unset
+from polyak.core.checks import check_unset
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
+    check_copies,
     check_critics,
     check_shared_encoder,
     check_state_of,
@@ -41,6 +41,7 @@ from polyak.learning.off_policy import (
     create_state,
     diagnose_off_policy,
     partition_by_env,
+    target_follow,
     train_copies,
 )
 from polyak.learning.prefill import add_rollout
@@ -184,7 +185,7 @@ class DDPG:
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state."""
-        copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (self._follow, self._follow), key)
+        copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (target_follow(self),) * 2, key)
         num_critics = check_critics(self._critics, copies[1].online, self.spec)
         if num_critics != 1:
             raise ValueError(f"DDPG: critics must be one critic, Critics(num_critics=1), got {num_critics}; TD3 takes several")
@@ -192,11 +193,12 @@ class DDPG:
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action, that of its average if there is one."""
-        check_state("DDPG.policy", state, OffPolicyState)
+        check_copies("DDPG.policy", state, ActorCriticCopies)
         return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
+        check_copies("DDPG.collect_policy", state, ActorCriticCopies)
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         policy = self._network_policy(state, state.copies.actor.online)
@@ -241,8 +243,9 @@ class DDPG:
             copies = ActorCriticCopies(actor.follow(updates=applied), critics.follow(updates=applied), average)
             return copies, join_logs(critic=critic_log, actor=actor_log)
 
-        # The agent's settings decide how the targets follow, also where they were changed after `init`.
-        actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
+        actor, critics = (
+            copies.with_target_follow(target_follow(self)) for copies in (state.copies.actor, state.copies.critics)
+        )
         check_state_of(self, critics, state.copies.average)
         state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, actor=actor, critics=critics))
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
@@ -307,11 +310,7 @@ class DDPG:
         return -weighted_sum(jnp.sum(each, axis=1), batch.weight), {}
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True)
-
-    @property
-    def _follow(self) -> Follow:
-        return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.period)
+        return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True, is_deterministic=True)
 
     @property
     def _actor(self) -> Network:

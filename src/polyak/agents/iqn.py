@@ -229,7 +229,7 @@ class IQN:
     ) -> tuple[Float[Array, "N K"], Float[Array, "N n K"]]:
         """Fractions that are drawn uniformly, and the quantiles at them."""
         tau_key, noise_key = jax.random.split(key)
-        tau = jax.random.uniform(tau_key, (len(jax.tree.leaves(obs)[0]), count))
+        tau = jax.random.uniform(tau_key, (len(jax.tree.leaves(obs)[0]), count), jnp.float32)
         return tau, self._network.quantiles(variables, obs, tau, noise_key)
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:

@@ -523,7 +523,8 @@ class PPO:
     ) -> NetworkCopies:
         """The copies after the epochs; the target follows."""
         bad = flag_quantities(bad_data) | log.bad.any((0, 1))
-        guard = copies.guard.after_update(log.skipped, log.applied, bad)
+        skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
+        guard = copies.guard.after_update(skipped, applied, bad)
         copies = dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard)
         return copies if self.ema_tau is None else copies.update_target(self.ema_tau)
 

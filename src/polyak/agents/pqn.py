@@ -199,6 +199,7 @@ class PQN:
             is_elementwise=self.optimizer is None,
             axis_name=axis_name,
         )
+        skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
         valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
         counts = rollout.valid & finite_rows(rollout.obs, 2)
         new_state = PQNState(
@@ -206,7 +207,7 @@ class PQN:
                 copies,
                 online=dataclasses.replace(copies.online, params=params),
                 optimizer_state=optimizer_state,
-                guard=copies.guard.after_update(log.skipped, log.applied, bad | log.bad.any((0, 1))),
+                guard=copies.guard.after_update(skipped, applied, bad | log.bad.any((0, 1))),
             ),
             obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
             env_steps=saturating_add(state.env_steps, valid),

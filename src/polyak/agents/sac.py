@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.checks import check_state
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
+    check_copies,
     check_critics,
     check_shared_encoder,
     check_subset,
@@ -31,6 +31,7 @@ from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.soft_actor import (
+    SoftActorCopies,
     check_target_entropy,
     check_temperature,
     create_soft_actor,
@@ -170,7 +171,7 @@ class SAC:
     def __post_init__(self) -> None:
         check_env_spec("SAC", self.spec)
         if not isinstance(self.spec.action, Discrete):
-            check_unit_actions("SAC", self.spec, "or one Discrete; PPO takes every space")
+            check_unit_actions("SAC", self.spec, "PPO takes every space", " or one Discrete")
         default = Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
         object.__setattr__(self, "actor", feedforward_or_default("SAC", "actor", self.actor, default))
         object.__setattr__(self, "critics", feedforward_or_default("SAC", "critics", self.critics, Critics()))
@@ -206,11 +207,12 @@ class SAC:
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The mode of the actor's distribution, of its average if there is one."""
-        check_state("SAC.policy", state, OffPolicyState)
+        check_copies("SAC.policy", state, SoftActorCopies)
         return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
+        check_copies("SAC.collect_policy", state, SoftActorCopies)
         explorer = explore(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
         policy = WarmUp(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy

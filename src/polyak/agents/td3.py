@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_state, check_unset
+from polyak.core.checks import check_unset
 from polyak.core.spaces import Box, EnvSpec, Leaf, check_env_spec, leaf_spaces, map_space
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
     ActorCriticCopies,
+    check_copies,
     check_critics,
     check_shared_encoder,
     check_state_of,
@@ -45,6 +45,7 @@ from polyak.learning.off_policy import (
     create_state,
     diagnose_off_policy,
     partition_by_env,
+    target_follow,
     train_copies,
 )
 from polyak.learning.prefill import add_rollout
@@ -198,24 +199,22 @@ class TD3:
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state."""
-        copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (self._follow, self._follow), key)
+        copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (target_follow(self),) * 2, key)
         check_subset("TD3", self.subset, check_critics(self._critics, copies[1].online, self.spec))
         return create_state(self, ActorCriticCopies(*copies))
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action, that of its average if there is one."""
-        check_state("TD3.policy", state, OffPolicyState)
+        check_copies("TD3.policy", state, ActorCriticCopies)
         return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
+        check_copies("TD3.collect_policy", state, ActorCriticCopies)
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
-        explorer: GaussianNoise | StateDependentExploration
-        if freq is None:
-            # As a number, so that workers evaluate no schedule.
-            explorer = GaussianNoise(policy, value_at(self.exploration_noise, state.env_steps))
-        else:
-            explorer = StateDependentExploration(policy, freq)
+        # As a number, so that workers evaluate no schedule.
+        scale = value_at(self.exploration_noise, state.env_steps)
+        explorer = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
         warm_up = WarmUp(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
 
@@ -261,8 +260,9 @@ class TD3:
             copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
             return copies, join_logs(critic=critic_log, actor=actor_log)
 
-        # The agent's settings decide how the targets follow, also where they were changed after `init`.
-        actor, critics = (copies.with_target_follow(self._follow) for copies in (state.copies.actor, state.copies.critics))
+        actor, critics = (
+            copies.with_target_follow(target_follow(self)) for copies in (state.copies.actor, state.copies.critics)
+        )
         check_state_of(self, critics, state.copies.average)
         state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, actor=actor, critics=critics))
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
@@ -323,18 +323,15 @@ class TD3:
 
         def add_noise(leaf: Leaf, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
             assert isinstance(leaf, Box), "checked when the agent was built"
-            noise = self.target_noise * jax.random.normal(next(keys), x.shape)
+            noise = self.target_noise * jax.random.normal(next(keys), x.shape, x.dtype)
             low, high = (bound[None] for bound in self.spec.action_bounds(leaf))
             return jnp.clip(x + jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip), low, high)
 
         return map_space(add_noise, self.spec.action, action)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True)
-
-    @property
-    def _follow(self) -> Follow:
-        return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.period)
+        normalizer, is_mode = state.normalizers.obs, self.sde_sample_freq is None
+        return NetworkPolicy(actor, normalizer, self._actor, self.spec, squash=True, is_deterministic=is_mode)
 
     @property
     def _actor(self) -> Network:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic import (
+    check_copies,
     check_critics,
     check_shared_encoder,
     check_unit_actions,
@@ -29,6 +29,7 @@ from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout
 from polyak.learning.soft_actor import (
+    SoftActorCopies,
     check_target_entropy,
     check_temperature,
     create_soft_actor,
@@ -211,11 +212,12 @@ class TQC:
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The mode of the actor's distribution, of its average if there is one."""
-        check_state("TQC.policy", state, OffPolicyState)
+        check_copies("TQC.policy", state, SoftActorCopies)
         return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
     def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
+        check_copies("TQC.collect_policy", state, SoftActorCopies)
         explorer = explore(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
         policy = WarmUp(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
@@ -231,7 +233,7 @@ class TQC:
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], Terms]:
-        """J_Z of a batch whose weights sum to 1, and its terms; `priority` is |δ| of the mean, over critics, of each sample.
+        """J_Z of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
 
         Args:
             params: θ of the online critics.

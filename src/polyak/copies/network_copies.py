@@ -504,7 +504,7 @@ def guard_after_step(
     """
     any_bad = jnp.any(bad)
     applied = apply & ~any_bad
-    return guard.after((any_bad | missing).astype(jnp.uint32), bad, failed=any_bad, recovered=applied), applied
+    return guard.after_update((any_bad | missing).astype(jnp.uint32), applied.astype(jnp.uint32), bad), applied
 
 
 def describe_variables(variables: Variables) -> str:

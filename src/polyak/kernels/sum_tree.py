@@ -37,7 +37,7 @@ class SumTree:
     @classmethod
     def init(cls, capacity: int) -> "SumTree":
         """All priorities are 0."""
-        return cls(jnp.zeros(2 * capacity))
+        return cls(jnp.zeros(2 * capacity, jnp.float32))
 
     @property
     def priority(self) -> Float[Array, " capacity"]:
@@ -85,7 +85,7 @@ class SumTree:
             rows: only the first rows are in the tree, whatever stands in the others.
         """
         levels = _levels(self.capacity)
-        shares = jax.random.uniform(key, (-(-len(levels) // LEVELS_PER_DRAW), num))
+        shares = jax.random.uniform(key, (-(-len(levels) // LEVELS_PER_DRAW), num), jnp.float32)
         strata = (jnp.arange(num, dtype=jnp.float32) + shares[0]) / num
         shares = shares.at[0].set(jnp.minimum(strata, 1.0))
         downwards = jnp.array(levels[::-1], jnp.int32)
@@ -102,7 +102,7 @@ class SumTree:
 
         # A loop, for XLA would compute a level anew for every use of it in the level below, and again after the tree has
         # changed, for which it would copy the tree.
-        zeros = jnp.zeros(num)
+        zeros = jnp.zeros(num, jnp.float32)
         start = (jnp.zeros(num, jnp.int32), zeros, zeros, zeros)
         index, _, priority, total = jax.lax.fori_loop(0, len(levels), descend, start)
         return index, jnp.where(total > 0, priority / jnp.where(total > 0, total, 1.0), 0.0)

@@ -11,10 +11,11 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
-from polyak.core.checks import check_created_with
+from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import Box, EnvSpec, in_action, leaf_spaces, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables, copy_buffers
+from polyak.learning.off_policy import OffPolicyState
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
@@ -118,6 +119,18 @@ def evaluated_actor(settings: ActorCriticSettings, actor: NetworkCopies, average
     return actor.online if average is None or settings.ema_tau is None else cast_like(average, actor.online)
 
 
+def check_copies(owner: str, state: Any, copies: type) -> None:
+    """Check that a value is the state of an agent that has these copies.
+
+    Raises:
+        TypeError: it is not.
+    """
+    check_state(owner, state, OffPolicyState)
+    if not isinstance(state.copies, copies):
+        got = type(state.copies).__name__
+        raise TypeError(f"{owner}: state must be of an agent with {copies.__name__}, got another agent's, with {got}")
+
+
 def check_state_of(settings: ActorCriticSettings, critics: NetworkCopies, average: Variables | None) -> None:
     """Check that a state was created with the agent's optimizer and `ema_tau`.
 
@@ -146,11 +159,14 @@ def check_shared_encoder(settings: ActorCriticSettings) -> None:
         raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
 
 
-def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and PPO take Discrete") -> None:
+def check_unit_actions(
+    owner: str, spec: EnvSpec, instead: str = "SAC, DQN and PPO take Discrete actions", also: str = ""
+) -> None:
     """Check that an agent's actions are Boxes in [-1, 1].
 
     Args:
         instead: the way out for actions that are no Boxes, for the error.
+        also: what else the agent takes, for the error.
 
     Raises:
         ValueError: they are not; the message names the part.
@@ -160,12 +176,12 @@ def check_unit_actions(owner: str, spec: EnvSpec, instead: str = "SAC, DQN and P
         if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
             advice = "PPO, A2C and IMPALA take Boxes of integers" if isinstance(leaf, Box) else instead
             kind = "Boxes of floats" if isinstance(leaf, Box) else "Boxes"
-            raise ValueError(f"{owner}: actions must be {kind}, got {leaf}{where}; {advice}")
+            raise ValueError(f"{owner}: actions must be {kind}{also}, got {leaf}{where}; {advice}")
         low, high = spec.action_bounds(leaf)
         if not (np.all(low == -1) and np.all(high == 1)):
             raise ValueError(
                 f"{owner}: actions must lie in [-1, 1], got {leaf}{where}; make the environment with "
-                f"polyak.envs.make(..., action_scaling='rescale')"
+                f"polyak.envs.make(..., action_scaling='rescale'), on the command line --action-scaling rescale"
             )
 
 
@@ -261,7 +277,7 @@ def q_values(
 
 
 def min_of_critics(q: Float[Array, "B N *M"], subset: int | None, key: PRNGKeyArray) -> Float[Array, "..."]:
-    """min_i over all critics, or over `subset` of them, drawn at random for the whole batch (REDQ)."""
+    """min_i over all critics, or over `subset` of them, drawn at random for the whole batch of a device (REDQ)."""
     if subset is not None:
         q = jax.random.choice(key, q, (subset,), replace=False, axis=1)
     return jnp.min(q, axis=1)
@@ -308,12 +324,8 @@ def join_logs(**logs: StepLog) -> StepLog:
     for name, log in logs.items():
         named = {f"{name}_{term}" if term in ("loss", "grad_norm") else term: value for term, value in log.terms.items()}
         terms |= {term: jnp.where(log.applied, value, jnp.nan) if value.ndim == 0 else value for term, value in named.items()}
-    return StepLog(
-        terms=terms,
-        bad=jnp.any(jnp.stack([log.bad for log in logs.values()]), axis=0),
-        applied=jnp.stack([log.applied for log in logs.values()]),
-        skipped=jnp.stack([log.skipped for log in logs.values()]),
-    )
+    bad, applied, skipped = (jnp.stack([getattr(log, name) for log in logs.values()]) for name in ("bad", "applied", "skipped"))
+    return StepLog(terms, jnp.any(bad, axis=0), applied, skipped)
 
 
 def _example(space: Any) -> PyTree:

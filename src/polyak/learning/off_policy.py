@@ -11,8 +11,9 @@ import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
+from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_state
+from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
@@ -93,6 +94,16 @@ class OffPolicySettings(OptimizerSettings, Protocol):
     @property
     def n_step(self) -> int:
         """Steps that rewards are summed over."""
+        ...
+
+    @property
+    def tau(self) -> Scalar:
+        """Fraction by which targets move."""
+        ...
+
+    @property
+    def period(self) -> int:
+        """Gradient steps between target updates."""
         ...
 
     @property
@@ -239,14 +250,19 @@ def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 
         )
 
 
-def check_off_policy_state(settings: OffPolicySettings, state: OffPolicyState) -> None:
-    """Check that a state given to `update` is one of this agent, with its settings of normalization.
+def check_off_policy_state(settings: OffPolicySettings, state: OffPolicyState, devices: int = 1) -> None:
+    """Check that a state given to `update` is one of this agent, with its settings of normalization and of the replay.
 
     Raises:
         TypeError, ValueError: it is not.
     """
     check_state(f"{type(settings).__name__}.update", state, OffPolicyState)
     check_created_normalizers(settings, state.normalizers)
+    if isinstance(state.replay, ReplayState):
+        equal = {"capacity": state.replay.capacity * devices}
+        equal |= {"prioritized": state.replay.priorities is not None} if isinstance(settings, PrioritizedSettings) else {}
+        carries = {"sequence_length": state.replay.carries} if isinstance(settings, SequenceSettings) else {}
+        check_created_with(settings, equal=equal, present=carries)
 
 
 def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
@@ -273,6 +289,11 @@ def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
     return OffPolicyState(whole, replay_of(settings).partition(axis_name), whole, whole, whole, whole)
 
 
+def target_follow(settings: OffPolicySettings) -> Follow:
+    """How targets follow: by the agent's settings, also where they were changed after `init`."""
+    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period)
+
+
 def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
     """Whether enough transitions were collected; until then actions are random."""
     return env_steps >= jnp.uint32(settings.learning_starts)
@@ -297,7 +318,8 @@ def add_and_learn(
     Raises:
         TypeError, ValueError: the state is another agent's, or the rollout does not fit the spec (while tracing).
     """
-    check_off_policy_state(settings, state)
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    check_off_policy_state(settings, state, devices)
     _, num_envs = check_rollout(rollout, settings.spec)
     rollout = as_arrays(rollout)
     ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else replay_of(settings)
@@ -306,7 +328,6 @@ def add_and_learn(
     normalizers = state.normalizers.update(rollout, settings.gamma, axis_name)
     valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
     env_steps = saturating_add(state.env_steps, valid)
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
     keys = keys_of_steps(settings, key, num_envs * devices)
     if axis_name is not None:
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
@@ -340,14 +361,12 @@ def add_and_learn(
 
     (copies, priorities), log = jax.lax.scan(step, (state.copies, replay.priorities), keys)
     dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
-    # A rollout of which nothing could be stored counts as a skipped step: its environment is broken.
-    is_lost = (dropped == valid) & (valid > 0)
     replay = dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities)
     new_state = OffPolicyState(
         copies=copies,
         replay=replay,
         normalizers=normalizers,
-        guard=_count_skips(state.guard, log, is_lost, dropped < valid, _bad_data(rollout, axis_name)),
+        guard=_count_skips(state.guard, log, dropped, valid, _bad_data(rollout, axis_name)),
         env_steps=env_steps,
         updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
     )
@@ -397,7 +416,7 @@ def train_copies(
         loss_fn, optimizer, copies.online.params, copies.optimizer_state, batch, due=due, axis_name=axis_name
     )
     online = dataclasses.replace(copies.online, params=params)
-    guard = copies.guard.after_update(log.skipped, log.applied, log.bad)
+    guard = copies.guard.after_update(log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32), log.bad)
     return dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard), log
 
 
@@ -408,22 +427,17 @@ def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any])
     return None if skips is None else f"{type(settings).__name__}: {skips}"
 
 
-def _count_skips(
-    guard: Guard, log: StepLog, is_lost: Bool[Array, ""], is_stored: Bool[Array, ""], bad_data: Bool[Array, " quantities"]
-) -> Guard:
-    """The guard after an update; a rollout that is lost is one more step, skipped.
+def _count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:
+    """The guard after an update that dropped so many of the valid transitions of its rollout.
 
-    A row ends with an update in which every network took a step, or in which none was due and something was stored. In
-    between, an actor that waits for its turn is neither.
+    A rollout of which nothing could be stored counts as a skipped step: its environment is broken. One that is stored before
+    any step is due ends a row of these.
     """
-    skipped, applied = log.skipped.any(0), log.applied.any(0)  # of each network
-    is_idle = ~jnp.any(skipped | applied)
-    return guard.after(
-        log.skipped.sum(dtype=jnp.uint32) + is_lost.astype(jnp.uint32),
-        log.bad.any(0) | (bad_data & is_lost),
-        failed=is_lost | jnp.any(skipped & ~applied),
-        recovered=jnp.all(applied) | (is_idle & is_stored),
-    )
+    is_lost = (dropped == valid) & (valid > 0)
+    is_waiting = (dropped < valid) & ~jnp.any(log.skipped | log.applied)
+    skipped, applied = (flags.sum(0, dtype=jnp.uint32) for flags in (log.skipped, log.applied))  # of each network
+    applied = jnp.where(is_lost, jnp.uint32(0), applied + is_waiting.astype(jnp.uint32))
+    return guard.after_update(skipped.at[0].add(is_lost.astype(jnp.uint32)), applied, log.bad.any(0) | (bad_data & is_lost))
 
 
 def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:

@@ -333,7 +333,8 @@ def apply_gradients(
         due=summary.weight > 0,
         data_is_finite=~jnp.any(summary.bad),
     )
-    guard = copies.guard.after_update(log.skipped, log.applied, summary.bad | log.bad)
+    skipped, applied = log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32)
+    guard = copies.guard.after_update(skipped, applied, summary.bad | log.bad)
     online = dataclasses.replace(copies.online, params=params)
     copies = dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard)
     return after_step(settings, state, copies, summary, counts=True, applied=log.applied)

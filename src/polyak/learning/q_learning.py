@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Terms, Variables
 from polyak.learning.off_policy import (
     OffPolicySettings,
     OffPolicyState,
     add_and_learn,
     create_state,
     has_started,
+    target_follow,
     train_copies,
 )
 from polyak.networks.layers import is_narrow
@@ -40,16 +40,6 @@ class QSettings(OffPolicySettings, OptimizerSettings, Protocol):
         ...
 
     @property
-    def tau(self) -> Scalar:
-        """Fraction by which the target moves."""
-        ...
-
-    @property
-    def period(self) -> int:
-        """Gradient steps between target updates."""
-        ...
-
-    @property
     def epsilon(self) -> Schedule | None:
         """Probability of a random action; None is `EPSILON`."""
         ...
@@ -69,7 +59,7 @@ class QSettings(OffPolicySettings, OptimizerSettings, Protocol):
 def create_q_state(settings: QSettings, network: Network, key: PRNGKeyArray) -> OffPolicyState:
     """A new state: the network, its target, an optimizer and an empty replay."""
     spec = as_discrete(type(settings).__name__, settings.spec)
-    copies = NetworkCopies.create(network, key, spec, optimizer=None, target=_follow(settings))
+    copies = NetworkCopies.create(network, key, spec, optimizer=None, target=target_follow(settings))
     return create_state(settings, copies.with_optimizer_state(optimizer_of(settings)))
 
 
@@ -80,8 +70,7 @@ def update_q(
     optimizer = optimizer_of(settings, state.env_steps)
     check_optimizer_state(optimizer, state.copies.online.params, state.copies.optimizer_state)
     train_step = partial(train_q, settings, optimizer, axis_name=axis_name)
-    # The agent's settings decide how the target follows, also where they were changed after `init`.
-    copies = state.copies.with_target_follow(_follow(settings))
+    copies = state.copies.with_target_follow(target_follow(settings))
     started = dataclasses.replace(state, copies=copies)
     new_state, metrics = add_and_learn(settings, started, rollout, key, train_step, axis_name=axis_name)
     metrics["rollout/exploration_rate"] = exploration_rate(settings, state.env_steps)
@@ -113,7 +102,7 @@ def exploration_rate(settings: QSettings, env_steps: UInt32[Array, ""]) -> Float
 
 
 def exploration_temperature(settings: QSettings, env_steps: UInt32[Array, ""]) -> Float[Array, ""] | None:
-    """The temperature of Boltzmann exploration, so high that actions are random until learning starts; None is no such."""
+    """The temperature of Boltzmann exploration, so high that actions are random until learning starts; None without one."""
     if settings.temperature is None:
         return None
     # A schedule may end at 0, which `Boltzmann` takes of a schedule but not of a number.
@@ -130,7 +119,3 @@ def has_small_products(settings: QSettings, num_envs: int, devices: int) -> bool
     """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
     assert settings.network is not None, "agents set the default"
     return is_narrow(settings.network, settings.spec) and settings.batch_size <= 256
-
-
-def _follow(settings: QSettings) -> Follow:
-    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period)

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_number, check_unset
 from polyak.core.spaces import Discrete
@@ -26,7 +25,14 @@ from polyak.learning.actor_critic import (
     train_in_turn,
     update_average,
 )
-from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, add_and_learn, create_state, train_copies
+from polyak.learning.off_policy import (
+    OffPolicySettings,
+    OffPolicyState,
+    add_and_learn,
+    create_state,
+    target_follow,
+    train_copies,
+)
 from polyak.ops.distributions import Categorical, for_space
 from polyak.ops.gradient_step import StepLog, gradient_step, optimizer_of
 from polyak.ops.losses import weighted_sum
@@ -126,16 +132,6 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
         """Gradient steps of the critics for one of the actor and of α."""
         ...
 
-    @property
-    def tau(self) -> Scalar:
-        """Fraction by which the target critics move."""
-        ...
-
-    @property
-    def period(self) -> int:
-        """Gradient steps between target updates."""
-        ...
-
     def critic_loss(
         self,
         params: PyTree,
@@ -202,7 +198,7 @@ def check_temperature(settings: SoftActorSettings) -> None:
 
 def create_soft_actor(settings: SoftActorSettings, key: PRNGKeyArray) -> OffPolicyState:
     """A new state: an actor, critics with a target, a temperature and an empty replay."""
-    follows = None, _follow(settings)
+    follows = None, target_follow(settings)
     actor, critics, average = create_actor_critic(settings, settings.spec, networks_of(settings), follows, key)
     log_alpha = jnp.log(jnp.asarray(settings.initial_alpha, jnp.float32))
     temperature = Temperature(log_alpha, optimizer_of(settings).init(jnp.array(log_alpha, copy=True)))
@@ -228,8 +224,7 @@ def update_soft_actor(
     rates = settings.learning_rate, settings.actor_learning_rate, settings.alpha_learning_rate
     optimizers = tuple(optimizer_of(settings, state.env_steps, rate) for rate in rates)
     train_step = partial(train_soft_actor, settings, optimizers, axis_name=axis_name)
-    # The agent's settings decide how the target follows, also where they were changed after `init`.
-    critics = state.copies.critics.with_target_follow(_follow(settings))
+    critics = state.copies.critics.with_target_follow(target_follow(settings))
     check_state_of(settings, critics, state.copies.average)
     state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, critics=critics))
     new_state, metrics = add_and_learn(settings, state, rollout, key, train_step, axis_name=axis_name)
@@ -331,7 +326,3 @@ def networks_of(settings: SoftActorSettings) -> tuple[Network, Network]:
     """The actor and the critics."""
     assert settings.actor is not None and settings.critics is not None, "agents set the default"
     return settings.actor, settings.critics
-
-
-def _follow(settings: SoftActorSettings) -> Follow:
-    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period)

@@ -30,7 +30,8 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
 
     A JAX environment runs in one compiled program, any other is stepped from Python, as in the training loops. The same
     policy, JAX environment and key give the same numbers when the environment is stepped from the host (as a `JaxEnvOnHost`).
-    An agent with a recurrent network, or with values computed while collecting, learns only from rollouts of its own policy.
+    PPO and the other agents without a replay, with a recurrent network or with values computed while collecting, learn only
+    from rollouts of their own policy.
 
     Args:
         policy: the policy to run, recurrent or not.

@@ -27,7 +27,7 @@ class Episodes:
     @classmethod
     def fresh(cls, num_envs: int) -> "Episodes":
         """Zeros: every environment is at the start of an episode."""
-        return cls(jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.uint32))
+        return cls(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.uint32))
 
 
 @struct
@@ -41,7 +41,7 @@ class EpisodeTotals:
     @classmethod
     def none(cls) -> "EpisodeTotals":
         """Zero episodes."""
-        return cls(jnp.zeros((), jnp.uint32), jnp.zeros(()), jnp.zeros((), jnp.uint32))
+        return cls(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.uint32))
 
     def __add__(self, other: "EpisodeTotals") -> "EpisodeTotals":
         return jax.tree.map(jnp.add, self, other)

@@ -45,5 +45,5 @@ def split_key(key: PRNGKeyArray | None, count: int) -> list[PRNGKeyArray | None]
 
 
 def _noise(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "rows width"]:
-    noise = jax.random.normal(key, shape)
+    noise = jax.random.normal(key, shape, jnp.float32)
     return jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))

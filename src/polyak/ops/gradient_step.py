@@ -49,8 +49,8 @@ class Guard:
 
     Attributes:
         skipped: gradient steps skipped so far.
-        in_a_row: consecutive updates, up to now, in which a network took no gradient step because of NaN or infinity. An update
-            in which no step was due is not counted, and does not end the row.
+        in_a_row: consecutive updates, up to now, in which a network took no gradient step because of NaN or infinity. One in
+            which a network was not due is not counted, and does not end the row.
         first_bad: the first of `QUANTITIES` that was not finite in the latest update with one, counted from 1; 0 if none.
     """
 
@@ -64,34 +64,15 @@ class Guard:
         return cls(*(jnp.zeros((), jnp.uint32) for _ in range(3)))
 
     def after_update(
-        self,
-        skipped: Bool[Array, "*steps"],
-        applied: Bool[Array, "*steps"],
-        bad: Bool[Array, " quantities"],
+        self, skipped: UInt32[Array, "*networks"], applied: UInt32[Array, "*networks"], bad: Bool[Array, " quantities"]
     ) -> "Guard":
-        """The counts after an update; flags of its gradient steps as in a `StepLog`, and `bad` as by `flag_quantities`."""
-        return self.after(skipped.sum(dtype=jnp.uint32), bad, failed=skipped.any() & ~applied.any(), recovered=applied.any())
-
-    def after(
-        self,
-        skipped: UInt32[Array, ""],
-        bad: Bool[Array, " quantities"],
-        *,
-        failed: Bool[Array, ""],
-        recovered: Bool[Array, ""],
-    ) -> "Guard":
-        """The counts after so many skipped steps.
-
-        Args:
-            failed: one more in a row, if anything was bad.
-            recovered: the row ends.
-        """
-        any_bad = jnp.any(bad)
-        first = jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)
-        in_a_row = jnp.where(recovered, jnp.uint32(0), self.in_a_row)
+        """The counts after an update that skipped and applied so many gradient steps; `bad` as by `flag_quantities`."""
+        any_bad, first = jnp.any(bad), jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)
+        has_failed = any_bad & jnp.any((skipped > 0) & (applied == 0))
+        in_a_row = jnp.where(jnp.all(applied > 0), jnp.uint32(0), self.in_a_row)
         return Guard(
-            skipped=self.skipped + skipped,
-            in_a_row=jnp.where(failed & any_bad, self.in_a_row + jnp.uint32(1), in_a_row),
+            skipped=self.skipped + skipped.sum(dtype=jnp.uint32),
+            in_a_row=jnp.where(has_failed, self.in_a_row + jnp.uint32(1), in_a_row),
             first_bad=jnp.where(any_bad, first, self.first_bad),
         )
 

@@ -92,7 +92,7 @@ class EpsilonGreedy:
         """For each row a uniform number that is compared with ε, and a random action, `[B, 2]`."""
         explore_key, action_key = jax.random.split(key)
         random = uniform_over(self.spec, num_envs).sample(seed=action_key)
-        return jnp.stack([jax.random.uniform(explore_key, (num_envs,)), random.astype(jnp.float32)], axis=1)
+        return jnp.stack([jax.random.uniform(explore_key, (num_envs,), jnp.float32), random.astype(jnp.float32)], axis=1)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """`action` with its noise given."""

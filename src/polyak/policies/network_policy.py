@@ -34,6 +34,7 @@ class NetworkPolicy:
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
         noise_key: the key of the network's noise; None applies it without noise.
         combined: the network has an output for each combination of a MultiDiscrete action, not for each choice of its parts.
+        is_deterministic: the network is an actor without a distribution, as those of TD3 and DDPG: samples are its mode.
     """
 
     variables: Variables
@@ -44,6 +45,7 @@ class NetworkPolicy:
     squash: bool = static(default=False)
     noise_key: PRNGKeyArray | None = None
     combined: bool = static(default=False)
+    is_deterministic: bool = static(default=False)
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The network's initial carry; `()` where it is not recurrent."""
@@ -79,6 +81,8 @@ class NetworkPolicy:
         if self.combined and isinstance(self.spec.action, MultiDiscrete):
             return Combinations(params, self.spec.action.nvec, time_step.action_mask), carry, ()
         distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
+        if self.is_deterministic:
+            distribution = Deterministic(distribution.mode())
         return distribution, carry, self.info(params, value)
 
     def suits_numpy(self, num_envs: int) -> bool:
@@ -98,7 +102,7 @@ class NetworkPolicy:
         )
 
         def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-            action, info = act(time_step.obs, noise)
+            action, info = act(time_step.obs, np.zeros_like(noise) if self.is_deterministic else noise)
             return PolicyStep(action, carry, info)
 
         return step
@@ -167,7 +171,7 @@ class DiscountedReturn:
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and zeros."""
-        return self.policy.initial_state(batch_size), jnp.zeros(batch_size)
+        return self.policy.initial_state(batch_size), jnp.zeros(batch_size, jnp.float32)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
         """The inner distribution; the return includes the time step's reward."""

@@ -76,7 +76,7 @@ class GaussianNoise:
     def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """ε, which later settings and counts leave unchanged."""
         assert isinstance(self.spec.action, Box), "as suits_numpy says"
-        return jax.random.normal(key, (num_envs, *self.spec.action.shape))
+        return jax.random.normal(key, (num_envs, *self.spec.action.shape), jnp.float32)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
         """The mode with its noise given; a schedule is evaluated by JAX, a number is not."""
@@ -148,7 +148,7 @@ class OUNoise:
 
         def add_noise(leaf: Leaf, x: Any) -> Any:
             key = next(keys)
-            return x + scale * jax.random.normal(key, x.shape) if isinstance(leaf, Box) else x
+            return x + scale * jax.random.normal(key, x.shape, x.dtype) if isinstance(leaf, Box) else x
 
         noise = map_space(add_noise, self.spec.action, self._decay(time_step, noise))
         # The mode of the distribution around the noisy action.
@@ -250,7 +250,9 @@ def _noise_distribution(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Flo
 
 
 def _box_zeros(spec: EnvSpec, batch_size: int) -> PyTree:
-    return map_space(lambda leaf: jnp.zeros((batch_size, *leaf.shape)) if isinstance(leaf, Box) else (), spec.action)
+    return map_space(
+        lambda leaf: jnp.zeros((batch_size, *leaf.shape), jnp.float32) if isinstance(leaf, Box) else (), spec.action
+    )
 
 
 def _broadcast_flag(flag: Any, like: Any) -> Array:

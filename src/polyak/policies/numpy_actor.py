@@ -83,9 +83,9 @@ def has_plain_layers(network: QNetwork) -> bool:
 def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
     """The noise of a sample of the action's distribution: uniform numbers for a Discrete action, normal ones for a Box."""
     if isinstance(spec.action, Discrete):
-        return jax.random.uniform(key, (num_envs,))[:, None]
+        return jax.random.uniform(key, (num_envs,), np.float32)[:, None]
     assert isinstance(spec.action, Box), "as suits_numpy says"
-    return jax.random.normal(key, (num_envs, *spec.action.shape))
+    return jax.random.normal(key, (num_envs, *spec.action.shape), np.float32)
 
 
 def numpy_sampler(

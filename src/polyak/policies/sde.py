@@ -80,7 +80,7 @@ class StateDependentExploration:
     def initial_state(self, batch_size: int) -> SDECarry:
         """No noise yet."""
         features = self.policy.variables.params["policy"]["log_std"]["all"].shape
-        return SDECarry(jnp.zeros((batch_size, *features)), jnp.full(batch_size, -1, jnp.int32))
+        return SDECarry(jnp.zeros((batch_size, *features), jnp.float32), jnp.full(batch_size, -1, jnp.int32))
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """That of the action over all draws of ε."""
@@ -93,7 +93,7 @@ class StateDependentExploration:
         is_due = (steps == 0) | jnp.asarray(time_step.first)
         if self.sample_freq is not None:
             is_due |= steps >= self.sample_freq
-        fresh = jax.random.normal(key, carry.noise.shape)
+        fresh = jax.random.normal(key, carry.noise.shape, carry.noise.dtype)
         noise = jnp.where(is_due[:, None, None], fresh, carry.noise)
         variables, obs = self.policy.variables, self.policy.network_obs(time_step)
         (params, value), _, _ = self.policy.network.apply(variables, obs)

@@ -80,7 +80,7 @@ class EpisodeDraw:
     @classmethod
     def empty(cls, batch_size: int) -> "EpisodeDraw":
         """Nothing drawn."""
-        return cls(jnp.zeros(batch_size), jnp.zeros(batch_size, bool))
+        return cls(jnp.zeros(batch_size, jnp.float32), jnp.zeros(batch_size, bool))
 
 
 def draw_for_new_episodes(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray) -> tuple[PyTree, PRNGKeyArray]:
@@ -100,7 +100,9 @@ def draw_for_new_episodes(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray)
 
 def _draw(draw: EpisodeDraw, time_step: TimeStep, key: PRNGKeyArray) -> EpisodeDraw:
     is_new = jnp.asarray(time_step.first) & ~draw.is_drawn
-    return EpisodeDraw(jnp.where(is_new, jax.random.uniform(key, draw.number.shape), draw.number), draw.is_drawn | is_new)
+    return EpisodeDraw(
+        jnp.where(is_new, jax.random.uniform(key, draw.number.shape, jnp.float32), draw.number), draw.is_drawn | is_new
+    )
 
 
 def _is_draw(node: Any) -> bool:

@@ -72,7 +72,8 @@ ASTERIX = {
     "period": 125,
 }
 
-# Dopamine's, of the paper and with Adam, but for double Q-learning, a replay of half the size, 3.5 GB, and 8 environments.
+# Dopamine's with Adam, but for double Q-learning, the Huber loss, gradients clipped to a norm of 10, a replay of half the size,
+# 3.5 GB, and 8 environments.
 ATARI = {
     "num_steps": 1,
     "updates_per_step": 0.25,

@@ -36,7 +36,7 @@ class Priorities:
     @classmethod
     def init(cls, capacity: int) -> "Priorities":
         """No row can be drawn."""
-        return cls(SumTree.init(capacity), jnp.ones(()), jnp.zeros((), jnp.uint32))
+        return cls(SumTree.init(capacity), jnp.ones((), jnp.float32), jnp.zeros((), jnp.uint32))
 
 
 @struct
@@ -169,7 +169,7 @@ class PrioritizedReplay:
         return dataclasses.replace(state, priorities=priorities)
 
     def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
-        """The mean and the largest priority (|δ| + ε)^α so far, and how many were rejected, by tag."""
+        """The mean priority (|δ| + ε)^α of the rows, 0 for resets, the largest so far, and how many were rejected, by tag."""
         priorities = _priorities(state)
         total, rows = priorities.tree.total(num_rows(state)), (state.size * state.layout[1]).astype(jnp.float32)
         total, rows = sum_over_devices(jnp.stack([total, rows]), axis_name)

@@ -170,7 +170,7 @@ class Replay:
 
         obs, action, action_mask = jax.tree.map(storage, (obs, action, action_mask))
         flags = [jnp.zeros(self.capacity, bool) for _ in range(3 if self.frame_stack == 1 else 4)]
-        rows = Rows(obs, action, action_mask, jnp.zeros(self.capacity), *flags)
+        rows = Rows(obs, action, action_mask, jnp.zeros(self.capacity, jnp.float32), *flags)
         position, size, dropped = (jnp.zeros((), jnp.uint32) for _ in range(3))
         return ReplayState(rows, position, size, dropped, layout=jnp.zeros(3, jnp.uint32))
 
