@@ -28,7 +28,10 @@ def result():
     ("arguments", "message"),
     [
         ((ENV,), r"PPO: spec must be an EnvSpec, got the environment; pass env\.spec"),
-        (("MlpPolicy", ENV), r"PPO: spec must be an EnvSpec, got 'MlpPolicy'; .* env\.spec \(a network is set with network=\)"),
+        (
+            ("MlpPolicy", ENV),
+            r"PPO: spec must be an EnvSpec, got 'MlpPolicy'; .* \(networks are fields of the agent\)",
+        ),
         (("MlpPolicy", "CartPole-v1"), r"got 'MlpPolicy'; create env = polyak\.envs\.make\(\.\.\.\)"),
         ((gymnasium.make("CartPole-v1"),), r"got a Gymnasium environment; create env = polyak\.envs\.make"),
     ],
@@ -112,6 +115,25 @@ def test_agent_and_environment_the_other_way_round():
     for agent, env in ((ENV, AGENT), ("CartPole-v1", AGENT), (ENV, "ppo"), ("jax/CartPole-v1", "PPO")):
         with pytest.raises(TypeError, match=r"train\.run: the agent comes first, then the environment, got .* first"):
             train.run(agent, env, env_steps=100)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "says"),
+    [
+        (polyak.Actor, "net_arch", "use hidden of the network"),
+        (polyak.Actor, "log_std_init", "use log_std of the network"),
+        (polyak.Actor, "hiden", "did you mean 'hidden'"),
+        (polyak.Critics, "n_critics", "use num_critics of the network"),
+        (polyak.Critics, "n_quantiles", "use num_quantiles of the agent"),
+        (polyak.SAC, "net_arch", r"use actor=polyak\.Actor\(hidden\) and critics"),
+        (polyak.TD3, "n_critics", r"use critics=polyak\.Critics\(num_critics"),
+        (polyak.SAC, "share_features_extractor", "use shared_encoder"),
+        (polyak.TQC, "n_quantiles", "use num_quantiles of the agent"),
+    ],
+)
+def test_actors_and_critics_suggest_their_fields(make, name, says):
+    with pytest.raises(TypeError, match=f"{make.__name__}: unknown field '{name}'.*{says}"):
+        make(**{name: 1})
 
 
 @pytest.mark.parametrize("method", ["policy", "collect_policy"])

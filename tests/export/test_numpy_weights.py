@@ -111,5 +111,5 @@ def test_the_actions_of_a_network_of_action_values_are_those_of_largest_value(ne
 def test_networks_that_the_format_does_not_cover_are_not_written(network, said, tmp_path):
     spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Discrete(4))
     agent = polyak.DQN(spec, network=network)
-    with pytest.raises(ValueError, match=rf"mlp or q_mlp .* {said}"):
+    with pytest.raises(ValueError, match=rf"mlp, q_mlp or Actor .* {said}"):
         write_policy(agent.policy(agent.init(jax.random.key(1))), spec, "numpy", tmp_path / "p", {})

@@ -159,9 +159,25 @@ def test_the_compiled_loop_needs_an_environment_in_jax():
         train(env, loop="compiled")
 
 
+def test_an_environment_of_a_name_is_made_with_the_scaling_of_the_agent():
+    spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
+    small = {"actor": polyak.Actor((4,)), "critics": polyak.Critics((4,)), "capacity": 64, "learning_starts": 8}
+    agent = polyak.SAC(spec, batch_size=4, **small)
+    result = polyak.train.run(agent, "jax/Pendulum-v1", env_steps=16, num_envs=2, progress=False)
+    assert result.progress.env_steps == 16
+    with pytest.raises(
+        ValueError, match=r"agent's spec is rescale, .* clip; make the environment with action_scaling='rescale'"
+    ):
+        polyak.train.run(agent, polyak.envs.make("jax/Pendulum-v1"), env_steps=16, progress=False)
+
+
 def test_a_field_of_the_agent_among_the_arguments_is_named():
     with pytest.raises(TypeError, match=r"unknown argument 'gamma' .*; a field of the agent goes into settings={'gamma': ...}"):
         polyak.train.run("ppo", "CartPole-v1", env_steps=100, gamma=0.9)
+    # A name that is only similar to an argument is rather a field.
+    for name in ("learning_starts", "n_step", "num_steps"):
+        with pytest.raises(TypeError, match=rf"unknown argument '{name}' \(.*goes into settings={{'{name}': ...}}"):
+            polyak.train.run("sac", "Pendulum-v1", env_steps=100, **{name: 3})
     with pytest.raises(TypeError, match=r"unknown argument 'env_step'; did you mean 'env_steps'\? \([^;]*\)$"):
         polyak.train.run("ppo", "CartPole-v1", env_step=100)
     with pytest.raises(TypeError, match=r"unknown argument 'gamma' \([^;]*\)$"):

@@ -25,9 +25,14 @@ AGENTS = {
 your own algorithm with `polyak.cli.main`."""
 
 
-def action_scaling_of(name: str) -> Literal["clip", "rescale"]:
-    """How environments scale Box actions for an algorithm: `"rescale"` where its actions lie in [-1, 1], else `"clip"`."""
-    scaling: Literal["clip", "rescale"] = getattr(agent_class(name), "action_scaling", "clip")
+def action_scaling_of(agent: Any) -> Literal["clip", "rescale"]:
+    """How environments scale Box actions for an agent, or for an algorithm by name: `"rescale"` or `"clip"`.
+
+    An agent has it from its spec. Of an algorithm it is `"rescale"` where its actions lie in [-1, 1].
+    """
+    is_name = isinstance(agent, str)
+    owner = agent_class(agent) if is_name and agent in AGENTS else getattr(agent, "spec", None)
+    scaling: Literal["clip", "rescale"] = getattr(owner, "action_scaling", "clip")
     return scaling
 
 

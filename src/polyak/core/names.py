@@ -57,7 +57,14 @@ STABLE_BASELINES_BY_FIELD = {
     "critics": {
         "policy": "actor=polyak.Actor(...) and critics=polyak.Critics(...) of the agent",
         "policy_kwargs": "actor=polyak.Actor(hidden, activation) and critics=polyak.Critics(hidden, activation) of the agent",
+        "net_arch": "actor=polyak.Actor(hidden) and critics=polyak.Critics(hidden) of the agent",
+        "n_critics": "critics=polyak.Critics(num_critics=...) of the agent",
+        "log_std_init": "actor=polyak.Actor(log_std=...) of the agent",
     },
+    "shared_encoder": {"share_features_extractor": "shared_encoder of the agent"},
+    "num_critics": {"n_critics": "num_critics of the network"},
+    "log_std": {"log_std_init": "log_std of the network"},
+    "num_quantiles": {"n_quantiles": "num_quantiles of the agent"},
     "num_tau": {
         "policy": "network=polyak.iqn_mlp(...) of the agent",
         "policy_kwargs": "network=polyak.iqn_mlp(hidden, activation) of the agent",
@@ -119,8 +126,11 @@ MODULE = {
 """Where polyak has what other libraries, or one's memory, have in their first module."""
 
 
-def unknown_name(name: str, known: Iterable[str], what: str) -> str:
+def unknown_name(name: str, known: Iterable[str], what: str, *, cutoff: float = 0.6) -> str:
     """The sentence for a name that does not exist: the name, what to use instead, and the names that do exist.
+
+    Args:
+        cutoff: how similar a name must be to be suggested, between 0 and 1.
 
     >>> unknown_name("gama", ("gamma", "tau"), "field")
     "unknown field 'gama'; did you mean 'gamma'? (fields: gamma, tau)"
@@ -132,7 +142,7 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
         return f"unknown {what} {name!r} of Stable-Baselines3; use {replacement}"
     # What such an argument sets is not there at all, so no similar name is meant.
     if what != "field" or not any(name in hints for hints in STABLE_BASELINES_BY_FIELD.values()):
-        near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1)
+        near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=cutoff)
         hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
     return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
 
@@ -168,10 +178,11 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
         def checked(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in names:
-                    message = unknown_name(name, names, "argument")
                     agent = kwargs.get("agent", args[0] if args else None)
-                    is_suggested = not message.startswith(f"unknown argument {name!r} (")
-                    if "settings" in names and isinstance(agent, str) and not is_suggested:
+                    has_settings = "settings" in names and isinstance(agent, str)
+                    # There a field of the agent is likelier than an argument that is only similar.
+                    message = unknown_name(name, names, "argument", cutoff=0.85 if has_settings else 0.6)
+                    if has_settings and message.startswith(f"unknown argument {name!r} ("):
                         message += f"; a field of the agent goes into settings={{{name!r}: ...}}"
                     raise TypeError(f"{owner}: {message}")
             if len(args) > len(by_position):

@@ -469,7 +469,7 @@ def check_env_spec(owner: str, spec: Any) -> None:
     elif getattr(spec, "observation_space", None) is not None:
         got = "a Gymnasium environment; create env = polyak.envs.make(...) of it and pass env.spec"
     else:
-        got = f"{spec!r:.80}; create env = polyak.envs.make(...) and pass env.spec (a network is set with network=)"
+        got = f"{spec!r:.80}; create env = polyak.envs.make(...) and pass env.spec (networks are fields of the agent)"
     raise TypeError(f"{owner}: spec must be an EnvSpec, got {got}")
 
 

@@ -136,8 +136,13 @@ def struct(cls: type[T]) -> type[T]:
         return tree
 
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
-    data.__init__ = suggest_names(data.__init__)  # type: ignore[method-assign]
-    return data
+    return suggest_fields(data)
+
+
+def suggest_fields(cls: type[T]) -> type[T]:
+    """Have the constructor of a class suggest the nearest field for an unknown keyword argument."""
+    cls.__init__ = suggest_names(cls.__init__)  # type: ignore[method-assign]
+    return cls
 
 
 def suggest_names(init: Callable[..., None]) -> Callable[..., None]:

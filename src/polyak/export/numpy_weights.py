@@ -18,7 +18,7 @@ def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
     """`(about, arrays)`, the settings and arrays from which `polyak.policies.numpy_reader` computes the greedy action.
 
     Raises:
-        ValueError: the policy is not an `mlp` or `q_mlp` from one vector to one Discrete or Box action, and why.
+        ValueError: the policy is not an `mlp`, `q_mlp` or `Actor` from one vector to one Discrete or Box action, and why.
     """
     inner: Any = policy.policy if isinstance(policy, Greedy) else policy
     try:
@@ -26,7 +26,7 @@ def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
         describe_spaces(spec, squash_mean=False)
     except ValueError as error:
         raise ValueError(
-            f"export: format numpy takes an mlp or q_mlp from one vector to one Discrete or Box action; {error}"
+            f"export: format numpy takes an mlp, q_mlp or Actor from one vector to one Discrete or Box action; {error}"
         ) from None
     arrays = network_arrays(network, inner.variables.params, inner.normalizer, spec)
     squash_mean = not isinstance(network, QNetwork) and network.squash_mean

@@ -336,7 +336,9 @@ def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, whose: str = "agent"
     """
     if first_difference := difference(expected, got):
         field, agent_value, env_value = first_difference
-        raise ValueError(f"{owner}: {field} of the {whose}'s spec is {agent_value}, of the environment {got.id!r} {env_value}")
+        advice = f"; make the environment with action_scaling={agent_value!r}" if field == "action_scaling" else ""
+        wanted = f"{owner}: {field} of the {whose}'s spec is {agent_value}"
+        raise ValueError(f"{wanted}, of the environment {got.id!r} {env_value}{advice}")
 
 
 @dataclass(frozen=True)

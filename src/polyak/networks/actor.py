@@ -9,11 +9,13 @@ from jaxtyping import PRNGKeyArray
 from polyak.core.checks import check_number
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
+from polyak.core.struct import suggest_fields
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.layers import LOG_STD_RANGE, Activation, PolicyHead, Std, Torso, check_layers
 
 
+@suggest_fields
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class Actor:

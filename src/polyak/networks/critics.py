@@ -12,12 +12,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces, zeros
+from polyak.core.struct import suggest_fields
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.initializers import constant, uniform
 from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, widths
 
 
+@suggest_fields
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class Critics:

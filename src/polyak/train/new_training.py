@@ -223,7 +223,7 @@ def make_envs(
         return env, source_of(env)
     # An environment of Gymnasium that exists has its own number of copies.
     has_number = not (isinstance(env, str) or callable(env) or is_in_jax(env))
-    scaling = action_scaling_of(agent) if isinstance(agent, str) and agent in AGENTS else "clip"
+    scaling = action_scaling_of(agent)
     options: dict[str, Any] = {"action_scaling": scaling} | ({} if has_number and num_envs is None else {"num_envs": count})
     if workers is not None:
         one = envs.make(env, **{**options, "num_envs": 1})
