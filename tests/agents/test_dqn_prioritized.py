@@ -129,3 +129,13 @@ def test_compiled_seeds_learn_by_their_own_priorities():
     alone = train.compiled(agent, env, env_steps=128, key=keys[1])
     trees = [state.replay.priorities.tree.nodes for state in (together[1].state, alone.state)]
     np.testing.assert_allclose(*trees, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("agent", [polyak.DQN, polyak.C51, polyak.QRDQN, polyak.IQN])
+def test_priorities_are_in_32_bits_where_jax_has_64(agent, unchecked):
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    settings = {"prioritized": True, "num_steps": 4, "capacity": 64, "batch_size": 4, "learning_starts": 8}
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):  # as users have it
+        result = polyak.train.compiled(agent(env.spec, **settings), env, env_steps=40, key=jax.random.key(0))
+    assert not {str(x.dtype) for x in jax.tree.leaves(result.state)} & {"float64", "int64", "uint64"}
+    assert int(result.state.updates) > 0

@@ -88,6 +88,14 @@ def test_flags_of_the_critics_leave_the_actor_as_it_is():
         _change_network("ppo", polyak.PPO(spec), NetworkFlags(num_critics=3, dropout=0.1))
 
 
+@pytest.mark.parametrize("algorithm", ["td3", "ddpg"])
+def test_a_standard_deviation_of_an_actor_without_a_distribution_is_rejected(algorithm, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert polyak_command(f"train {algorithm} jax/Pendulum-v1 --log-std -1") == 2
+    assert f"--log-std -1.0: {algorithm} has no distribution; --exploration-noise sets its noise" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_critics_of_ddpg_are_rejected_before_a_run_begins(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert polyak_command("train ddpg jax/Pendulum-v1 --num-critics 2") == 2

@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 
+from polyak.train.statistics import seed_statistics
 from tests.cli.processes import edit_config
 
 
@@ -43,19 +44,21 @@ def test_usage_errors_name_the_flag(run, command, words, message):
     assert message in err
 
 
-def test_the_runs_in_a_directory_are_evaluated_each_and_seeds_together(run, command, train, workdir):
-    for name in ("seed-10", "seed-9"):
-        shutil.copytree(run, workdir / "runs" / name)
-    train("CartPole-v1", workdir / "runs" / "wide", "--gamma 0.9 --seed 3")
+def test_the_runs_in_a_directory_are_evaluated_each_and_seeds_together(command, train, workdir):
+    for seed in (10, 9):
+        train("CartPole-v1", workdir / "runs" / f"seed-{seed}", f"--seed {seed}")
+    train("CartPole-v1", workdir / "runs" / "wide", "--gamma 0.9 --seed 9")
     code, out, err = command("evaluate runs --episodes 3")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     first = [line.split(":")[0].split()[0] for line in lines]
     assert first == ["CartPole-v1", "seed-9", "seed-10", "return", "CartPole-v1", "wide"]
-    (mean,) = {line.split()[-4] for line in lines[1:3]}
-    assert lines[3].startswith(f"return over 2 seeds: mean {mean}, IQM {mean}")
-    alone = command("evaluate run --episodes 3")[1]
-    assert f"greedy return {mean} ±" in alone
+    returns = [float(line.split()[-4]) for line in lines[1:3]]
+    statistics = seed_statistics(returns)
+    said = re.match(r"return over 2 seeds: mean ([\d.]+), IQM ([\d.]+), 95 %", lines[3])
+    assert [float(number) for number in said.groups()] == pytest.approx([statistics.mean, statistics.iqm], abs=0.11)
+    for seed, value in zip((9, 10), returns, strict=True):
+        assert f"greedy return {value} ±" in command(f"evaluate runs/seed-{seed} --episodes 3")[1]
 
 
 def test_a_damaged_run_among_several_is_named_before_any_is_evaluated(run, command, workdir):

@@ -148,7 +148,7 @@ def test_traced_tau_outside_the_interval_skips_the_update_and_is_diagnosed():
     follow = Follow(tau=lambda n: 2.0 * n)
     target, state = jax.jit(follow.step)(follow.init(), ONLINE, TARGET)
     assert target["w"].tolist() == [0.0, 0.0] and int(state.skipped) == 1 and int(state.fired) == 0
-    assert "must be in [0, 1]" in follow.diagnose(state) and "1 times" in follow.diagnose(state)
+    assert "1 updates of the target were skipped, because tau was outside [0, 1]" in follow.diagnose(state)
     assert follow.diagnose(follow.init()) is None
     bad_stats = Follow(tau=0.5, stats_tau=lambda n: -1.0 * n)
     assert int(jax.jit(bad_stats.step)(bad_stats.init(), ONLINE, TARGET)[1].skipped) == 1
@@ -167,11 +167,32 @@ def test_an_online_tree_that_is_not_finite_is_not_followed_and_is_diagnosed(bad,
     kept, state = step(state, online, target)
     assert kept["w"].tolist() == TARGET["w"].tolist() and kept["key"] == target["key"] and int(kept["count"]) == 3
     assert int(state.skipped) == 1 and int(state.fired) == 0 and int(state.elapsed) == 0
-    assert "the weights that are followed finite, got something else 1 times" in follow.diagnose(state)
+    assert "1 updates of the target were skipped" in follow.diagnose(state)
     healed = online | {"w": ONLINE["w"]}
     for _ in range(2):
         kept, state = step(state, healed, kept)
     assert int(state.fired) == 1 and kept["w"].tolist() == (TARGET["w"] + tau * (ONLINE["w"] - TARGET["w"])).tolist()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_infinite_constant_of_both_and_huge_numbers_are_followed(compiled):
+    online = {"mask": jnp.array([0.0, -jnp.inf]), "w": jnp.array([3e38, 3e38])}
+    target = {"mask": jnp.array([0.0, -jnp.inf]), "w": jnp.array([3e38, 1e38])}
+    follow = Follow(1.0)
+    step = jax.jit(follow.step) if compiled else follow.step
+    followed, state = step(follow.init(), online, target)
+    assert int(state.fired) == 1 and int(state.skipped) == 0
+    assert followed["w"].tolist() == online["w"].tolist() and followed["mask"].tolist() == [0.0, -np.inf]
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan])
+def test_the_target_may_be_on_another_device(bad):
+    here, there = jax.devices()[:2]
+    online = jax.device_put({"w": jnp.array([1.0, bad])}, here)
+    target = jax.device_put({"w": jnp.zeros(2)}, there)
+    followed, state = Follow(0.5).step(Follow(0.5).init(), online, target)
+    assert followed["w"].devices() == {there} and int(state.skipped) == int(np.isnan(bad))
+    np.testing.assert_array_equal(followed["w"], [0.0, 0.0] if np.isnan(bad) else [0.5, 0.0])
 
 
 @pytest.mark.parametrize(

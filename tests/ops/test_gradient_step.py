@@ -226,7 +226,8 @@ def test_what_is_not_due_is_neither_applied_nor_skipped_and_bad_data_is_skipped(
 
 
 def after(guard, skipped, steps, *bad):
-    return guard.after_update(jnp.uint32(skipped), steps, flag_quantities({name: TRUE for name in bad}))
+    flags = flag_quantities({name: TRUE for name in bad})
+    return guard.after_update(jnp.uint32(skipped), jnp.uint32(steps - skipped), flags)
 
 
 def counts(guard):

@@ -232,7 +232,7 @@ class C51:
 
     @property
     def _atoms(self) -> Float[Array, " K"]:
-        return jnp.linspace(self.v_min, self.v_max, self.num_atoms)
+        return jnp.linspace(self.v_min, self.v_max, self.num_atoms, dtype=jnp.float32)
 
     @property
     def _expected(self) -> ExpectedValues:

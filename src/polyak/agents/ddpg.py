@@ -111,7 +111,7 @@ class DDPG:
         ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
             evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
             `tau` and `period`, is what the critics need.
-        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+        max_bad_steps: stop training after so many updates in a row in which a network took no finite gradient step, though due.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.

@@ -300,6 +300,8 @@ def _change_network(algorithm: str, agent: Agent, network_flags: NetworkFlags) -
         networks["network"] = _make_network(algorithm, kind, fields["network"])
     if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
+    if "log_std" in changes and getattr(fields.get("actor"), "std", None) == "fixed":
+        raise UsageError(f"--log-std {changes['log_std']}: {algorithm} has no distribution; --exploration-noise sets its noise")
     # By flag, the field that it sets.
     known = {name: {field.name: field.name for field in dataclasses.fields(network)} for name, network in networks.items()}
     if "critics" in known:

@@ -128,8 +128,8 @@ class Follow:
         """Why training should stop (updates were skipped), or None."""
         if int(state.skipped) == 0:
             return None
-        wanted = "Follow: tau must be in [0, 1] and the weights that are followed finite"
-        return f"{wanted}, got something else {int(state.skipped)} times; those updates were skipped"
+        reason = "tau was outside [0, 1], or the weights to follow held NaN or infinity"
+        return f"Follow: {int(state.skipped)} updates of the target were skipped, because {reason}"
 
     def __str__(self) -> str:
         stats = "" if self.stats_tau is None else f", statistics {_format_tau(self.stats_tau)}"

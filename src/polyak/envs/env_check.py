@@ -19,7 +19,7 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
     A `HostEnv` must repeat its time steps from the same seed. An `Env` in JAX must return a state and time steps of the same
     types from `step` as from `init`; else `scan` raises and every step compiles again. Its functions must be pure: Python runs
     only while they are compiled, so a counter of the object or a number of NumPy's generator would keep the value that it had
-    then.
+    then. What such a function compiles itself, by `jax.jit`, is traced once and not compared.
 
     Raises:
         ValueError: two plays from the same seed differ, with leaf, environment and step; `init` or `step` in JAX gives

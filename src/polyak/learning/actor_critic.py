@@ -127,8 +127,8 @@ def check_copies(owner: str, state: Any, copies: type) -> None:
     """
     check_state(owner, state, OffPolicyState)
     if not isinstance(state.copies, copies):
-        got = type(state.copies).__name__
-        raise TypeError(f"{owner}: state must be of an agent with {copies.__name__}, got another agent's, with {got}")
+        got = f"{type(state.copies).__name__}, not {copies.__name__}"
+        raise TypeError(f"{owner}: state must be this agent's, got another one's (it has {got}); agent.init(key) returns one")
 
 
 def check_state_of(settings: ActorCriticSettings, critics: NetworkCopies, average: Variables | None) -> None:

@@ -56,7 +56,7 @@ def draw_batches(
         metrics=metrics,
         priorities=Errors(
             index=batches.index,
-            sizes=jnp.zeros(batches.weight.shape),
+            sizes=jnp.zeros(batches.weight.shape, jnp.float32),
             count=jnp.zeros((), jnp.int32),
             is_due=is_learning,
         ),

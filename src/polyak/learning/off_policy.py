@@ -108,7 +108,7 @@ class OffPolicySettings(OptimizerSettings, Protocol):
 
     @property
     def max_bad_steps(self) -> int:
-        """Training stops after this number of consecutive updates without a finite gradient step."""
+        """Training stops after so many updates in a row in which a network that was due took no finite gradient step."""
         ...
 
 
@@ -421,9 +421,9 @@ def train_copies(
 
 
 def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any]) -> str | None:
-    """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None."""
+    """The first non-finite quantity, once a network took no finite gradient step in `max_bad_steps` updates; else None."""
     in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
-    skips = describe_skips(in_a_row, first_bad, settings.max_bad_steps, "updates")
+    skips = describe_skips(in_a_row, first_bad, settings.max_bad_steps, "updates", " by a network")
     return None if skips is None else f"{type(settings).__name__}: {skips}"
 
 

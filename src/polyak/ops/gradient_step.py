@@ -464,16 +464,17 @@ def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     return optax.GradientTransformation(lambda params: optimizer.init(ravel(params)[0]), update)
 
 
-def describe_skips(in_a_row: Any, first_bad: Any, max_bad_steps: int, what: str) -> str | None:
+def describe_skips(in_a_row: Any, first_bad: Any, max_bad_steps: int, what: str, whose: str = "") -> str | None:
     """The first non-finite quantity, once `max_bad_steps` consecutive steps (or updates, `what`) were skipped; else None.
 
     Args:
         in_a_row: as in `Guard`.
         first_bad: likewise.
+        whose: of what they were steps, where that is not all.
     """
     if int(in_a_row) < max_bad_steps:
         return None
     return (
-        f"{int(in_a_row)} {what} in a row were skipped (max_bad_steps={max_bad_steps}); the first quantity that is NaN or "
-        f"infinite is {QUANTITIES[int(first_bad) - 1]!r}. The parameters are those from before."
+        f"{int(in_a_row)} {what} in a row were skipped{whose} (max_bad_steps={max_bad_steps}); the first quantity that is NaN "
+        f"or infinite is {QUANTITIES[int(first_bad) - 1]!r}. All parameters are finite."
     )

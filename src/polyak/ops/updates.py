@@ -1,5 +1,6 @@
 """Updates of parameter trees: `params + updates`, Polyak averaging t + τ(o - t), and periodic copies."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +12,6 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.tree_check import check_same_tree, flatten, named_leaves, pair_by_name, quoted
 from polyak.core.types import PyTree, Variables
-from polyak.ops.gradient_step import all_finite
 
 Tau: TypeAlias = Any
 """τ in [0, 1]: a number, a traced scalar, or a callable of a step (a `Linear`, an Optax schedule) that returns one."""
@@ -163,16 +163,22 @@ def soft_update_if_valid(
 ) -> tuple[PyTree, Bool[Array, ""]]:
     """The target after `soft_update`, and True; or unchanged, and False.
 
-    It is unchanged if the online tree holds NaN or infinity, or a traced tau is outside [0, 1].
+    It is unchanged if a traced tau is outside [0, 1], or if the online tree holds NaN or infinity where the target does not
+    hold the same: a constant such as a mask may be infinite in both.
 
     Raises:
         TypeError, ValueError: as `soft_update`.
     """
     updated = soft_update(online, target, tau, stats_tau=stats_tau, is_stat=is_stat, step=step, key=key)
-    valid = is_valid_tau(tau, step) & all_finite(online)
-    if stats_tau is not None:
-        valid &= is_valid_tau(stats_tau, step)
-    return jax.tree.map(lambda new, old: jnp.where(valid, new, old), updated, target), valid
+    taus = [tau] if stats_tau is None else [tau, stats_tau]
+    flags = [is_valid_tau(each, step) for each in taus]
+    flags += [_may_follow(*pair) for pair in zip(flatten(online)[0], flatten(target)[0], strict=True) if _is_float(pair[1])]
+    if not any(isinstance(flag, jax.core.Tracer) for flag in flags):
+        # Leaves may be on several devices, and so may their flags.
+        valid = all(map(bool, flags))
+        return updated if valid else jax.tree.map(jnp.asarray, target), jnp.array(valid)
+    all_valid = functools.reduce(jnp.logical_and, flags)
+    return jax.tree.map(lambda new, old: jnp.where(all_valid, new, old), updated, target), all_valid
 
 
 def is_valid_tau(tau: Tau, step: Any = None) -> Bool[Array, ""]:
@@ -308,6 +314,22 @@ def _update_leaf(online: Any, target: Any, tau: float | Array, key: PRNGKeyArray
     return jax.jit(_interpolate)(online, target, tau)
 
 
+def _is_float(leaf: Any) -> bool:
+    return leaf is not None and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact)
+
+
+def _may_follow(online: Any, target: Any) -> Bool[Array, ""]:
+    """Whether a leaf holds no NaN or infinity but those of the target."""
+    online, target = _on_same_devices(online, target)
+    return jax.jit(_count_bad)(online, target) == 0
+
+
+def _count_bad(online: Array, target: Array) -> Array:
+    is_good = jnp.isfinite(online) | (online == target.astype(online.dtype))
+    # Of floats, for XLA vectorizes their sum on a CPU, and no reduction of flags.
+    return jnp.sum(jnp.where(is_good, jnp.float32(0), jnp.float32(1)))
+
+
 def _on_same_devices(online: Any, target: Any) -> tuple[Array, Array]:
     """Both as arrays; outside `jit`, the online one is put into the sharding of the target."""
     online, target = jnp.asarray(online), jnp.asarray(target)
@@ -363,7 +385,7 @@ def _interpolate_stochastically(online: Array, target: Array, tau: Array, key: P
     direction = jnp.where(error > 0, jnp.inf, -jnp.inf).astype(target.dtype)
     other = jnp.nextafter(nearest, direction)
     gap = jnp.abs(other.astype(jnp.float32) - nearest.astype(jnp.float32))
-    use_other = jax.random.uniform(key, exact.shape) * gap < jnp.abs(error)
+    use_other = jax.random.uniform(key, exact.shape, exact.dtype) * gap < jnp.abs(error)
     rounded = jnp.where(use_other, other, nearest)
     return jnp.where(tau == 1.0, source, jnp.where(tau == 0.0, target, rounded))
 

@@ -65,7 +65,7 @@ class EpsilonMixture:
     def sample(self, *, seed: PRNGKeyArray) -> PyTree:
         """One action for each row."""
         explore_key, action_key = jax.random.split(seed)
-        is_random = jax.random.uniform(explore_key, self.uniform.entropy().shape) < self.epsilon
+        is_random = jax.random.uniform(explore_key, self.uniform.entropy().shape, jnp.float32) < self.epsilon
         return select_rows(is_random.astype(jnp.int32), [self.value, self.uniform.sample(seed=action_key)])
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
