@@ -46,8 +46,8 @@ def test_usage_errors_name_the_flag(run, command, words, message):
 
 def test_the_runs_in_a_directory_are_evaluated_each_and_seeds_together(command, train, workdir):
     for seed in (10, 9):
-        train("CartPole-v1", workdir / "runs" / f"seed-{seed}", f"--seed {seed}")
-    train("CartPole-v1", workdir / "runs" / "wide", "--gamma 0.9 --seed 9")
+        train("CartPole-v1", workdir / "runs" / f"seed-{seed}", f"--env-steps 400 --seed {seed}")
+    train("CartPole-v1", workdir / "runs" / "wide", "--env-steps 400 --gamma 0.9 --seed 9")
     code, out, err = command("evaluate runs --episodes 3")
     assert (code, err) == (0, "")
     lines = out.splitlines()

@@ -153,7 +153,7 @@ def test_numpy_computes_the_same_as_the_policy_where_importing_jax_is_an_error(n
 @pytest.mark.parametrize("name", ["cnn", "lstm of trees", "gru"])
 def test_numpy_rejects_networks_other_than_an_mlp_by_name(name, tmp_path):
     spec, policy = random_policy(name)
-    with pytest.raises(ValueError, match=r"format numpy takes an mlp .* (the network is Recurrent|the observation is Box)"):
+    with pytest.raises(ValueError, match=r"format numpy takes an mlp.* (the network is Recurrent|the observation is Box)"):
         write_policy(policy, spec, "numpy", tmp_path / "p", {})
     assert not list(tmp_path.iterdir())
 

@@ -76,7 +76,8 @@ class _Task:
     """Policies by name, each with its own environment.
 
     Attributes:
-        settings: the run's config without its seed: runs where they are equal are seeds of one training.
+        settings: the run's config without its seed and what depends on the machine: runs where they are equal are seeds of one
+            training.
     """
 
     directory: Path
@@ -122,7 +123,7 @@ def _load(directory: Path, flags: EvaluateFlags) -> _Task:
         with _closing(envs):
             raise
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
-    settings = json.dumps(run.read_config() | {"seed": None})
+    settings = json.dumps(run.read_config() | {"seed": None, "threads": None, "devices": None})
     return _Task(directory, flags, config, settings, env_steps, each)
 
 
