@@ -174,6 +174,14 @@ def test_an_online_tree_that_is_not_finite_is_not_followed_and_is_diagnosed(bad,
     assert int(state.fired) == 1 and kept["w"].tolist() == (TARGET["w"] + tau * (ONLINE["w"] - TARGET["w"])).tolist()
 
 
+def test_the_check_of_the_online_tree_can_be_left_to_the_caller():
+    follow = Follow(0.5, check_finite=False)
+    target, state = jax.jit(follow.step)(follow.init(), {"w": jnp.array([jnp.nan, 2.0])}, {"w": jnp.zeros(2)})
+    assert np.isnan(target["w"][0]) and target["w"][1] == 1.0 and int(state.skipped) == 0
+    wrong_tau = Follow(lambda n: 2.0 * n, check_finite=False)
+    assert int(jax.jit(wrong_tau.step)(wrong_tau.init(), ONLINE, TARGET)[1].skipped) == 1
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_an_infinite_constant_of_both_and_huge_numbers_are_followed(compiled):
     online = {"mask": jnp.array([0.0, -jnp.inf]), "w": jnp.array([3e38, 3e38])}

@@ -45,6 +45,8 @@ class Follow:
         period: count between updates, and before the first one.
         unit: what is counted: gradient updates or environment steps.
         stats_tau: τ for statistics; None uses `tau`.
+        check_finite: skip an update where the online tree holds NaN or infinity. False spares a pass over it, which takes up to
+            5 % of a gradient step, for agents: they skip every step that is not finite.
 
     Raises:
         TypeError, ValueError: a field is invalid; the message names it.
@@ -54,6 +56,7 @@ class Follow:
     period: int = static(default=1)
     unit: Literal["updates", "env_steps"] = static(default="updates")
     stats_tau: Tau = None
+    check_finite: bool = static(default=True)
 
     def __post_init__(self) -> None:
         check_integer("Follow", "period", self.period)
@@ -108,7 +111,8 @@ class Follow:
         due = elapsed >= jnp.uint32(self.period)
 
         def update(online: PyTree, target: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
-            return soft_update_if_valid(online, target, self.tau, self.stats_tau, is_stat=is_stat, step=total, key=key)
+            options: Any = {"is_stat": is_stat, "step": total, "key": key, "check_finite": self.check_finite}
+            return soft_update_if_valid(online, target, self.tau, self.stats_tau, **options)
 
         valid = jnp.array(True)
         is_due = (isinstance(count, int) and count >= self.period) or due

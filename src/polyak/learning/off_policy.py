@@ -291,7 +291,7 @@ def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
 
 def target_follow(settings: OffPolicySettings) -> Follow:
     """How targets follow: by the agent's settings, also where they were changed after `init`."""
-    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period)
+    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period, check_finite=False)
 
 
 def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:

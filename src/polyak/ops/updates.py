@@ -160,11 +160,12 @@ def soft_update_if_valid(
     is_stat: Callable[[str], bool] | None = None,
     step: Any = None,
     key: PRNGKeyArray | None = None,
+    check_finite: bool = True,
 ) -> tuple[PyTree, Bool[Array, ""]]:
     """The target after `soft_update`, and True; or unchanged, and False.
 
     It is unchanged if a traced tau is outside [0, 1], or if the online tree holds NaN or infinity where the target does not
-    hold the same: a constant such as a mask may be infinite in both.
+    hold the same: a constant such as a mask may be infinite in both. `check_finite=False` looks at tau alone.
 
     Raises:
         TypeError, ValueError: as `soft_update`.
@@ -172,7 +173,9 @@ def soft_update_if_valid(
     updated = soft_update(online, target, tau, stats_tau=stats_tau, is_stat=is_stat, step=step, key=key)
     taus = [tau] if stats_tau is None else [tau, stats_tau]
     flags = [is_valid_tau(each, step) for each in taus]
-    flags += [_may_follow(*pair) for pair in zip(flatten(online)[0], flatten(target)[0], strict=True) if _is_float(pair[1])]
+    if check_finite:
+        pairs = zip(flatten(online)[0], flatten(target)[0], strict=True)
+        flags += [_may_follow(*pair) for pair in pairs if _is_float(pair[1])]
     if not any(isinstance(flag, jax.core.Tracer) for flag in flags):
         # Leaves may be on several devices, and so may their flags.
         valid = all(map(bool, flags))
