@@ -330,8 +330,8 @@ class TD3:
         return map_space(add_noise, self.spec.action, action)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        normalizer, is_mode = state.normalizers.obs, self.sde_sample_freq is None
-        return NetworkPolicy(actor, normalizer, self._actor, self.spec, squash=True, is_deterministic=is_mode)
+        normalizer, is_deterministic = state.normalizers.obs, self.sde_sample_freq is None
+        return NetworkPolicy(actor, normalizer, self._actor, self.spec, squash=True, is_deterministic=is_deterministic)
 
     @property
     def _actor(self) -> Network:

@@ -133,7 +133,7 @@ class Follow:
         if int(state.skipped) == 0:
             return None
         reason = "tau was outside [0, 1], or the weights to follow held NaN or infinity"
-        return f"Follow: {int(state.skipped)} updates of the target were skipped, because {reason}"
+        return f"Follow: due updates that were skipped: {int(state.skipped)}, because {reason}"
 
     def __str__(self) -> str:
         stats = "" if self.stats_tau is None else f", statistics {_format_tau(self.stats_tau)}"
