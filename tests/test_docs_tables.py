@@ -19,6 +19,7 @@ from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
 from polyak.copies import workers
 from polyak.copies.network_copies import NetworkCopies
+from polyak.core.other_libraries import find_replacement
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from tests.test_architecture import MAY_IMPORT
@@ -122,6 +123,17 @@ COACH_DQN = """
 """
 
 
+ARGUMENTS_OF_TF_AGENTS = {
+    name
+    for names in (
+        TF_AGENTS,
+        TF_AGENTS_DQN,
+        *(arguments for (page, _), (_, arguments) in ACTOR_CRITIC_TABLES.items() if page == TF_AGENTS_PAGE),
+    )
+    for name in names.split()
+}
+
+
 def column(page, heading, number):
     """All code spans in one column of the table under a heading."""
     section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
@@ -216,6 +228,30 @@ def test_every_argument_of_dqn_elsewhere_leads_to_a_setting(page, heading, argum
     # One of TF-Agents.
     calls -= {"QNetwork"}
     assert calls and all(any(name in dir(owner) for owner in (polyak, polyak.policies, DQN)) for name in calls), calls
+
+
+@pytest.mark.parametrize(
+    ("agent", "page", "heading"),
+    [
+        (PPO, TF_AGENTS_PAGE, "Every argument of PPOAgent"),
+        (DQN, TF_AGENTS_PAGE, "Every argument of DqnAgent and CategoricalDqnAgent"),
+        (C51, TF_AGENTS_PAGE, "Every argument of DqnAgent and CategoricalDqnAgent"),
+        (SAC, TF_AGENTS_PAGE, "Every argument of SacAgent"),
+        (TD3, TF_AGENTS_PAGE, "Every argument of Td3Agent"),
+        (DDPG, TF_AGENTS_PAGE, "Every argument of DdpgAgent"),
+    ],
+)
+def test_an_error_names_the_setting_that_the_table_names(agent, page, heading):
+    fields = tuple(field.name for field in dataclasses.fields(agent))
+    section, translated = page.split(f"\n## {heading}\n")[1].split("\n## ")[0], 0
+    for row in (line.split("|") for line in section.splitlines() if line.startswith("| ")):
+        theirs, ours = (re.findall(r"`(\w+)[`(]", row[number]) for number in (1, 2))
+        ours = {{"Actor": "actor", "Critics": "critics"}.get(name, name) for name in ours} & set(fields)
+        for name in (set(theirs) & ARGUMENTS_OF_TF_AGENTS) - set(fields) if ours else ():
+            found = find_replacement(name, fields, "field")
+            assert found and re.match(r"env\.spec|\w+", found[1])[0].removeprefix("env.") in ours, (name, found, ours)
+            translated += 1
+    assert translated >= 7
 
 
 @pytest.mark.parametrize(

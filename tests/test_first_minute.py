@@ -9,7 +9,7 @@ import pytest
 import polyak
 from polyak import envs, train
 from polyak.agents import AGENTS, agent_class
-from polyak.core.names import STABLE_BASELINES, STABLE_BASELINES_BY_FIELD, find_replacement
+from polyak.core.other_libraries import LIBRARIES, find_replacement
 from polyak.core.spaces import Box
 from polyak.core.struct import struct
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
@@ -62,7 +62,8 @@ def test_settings_of_stable_baselines3(name, value, instead):
 
 
 def test_the_translations_name_no_field_of_the_agent_itself():
-    assert not {name for name in STABLE_BASELINES if name in polyak.PPO.__dataclass_fields__}
+    for names in LIBRARIES.values():
+        assert not {name for name in names.everywhere if name in polyak.PPO.__dataclass_fields__}
 
 
 @pytest.mark.parametrize("loop", [train.compiled, train.host, train.run])
@@ -187,7 +188,27 @@ def test_settings_of_other_agents_in_stable_baselines3(agent, name, instead):
         getattr(polyak, agent)(ENV.spec, **{name: 1})
 
 
-OF_AGENTS = {"policy", "policy_kwargs", "n_steps", "train_freq", "optimizer_class"}.union(*STABLE_BASELINES_BY_FIELD.values())
+@pytest.mark.parametrize(
+    ("agent", "name", "says"),
+    [
+        ("PPO", "importance_ratio_clipping", "of TF-Agents; use clip_range of the agent"),
+        ("PPO", "actor_net", r"of TF-Agents; use network=polyak\.mlp\("),
+        ("DQN", "target_update_tau", "of TF-Agents; use tau of the agent"),
+        ("C51", "min_q_value", "of TF-Agents; use v_min of the agent"),
+        ("SAC", "critic_network", r"of TF-Agents; use critics=polyak\.Critics\("),
+        ("TD3", "actor_update_period", "of TF-Agents; use policy_delay of the agent"),
+        ("DDPG", "ou_damping", "of TF-Agents; use theta of the agent"),
+        ("DQN", "rate_for_copying_weights_to_target", "of RL Coach; use tau of the agent"),
+        ("QRDQN", "atoms", "of RL Coach; use num_quantiles of the agent"),
+    ],
+)
+def test_settings_of_tf_agents_and_rl_coach(agent, name, says):
+    with pytest.raises(TypeError, match=f"^{agent}: unknown field '{name}' {says}"):
+        getattr(polyak, agent)(ENV.spec, **{name: 1})
+
+
+OF_AGENTS = {"policy", "policy_kwargs", "n_steps", "train_freq", "optimizer_class", "gradient_clipping", "discount"}
+OF_AGENTS = OF_AGENTS.union(*(names for library in LIBRARIES.values() for names in library.by_field.values()))
 OF_AGENTS -= {"seed"}  # Of functions with a key.
 
 
@@ -195,8 +216,8 @@ OF_AGENTS -= {"seed"}  # Of functions with a key.
 def test_no_field_is_suggested_that_an_agent_does_not_have(algorithm):
     fields = tuple(agent_class(algorithm).__dataclass_fields__)
     for name in OF_AGENTS.difference(fields):
-        replacement = find_replacement(name, fields, "field")
-        assert replacement is None or re.match(r"\w+", replacement)[0] in fields, name
+        found = find_replacement(name, fields, "field")
+        assert found is None or re.match(r"\w+", found[1])[0] in fields, name
 
 
 @pytest.mark.parametrize(

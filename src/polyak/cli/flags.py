@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_or
 import tyro
 
 from polyak.cli.flag_values import VALUE_RULES, parse_value
-from polyak.core.names import escape_control, find_replacement
+from polyak.core.names import escape_control
+from polyak.core.other_libraries import find_replacement
 
 T = TypeVar("T")
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -100,7 +101,7 @@ def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
     """What a flag of another library is here, where the settings are these; None if it is none or has no counterpart."""
     found = OTHER_NAMES.get(flag)
     if found is None:
-        replacement = find_replacement(flag.removeprefix("--").replace("-", "_"), fields, "field") or ""
+        _, replacement = find_replacement(flag.removeprefix("--").replace("-", "_"), fields, "field") or ("", "")
         setting = re.fullmatch(r"(\w+)(?:=polyak\.\w+\(.*?\))? of (?:the \w+|[\w.]+)(.*)", replacement)
         found = f"--{setting[1].replace('_', '-')}{setting[2]}" if setting else None
     name = re.match(r"--([\w-]+)", found or "")

@@ -7,84 +7,10 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, TypeVar
 
+from polyak.core.other_libraries import find_replacement, is_name_elsewhere
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-
-STABLE_BASELINES = {
-    "policy": "network=polyak.mlp(...) of the agent",
-    "policy_kwargs": "network=polyak.mlp(hidden, activation) of the agent",
-    "env": "env.spec as the agent's first argument; train.run(agent, env, ...) gets the environment",
-    "n_steps": "num_steps of the agent",
-    "train_freq": "num_steps of the agent",
-    "optimizer_class": "optimizer=, an optax.GradientTransformation",
-    "total_timesteps": "env_steps of train.run",
-    "callback": "callbacks=[...] of train.run",
-    "log_interval": "report_every of train.run, in env_steps",
-    "reset_num_timesteps": "resume_from of train.run",
-    "progress_bar": "progress of train.run",
-    "verbose": "progress of train.run",
-    "tensorboard_log": "run_dir of train.run, which holds TensorBoard's files too",
-    "seed": "seed of train.run",
-    "device": "JAX's own choice of a device (the environment variable JAX_PLATFORMS)",
-    "model": "policy=agent.policy(result.state)",
-    "n_eval_episodes": "episodes of train.evaluate",
-    "n_envs": "num_envs of envs.make",
-    "env_id": "id of envs.make",
-    "vec_env_cls": "vectorization='async' of envs.make",
-}
-"""Where polyak has what an argument of Stable-Baselines3 sets; a setting is written `NAME of OWNER` or `NAME=CODE of OWNER`."""
-
-STABLE_BASELINES_BY_FIELD = {
-    "num_minibatches": {
-        "batch_size": (
-            "num_minibatches of the agent, num_steps * num_envs / batch_size (microbatch_size is another: it saves memory)"
-        ),
-    },
-    "num_epochs": {"n_epochs": "num_epochs of the agent", "gradient_steps": "num_epochs of the agent"},
-    "capacity": {
-        "buffer_size": "capacity of the agent",
-        "gradient_steps": "updates_per_step of the agent, per transition",
-        "n_steps": "n_step of the agent",
-        "target_update_interval": "period of the agent, in gradient steps",
-    },
-    "epsilon": {
-        "exploration_fraction": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
-        "exploration_initial_eps": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
-        "exploration_final_eps": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
-        "policy": "network=polyak.q_mlp(...) of the agent",
-        "policy_kwargs": "network=polyak.q_mlp(hidden, activation) of the agent",
-    },
-    "critics": {
-        "policy": "actor=polyak.Actor(...) and critics=polyak.Critics(...) of the agent",
-        "policy_kwargs": "actor=polyak.Actor(hidden, activation) and critics=polyak.Critics(hidden, activation) of the agent",
-        "net_arch": "actor=polyak.Actor(hidden) and critics=polyak.Critics(hidden) of the agent",
-        "n_critics": "critics=polyak.Critics(num_critics=...) of the agent",
-        "log_std_init": "actor=polyak.Actor(log_std=...) of the agent",
-    },
-    "shared_encoder": {"share_features_extractor": "shared_encoder of the agent"},
-    "num_critics": {"n_critics": "num_critics of the network"},
-    "log_std": {"log_std_init": "log_std of the network"},
-    "num_quantiles": {"n_quantiles": "num_quantiles of the agent"},
-    "num_tau": {
-        "policy": "network=polyak.iqn_mlp(...) of the agent",
-        "policy_kwargs": "network=polyak.iqn_mlp(hidden, activation) of the agent",
-    },
-    "alpha": {"ent_coef": "alpha of the agent; None learns it"},
-    "sde_sample_freq": {"use_sde": "sde_sample_freq of the agent"},
-    "exploration_noise": {"action_noise": "exploration_noise of the agent"},
-    "target_noise": {"target_policy_noise": "target_noise of the agent"},
-    "key": {"seed": "key=jax.random.key(seed)"},
-    "hidden": {"net_arch": "hidden of the network", "activation_fn": "activation of the network"},
-    "dropped_quantiles": {"top_quantiles_to_drop_per_net": "dropped_quantiles of the agent"},
-}
-"""The same where there is a certain other field or argument, or where a name means something else; the last one counts."""
-
-STABLE_BASELINES_OF_FUNCTIONS = {
-    "batch_size": "batch_size of the agent (num_minibatches of PPO and PQN)",
-    "ent_coef": "ent_coef of the agent (alpha of SAC and TQC)",
-    "gradient_steps": "updates_per_step of the agent, per transition (num_epochs of PPO and PQN)",
-}
-"""The same where a function gets them, which knows no agent, and agents differ."""
 
 ATTRIBUTES = {
     "learn": "polyak.train.run(agent, env, env_steps=...)",
@@ -138,27 +64,14 @@ def unknown_name(name: str, known: Iterable[str], what: str, *, cutoff: float = 
     "unknown field 'n_steps' of Stable-Baselines3; use num_steps of the agent"
     """
     known, hint = tuple(known), ""
-    if what in ("field", "argument") and (replacement := find_replacement(name, known, what)):
-        return f"unknown {what} {name!r} of Stable-Baselines3; use {replacement}"
+    if what in ("field", "argument") and (found := find_replacement(name, known, what)):
+        library, replacement = found
+        return f"unknown {what} {name!r} of {library}; use {replacement}"
     # What such an argument sets is not there at all, so no similar name is meant.
-    if what != "field" or not any(name in hints for hints in STABLE_BASELINES_BY_FIELD.values()):
+    if what != "field" or not is_name_elsewhere(name):
         near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=cutoff)
         hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
     return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
-
-
-def find_replacement(name: str, known: tuple[str, ...], what: str) -> str | None:
-    """Where polyak has what an argument of Stable-Baselines3 sets; None for other names.
-
-    Of an agent it depends on its other fields; an argument of a function may be meant for any agent.
-    """
-    found = [hints[name] for field, hints in STABLE_BASELINES_BY_FIELD.items() if field in known and name in hints]
-    if not found and name in STABLE_BASELINES:
-        return STABLE_BASELINES[name]
-    if not found and what == "argument":
-        everywhere = (*STABLE_BASELINES_BY_FIELD.values(), STABLE_BASELINES_OF_FUNCTIONS)
-        found = [hints[name] for hints in everywhere if name in hints]
-    return found[-1] if found else None
 
 
 EXAMPLES = {"key": "jax.random.key(0)", "seed": "0"}
