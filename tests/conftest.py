@@ -35,11 +35,11 @@ import jax
 import jaxtyping
 import pytest
 
-import tests.typechecker  # noqa: F401  (the hook looks it up by name)
+from tests import typechecker
 
 # Until all tests are collected nothing becomes garbage.
 gc.disable()
-jaxtyping.install_import_hook("polyak", "tests.typechecker.check")
+typechecker.install()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray, UInt32
+from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_callbacks, check_integer, check_key
 from polyak.core.printing import short_repr
@@ -108,7 +108,7 @@ class IterationKeys:
     """
 
     act: PRNGKeyArray
-    env: PRNGKeyArray
+    env: Key[Array, "T"] | UInt32[Array, "T words"]
     update: PRNGKeyArray
 
 
