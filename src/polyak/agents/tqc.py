@@ -177,6 +177,11 @@ class TQC:
             object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.
         critics = feedforward_or_default("TQC", "critics", self.critics, Critics(num_critics=5))
         if isinstance(critics, Critics):
+            if critics.num_quantiles not in (None, self.num_quantiles):
+                raise ValueError(
+                    f"TQC: num_quantiles={self.num_quantiles} of the agent must be that of its critics, got "
+                    f"Critics(num_quantiles={critics.num_quantiles}); leave theirs None"
+                )
             critics = dataclasses.replace(critics, num_quantiles=self.num_quantiles)
         object.__setattr__(self, "critics", critics)
         default = Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
