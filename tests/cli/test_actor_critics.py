@@ -8,7 +8,8 @@ import pytest
 
 import polyak
 from polyak.cli import main
-from polyak.cli.flags import NetworkFlags, UsageError
+from polyak.cli.flags import UsageError
+from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.new_run import _change_network
 from tests.cli.processes import last_checkpoint
 from tests.test_second_algorithm import config_of

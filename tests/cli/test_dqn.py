@@ -11,7 +11,7 @@ import pytest
 import polyak
 from polyak.agents.dqn import DQN
 from polyak.cli import main
-from polyak.cli.flags import NetworkFlags
+from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.new_run import _change_network
 from polyak.storage.checkpoint import CheckpointError, read_manifest
 from polyak.storage.run_directory import open_run

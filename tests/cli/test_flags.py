@@ -8,16 +8,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polyak.agents import AGENTS, agent_class
+from polyak import envs
+from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.cli import main
 from polyak.cli.agent_flags import agent_flags
-from polyak.cli.flags import Activation, NetworkFlags, TrainFlags, UsageError, parse, parse_settings
+from polyak.cli.flags import TrainFlags, UsageError, parse, parse_settings
+from polyak.cli.network_flags import Activation, NetworkFlags
+from polyak.cli.new_run import _change_network
 from polyak.cli.own_flags import OwnFlags
 from polyak.networks.layers import ACTIVATIONS
 from polyak.ops.schedules import Linear
 from polyak.presets import preset
 from polyak.presets.preset import LinearOverTraining, with_length
-from polyak.train.new_training import intervals
+from polyak.train.new_training import intervals, make_agent
 
 NOT_POSITIVE = ("0", "-1")
 NOT_A_SHARE = ("-0.1", "1.5", "nan", "inf", "1e400")
@@ -127,6 +130,32 @@ def hints_of(kind):
 
 
 FLAGS = flags_of(TrainFlags) | flags_of(OwnFlags) | flags_of(agent_flags(AGENTS["ppo"], {})) | flags_of(NetworkFlags)
+
+
+A_NETWORK = {
+    "network": "mlp", "hidden": (8,), "activation": "gelu", "shared_torso": True, "log_std": -1.0, "squash_mean": True,
+    "value_hidden": (8,), "value_activation": "gelu", "num_critics": 1, "layer_norm": True, "dueling": True, "noisy": True,
+    "dropout": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command):
+    code, text, _ = command(f"train {algorithm} --help")
+    assert code == 0
+    is_for_boxes = "epsilon" not in agent_class(algorithm).__dataclass_fields__
+    env_id = "jax/Pendulum-v1" if is_for_boxes else "jax/CartPole-v1"
+    agent = make_agent(algorithm, envs.make(env_id, action_scaling=action_scaling_of(algorithm)).spec, None, 100, None)
+    for field in dataclasses.fields(NetworkFlags):
+        is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
+        # Rainbow explores by nothing else.
+        noise = {"noisy": True} if algorithm == "rainbow" else {}
+        try:
+            _change_network(algorithm, agent, NetworkFlags(**{**noise, field.name: A_NETWORK[field.name]}))
+        except (UsageError, ValueError):
+            assert not is_shown, field.name
+        else:
+            assert is_shown, field.name
 
 
 def wrong_types(flag):
@@ -286,7 +315,7 @@ def test_activations_are_those_of_the_built_in_networks():
 def test_help_shows_every_flag_with_what_it_means(command):
     code, out, _ = command("train ppo Pendulum-v1 --help")
     assert code == 0
-    for flag in FLAGS:
+    for flag in FLAGS.keys() - {"num-critics", "layer-norm", "dueling", "noisy", "dropout"}:
         assert f"--{flag}" in out
     assert "discount per step. (default: 0.9)" in out
     assert "RL Baselines3 Zoo" in out

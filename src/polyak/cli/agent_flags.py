@@ -43,6 +43,12 @@ def changed_settings(flags: Any) -> dict[str, Any]:
     return {name: value for name, (value, default) in found.items() if value is not default}
 
 
+def setting_names(agent: str) -> list[str]:
+    """The names of all fields of a `"module:Class"`."""
+    nodes = _class_source(agent).body
+    return [node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+
+
 def agent_summary(agent: str) -> str:
     """The first line of the docstring of a `"module:Class"`."""
     return (ast.get_docstring(_class_source(agent)) or "").partition("\n")[0]

@@ -11,7 +11,8 @@ from polyak import envs
 from polyak.agents import action_scaling_of
 from polyak.cli.agent_flags import changed_settings
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail
+from polyak.cli.flags import TrainFlags, UsageError, fail
+from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.own import env_maker, make_own_agent
 from polyak.cli.own_flags import OwnFlags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code

@@ -11,7 +11,6 @@ from polyak.cli.agent_flags import agent_flags
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import (
     EVAL_EPISODES,
-    NetworkFlags,
     TrainFlags,
     UsageError,
     default_hint,
@@ -21,6 +20,7 @@ from polyak.cli.flags import (
     unknown_flags,
 )
 from polyak.cli.imports import ImportFlag
+from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnFlagsOfRun
 from polyak.cli.training_run import run_to_exit_code

@@ -4,12 +4,15 @@ import dataclasses
 from typing import Any
 
 from polyak.agents import AGENTS
-from polyak.cli.agent_flags import agent_flags
-from polyak.cli.flags import NetworkFlags, TrainFlags, UsageError, fail, parse, print_usage
+from polyak.cli.agent_flags import agent_flags, setting_names
+from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.garbage import without_garbage_collection
+from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.cli.own_flags import OwnFlags
 from polyak.core.names import unknown_name
 from polyak.presets import Preset, preset
+
+HELP = {"-h", "--help"}
 
 PLACEHOLDER = "ENV"
 """The environment in help that is asked for without one; it has no preset, so that the algorithm's own defaults are shown."""
@@ -42,7 +45,7 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
         hint = f"; the algorithm comes first: polyak train {meant} {arguments[0]}" if meant in AGENTS else ""
         return fail(unknown_name(arguments[0], AGENTS, "algorithm") + hint)
     env_id = own_env if own_env else words.pop(0) if words else None
-    if env_id is None and {"-h", "--help"} & set(rest):
+    if env_id is None and HELP & set(rest):
         env_id = PLACEHOLDER
     if env_id is None:
         return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
@@ -86,9 +89,11 @@ def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
     ]
     if algorithm:
         agent = agent_flags(AGENTS[algorithm], defaults.values)
+        # Else an error says why the algorithm rejects one.
+        network = network_flags_in_help(setting_names(AGENTS[algorithm])) if HELP & set(arguments) else NetworkFlags
         groups += [
             ("agent_settings", agent, dataclasses.field(default_factory=agent)),
-            ("network", NetworkFlags, dataclasses.field(default=NetworkFlags())),
+            ("network", network, dataclasses.field(default_factory=network)),
         ]
     name = algorithm or "your own agent"
     description = f"Train {name} in {env_id}. Defaults: {defaults.source}."

@@ -1,0 +1,87 @@
+"""Flags of the built-in networks."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Annotated, Any, Literal, TypeAlias
+
+import tyro
+
+from polyak.cli.flags import UsageError, default_hint
+
+Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
+
+NETWORK_DEFAULT = "the preset's, else chosen from the spaces"
+
+
+@tyro.conf.configure(tyro.conf.DisallowNone)
+@dataclasses.dataclass(frozen=True)
+class NetworkFlags:
+    """The built-in network."""
+
+    network: Annotated[Literal["mlp", "cnn", "lstm", "gru"] | None, default_hint(NETWORK_DEFAULT, "{mlp,cnn,lstm,gru}")] = None
+    """dense layers, dense layers behind convolutions of images (both shared), or a recurrent network; DQN learns with it from
+    sequences of 16 steps, unless --sequence-length sets another"""
+    hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
+    """widths of the dense layers"""
+    activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
+    """activation function between the layers"""
+    shared_torso: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
+    """share all layers but the last between actor and critic"""
+    log_std: Annotated[float | None, default_hint(NETWORK_DEFAULT, "FLOAT")] = None
+    """initial logarithm of the standard deviation of Box actions"""
+    squash_mean: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
+    """squash the mean of Box actions into their bounds with tanh"""
+    value_hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
+    """widths of the critic's dense layers, if they differ from the actor's"""
+    value_activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
+    """activation function of the critic, if it differs from the actor's"""
+    num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
+    """number of critics of SAC, TD3 and TQC"""
+    layer_norm: Annotated[bool | None, default_hint("the preset's, else the algorithm's")] = None
+    """normalize the outputs of the dense layers of critics or Q-networks before the activation"""
+    dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
+    """divide Q-networks into two heads, for the value and the advantages"""
+    noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None
+    """draw the weights of Q-networks with learned noise at every step, to explore by with --epsilon 0; without, exploration is
+    left to --epsilon or --temperature"""
+    dropout: Annotated[float | None, default_hint("the preset's, else 0", "FLOAT")] = None
+    """probability with which a unit of the critics is dropped while training"""
+
+    def changes(self) -> dict[str, Any]:
+        """The flags that were set, by field.
+
+        Raises:
+            UsageError: no width for a list of layers.
+        """
+        changes = {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) is not None}
+        for name, value in changes.items():
+            if value == ():
+                raise UsageError(f"--{name.replace('_', '-')} must have at least one width, got none")
+        return changes
+
+
+# The flags of each sort of network.
+OF_ACTOR_CRITICS = {
+    "network", "hidden", "activation", "shared_torso", "log_std", "squash_mean", "value_hidden", "value_activation",
+}  # fmt: skip
+OF_Q_NETWORKS = {"network", "hidden", "activation", "layer_norm", "dueling", "noisy"}
+OF_ACTOR_AND_CRITICS = {
+    "hidden", "activation", "log_std", "value_hidden", "value_activation", "num_critics", "layer_norm", "dropout",
+}  # fmt: skip
+REJECTED = {"exploration_noise": "log_std", "num_tau": "layer_norm", "q_lambda": "noisy"}
+"""By a setting that only agents have whose networks lack it."""
+
+
+def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
+    """`NetworkFlags` without those that an agent with these settings rejects."""
+    of_values = OF_Q_NETWORKS if "epsilon" in settings else OF_ACTOR_CRITICS
+    used = OF_ACTOR_AND_CRITICS if "critics" in settings else of_values
+    rejected = {flag for setting, flag in REJECTED.items() if setting in settings}
+    hidden: Any = tyro.conf.Suppress
+    unused = [
+        (field.name, hidden[field.type], field)
+        for field in dataclasses.fields(NetworkFlags)
+        if field.name not in used - rejected
+    ]
+    flags = dataclasses.make_dataclass("NetworkFlags", unused, bases=(NetworkFlags,), frozen=True)
+    return tyro.conf.configure(tyro.conf.DisallowNone)(flags)
