@@ -79,6 +79,22 @@ def test_run_stopped_at_every_iteration_resumes_bit_for_bit(whole, loop):
     assert same_bits(everything(run(loop, **options)), whole[loop][1])
 
 
+def test_a_stop_within_a_slow_rollout_reports_the_updates_before_and_resumes_bit_for_bit(whole, monkeypatch):
+    monkeypatch.setattr("polyak.loops.rollouts.ROLLOUT_SECONDS", -1.0)
+    calls, reports = itertools.count(), []
+    # It is asked at each step and after each update: in the middle of the third rollout.
+    at = 2 * (NUM_STEPS + 1) + NUM_STEPS // 2
+    callbacks = [lambda progress, metrics, _: reports.append((progress.iteration, "train/loss" in metrics))]
+    result = run("host", should_stop=lambda: next(calls) >= at, report_every=10_000, callbacks=callbacks)
+    assert (result.stopped, result.progress.iteration, reports) == ("request", 2, [(2, True)])
+    assert math.isfinite(result.metrics["train/loss"])
+    assert same_bits(everything(run("host", **goes_on("host", result))), whole["host"][1])
+    # Nothing was learned since the last report.
+    calls, reports = itertools.count(), []
+    result = run("host", should_stop=lambda: next(calls) >= 2, callbacks=callbacks)
+    assert (result.stopped, result.progress.iteration, reports) == ("request", 0, [])
+
+
 @BOTH
 def test_env_steps_can_be_any_positive_integer(loop):
     result = run(loop, env_steps=10**15, should_stop=lambda: True)

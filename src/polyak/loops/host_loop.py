@@ -91,8 +91,9 @@ def host(
             each update gets its batches; priorities then change what the next update draws, not the rest of this one.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
-        should_stop: called at every step; True ends training after a last report. A rollout that takes more than a second is
-            discarded, and the environment is restored to its start if it supports snapshots.
+        should_stop: called after every update, and at every step where rollouts take more than a second; True ends training
+            after a last report. Such a rollout is discarded, and the environment is restored to its start if it supports
+            snapshots.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
@@ -119,26 +120,25 @@ def host(
     def whole(leaves: list[Any]) -> LoopState:
         return replay.give_back(jax.tree.unflatten(structure, leaves))
 
-    stopped, means = None, no_means
+    stopped, metrics, means = None, None, no_means
     due = target.next_report(reporter.env_steps)
     del state  # Only the leaves are passed from round to round: a tree is flattened in Python.
-    while reporter.env_steps < env_steps:
+    while reporter.env_steps < env_steps and stopped is None:
         with reporter.training(), relay:
             collected = rollouts.collect(leaves)
-            if collected is None:
-                return reporter.result(whole(leaves), "request")
-            learned = rollouts.learn(partial(_update, learn_compiled, leaves, means, collected))
-            leaves, metrics, means = learned.leaves, learned.metrics, learned.metrics.means
-        reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
-        stopped = "request" if should_stop() else None
-        if stopped or reporter.is_due(metrics.last, due):
+            if collected is not None:
+                learned = rollouts.learn(partial(_update, learn_compiled, leaves, means, collected))
+                leaves, metrics, means = learned.leaves, learned.metrics, learned.metrics.means
+        if collected is not None:
+            reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
+        stopped = "request" if collected is None or should_stop() else None
+        # Without an update since the last report there is nothing to report.
+        if metrics is not None and (stopped or reporter.is_due(metrics.last, due)):
             due = target.next_report(reporter.env_steps)
             since_report = {**metrics.unpack(), **rollouts.metrics()}
             go_on, state = reporter.report(since_report, whole(leaves), callbacks)
-            leaves, means = jax.tree.leaves(replay.take(state)), no_means
+            leaves, metrics, means = jax.tree.leaves(replay.take(state)), None, no_means
             stopped = stopped or (None if go_on else "callback")
-        if stopped:
-            break
     return reporter.result(whole(leaves), stopped if reporter.env_steps < env_steps else None)
 
 

@@ -102,7 +102,7 @@ class LocalRollouts:
         actors: those of the rollouts.
         state: the loop's state.
         num_steps: steps of a rollout.
-        should_stop: called at every step; see `host`.
+        should_stop: see `host`.
     """
 
     def __init__(
