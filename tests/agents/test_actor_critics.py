@@ -145,6 +145,20 @@ def test_nan_reaches_neither_the_replay_nor_the_networks(name, where):
 
 
 @every_agent
+@pytest.mark.parametrize("where", ["obs", "reward", "action"])
+def test_rollouts_of_which_nothing_can_be_stored_are_diagnosed(name, where):
+    agent = make(name, max_bad_steps=3)
+    rollout = random_rollout(agent, **({} if where == "action" else {where: lambda x: x * jnp.nan}))
+    if where == "action":
+        rollout = Rollout(rollout.time_steps, rollout.actions * jnp.nan)
+    state, metrics = updated(agent, [random_rollout(agent), rollout, rollout])
+    assert agent.diagnose(metrics) is None and int(state.guard.in_a_row) == 2
+    state, metrics = updated(agent, [random_rollout(agent), rollout, rollout, rollout])
+    said = agent.diagnose(metrics)
+    assert "3 updates in a row were skipped by a network" in said and f"NaN or infinite is {where!r}" in said
+
+
+@every_agent
 def test_training_that_diverges_is_diagnosed(name):
     agent = make(name, learning_rate=1e38, max_bad_steps=2)
     state, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(4)])

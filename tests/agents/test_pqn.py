@@ -76,6 +76,18 @@ def test_lambda_returns_against_a_slow_loop(spec, lam):
     np.testing.assert_allclose(got[valid], slow_returns(q, rollout, 0.9, lam)[valid], rtol=1e-4, atol=1e-5)
 
 
+def test_an_episode_that_is_truncated_where_no_action_is_allowed_bootstraps_from_all():
+    agent = make(MASKED, q_lambda=0.5)
+    variables, rollout = agent.init(KEY).copies.online, rollout_of(agent)
+    masks = [rollout.time_steps.action_mask.at[3].set(allowed) for allowed in (True, False)]
+    changed = [dataclasses.replace(rollout.time_steps, action_mask=mask) for mask in masks]
+    returns = [agent.lambda_returns(variables, Rollout(steps, rollout.actions))[:3] for steps in changed]
+    np.testing.assert_array_equal(*returns)
+    # Where it is terminated, the value does not count: the last reward is the return.
+    np.testing.assert_allclose(returns[1][2, 0], rollout.time_steps.reward[3, 0], rtol=1e-5)
+    assert not np.allclose(returns[1][2, 1], rollout.time_steps.reward[3, 1])
+
+
 def test_one_step_of_gradient_descent_is_that_of_the_squared_error():
     agent = make(optimizer=optax.sgd(0.1), q_lambda=0.5)
     state, rollout = agent.init(KEY), rollout_of(make())

@@ -23,6 +23,7 @@ from polyak.learning.normalizers import check_normalizers, settings_of
 from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
+from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import (
     StepLog,
     check_optimizer,
@@ -234,12 +235,10 @@ class PQN:
         def best_value(inputs: tuple[PyTree, PyTree]) -> Float[Array, " N"]:
             obs, mask = inputs
             (q, _), _, _ = self._network.apply(variables, obs)
-            return jnp.max(q if mask is None else jnp.where(mask, q, -jnp.inf), axis=1)
+            return jnp.max(where_allowed(q, mask), axis=1)
 
         inputs = (rollout.time_steps.obs, rollout.time_steps.action_mask)
         value = map_steps(best_value, inputs, has_images=has_images(self.spec.obs))
-        # Where an episode has ended, no action may be allowed; the value of a terminal state does not count.
-        value = jnp.where(jnp.isneginf(value), 0.0, value)
         ends = {"terminated": rollout.terminated, "truncated": rollout.truncated}
         advantage = gae(rollout.reward, value[:-1], value[1:], **ends, gamma=self.gamma, gae_lambda=self.q_lambda)
         return advantage + value[:-1]

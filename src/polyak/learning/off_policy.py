@@ -457,6 +457,6 @@ def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
 def _bad_data(rollout: Rollout, axis_name: str | None) -> Bool[Array, " quantities"]:
     """Which quantities of the rollout have NaN or infinity."""
     steps = rollout.time_steps
-    flags = jnp.stack([~all_finite(steps.obs), ~jnp.isfinite(steps.reward).all()])
-    obs, reward = sum_over_devices(flags.astype(jnp.int32), axis_name) > 0
-    return flag_quantities({"obs": obs, "reward": reward})
+    flags = jnp.stack([~all_finite(steps.obs), ~jnp.isfinite(steps.reward).all(), ~all_finite(rollout.actions)])
+    obs, reward, action = sum_over_devices(flags.astype(jnp.int32), axis_name) > 0
+    return flag_quantities({"obs": obs, "reward": reward, "action": action})

@@ -19,9 +19,10 @@ from polyak.ops.schedules import Count, Schedule, value_at
 LossFn: TypeAlias = Callable[[PyTree, PyTree], tuple[Float[Array, ""], Terms]]
 """`(params, batch)` to the loss and its terms: numbers, which add up over parts of a batch, or one value per sample, `[N]`."""
 
-QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statistics", "step")
+QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statistics", "step", "action")
 """What can be NaN or infinite, in the order in which one causes the next: the data, the loss and its gradient, a network's
-statistics, and the parameters or optimizer state after the step."""
+statistics, and the parameters or optimizer state after the step; at last the actions in a replay's data. Saved states have a
+quantity's number, so a new one comes at the end."""
 
 ADAM_SETTINGS = ("learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_eps", "max_grad_norm")
 """Settings of Adam, which have no effect where the agent has another optimizer."""
@@ -81,7 +82,7 @@ def flag_quantities(flags: Mapping[str, Bool[Array, ""]]) -> Bool[Array, " quant
     """One flag for each of `QUANTITIES`, False where none is given.
 
     >>> flag_quantities({"gradient": jnp.array(True)}).tolist()
-    [False, False, False, False, False, True, False, False]
+    [False, False, False, False, False, True, False, False, False]
     """
     return jnp.stack([jnp.asarray(flags.get(name, False)) for name in QUANTITIES])
 

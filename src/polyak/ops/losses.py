@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from polyak.core.types import PyTree, Scalar
+from polyak.ops.distributions.discrete import where_allowed
 
 MAX_LOG_RATIO = 20.0
 """Probability ratios are clipped to e^±20 (about 5e8)."""
@@ -170,13 +171,14 @@ def huber(error: Float[Array, "*shape"], delta: Scalar | None) -> Float[Array, "
 
 
 def best_action(q: Float[Array, "rows n"], mask: Bool[Array, "rows n"] | None) -> Int32[Array, " rows"]:
-    """argmax_a q_a over the allowed actions; the first of equal ones.
+    """argmax_a q_a over the allowed actions, or over all where none is; the first of equal ones.
 
     >>> best_action(jnp.array([[1.0, 3.0, 2.0]]), jnp.array([[True, False, True]]))
     Array([2], dtype=int32)
+    >>> best_action(jnp.array([[1.0, 3.0, 2.0]]), jnp.array([[False, False, False]]))
+    Array([1], dtype=int32)
     """
-    allowed = q if mask is None else jnp.where(mask, q, -jnp.inf)
-    return jnp.argmax(allowed, axis=1).astype(jnp.int32)
+    return jnp.argmax(where_allowed(q, mask), axis=1).astype(jnp.int32)
 
 
 def of_action(values: Float[Array, "rows n *each"], action: Int32[Array, " rows"]) -> Float[Array, "..."]:

@@ -18,6 +18,18 @@ UNROLLED_ACTIONS = 32
 """Up to this number of actions, the cumulative probabilities are a chain of additions in one fused kernel."""
 
 
+def where_allowed(x: Float[Array, "*B n"], mask: Bool[Array, "*B n"] | None) -> Float[Array, "*B n"]:
+    """Numbers of n actions, -inf for forbidden ones; as they are where all are forbidden, as at the end of an episode.
+
+    >>> where_allowed(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[True, False], [False, False]])).tolist()
+    [[1.0, -inf], [3.0, 4.0]]
+    """
+    if mask is None:
+        return x
+    mask = jnp.asarray(mask)
+    return jnp.where(mask | ~mask.any(-1, keepdims=True), x, -jnp.inf)
+
+
 @struct
 class Categorical:
     """One of n actions, P(i) = exp(logits_i) / Σ_j exp(logits_j) over the allowed actions j.
@@ -80,10 +92,7 @@ class Categorical:
         return jnp.sum(jnp.exp(log_p) * jnp.where(jnp.exp(log_p) > 0, log_p - log_q, 0.0), -1)
 
     def _allowed_logits(self) -> Float[Array, "*B n"]:
-        if self.mask is None:
-            return self.logits
-        mask = jnp.asarray(self.mask)
-        return jnp.where(mask | ~mask.any(-1, keepdims=True), self.logits, -jnp.inf)
+        return where_allowed(self.logits, self.mask)
 
 
 @struct
