@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import polyak
 from polyak.core.types import Policy
 from polyak.ops.updates import soft_update
-from polyak.policies.exploration import EpsilonGreedy
+from polyak.policies.exploration import EpsilonGreedy, WarmUp
 from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
 from polyak.policies.network_policy import DiscountedReturn, Greedy
@@ -84,6 +85,33 @@ def test_with_info_adds_the_value_where_a_policy_has_one():
         with_info(Uniform(SPEC), value=True)
     with pytest.raises(ValueError, match="with_info: policy_id must be an integer >= 0, got -1"):
         with_info(Uniform(SPEC), policy_id=-1)
+
+
+EXPLORERS = {
+    "warm-up": lambda: polyak.PPO(BOX, network=polyak.mlp((8,))),
+    "sde": lambda: polyak.PPO(BOX, network=polyak.mlp((8,), std="sde"), sde_sample_freq=4),
+    "noisy": lambda: polyak.DQN(SPEC, network=polyak.q_mlp((8,), noisy=True), capacity=100),
+    "actor": lambda: polyak.SAC(
+        dataclasses.replace(BOX, action_scaling="rescale"), actor=polyak.Actor((8,)), critics=polyak.Critics((8,)), capacity=100
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_with_info_adds_the_value_to_what_agents_explore_with(name):
+    agent = EXPLORERS[name]()
+    state = agent.init(KEY)
+    explorer = agent.collect_policy(state)
+    policy = with_info(WarmUp(explorer, 5) if name == "warm-up" else explorer)
+    info = act(policy, FIRST, policy.initial_state(4)).info
+    if name != "actor":
+        (_, wanted), _, _ = agent.network.apply(state.copies.online, OBS)
+        np.testing.assert_allclose(info["value"], wanted, rtol=1e-5)
+        return
+    # Critics stand beside it.
+    assert set(info) == {"log_prob"}
+    with pytest.raises(ValueError, match="with_info: value must be False where no policy within has one"):
+        with_info(explorer, value=True)
 
 
 class Stubborn:

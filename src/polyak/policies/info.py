@@ -10,12 +10,15 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.networks.actor import Actor
 from polyak.ops.distributions import Deterministic, Distribution
-from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.network_policy import DiscountedReturn, Greedy
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy, WarmUp
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.python.policy import PythonPolicy
+from polyak.policies.q_policy import FreshNoise
+from polyak.policies.sde import StateDependentExploration
 from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_spec
 
 
@@ -42,7 +45,7 @@ class WithInfo:
 
     Raises:
         TypeError, ValueError: `policy` is not a policy, a setting is out of its range, or `value` is True and no inner policy
-            has one.
+            has one; at the first step, if a network of one's own has none.
     """
 
     policy: PolicyWithSpec
@@ -80,6 +83,8 @@ class WithInfo:
         if self.value and (found := _find_valued(self.policy, carry)) is not None:
             valued, valued_carry = found
             info["value"] = valued.value(time_step, valued_carry)
+            if info["value"] is None:
+                raise ValueError(f"with_info: value must be False where the network has none, got {valued!r:.200}")
         if self.policy_id is not None:
             info["policy_id"] = jnp.full(time_step.first.shape, self.policy_id, jnp.int32)
         return PolicyStep(step.action, step.carry, info)
@@ -143,8 +148,12 @@ def _find_valued(policy: Any, carry: PyTree = None) -> tuple[ValuedPolicy, PyTre
     match policy:
         case OUNoise() | ActionSmoothing() | DiscountedReturn():
             return _find_valued(policy.policy, None if carry is None else carry[0])
-        case Greedy() | EpsilonGreedy() | Boltzmann() | GaussianNoise() | WithInfo():
+        case Greedy() | EpsilonGreedy() | Boltzmann() | FreshNoise() | GaussianNoise() | WarmUp() | WithInfo():
             return _find_valued(policy.policy, carry)
+        case StateDependentExploration():
+            return _find_valued(policy.policy, ())
+        case NetworkPolicy() if isinstance(policy.network, Actor):
+            return None  # Critics stand beside it.
         case ValuedPolicy():
             return policy, carry
     return None
