@@ -158,6 +158,21 @@ def test_rollouts_of_which_nothing_can_be_stored_are_diagnosed(name, where):
     assert "3 updates in a row were skipped by a network" in said and f"NaN or infinite is {where!r}" in said
 
 
+@every_agent_and_tqc
+def test_a_state_goes_on_with_another_period_and_tau_of_the_agent(name):
+    agent = make(name)
+    other = dataclasses.replace(agent, period=3, tau=0.5)
+    state, _ = updated(agent, [random_rollout(agent)])
+    before = int(state.copies.critics.target_count.fired)
+    after, _ = update(other, state, random_rollout(agent), KEY)
+    # Loops carry the state from update to update.
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    gradient_steps = int(after.updates) - int(state.updates)
+    assert int(after.copies.critics.target_count.fired) - before == gradient_steps // 3
+    again, _ = update(dataclasses.replace(agent, period=3), state, random_rollout(agent), KEY)
+    assert not equal(again.copies.critics.target, after.copies.critics.target)
+
+
 @every_agent
 def test_training_that_diverges_is_diagnosed(name):
     agent = make(name, learning_rate=1e38, max_bad_steps=2)

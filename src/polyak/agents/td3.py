@@ -260,11 +260,7 @@ class TD3:
             copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
             return copies, join_logs(critic=critic_log, actor=actor_log)
 
-        actor, critics = (
-            copies.with_target_follow(target_follow(self)) for copies in (state.copies.actor, state.copies.critics)
-        )
-        check_state_of(self, critics, state.copies.average)
-        state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, actor=actor, critics=critics))
+        check_state_of(self, state.copies.critics, state.copies.average)
         return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
 
     def critic_loss(

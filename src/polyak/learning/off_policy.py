@@ -290,8 +290,14 @@ def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
 
 
 def target_follow(settings: OffPolicySettings) -> Follow:
-    """How targets follow: by the agent's settings, also where they were changed after `init`."""
+    """How targets follow."""
     return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period, check_finite=False)
+
+
+def _with_follow(copies: PyTree, follow: Follow) -> PyTree:
+    """The copies with another rule for every target."""
+    nodes, structure = jax.tree.flatten(copies, is_leaf=lambda node: isinstance(node, Follow))
+    return jax.tree.unflatten(structure, [follow if isinstance(node, Follow) else node for node in nodes])
 
 
 def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
@@ -359,7 +365,10 @@ def add_and_learn(
             priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
         return (copies, priorities), log
 
-    (copies, priorities), log = jax.lax.scan(step, (state.copies, replay.priorities), keys)
+    copies = _with_follow(state.copies, target_follow(settings))
+    (copies, priorities), log = jax.lax.scan(step, (copies, replay.priorities), keys)
+    # The period is part of the structure, which stays that of the state.
+    copies = jax.tree.unflatten(jax.tree.structure(state.copies), jax.tree.leaves(copies))
     dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
     replay = dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities)
     new_state = OffPolicyState(

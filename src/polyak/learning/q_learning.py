@@ -1,6 +1,5 @@
 """What agents that learn action values from a replay share: one network with a target, and the gradient steps on it."""
 
-import dataclasses
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -70,9 +69,7 @@ def update_q(
     optimizer = optimizer_of(settings, state.env_steps)
     check_optimizer_state(optimizer, state.copies.online.params, state.copies.optimizer_state)
     train_step = partial(train_q, settings, optimizer, axis_name=axis_name)
-    copies = state.copies.with_target_follow(target_follow(settings))
-    started = dataclasses.replace(state, copies=copies)
-    new_state, metrics = add_and_learn(settings, started, rollout, key, train_step, axis_name=axis_name)
+    new_state, metrics = add_and_learn(settings, state, rollout, key, train_step, axis_name=axis_name)
     metrics["rollout/exploration_rate"] = exploration_rate(settings, state.env_steps)
     return new_state, metrics
 

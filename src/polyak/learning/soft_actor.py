@@ -224,9 +224,7 @@ def update_soft_actor(
     rates = settings.learning_rate, settings.actor_learning_rate, settings.alpha_learning_rate
     optimizers = tuple(optimizer_of(settings, state.env_steps, rate) for rate in rates)
     train_step = partial(train_soft_actor, settings, optimizers, axis_name=axis_name)
-    critics = state.copies.critics.with_target_follow(target_follow(settings))
-    check_state_of(settings, critics, state.copies.average)
-    state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, critics=critics))
+    check_state_of(settings, state.copies.critics, state.copies.average)
     new_state, metrics = add_and_learn(settings, state, rollout, key, train_step, axis_name=axis_name)
     return new_state, metrics | {"train/alpha": alpha_of(settings, new_state.copies.temperature.log_alpha)}
 

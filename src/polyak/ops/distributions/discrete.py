@@ -18,7 +18,7 @@ UNROLLED_ACTIONS = 32
 """Up to this number of actions, the cumulative probabilities are a chain of additions in one fused kernel."""
 
 
-def where_allowed(x: Float[Array, "*B n"], mask: Bool[Array, "*B n"] | None) -> Float[Array, "*B n"]:
+def where_allowed(x: Float[Array, "*B n"], mask: Mask | None) -> Float[Array, "*B n"]:
     """Numbers of n actions, -inf for forbidden ones; as they are where all are forbidden, as at the end of an episode.
 
     >>> where_allowed(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[True, False], [False, False]])).tolist()
