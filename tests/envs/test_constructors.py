@@ -343,3 +343,13 @@ def test_unsupported_observations_are_dropped(id, arguments):
 def test_dropping_keeps_an_environment_whose_observations_are_supported_as_it_is():
     env = envs.make(gymnasium.make("Pendulum-v1"), drop_unsupported_obs=True)
     assert env.spec == envs.make("Pendulum-v1").spec
+
+
+def test_a_function_that_returns_one_environment_twice_is_an_error():
+    one = gymnasium.make("CartPole-v1")
+    with pytest.raises(ValueError, match=r"one CartPoleEnv as environments 0 and 1; create a new one in each call"):
+        envs.make(lambda: one, num_envs=2)
+    with pytest.raises(ValueError, match=r"one CartPoleEnv as environments 0 and 2"):
+        wrapped = iter([one, gymnasium.make("CartPole-v1"), gymnasium.wrappers.TimeLimit(one, 10)])
+        envs.make(lambda: next(wrapped), num_envs=3)
+    envs.make(lambda: one).close()

@@ -94,11 +94,16 @@ class EnvGroup(Protocol):
 
 
 class InProcessEnvs:
-    """EnvGroup in this process, asked one after the other."""
+    """EnvGroup in this process, asked one after the other.
+
+    Raises:
+        ValueError: two of them are one object.
+    """
 
     def __init__(self, envs: Sequence[Any], name: str, options: EnvOptions) -> None:
         self.name = name
         self.envs = [SingleEnv(env, name, index, options) for index, env in enumerate(envs)]
+        _check_distinct([env.env.unwrapped for env in self.envs])
         self.spaces = [(env.env.observation_space, env.env.action_space) for env in self.envs]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -122,6 +127,17 @@ class InProcessEnvs:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _check_distinct(envs: Sequence[Any]) -> None:
+    """Check that no two of these environments are one object, whose episodes would be mixed."""
+    first: dict[int, int] = {}
+    for index, env in enumerate(envs):
+        if (other := first.setdefault(id(env), index)) != index:
+            raise ValueError(
+                f"make: every environment must be an object of its own, got one {type(env).__name__} as environments {other} "
+                f"and {index}; create a new one in each call of the function"
+            )
 
 
 class SingleBatch:
