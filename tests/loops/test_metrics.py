@@ -106,3 +106,31 @@ def test_a_mean_counts_finite_values_only_and_is_a_number():
     assert float(mean) == 2.0 and float(mean.count) == 2.0
     np.testing.assert_allclose(mean, 2.0)
     assert np.isnan(float(Mean.of(jnp.float32(jnp.nan))))
+
+
+@pytest.mark.parametrize("loop", [train.compiled, train.host])
+def test_a_callback_may_add_numbers_of_any_library(loop):
+    seen = []
+
+    def add(progress, metrics, state):
+        metrics |= {"mine/a": np.float32(1.5), "mine/b": jnp.float32(2.0)}
+        metrics |= {"mine/c": np.int64(3), "mine/d": np.array(True), "mine/e": None}
+
+    train_options = {
+        "env_steps": 40,
+        "key": KEY,
+        "callbacks": [add, lambda progress, metrics, state: seen.append(dict(metrics))],
+    }
+    loop(AGENT, ENV, **train_options)
+    added = {name: value for name, value in seen[-1].items() if name.startswith("mine/")}
+    assert added == {"mine/a": 1.5, "mine/b": 2.0, "mine/c": 3, "mine/d": True, "mine/e": None}
+    assert [type(value) for value in added.values()] == [float, float, int, bool, type(None)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("mine/x", "high"), ("mine/x", np.zeros(2)), (3, 1.0), ("mine/x", [1.0])])
+def test_what_a_callback_adds_that_is_no_number_is_an_error_that_names_it(name, value):
+    def add_wrong(progress, metrics, state):
+        metrics[name] = value
+
+    with pytest.raises(TypeError, match=rf"callback add_wrong: a metric must be a number .*, got {name!r}: "):
+        train.compiled(AGENT, ENV, env_steps=40, key=KEY, callbacks=[add_wrong])

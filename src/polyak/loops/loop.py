@@ -34,7 +34,7 @@ from polyak.core.types import (
     copy_buffers,
 )
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
-from polyak.loops.metrics import add_metrics, as_numbers
+from polyak.loops.metrics import add_metrics, as_numbers, convert_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, with_new_replay, with_replay_beside
 
 T = TypeVar("T")
@@ -448,7 +448,7 @@ class Reporter:
         the callback: the returned state has a copy of it.
 
         Raises:
-            TypeError: a callback returned neither a bool nor None.
+            TypeError: a callback returned neither a bool nor None, or added a metric that is no number.
             TrainingDiverged: the agent's diagnosis.
         """
         self.add_metrics(metrics)
@@ -461,7 +461,9 @@ class Reporter:
         for callback in callbacks:
             # Containers of its own, so that a callback that keeps one of them references the arrays.
             result = callback(self.progress, self.metrics, jax.tree.unflatten(structure, leaves))
-            results.append(_should_continue(callback, result))
+            name = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
+            results.append(_should_continue(name, result))
+            convert_numbers(self.metrics, name)
         diagnosis = self._agent.diagnose(self.metrics)
         if diagnosis is not None:
             raise TrainingDiverged(diagnosis)
@@ -478,8 +480,7 @@ def _count_references(leaves: list[Any]) -> list[int]:
     return [sys.getrefcount(leaf) for leaf in leaves]
 
 
-def _should_continue(callback: Callback, result: object) -> bool:
+def _should_continue(name: str, result: object) -> bool:
     if result is None or isinstance(result, bool | np.bool_):
         return result is None or bool(result)
-    name = getattr(callback, "__name__", type(callback).__name__)
-    raise TypeError(f"train: callback {name} must return None or a bool, False to stop training, got {result!r:.80}")
+    raise TypeError(f"train: {name} must return None or a bool, False to stop training, got {result!r:.80}")

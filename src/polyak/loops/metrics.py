@@ -1,8 +1,10 @@
 """Metrics of the updates between two reports: means add up; of anything else the last value counts."""
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -20,6 +22,24 @@ def as_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers and means as Python floats, without means of nothing, and without histograms."""
     has_value = {name: x for name, x in metrics.items() if not isinstance(x, Histogram) and not is_empty(x)}
     return {name: float(value) for name, value in has_value.items()}
+
+
+def convert_numbers(metrics: dict[str, Any], owner: str) -> None:
+    """Make the numbers that a callback added Python's, in place; those of NumPy and JAX cannot be written to JSON.
+
+    Args:
+        owner: the callback, for errors.
+
+    Raises:
+        TypeError: a value is no number, or its name is no string.
+    """
+    for name, value in metrics.items():
+        if type(value) in (float, int, bool, NoneType) and type(name) is str:
+            continue
+        is_number = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0 and value.dtype.kind in "fiub"
+        if not (isinstance(name, str) and (is_number or isinstance(value, float | int))):
+            raise TypeError(f"train: {owner}: a metric must be a number with a string as its name, got {name!r}: {value!r:.80}")
+        metrics[name] = value.item() if is_number else value
 
 
 def is_empty(metric: Any) -> bool:
