@@ -799,3 +799,26 @@ def test_a_state_of_another_optimizer_is_rejected():
         agent = make(name, optimizer=optax.sgd(0.1))
         with pytest.raises(ValueError, match="created with another optimizer"):
             agent.update(state, random_rollout(agent), KEY)
+
+
+class Transposed(polyak.Critics):
+    """Two critics, whose values of two observations have the right shape."""
+
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        (q, none), carry, stats = super().apply(variables, obs, carry, train=train, key=key)
+        return (q.T, none), carry, stats
+
+
+class TransposedActor(polyak.Actor):
+    """Likewise, for two actions."""
+
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        (params, value), carry, stats = super().apply(variables, obs, carry, train=train, key=key)
+        return (jax.tree.map(jnp.transpose, params), value), carry, stats
+
+
+def test_networks_whose_outputs_are_transposed_are_rejected():
+    with pytest.raises(ValueError, match=r"q of B = 97 observations must have shape \[B, N\], got \[2, 97\]"):
+        make("sac", critics=Transposed((8,))).init(KEY)
+    with pytest.raises(ValueError, match="the actor's action_params do not fit Box"):
+        make("sac", actor=TransposedActor((8,))).init(KEY)

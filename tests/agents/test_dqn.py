@@ -188,9 +188,9 @@ class ListOfTwo(linen.Module):
         (polyak.lstm(), r"must return action values, such as polyak\.q_mlp\(\)"),
         (
             polyak.FlaxLinen(linen.Dense(5)),
-            r"must return a tuple \(q, value\), q \[B, \d\] and its maximum as value \[B\]; got for B = 2 float32\[2,5\]$",
+            r"must return a tuple \(q, value\), q \[B, \d\] and its maximum as value \[B\]; got for B = 97 float32\[97,5\]$",
         ),
-        (polyak.FlaxLinen(ListOfTwo()), r"a tuple .*; got for B = 2 \[float32\[2,4\], float32\[2\]\]$"),
+        (polyak.FlaxLinen(ListOfTwo()), r"a tuple .*; got for B = 97 \[float32\[97,4\], float32\[97\]\]$"),
         ("mlp", "network must have init and apply"),
     ],
 )

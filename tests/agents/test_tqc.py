@@ -138,7 +138,7 @@ class WithoutQuantiles:
         ({"dropped_quantiles": M}, r"TQC: dropped_quantiles=5 must be less than num_quantiles=5"),
         ({"num_quantiles": 0}, "TQC: num_quantiles must be"),
         ({"critics": polyak.Critics(num_quantiles=50)}, r"TQC: num_quantiles=5 of the agent .*got Critics\(num_quantiles=50"),
-        ({"critics": WithoutQuantiles()}, r"q of B = 2 observations must have shape \[B, N, 5\], got \[2, 2\]"),
+        ({"critics": WithoutQuantiles()}, r"q of B = 97 observations must have shape \[B, N, 5\], got \[97, 2\]"),
         (
             {"spec": EnvSpec(SPEC.obs, Discrete(2))},
             r"actions must be Boxes, got Discrete\(n=2\); SAC, DQN and PPO take Discrete",

@@ -281,7 +281,10 @@ def test_boltzmann_exploration_that_has_cooled_down_is_greedy():
         (lambda: IQN(SPEC, network=polyak.mlp()), "IQN: network must have init, apply and quantiles"),
         (lambda: IQN(EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0]))), "IQN: actions must be Discrete"),
         (lambda: C51(SPEC, network=polyak.mlp()), r"C51: network must return action values, such as polyak\.q_mlp"),
-        (lambda: C51(SPEC, network=polyak.FlaxLinen(linen.Dense(5))).init(KEY), r"must have shape \(2, 4, 51\), got \(2, 5\)"),
+        (
+            lambda: C51(SPEC, network=polyak.FlaxLinen(linen.Dense(5))).init(KEY),
+            r"must have shape \(97, 4, 51\), got \(97, 5\)",
+        ),
     ],
 )
 def test_settings_are_checked(build, message):

@@ -287,6 +287,10 @@ def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
     return map_space(lambda leaf: np.zeros(batch + leaf.shape, leaf.dtype), space)
 
 
+PROBE_ROWS = 97
+"""Observations that networks are tried with: hardly any other axis has this size, so that none is taken for the rows."""
+
+
 def difference(one: "EnvSpec", other: "EnvSpec") -> tuple[str, Any, Any] | None:
     """The first field in which two environments differ for a policy, with both values; None where it can act in either."""
     for what in ("obs", "action", "action_scaling", "has_action_mask"):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
 from polyak.core.checks import check_created_with, check_state
-from polyak.core.spaces import Box, EnvSpec, in_action, leaf_spaces, zeros
+from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, in_action, leaf_spaces, zeros
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables, copy_buffers
 from polyak.learning.off_policy import OffPolicyState
@@ -221,7 +221,10 @@ def check_actor(network: Network, variables: Variables, spec: EnvSpec) -> None:
     out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)
     if not (isinstance(out, tuple) and len(out) == 2):
         raise TypeError(f"network: an actor must return (action_params, value), value may be None; got {_shapes(out)}")
-    jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
+    try:
+        jax.eval_shape(lambda params: for_space(spec.action, params).mode(), out[0])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"network: the actor's action_params do not fit {spec.action}: {error}") from error
 
 
 def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outputs: int | None = None) -> int:
@@ -240,8 +243,8 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outp
         raise TypeError(f"network: critics must return (q, None), got {_shapes(out)}")
     q = out[0]
     wanted, last = ("[B, N]", ()) if outputs is None else (f"[B, N, {outputs}]", (outputs,))
-    if q.ndim != 2 + len(last) or q.shape[0] != 2 or q.shape[2:] != last:
-        raise ValueError(f"network: q of B = 2 observations must have shape {wanted}, got {list(q.shape)}")
+    if q.ndim != 2 + len(last) or q.shape[0] != PROBE_ROWS or q.shape[2:] != last:
+        raise ValueError(f"network: q of B = {PROBE_ROWS} observations must have shape {wanted}, got {list(q.shape)}")
     if q.dtype != jnp.float32:
         raise TypeError(f"network: q must be float32 (a network of another precision casts it), got {q.dtype}")
     return q.shape[1]
@@ -329,7 +332,7 @@ def join_logs(**logs: StepLog) -> StepLog:
 
 
 def _example(space: Any) -> PyTree:
-    return jax.tree.map(jnp.asarray, zeros(space, (2,)))
+    return jax.tree.map(jnp.asarray, zeros(space, (PROBE_ROWS,)))
 
 
 def _shapes(tree: PyTree) -> PyTree:

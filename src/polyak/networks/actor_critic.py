@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.checks import check_choice
 from polyak.core.names import suggest_arguments
 from polyak.core.printing import short_repr
-from polyak.core.spaces import Box, EnvSpec, leaf_spaces, zeros
+from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.adapters import FlaxNNX, check_network
 from polyak.networks.layers import (
@@ -187,7 +187,7 @@ def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) ->
         TypeError: it returns something else, or another precision.
         ValueError: the value has another shape than `[B]`, or the action parameters are not those of B actions.
     """
-    rows = 2
+    rows = PROBE_ROWS
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
     out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)
     if not (isinstance(out, tuple) and len(out) == 2):

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.printing import text_of
-from polyak.core.spaces import Discrete, EnvSpec, check_env_spec, leaf_spaces, zeros
+from polyak.core.spaces import PROBE_ROWS, Discrete, EnvSpec, check_env_spec, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.adapters import FlaxNNX, check_network
@@ -166,7 +166,7 @@ def check_q_network(network: Network, variables: Variables, spec: EnvSpec, outpu
     """
     spec = as_discrete("network", spec)
     assert isinstance(spec.action, Discrete), "it is now"
-    rows = 2
+    rows = PROBE_ROWS
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))
     out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)
     wanted = {"q": (rows, spec.action.n), "value": (rows,)}
