@@ -15,6 +15,7 @@ import polyak
 from polyak.agents.impala import IMPALA
 from polyak.agents.ppo import PPO
 from polyak.core.types import copy_buffers
+from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.loops.actor import acts_in_numpy
 from polyak.networks.recurrent import lstm
 from polyak.replay.uniform import Replay
@@ -442,6 +443,22 @@ def test_an_exception_of_an_environment_can_start_new_episodes():
     env = polyak.envs.make(raising_env, num_envs=4)
     result = train(env, 2, steps=400, options={"on_env_error": "restart"})
     assert result.progress.env_steps >= 400 and result.metrics["workers/restarts"] >= 2
+
+
+def test_episodes_that_cannot_be_restored_make_way_for_new_ones(cartpole, monkeypatch):
+    asked = []
+
+    def cannot_restore(self, snapshot):
+        asked.append(self)
+        raise ArithmeticError("of a test")
+
+    monkeypatch.setattr(GymnasiumEnv, "restore", cannot_restore)
+    options = {"on_env_error": "restart", "restarts": 5}
+    result = train(cartpole, 2, lambda: FaultyWorkers({5: "lost"}), options=options)
+    assert result.progress.env_steps >= 600 and len(asked) == 1
+    assert result.metrics["workers/restarts"] == 2 and result.metrics["workers/episodes_lost"] == 4
+    with pytest.raises(ArithmeticError, match="of a test"):
+        train(cartpole, 2, lambda: FaultyWorkers({5: "lost"}))
 
 
 def raising_env():

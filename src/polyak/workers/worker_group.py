@@ -197,9 +197,11 @@ class WorkerGroup:
         if not isinstance(result, Failure) or (result.invalid_value is None and self.options.on_env_error == "raise"):
             self.check_result(worker, result)
             return
-        # Another seed: equal episodes would fail again.
+        # Other episodes: equal ones would fail again.
         state = self.states[worker]
-        self.states[worker] = replace(state, seed=seed_of_new_episodes(state.seed, 0))
+        if state.snapshot is not None:
+            self.lose_episodes(worker)
+        self.states[worker] = replace(state, seed=seed_of_new_episodes(state.seed, 0), snapshot=None)
         self.supervisor.fail(worker, f"raised {result.summary}")
 
     def gather(
