@@ -234,12 +234,13 @@ def test_opening_a_run_does_not_start_jax(run):
         ("file", "file: not a directory; a run was expected"),
         ("", r"holds no run \(it has no config\.json\); give one of .*/seed-1"),
         ("empty", r"empty: holds no run \(it has no config\.json\)"),
+        ("seed-1/checkpoints/000000000010", "is a checkpoint; give the run, .*seed-1, whose newest valid checkpoint is used"),
     ],
 )
 def test_directory_without_a_run_raises(tmp_path, name, message):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1/checkpoints/000000000010").mkdir(parents=True)
     (tmp_path / "seed-1/config.json").write_text("")
     with pytest.raises(RunError, match=message):
         open_run(tmp_path / name)

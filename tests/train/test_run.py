@@ -355,10 +355,13 @@ def test_a_handler_of_the_program_stays():
     assert (result.stopped, received) == (None, [True])
 
 
-def test_a_result_is_saved_and_resumed_from_there(directory):
+def test_a_result_is_saved_and_resumed_from_there(directory, unchecked):
     env = polyak.envs.make("CartPole-v1", num_envs=2)
     whole, half = train(env, 400), train(env, 200)
     half.evaluate(2)
+    for wrong in (0, -1, "3", 2.5):
+        with pytest.raises((TypeError, ValueError), match=r"Result\.evaluate: episodes must be an integer"):
+            half.evaluate(wrong)
     env.reset(seed=9)  # What is saved is the state at the end of the training.
     assert half.save("saved") == directory / "saved"
     same(polyak.load_policy("saved"), half.policy)

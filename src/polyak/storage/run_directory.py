@@ -262,6 +262,10 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     if not path.is_dir():
         raise RunError(f"{path}: {'not a directory' if path.exists() else 'there is no such directory'}; a run was expected")
     if not os.path.lexists(path / CONFIG):
+        if path.parent.name == CHECKPOINTS and os.path.lexists(path.parent.parent / CONFIG):
+            raise RunError(
+                f"{path}: is a checkpoint; give the run, {path.parent.parent}, whose newest valid checkpoint is used"
+            )
         inside = ", ".join(map(str, runs_in(path)))
         raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {inside}" if inside else ""))
     for name in (CHECKPOINTS, BEST, TENSORBOARD):

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
+from polyak.core.checks import check_integer
 from polyak.core.names import suggest_arguments, suggest_attributes
 from polyak.core.printing import html_table
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import LoopState
-from polyak.runs import RunConfig
+from polyak.runs import RunConfig, check_seed
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import create
 from polyak.train.evaluation import evaluate_policy, evaluation_env
@@ -73,8 +74,11 @@ class Result(Generic[State]):
             seed: decides where the episodes start.
 
         Raises:
+            TypeError, ValueError: `episodes` or `seed` is out of range.
             ValueError: `env` is None, and the training had an environment that was made outside of `polyak.envs.make`.
         """
+        check_integer("Result.evaluate", "episodes", episodes)
+        check_seed("Result.evaluate", "seed", seed)
         with evaluation_env(self.env, episodes, env) as copies:
             return evaluate_policy(copies, self.policy, episodes, seed)
 
