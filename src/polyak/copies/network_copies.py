@@ -133,10 +133,6 @@ class NetworkCopies:
             raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, shared and shared_optimizer, name)
 
-    def with_target_follow(self, follow: Follow) -> "NetworkCopies":
-        """The copies with another rule for the target, its counts unchanged."""
-        return dataclasses.replace(self, target_follow=follow)
-
     def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
         """The copies with a new state of an optimizer that the caller applies itself."""
         # A real copy: an optimizer may keep the first parameters, and the copies are donated.
@@ -451,6 +447,12 @@ class NetworkCopies:
     def _with_statistics(self, stats: PyTree) -> "NetworkCopies":
         copies = dataclasses.replace(self, online=dataclasses.replace(self.online, stats=stats))
         return copies if copies.shared is None else dataclasses.replace(copies, shared=copies.shared.with_stats(stats))
+
+
+def follow_by(copies: PyTree, rule: Follow) -> PyTree:
+    """A tree of `NetworkCopies` with another rule in place of each; the counts stay."""
+    nodes, structure = jax.tree.flatten(copies, is_leaf=lambda node: isinstance(node, Follow))
+    return jax.tree.unflatten(structure, [rule if isinstance(node, Follow) else node for node in nodes])
 
 
 def _fresh(

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies
+from polyak.copies.network_copies import NetworkCopies, follow_by
 from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
@@ -294,12 +294,6 @@ def target_follow(settings: OffPolicySettings) -> Follow:
     return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period, check_finite=False)
 
 
-def _with_follow(copies: PyTree, follow: Follow) -> PyTree:
-    """The copies with another rule for every target."""
-    nodes, structure = jax.tree.flatten(copies, is_leaf=lambda node: isinstance(node, Follow))
-    return jax.tree.unflatten(structure, [follow if isinstance(node, Follow) else node for node in nodes])
-
-
 def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
     """Whether enough transitions were collected; until then actions are random."""
     return env_steps >= jnp.uint32(settings.learning_starts)
@@ -365,8 +359,7 @@ def add_and_learn(
             priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
         return (copies, priorities), log
 
-    copies = _with_follow(state.copies, target_follow(settings))
-    (copies, priorities), log = jax.lax.scan(step, (copies, replay.priorities), keys)
+    (copies, priorities), log = jax.lax.scan(step, (follow_by(state.copies, target_follow(settings)), replay.priorities), keys)
     # The period is part of the structure, which stays that of the state.
     copies = jax.tree.unflatten(jax.tree.structure(state.copies), jax.tree.leaves(copies))
     dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
@@ -465,7 +458,6 @@ def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
 
 def _bad_data(rollout: Rollout, axis_name: str | None) -> Bool[Array, " quantities"]:
     """Which quantities of the rollout have NaN or infinity."""
-    steps = rollout.time_steps
-    flags = jnp.stack([~all_finite(steps.obs), ~jnp.isfinite(steps.reward).all(), ~all_finite(rollout.actions)])
-    obs, reward, action = sum_over_devices(flags.astype(jnp.int32), axis_name) > 0
-    return flag_quantities({"obs": obs, "reward": reward, "action": action})
+    steps, actions = rollout.time_steps, rollout.actions
+    flags = {"obs": ~all_finite(steps.obs), "reward": ~jnp.isfinite(steps.reward).all(), "action": ~all_finite(actions)}
+    return sum_over_devices(flag_quantities(flags).astype(jnp.int32), axis_name) > 0
