@@ -109,6 +109,17 @@ def test_a_run_that_a_program_made_loads_with_its_agent(tmp_path):
         polyak.load_policy(tmp_path / "mine")
 
 
+def test_an_agent_whose_policy_would_act_otherwise_is_rejected(run_and_policy):
+    directory, policy = run_and_policy
+    agent = read_config(open_run(directory)).agent
+    other = dataclasses.replace(agent, network=dataclasses.replace(agent.network, activation="elu"))
+    with pytest.raises(ValueError, match=r'must have the settings of .*, got network\.activation="elu" \(the run has "'):
+        polyak.load_policy(directory, agent=other)
+    # What only training depends on may differ.
+    loaded = polyak.load_policy(directory, agent=dataclasses.replace(agent, learning_rate=0.5))
+    assert loaded.predict(OBS)[0] == policy.predict(OBS)[0]
+
+
 def test_load_policy_rejects_an_agent_argument_that_is_not_an_agent(run_and_policy, unchecked):
     with pytest.raises(TypeError, match="load_policy: agent must be an agent like the one that was trained, got 5"):
         polyak.load_policy(run_and_policy[0], agent=5)

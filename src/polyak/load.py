@@ -6,7 +6,10 @@ from typing import Any
 
 from polyak.core.types import Agent, PredictingPolicy
 from polyak.export.exported_policy import load_exported
-from polyak.storage.run_directory import RunError
+from polyak.storage.run_directory import Run, RunError
+
+ACTING = ("network", "actor", "squash", "normalize_obs", "clip_obs", "num_atoms", "v_min", "v_max", "num_policy_tau")
+"""Settings that the greedy policy depends on."""
 
 
 def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> PredictingPolicy:
@@ -21,6 +24,7 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
     Raises:
         RunError, ConfigError, CheckpointError, ExportError: what is missing or damaged, by name.
         TypeError: an agent for a file.
+        ValueError: an agent whose policy would act otherwise than the run's.
     """
     if not os.path.lexists(path):
         raise RunError(f"{path}: there is no such run directory or exported file")
@@ -33,6 +37,19 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
     from polyak.runs import open_checkpoints, read_config, restore_policy
 
     run, checkpoints = open_checkpoints(Path(path))
-    # With an agent, the config is not read: a program may have stored anything there.
     policy: Any = restore_policy(checkpoints, read_config(run).agent if agent is None else agent)[0]
+    if agent is not None:
+        _check_acts_alike(run, agent)
     return policy
+
+
+def _check_acts_alike(run: Run, agent: Agent) -> None:
+    """Check that an agent whose arrays fit a run has its settings too, as far as its policy depends on them."""
+    # A program may have stored anything.
+    if not isinstance(run.read_config().get("agent"), dict):
+        return
+    from polyak.train.agent_settings import find_changes
+
+    changes = [text for path, text in find_changes(run, agent).items() if path.split(".")[0] in ACTING]
+    if changes:
+        raise ValueError(f"load_policy: agent must have the settings of {run.directory}, got {', '.join(changes)}")
