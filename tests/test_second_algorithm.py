@@ -86,4 +86,6 @@ def test_a_run_of_an_agent_that_is_not_registered_is_rejected(monkeypatch, capsy
     assert polyak_command("train reinforce CartPole-v1 --run-dir run --num-envs 2 --env-steps 64 --eval-episodes 0") == 0
     monkeypatch.delitem(AGENTS, "reinforce")
     assert polyak_command("evaluate run") == 2
-    assert "unknown class name 'Reinforce'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "unknown class name 'Reinforce'" in said
+    assert "pass an agent of your own again as agent= (--agent in a shell)" in " ".join(said.split())

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from polyak.core.names import unknown_name
 from polyak.storage.json import decode, encode, reject
 
+AS_AGENT = "as agent= (--agent in a shell)"
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be read: the path in it, the value, and what it must be."""
@@ -60,7 +62,7 @@ def from_json(data: Any, classes: Mapping[str, type], *, what: str = "config") -
     def object_from_json(content: dict[str, Any], path: str) -> Any:
         if "$unsupported" in content:
             described = str(content["$unsupported"])[:200]
-            advice = "rebuild it in Python and pass it again as agent= (--agent in a shell)"
+            advice = f"rebuild it in Python and pass it again {AS_AGENT}"
             raise ConfigError(f"{path}: {described} could not be stored with the run; {advice}")
         return _build(content, path, classes)
 
@@ -81,7 +83,8 @@ def _is_settings(value: Any) -> bool:
 def _build(content: dict[str, Any], path: str, classes: Mapping[str, type]) -> Any:
     name = content["$class"]
     if not isinstance(name, str) or name not in classes:
-        raise ConfigError(f"{path}: {unknown_name(str(name)[:80], tuple(sorted(classes)), 'class name')}")
+        message = unknown_name(str(name)[:80], tuple(sorted(classes)), "class name")
+        raise ConfigError(f"{path}: {message}; pass an agent of your own again {AS_AGENT}")
     cls = classes[name]
     known = tuple(field.name for field in dataclasses.fields(cls) if field.init)
     values = {key: value for key, value in content.items() if key != "$class"}
