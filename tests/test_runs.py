@@ -115,6 +115,11 @@ def test_an_agent_whose_policy_would_act_otherwise_is_rejected(run_and_policy):
     other = dataclasses.replace(agent, network=dataclasses.replace(agent.network, activation="elu"))
     with pytest.raises(ValueError, match=r'must have the settings of .*, got network\.activation="elu" \(the run has "'):
         polyak.load_policy(directory, agent=other)
+    spec = dataclasses.replace(agent.spec, action=dataclasses.replace(agent.spec.action, start=3))
+    with pytest.raises(
+        ValueError, match=r"must have the settings of .*, got action Discrete\(n=2, start=3\) \(the run has Discr"
+    ):
+        polyak.load_policy(directory, agent=dataclasses.replace(agent, spec=spec))
     # What only training depends on may differ.
     loaded = polyak.load_policy(directory, agent=dataclasses.replace(agent, learning_rate=0.5))
     assert loaded.predict(OBS)[0] == policy.predict(OBS)[0]

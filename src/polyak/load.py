@@ -8,14 +8,15 @@ from polyak.core.types import Agent, PredictingPolicy
 from polyak.export.exported_policy import load_exported
 from polyak.storage.run_directory import Run, RunError
 
-ACTING = ("network", "actor", "squash", "normalize_obs", "clip_obs", "num_atoms", "v_min", "v_max", "num_policy_tau")
+ACTING = {"network", "actor", "squash", "normalize_obs", "clip_obs", "num_atoms", "v_min", "v_max", "num_policy_tau"}
 """Settings that the greedy policy depends on."""
 
 
 def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> PredictingPolicy:
-    """A greedy policy, ready to `predict(obs)`; needs neither its environment nor the training loops.
+    """A greedy policy, ready to `predict(obs)`; it needs no environment.
 
-    An exported file needs neither Flax, Optax nor Gymnasium. A symbolic link to a run or a file is followed.
+    A run whose agent is stored needs no training loops either. An exported file needs neither Flax, Optax nor Gymnasium. A
+    symbolic link to a run or a file is followed.
 
     Args:
         path: a run directory, the `best` in it (see `eval_every`), or a file that `polyak export` wrote as stablehlo or numpy.
@@ -45,11 +46,18 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
 
 def _check_acts_alike(run: Run, agent: Agent) -> None:
     """Check that an agent whose arrays fit a run has its settings too, as far as its policy depends on them."""
+    stored = run.read_config().get("agent")
     # A program may have stored anything.
-    if not isinstance(run.read_config().get("agent"), dict):
+    if not isinstance(stored, dict) or "spec" not in stored:
         return
+    from polyak.core.spaces import difference
+    from polyak.runs import config_classes
+    from polyak.storage.config import from_json
     from polyak.train.agent_settings import find_changes
 
-    changes = [text for path, text in find_changes(run, agent).items() if path.split(".")[0] in ACTING]
+    acting = ACTING if getattr(agent, "normalize_obs", False) else ACTING - {"clip_obs"}
+    changes = [text for path, text in find_changes(run, agent).items() if path.split(".")[0] in acting]
+    if found := difference(from_json(stored["spec"], config_classes()), agent.spec):
+        changes.append(f"{found[0]} {found[2]} (the run has {found[1]})")
     if changes:
         raise ValueError(f"load_policy: agent must have the settings of {run.directory}, got {', '.join(changes)}")

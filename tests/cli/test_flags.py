@@ -146,6 +146,9 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
     is_for_boxes = "epsilon" not in agent_class(algorithm).__dataclass_fields__
     env_id = "jax/Pendulum-v1" if is_for_boxes else "jax/CartPole-v1"
     agent = make_agent(algorithm, envs.make(env_id, action_scaling=action_scaling_of(algorithm)).spec, None, 100, None)
+    if algorithm == "td3":
+        # Its actor has a standard deviation then.
+        agent = agent_class("td3")(agent.spec, sde_sample_freq=4)
     for field in dataclasses.fields(NetworkFlags):
         is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
         # Rainbow explores by nothing else.

@@ -114,7 +114,7 @@ def test_a_callback_may_add_numbers_of_any_library(loop):
 
     def add(progress, metrics, state):
         metrics |= {"mine/a": np.float32(1.5), "mine/b": jnp.float32(2.0)}
-        metrics |= {"mine/c": np.int64(3), "mine/d": np.array(True), "mine/e": None}
+        metrics |= {"mine/c": np.int64(3), "mine/d": np.array(True), "mine/e": None, "mine/f": jnp.bfloat16(4)}
 
     train_options = {
         "env_steps": 40,
@@ -123,8 +123,8 @@ def test_a_callback_may_add_numbers_of_any_library(loop):
     }
     loop(AGENT, ENV, **train_options)
     added = {name: value for name, value in seen[-1].items() if name.startswith("mine/")}
-    assert added == {"mine/a": 1.5, "mine/b": 2.0, "mine/c": 3, "mine/d": True, "mine/e": None}
-    assert [type(value) for value in added.values()] == [float, float, int, bool, type(None)]
+    assert added == {"mine/a": 1.5, "mine/b": 2.0, "mine/c": 3, "mine/d": True, "mine/e": None, "mine/f": 4.0}
+    assert [type(value) for value in added.values()] == [float, float, int, bool, type(None), float]
 
 
 @pytest.mark.parametrize(("name", "value"), [("mine/x", "high"), ("mine/x", np.zeros(2)), (3, 1.0), ("mine/x", [1.0])])

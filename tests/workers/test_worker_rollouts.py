@@ -454,9 +454,12 @@ def test_episodes_that_cannot_be_restored_make_way_for_new_ones(cartpole, monkey
 
     monkeypatch.setattr(GymnasiumEnv, "restore", cannot_restore)
     options = {"on_env_error": "restart", "restarts": 5}
-    result = train(cartpole, 2, lambda: FaultyWorkers({5: "lost"}), options=options)
-    assert result.progress.env_steps >= 600 and len(asked) == 1
-    assert result.metrics["workers/restarts"] == 2 and result.metrics["workers/episodes_lost"] == 4
+    events = []
+    result = train(cartpole, 2, lambda: FaultyWorkers({5: "lost"}), options=options, events=events)
+    assert result.progress.env_steps >= 600 and len(asked) == 2
+    assert result.metrics["workers/restarts"] == 3 and result.metrics["workers/episodes_lost"] == 4
+    details = [event.detail for event in events if event.event == "failed"]
+    assert [detail.endswith("; begins new episodes in 4 environments") for detail in details] == [False, False, True], details
     with pytest.raises(ArithmeticError, match="of a test"):
         train(cartpole, 2, lambda: FaultyWorkers({5: "lost"}))
 

@@ -28,7 +28,7 @@ class NetworkFlags:
     shared_torso: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
     """share all layers but the last between actor and critic"""
     log_std: Annotated[float | None, default_hint(NETWORK_DEFAULT, "FLOAT")] = None
-    """initial logarithm of the standard deviation of Box actions"""
+    """initial logarithm of the standard deviation of Box actions; of TD3 with --sde-sample-freq"""
     squash_mean: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
     """squash the mean of Box actions into their bounds with tanh"""
     value_hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
@@ -68,8 +68,8 @@ OF_Q_NETWORKS = {"network", "hidden", "activation", "layer_norm", "dueling", "no
 OF_ACTOR_AND_CRITICS = {
     "hidden", "activation", "log_std", "value_hidden", "value_activation", "num_critics", "layer_norm", "dropout",
 }  # fmt: skip
-REJECTED = {"exploration_noise": "log_std", "num_tau": "layer_norm", "q_lambda": "noisy"}
-"""By a setting that only agents have whose networks lack it."""
+REJECTED = {"theta": "log_std", "num_tau": "layer_norm", "q_lambda": "noisy"}
+"""Flags that some agents reject, by a setting that only those agents have."""
 
 
 def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
@@ -79,7 +79,7 @@ def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
     rejected = {flag for setting, flag in REJECTED.items() if setting in settings}
     hidden: Any = tyro.conf.Suppress
     unused = [
-        (field.name, hidden[field.type], field)
+        (field.name, hidden[field.type], dataclasses.field(default=field.default))
         for field in dataclasses.fields(NetworkFlags)
         if field.name not in used - rejected
     ]

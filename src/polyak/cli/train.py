@@ -89,7 +89,7 @@ def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
     ]
     if algorithm:
         agent = agent_flags(AGENTS[algorithm], defaults.values)
-        # Else an error says why the algorithm rejects one.
+        # Where they are parsed, all are known, so that an error can say why the algorithm rejects one.
         network = network_flags_in_help(setting_names(AGENTS[algorithm])) if HELP & set(arguments) else NetworkFlags
         groups += [
             ("agent_settings", agent, dataclasses.field(default_factory=agent)),

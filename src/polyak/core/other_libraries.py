@@ -133,7 +133,7 @@ TF_AGENTS = Names(
         "ent_coef": {"entropy_regularization": "ent_coef of the agent"},
         "vf_coef": {"value_pred_loss_coef": "vf_coef of the agent"},
         "normalize_obs": {"normalize_observations": "normalize_obs of the agent"},
-        "normalize_reward": {"normalize_rewards": "normalize_reward='reward' of the agent"},
+        "normalize_reward": {"normalize_rewards": "normalize_reward of the agent, 'reward'"},
         "clip_reward": {"reward_norm_clipping": "clip_reward of the agent"},
         "histograms": {
             "debug_summaries": "histograms of the agent",
@@ -148,6 +148,9 @@ TF_AGENTS = Names(
         },
         "n_step": {"n_step_update": "n_step of the agent"},
         "huber_delta": {"td_errors_loss_fn": "huber_delta of the agent; None is the squared error"},
+        # A loss of quantiles is always Huber's.
+        "num_quantiles": {"td_errors_loss_fn": "huber_delta of the agent"},
+        "num_tau": {"td_errors_loss_fn": "huber_delta of the agent"},
         "epsilon": {
             "q_network": "network=polyak.q_mlp(...) of the agent",
             "epsilon_greedy": "epsilon of the agent",
@@ -177,7 +180,7 @@ TF_AGENTS = Names(
         "theta": {"ou_stddev": "exploration_noise of the agent", "ou_damping": "theta of the agent"},
         "max_dqda": {"dqda_clipping": "max_dqda of the agent"},
     },
-    of_functions={},
+    of_functions={"td_errors_loss_fn": "huber_delta of the agent"},
 )
 
 RL_COACH = Names(
@@ -209,7 +212,11 @@ RL_COACH = Names(
         },
         "epsilon": {"epsilon_schedule": "epsilon of the agent"},
         "num_atoms": {"atoms": "num_atoms of the agent"},
-        "num_quantiles": {"atoms": "num_quantiles of the agent"},
+        "num_quantiles": {
+            "atoms": "num_quantiles of the agent",
+            "replace_mse_with_huber_loss": "huber_delta of the agent",
+        },
+        "num_tau": {"replace_mse_with_huber_loss": "huber_delta of the agent"},
         "critics": {"num_q_networks": "critics=polyak.Critics(num_critics=...) of the agent"},
         "target_noise": {
             "policy_noise": "target_noise of the agent",
@@ -217,7 +224,10 @@ RL_COACH = Names(
             "update_policy_every_x_episode_steps": "policy_delay of the agent",
         },
     },
-    of_functions={},
+    of_functions={
+        "atoms": "num_atoms of the agent (num_quantiles of QRDQN)",
+        "replace_mse_with_huber_loss": "huber_delta of the agent",
+    },
 )
 
 LIBRARIES = {"Stable-Baselines3": STABLE_BASELINES, "TF-Agents": TF_AGENTS, "RL Coach": RL_COACH}

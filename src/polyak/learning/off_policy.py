@@ -290,7 +290,7 @@ def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
 
 
 def target_follow(settings: OffPolicySettings) -> Follow:
-    """How targets follow."""
+    """How targets follow: by the agent's settings. The period in a state is only that of its `init`."""
     return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period, check_finite=False)
 
 

@@ -36,10 +36,14 @@ def convert_numbers(metrics: dict[str, Any], owner: str) -> None:
     for name, value in metrics.items():
         if type(value) in (float, int, bool, NoneType) and type(name) is str:
             continue
-        is_number = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0 and value.dtype.kind in "fiub"
+        is_number = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0 and _is_real(value.dtype)
         if not (isinstance(name, str) and (is_number or isinstance(value, float | int))):
             raise TypeError(f"train: {owner}: a metric must be a number with a string as its name, got {name!r}: {value!r:.80}")
         metrics[name] = value.item() if is_number else value
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def is_empty(metric: Any) -> bool:

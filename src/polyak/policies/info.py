@@ -40,7 +40,7 @@ class WithInfo:
         log_prob: `"log_prob"` `[B]`, the logarithm of the probability (or density) of the action, given the carry; of a
             `Mixture` that of the policy chosen. A Python policy is called once: unless it has a distribution of its own,
             all probability is on its action.
-        value: `"value"` `[B]`, V(s) by the policy within that has one.
+        value: `"value"` `[B]`, V(s) by the policy within that has one; None adds it where there is one.
         policy_id: `"policy_id"` `[B]` int32, always this number; None for no such entry.
 
     Raises:
@@ -50,13 +50,13 @@ class WithInfo:
 
     policy: PolicyWithSpec
     log_prob: bool = static(default=True)
-    value: bool = static(default=False)
+    value: bool | None = static(default=False)
     policy_id: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         check_policy("with_info", self.policy)
-        for name in ("log_prob", "value"):
-            check_choice("with_info", name, getattr(self, name), (True, False))
+        check_choice("with_info", "log_prob", self.log_prob, (True, False))
+        check_choice("with_info", "value", self.value, (True, False, None))
         if self.policy_id is not None:
             check_integer("with_info", "policy_id", self.policy_id, at_least=0)
         if self.value and _find_valued(self.policy) is None:
@@ -80,10 +80,12 @@ class WithInfo:
         if self.log_prob:
             distribution, _ = policy.distribution(time_step, carry)
             info["log_prob"] = distribution.log_prob(step.action)
-        if self.value and (found := _find_valued(self.policy, carry)) is not None:
+        if self.value is not False and (found := _find_valued(self.policy, carry)) is not None:
             valued, valued_carry = found
-            info["value"] = valued.value(time_step, valued_carry)
-            if info["value"] is None:
+            value = valued.value(time_step, valued_carry)
+            if value is not None:
+                info["value"] = value
+            elif self.value:
                 raise ValueError(f"with_info: value must be False where the network has none, got {valued!r:.200}")
         if self.policy_id is not None:
             info["policy_id"] = jnp.full(time_step.first.shape, self.policy_id, jnp.int32)
@@ -101,7 +103,7 @@ def with_info(
     Args:
         value: None adds the value where a policy within has one.
     """
-    return WithInfo(policy, log_prob, _find_valued(policy) is not None if value is None else value, policy_id)
+    return WithInfo(policy, log_prob, value, policy_id)
 
 
 class _CalledOnce:

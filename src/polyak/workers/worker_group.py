@@ -112,6 +112,7 @@ class WorkerGroup:
         self.acting: Acting | GradientTask | None = None
         self.states = [WorkerState(seed=0)] * self.num_workers
         self.snapshots: list[bytes | None] = []
+        self._failed_starts: set[int] = set()
         self.under_way: dict[str, Any] | None = None
         self.is_ahead = False
         self.episodes_lost = 0
@@ -192,17 +193,23 @@ class WorkerGroup:
     def check_start(self, worker: int, result: Any) -> None:
         """As `check_result`, for a worker that was made again; one that returned invalid values is started once more.
 
-        With `on_env_error="restart"`, so is one that raised an exception.
+        With `on_env_error="restart"`, so is one that raised an exception. One that fails twice in a row to restore its episodes
+        begins new ones.
         """
         if not isinstance(result, Failure) or (result.invalid_value is None and self.options.on_env_error == "raise"):
             self.check_result(worker, result)
+            self._failed_starts.discard(worker)
             return
-        # Other episodes: equal ones would fail again.
-        state = self.states[worker]
-        if state.snapshot is not None:
-            self.lose_episodes(worker)
-        self.states[worker] = replace(state, seed=seed_of_new_episodes(state.seed, 0), snapshot=None)
-        self.supervisor.fail(worker, f"raised {result.summary}")
+        # Another seed: equal episodes would fail again.
+        state, reason = self.states[worker], f"raised {result.summary}"
+        state = replace(state, seed=seed_of_new_episodes(state.seed, 0))
+        if worker in self._failed_starts and state.snapshot is not None:
+            # A seed does not change what is restored.
+            state = replace(state, snapshot=None)
+            reason += f"; begins new episodes in {self.lose_episodes(worker)} environments"
+        self._failed_starts.add(worker)
+        self.states[worker] = state
+        self.supervisor.fail(worker, reason)
 
     def gather(
         self, method: str, check: Callable[[], None] = lambda: None, workers: Sequence[int] | None = None
