@@ -145,6 +145,13 @@ def test_an_older_name_of_the_ale_is_told_what_it_is_called(monkeypatch):
         envs.make(older.id)
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "jax/CartPole-v1"])
+def test_what_make_has_made_is_not_made_again(name):
+    env = envs.make(name, num_envs=2)
+    with pytest.raises(TypeError, match=r"make: id is an environment of make already, of \S+; use it as it is"):
+        envs.make(env)
+
+
 def test_one_environment_is_not_many():
     with pytest.raises(ValueError, match="pass a function that creates it"):
         envs.make(gymnasium.make("Pendulum-v1"), num_envs=2)

@@ -110,7 +110,9 @@ def make(
     """
     check_choice("make", "vectorization", vectorization, ("auto", "own", "sync", "async"))
     check_number("make", "timeout", timeout, above=0.0)
-    is_jax = id.startswith(JAX_PREFIXES) if isinstance(id, str) else any(is_from(library, id) for library in JAX_LIBRARIES)
+    if isinstance(id, Env | HostEnv):
+        raise TypeError(f"make: id is an environment of make already, of {id.spec.id}; use it as it is")
+    is_jax = is_in_jax(id)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
     check_integer("make", "num_envs", num_envs, at_most=most)
     settings = dict(env_kwargs or {})
@@ -140,6 +142,13 @@ def make(
         with contextlib.suppress(Exception):
             batch.close()
         raise
+
+
+def is_in_jax(env: Any) -> bool:
+    """Whether an environment, or what `make` takes, is written in JAX."""
+    if isinstance(env, str):
+        return env.startswith(JAX_PREFIXES)
+    return isinstance(env, Env) or any(is_from(library, env) for library in JAX_LIBRARIES)
 
 
 def _named_batch(id: Any, options: "_Options", settings: dict[str, Any], import_modules: bool) -> tuple[str, Any]:

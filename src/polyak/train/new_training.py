@@ -16,9 +16,7 @@ from polyak.core.checks import check_callbacks, check_choice, check_integer, che
 from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
-from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
-from polyak.envs.constructors import make
-from polyak.envs.libraries import is_from
+from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.host_replay import ReplayOn, check_replay_on
 from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, mesh_over
@@ -258,13 +256,6 @@ def close_if_made(made: Env | HostEnv, env: Any) -> None:
     """Close environments of `make_envs`, unless the caller made them."""
     if made is not env and isinstance(made, HostEnv) and (env is None or isinstance(env, str) or callable(env)):
         made.close()
-
-
-def is_in_jax(env: Any) -> bool:
-    """Whether an environment, or what `polyak.envs.make` takes, is written in JAX."""
-    if isinstance(env, str):
-        return env.startswith(JAX_PREFIXES)
-    return isinstance(env, Env) or any(is_from(library, env) for library in JAX_LIBRARIES)
 
 
 def make_agent(

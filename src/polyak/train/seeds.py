@@ -14,6 +14,7 @@ import numpy.typing as npt
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.envs.constructors import is_in_jax
 from polyak.loops.compiled_seeds import compiled_seeds
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import Target
@@ -23,7 +24,7 @@ from polyak.storage.run_directory import RunError
 from polyak.train.devices import configure_devices_for_seeds
 from polyak.train.display import Screen, once_per_iteration, show_progress
 from polyak.train.interrupt import catch_interrupt
-from polyak.train.new_training import close_if_made, is_in_jax, make_agent, make_envs, prepare
+from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.statistics import seed_statistics
