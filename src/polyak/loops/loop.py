@@ -33,6 +33,7 @@ from polyak.core.types import (
     TimeStep,
     copy_buffers,
 )
+from polyak.loops.agent_check import check_agent, check_collect_policy, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
 from polyak.loops.metrics import add_metrics, as_numbers, convert_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, with_new_replay, with_replay_beside
@@ -154,11 +155,13 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
     """The loop's state before the first iteration, in buffers of its own, so that it can be donated."""
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
+    policy = agent.collect_policy(state)
+    check_collect_policy(agent, policy)
     loop_state = LoopState(
         agent=state,
         env=env_state,
         time_step=time_step,
-        carry=agent.collect_policy(state).initial_state(num_envs),
+        carry=policy.initial_state(num_envs),
         episodes=Episodes.fresh(num_envs),
         key=key,
         iteration=jnp.zeros((), jnp.uint32),
@@ -206,7 +209,9 @@ def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArr
     """The agent's update: on one device, or split by environment over a mesh."""
 
     def update(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
-        return agent.update(state, rollout, key, axis_name=None if mesh is None else ENVS)
+        updated = agent.update(state, rollout, key, axis_name=None if mesh is None else ENVS)
+        check_update(agent, state, updated)
+        return updated
 
     if mesh is None:
         return update
@@ -277,18 +282,6 @@ def check_match(agent: Agent, env: Env | HostEnv, devices: int, key: Any = None,
     check_integer("train", "devices", devices)
     check_spec("train", agent.spec, env.spec)
     agent.check(env.num_envs // devices, devices)
-
-
-def check_agent(owner: str, agent: Any) -> None:
-    """Check that an object is an agent.
-
-    Raises:
-        TypeError: it is its class, for example.
-    """
-    if isinstance(agent, type):
-        raise TypeError(f"{owner}: agent must be an agent, got the class {agent.__name__}; pass {agent.__name__}(env.spec)")
-    if not isinstance(agent, Agent):
-        raise TypeError(f"{owner}: agent must be an agent or the name of an algorithm, such as 'ppo', got {agent!r:.80}")
 
 
 def check_in_jax(owner: str, env: Any) -> None:

@@ -18,8 +18,9 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource, source_of
+from polyak.loops.agent_check import check_agent
 from polyak.loops.host_replay import ReplayOn, check_replay_on
-from polyak.loops.loop import LoopState, Target, check_agent, check_in_jax, check_match, mesh_over
+from polyak.loops.loop import LoopState, Target, check_in_jax, check_match, mesh_over
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key, seed_of

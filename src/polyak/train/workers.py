@@ -14,10 +14,11 @@ from polyak.core.checks import check_callbacks, check_integer, check_key
 from polyak.core.names import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.source import EnvSource, source_of
+from polyak.loops.agent_check import check_agent
 from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import host
 from polyak.loops.host_replay import ReplayOn
-from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_agent
+from polyak.loops.loop import LoopState, Reporter, Target, TrainResult
 from polyak.train.worker_settings import Workers, as_workers, with_options
 from polyak.workers.asynchronous_loop import check_shares_gradients, train_asynchronously
 from polyak.workers.learner_group import StoppedBeforeStart
