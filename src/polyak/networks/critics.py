@@ -126,14 +126,14 @@ class _Layers(nnx.Module):
         self.linear = _Products(settings.num_critics, inputs, outputs, rngs)
         self.dropout = nnx.Dropout(settings.dropout, rngs=rngs) if settings.dropout > 0 else None
         self.norm = _LayerNorm(settings.num_critics, outputs, rngs) if settings.layer_norm else None
-        self.activation = ACTIVATIONS[settings.activation]
+        self.activation = settings.activation
 
     def __call__(self, x: Float[Array, "N B inputs"]) -> Float[Array, "N B outputs"]:
         """The activations."""
         x = self.linear(x)
         if self.dropout is not None:
             x = self.dropout(x)
-        return self.activation(x if self.norm is None else self.norm(x))
+        return ACTIVATIONS[self.activation](x if self.norm is None else self.norm(x))
 
 
 class _LayerNorm(nnx.Module):

@@ -213,12 +213,13 @@ class Dense(nnx.Module):
     def __init__(self, inputs: int, settings: Layers, rngs: nnx.Rngs) -> None:
         pairs = itertools.pairwise((inputs, *settings.hidden))
         self.layers = nnx.List([Layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
-        self.activation = ACTIVATIONS[settings.activation]
+        # By name: functions of JAX cannot be pickled, and so neither could a policy.
+        self.activation = settings.activation
 
     def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B features"]:
         """The last layer's output."""
         for layer in self.layers:
-            x = self.activation(layer(x))
+            x = ACTIVATIONS[self.activation](layer(x))
         return x
 
 

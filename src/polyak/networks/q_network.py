@@ -235,14 +235,14 @@ class QLayers(nnx.Module):
         self.layers = nnx.List([_layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
         norms = [nnx.LayerNorm(b, rngs=rngs) for _, b in pairs] if settings.layer_norm else []
         self.norms: Any = nnx.List(norms)
-        self.activation = ACTIVATIONS[settings.activation]
+        self.activation = settings.activation
         self.features = hidden[-1] if hidden else inputs
 
     def __call__(self, x: Float[Array, "rows inputs"], key: PRNGKeyArray | None) -> Float[Array, "rows features"]:
         """The last layer's output."""
         norms = self.norms or [lambda x: x] * len(self.layers)
         for layer, norm, layer_key in zip(self.layers, norms, split_key(key, len(self.layers)), strict=True):
-            x = self.activation(norm(_apply(layer, x, layer_key)))
+            x = ACTIVATIONS[self.activation](norm(_apply(layer, x, layer_key)))
         return x
 
 

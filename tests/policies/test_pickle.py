@@ -1,0 +1,49 @@
+"""A policy goes to another process by `pickle`, as a policy of Stable-Baselines3 or TF-Agents does."""
+
+import pickle
+
+import jax
+import numpy as np
+import pytest
+
+from polyak.agents.c51 import C51
+from polyak.agents.dqn import DQN
+from polyak.agents.iqn import IQN
+from polyak.agents.ppo import PPO
+from polyak.agents.sac import SAC
+from polyak.agents.td3 import TD3
+from polyak.agents.tqc import TQC
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.networks.actor import Actor
+from polyak.networks.actor_critic import mlp, nature_cnn
+from polyak.networks.critics import Critics
+from polyak.networks.q_network import q_mlp
+
+OBS, ACTIONS, FORCES = Box(-1.0, 1.0, (4,)), Discrete(3), Box(-1.0, 1.0, (2,))
+IMAGES = Box(0, 255, (84, 84, 4), dtype="uint8")
+CONTINUOUS = {"actor": Actor((8,)), "critics": Critics((8,)), "capacity": 100}
+AGENTS = {
+    "ppo": lambda: PPO(EnvSpec(OBS, ACTIONS), network=mlp((8,), "tanh")),
+    "ppo with images": lambda: PPO(EnvSpec(IMAGES, ACTIONS), network=nature_cnn((8,))),
+    "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), layer_norm=True), capacity=100),
+    "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), noisy=True), capacity=100),
+    "c51": lambda: C51(EnvSpec(OBS, ACTIONS), capacity=100),
+    "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), capacity=100),
+    "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),
+    "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
+    "tqc": lambda: TQC(EnvSpec(OBS, FORCES), **CONTINUOUS),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_policy_and_the_state_survive_pickle(name):
+    agent = AGENTS[name]()
+    state = agent.init(jax.random.key(0))
+    obs = np.ones((3, *agent.spec.obs.shape), agent.spec.obs.dtype)
+    for policy in (agent.policy(state), agent.collect_policy(state)):
+        again = pickle.loads(pickle.dumps(policy))
+        assert jax.tree.structure(again) == jax.tree.structure(policy)
+        np.testing.assert_array_equal(again.predict(obs)[0], policy.predict(obs)[0])
+    again = pickle.loads(pickle.dumps(state))
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, *(jax.tree.leaves(agent.policy(x)) for x in (again, state)))
