@@ -12,6 +12,7 @@ import pytest
 import polyak
 from polyak.agents.dqn import DQN
 from polyak.cli import main
+from polyak.core.struct import struct
 from polyak.core.types import Rollout
 from polyak.learning.host_replay import draw_batches, return_errors
 from polyak.learning.off_policy import replay_of
@@ -168,8 +169,8 @@ def test_what_cannot_be_is_rejected_before_anything_runs(monkeypatch):
     hosted = polyak.envs.make("CartPole-v1", num_envs=2)
     monkeypatch.setattr(DQN, "init", lambda self, key: pytest.fail("too late"))
     run = lambda agent, env, **options: polyak.train.run(agent, env, env_steps=64, progress=False, **options)  # noqa: E731
-    lacks_both = type("Own", (DQN,), {"draw_batches": None, "return_errors": None})(agent.spec)
-    lacks_one = type("Own", (DQN,), {"return_errors": None})(agent.spec)
+    lacks_both = struct(type("Own", (DQN,), {"draw_batches": None, "return_errors": None}))(agent.spec)
+    lacks_one = struct(type("Own", (DQN,), {"return_errors": None}))(agent.spec)
     host = lambda **options: polyak.train.host(agent, hosted, env_steps=64, key=KEY, **options)  # noqa: E731
     for start, message in (
         (lambda: host(replay_on="disk"), "replay_on must be one of 'device', 'host', got 'disk'"),
