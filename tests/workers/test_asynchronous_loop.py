@@ -11,6 +11,7 @@ import polyak
 from polyak.agents.a2c import A2C
 from polyak.agents.impala import IMPALA
 from polyak.copies.receive import Push
+from polyak.core.struct import struct
 from polyak.networks.recurrent import lstm
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
@@ -126,6 +127,7 @@ def test_one_worker_without_waiting_has_the_weights_of_updates_on_its_rollouts(c
     env = make_env(env_id, num_envs=4)
     agent, rollouts, structures = make(env.spec), [], []
 
+    @struct
     class Recorded(type(agent)):
         def gradients(self, state, rollout, key, **options):
             structures.append(jax.tree.structure(rollout))
@@ -189,6 +191,7 @@ def test_workers_that_die_cost_nothing(shared_optimizer):
     """W1, W12: a push arrives wholly or not at all, whether its worker dies before, within or after it."""
     engine, structures = KeptPushes({3: "computed", 6: "lost", 10: with_wrong_shape}), []
 
+    @struct
     class Recorded(A2C):
         def gradients(self, *arguments, **options):
             halves = super().gradients(*arguments, **options)
