@@ -96,7 +96,7 @@ class A2C:
     normalize_obs: bool = choice(default=False, choices=(True, False))
     clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True)
+    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True, used_if=("normalize_reward", ...))
     squash: bool = choice(default=False, choices=(True, False))
     sde_sample_freq: int | None = integer(default=None, optional=True)
     optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))

@@ -162,21 +162,26 @@ def warn_unused(settings: Any) -> None:
     """Warn of settings that have no effect because of another, such as `priority_alpha` with `prioritized=False`.
 
     The metadata `used_if` of a field is the name of that setting and the value, or the range of values, with which the field
-    has an effect. None and the default are always accepted. It is no error, so that runs that were stored with such a setting
-    load.
+    has an effect; `...` is any but None. None and the default are always accepted. It is no error, so that runs that were
+    stored with such a setting load.
     """
     for field in dataclasses.fields(settings):
         if field.metadata.get("used_if") is None:
             continue
         other, needed = field.metadata["used_if"]
         value, got = getattr(settings, field.name), getattr(settings, other)
-        is_used = got in needed if isinstance(needed, range) else got is needed
-        if not is_used and value is not None and not _is_default(value, field.default):
-            wanted = f"{needed.start} or more" if isinstance(needed, range) else needed
+        if not _is_used(got, needed) and value is not None and not _is_default(value, field.default):
+            wanted = "a value" if needed is ... else f"{needed.start} or more" if isinstance(needed, range) else needed
             warn(
                 f"{type(settings).__name__}: {field.name}={value!r:.80} has no effect with {other}={got!r:.80}, only with "
                 f"{other}={wanted}"
             )
+
+
+def _is_used(got: Any, needed: Any) -> bool:
+    if needed is ...:
+        return got is not None
+    return got in needed if isinstance(needed, range) else got is needed
 
 
 def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapping[str, Any]) -> None:

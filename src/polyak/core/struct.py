@@ -39,8 +39,8 @@ def setting(
 
     Args:
         static: whether the field is static, as with `static()`.
-        used_if: another setting and the value of it, or the range of values, with which this one has an effect;
-            `check_settings` warns if it has another. None for a setting that always has one.
+        used_if: another setting and the value of it, or the range of values, or `...` for any but None, with which this one has
+            an effect; `check_settings` warns if it has another. None for a setting that always has one.
     """
     return dataclasses.field(default=default, metadata={"static": static, "check": check, "used_if": used_if})
 
