@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from polyak.copies.arguments import check_loss_result
 from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, Variables
 from polyak.ops.gradient_step import all_finite, global_norm, in_float32
@@ -51,12 +52,13 @@ def loss_gradients(
     is True if loss, gradients and statistics are all finite.
 
     Raises:
-        ValueError: a part of the loss is not one value per sample.
+        TypeError: `loss_fn` returns something else than parts and extras.
+        ValueError: a part of the loss is not one value per sample, or there is none.
     """
 
     def loss(params: PyTree) -> tuple[Array, tuple[dict[str, Array], PyTree, PyTree]]:
         out, _, stats = network.apply(dataclasses.replace(variables, params=params), inputs, train=True, key=key)
-        parts, extras = loss_fn(out, targets)
+        parts, extras = check_loss_result(loss_fn(out, targets))
         means = {name: _mean(name, part, weights) for name, part in parts.items()}
         return jnp.sum(jnp.stack(list(means.values()))), (means, extras, stats)
 

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.accumulated import Accumulated
+from polyak.copies.arguments import check_create, split_requests
 from polyak.copies.follow import Follow, FollowState
 from polyak.copies.loss_gradients import Loss, TrainStepResult, loss_gradients, predict_all
 from polyak.core.checks import check_choice, check_integer, check_key, check_number
@@ -125,12 +126,11 @@ class NetworkCopies:
             name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
-            TypeError: `key` is not a JAX key.
+            TypeError: `key` is not a JAX key, or another argument is something else.
             ValueError: `online` is set without `shared=True`.
         """
         check_key("init", key)
-        if online is not None and not shared:
-            raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
+        check_create(name, network, optimizer, target, online, shared)
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, shared and shared_optimizer, name)
 
     def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
@@ -358,6 +358,7 @@ class NetworkCopies:
             The copies after the step, with updated statistics, and the loss and gradient norm.
 
         Raises:
+            TypeError: `loss_fn` returns something else than parts and extras.
             ValueError: a part of the loss is not one value per sample, or `clip` is not positive.
         """
         check_number("train_and_sync", "clip", clip, above=0, optional=True)
@@ -380,11 +381,12 @@ class NetworkCopies:
             key: for the network (dropout), split over the requests.
 
         Raises:
+            TypeError: `requests` are no pairs.
             ValueError: there is no copy of this name; the message lists those that exist.
         """
-        names = tuple(name for name, _ in requests)
+        names, inputs = split_requests(requests)
         copies = {name: self.variables(name) for name in dict.fromkeys(names)}
-        return predict_all(self.network, names, train, copies, [inputs for _, inputs in requests], key)
+        return predict_all(self.network, names, train, copies, inputs, key)
 
     def distance(self, a: str, b: str) -> Float[Array, ""]:
         """Euclidean distance √Σ (aᵢ - bᵢ)² between the stored weights of two copies.
