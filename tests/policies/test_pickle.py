@@ -1,5 +1,6 @@
-"""A policy goes to another process by `pickle`, as a policy of Stable-Baselines3 or TF-Agents does."""
+"""A policy and its state go to another process by `pickle`."""
 
+import multiprocessing
 import pickle
 
 import jax
@@ -18,6 +19,8 @@ from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.critics import Critics
 from polyak.networks.q_network import q_mlp
+from polyak.networks.recurrent import gru, lstm
+from polyak.networks.recurrent_q import q_lstm
 
 OBS, ACTIONS, FORCES = Box(-1.0, 1.0, (4,)), Discrete(3), Box(-1.0, 1.0, (2,))
 IMAGES = Box(0, 255, (84, 84, 4), dtype="uint8")
@@ -25,6 +28,9 @@ CONTINUOUS = {"actor": Actor((8,)), "critics": Critics((8,)), "capacity": 100}
 AGENTS = {
     "ppo": lambda: PPO(EnvSpec(OBS, ACTIONS), network=mlp((8,), "tanh")),
     "ppo with images": lambda: PPO(EnvSpec(IMAGES, ACTIONS), network=nature_cnn((8,))),
+    "lstm": lambda: PPO(EnvSpec(OBS, ACTIONS), network=lstm(8)),
+    "gru": lambda: PPO(EnvSpec(OBS, ACTIONS), network=gru(8)),
+    "recurrent dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_lstm(8), sequence_length=4, capacity=100),
     "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), layer_norm=True), capacity=100),
     "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), noisy=True), capacity=100),
     "c51": lambda: C51(EnvSpec(OBS, ACTIONS), capacity=100),
@@ -47,3 +53,16 @@ def test_a_policy_and_the_state_survive_pickle(name):
     again = pickle.loads(pickle.dumps(state))
     assert jax.tree.structure(again) == jax.tree.structure(state)
     jax.tree.map(np.testing.assert_array_equal, *(jax.tree.leaves(agent.policy(x)) for x in (again, state)))
+
+
+def test_a_policy_acts_in_another_process_as_it_does_here():
+    agent = AGENTS["dqn"]()
+    policy = agent.policy(agent.init(jax.random.key(0)))
+    obs = np.linspace(-1.0, 1.0, 40, dtype=np.float32).reshape(10, 4)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        there = pool.apply_async(act, (policy, obs)).get(timeout=120)
+    np.testing.assert_array_equal(there, policy.predict(obs)[0])
+
+
+def act(policy, obs):
+    return policy.predict(obs)[0]

@@ -197,10 +197,19 @@ class CellStack(nnx.Module):
         self.torso = Torso(settings, spec, rngs)
         sizes = (self.torso.features, settings.width)
         self.cell: nnx.OptimizedLSTMCell | nnx.GRUCell = (
-            nnx.OptimizedLSTMCell(*sizes, bias_init=_open_forget_gate, rngs=rngs)
+            nnx.OptimizedLSTMCell(*sizes, gate_fn=_sigmoid, activation_fn=_tanh, bias_init=_open_forget_gate, rngs=rngs)
             if settings.cell == "lstm"
-            else nnx.GRUCell(*sizes, rngs=rngs)
+            else nnx.GRUCell(*sizes, gate_fn=_sigmoid, activation_fn=_tanh, rngs=rngs)
         )
+
+
+# Flax's defaults are functions of JAX, which cannot be pickled, and so neither could a policy.
+def _sigmoid(x: Array) -> Array:
+    return jax.nn.sigmoid(x)
+
+
+def _tanh(x: Array) -> Array:
+    return jnp.tanh(x)
 
 
 def _open_forget_gate(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
