@@ -2,8 +2,8 @@
 
     python benchmarks/accelerator.py [--quick] [--json PATH] [--tasks ppo-64 ppo-2048 ... host-tqc] [--platform cuda]
 
-All train while they are measured; compilation and the first steps are not counted. The CPU has all its cores, as one device,
-and for PPO with 2,048 environments also as eight.
+All train while they are measured; compilation and the first steps are not counted. The CPU has the threads that `polyak train`
+gives it: one a device where products are small, else one a core; for PPO with 2,048 environments also as eight devices.
 
 - `ppo-64`, `ppo-2048`: PPO with so many CartPoles in JAX, layers of (64, 64).
 - `ppo-wide`: PPO with 2,048 Pendulums in JAX, layers of (1024, 1024).
@@ -32,6 +32,8 @@ STEPS = {
     "host-sac": (2_000, 500),
     "host-tqc": (2_000, 250),
 }
+# Of small products, which one thread computes fastest.
+SMALL = ("sac", "sac-10", "host-sac", "host-tqc")
 
 
 def worker(task: str, count: int, platform: str, devices: int) -> None:
@@ -39,9 +41,12 @@ def worker(task: str, count: int, platform: str, devices: int) -> None:
     os.environ["JAX_PLATFORMS"] = platform
     # Several processes share the accelerator's memory.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    if platform == "cpu" and task in ("sac", "host-sac"):
-        few_threads(1)  # as `polyak train` sets it for products this small
+    if platform == "cpu" and task in SMALL:
+        few_threads(devices)
     import jax
+
+    # What the host loop waits for at every step.
+    jax.config.update("jax_cpu_enable_async_dispatch", not task.startswith("host"))
 
     if platform == "cpu":
         jax.config.update("jax_num_cpu_devices", devices)
