@@ -21,8 +21,8 @@ UNUSED = {
     "clip_obs": (5.0, "normalize_obs=False, only with normalize_obs=True"),
     "epsilon": (0.1, "temperature=1.0, only with temperature=None"),
     "frame_padding": ("first", "frame_stack=1, only with frame_stack=2 or more"),
-    "clip_reward": (5.0, "normalize_reward=None, only with normalize_reward=a value"),
-    "kl_tolerance": (0.3, "kl_beta=None, only with kl_beta=a value"),
+    "clip_reward": (5.0, "normalize_reward=None, only if normalize_reward is set"),
+    "kl_tolerance": (0.3, "kl_beta=None, only if kl_beta is set"),
 }
 USED = {"prioritized": True, "normalize_obs": True, "temperature": None, "frame_stack": 4, "normalize_reward": "return"}
 USED |= {"kl_beta": 1.0, "kl_target": 0.01}

@@ -171,11 +171,9 @@ def warn_unused(settings: Any) -> None:
         other, needed = field.metadata["used_if"]
         value, got = getattr(settings, field.name), getattr(settings, other)
         if not _is_used(got, needed) and value is not None and not _is_default(value, field.default):
-            wanted = "a value" if needed is ... else f"{needed.start} or more" if isinstance(needed, range) else needed
-            warn(
-                f"{type(settings).__name__}: {field.name}={value!r:.80} has no effect with {other}={got!r:.80}, only with "
-                f"{other}={wanted}"
-            )
+            wanted = f"{needed.start} or more" if isinstance(needed, range) else needed
+            only = f"only if {other} is set" if needed is ... else f"only with {other}={wanted}"
+            warn(f"{type(settings).__name__}: {field.name}={value!r:.80} has no effect with {other}={got!r:.80}, {only}")
 
 
 def _is_used(got: Any, needed: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ov
 
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.names import suggest_arguments, unknown_name
+from polyak.core.spaces import EnvSpec
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
 from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, names, register_atari, register_minatar
@@ -110,7 +111,8 @@ def make(
     """
     check_choice("make", "vectorization", vectorization, ("auto", "own", "sync", "async"))
     check_number("make", "timeout", timeout, above=0.0)
-    if isinstance(id, Env | HostEnv):
+    # Gymnasium's environments have a spec too, of another class.
+    if isinstance(getattr(id, "spec", None), EnvSpec):
         raise TypeError(f"make: id is an environment of make already, of {id.spec.id}; use it as it is")
     is_jax = is_in_jax(id)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST

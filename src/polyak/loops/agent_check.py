@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
-from polyak.core.tree_check import check_same_tree, describe, named_leaves, quoted
-from polyak.core.types import Agent, Histogram, Mean, Policy, PyTree
+from polyak.core.tree_check import describe, named_leaves, quoted
+from polyak.core.types import Agent, Histogram, Mean, PyTree
+from polyak.loops.metrics import is_number
+
+METHODS = tuple(name for name in vars(Agent) if not name.startswith("_"))
+METHODS_OF_A_POLICY = ("initial_state", "action")
+"""What loops call of `collect_policy(state)`."""
 
 
 def check_agent(owner: str, agent: Any) -> None:
@@ -17,15 +22,17 @@ def check_agent(owner: str, agent: Any) -> None:
         TypeError: it is its class, for example; or it lacks a method; or it is no pytree, as which its settings are arguments
             of compiled programs.
     """
+    kind = type(agent).__name__
     if isinstance(agent, type):
         raise TypeError(f"{owner}: agent must be an agent, got the class {agent.__name__}; pass {agent.__name__}(env.spec)")
-    if not isinstance(agent, Agent):
-        missing = sorted({name for name in vars(Agent) if not name.startswith("_")} - set(dir(agent)))
-        lacks = f", which lacks {', '.join(missing)}" if "update" not in missing else ""
-        raise TypeError(f"{owner}: agent must be an agent or the name of an algorithm, such as 'ppo', got {agent!r:.80}{lacks}")
+    missing = _missing(agent, METHODS)
+    if not isinstance(agent, Agent) or missing:
+        # Of an agent that is nearly one.
+        lacks = f" object, which lacks {', '.join(missing)}" if 2 * len(missing) < len(METHODS) else ""
+        got = kind if lacks else f"{agent!r:.80}"
+        raise TypeError(f"{owner}: agent must be an agent or the name of an algorithm, such as 'ppo', got {got}{lacks}")
     if any(leaf is agent for leaf in jax.tree.leaves(agent)):
-        name = type(agent).__name__
-        raise TypeError(f"{owner}: agent must be a pytree, got {agent!r:.80}; decorate {name} with polyak.core.struct.struct")
+        raise TypeError(f"{owner}: agent must be a pytree, got a {kind} object; decorate {kind} with polyak.core.struct.struct")
 
 
 def check_collect_policy(agent: Agent, policy: Any) -> None:
@@ -34,8 +41,9 @@ def check_collect_policy(agent: Agent, policy: Any) -> None:
     Raises:
         TypeError: it has not.
     """
-    if not isinstance(policy, Policy):
-        raise TypeError(f"{_name(agent)}.collect_policy must return a policy, got {policy!r:.80}")
+    if missing := _missing(policy, METHODS_OF_A_POLICY):
+        got = f"{type(policy).__name__}, which lacks {' and '.join(missing)}"
+        raise TypeError(f"{type(agent).__name__}.collect_policy must return a policy, got {got}")
 
 
 def check_update(agent: Agent, before: PyTree, result: Any) -> None:
@@ -49,32 +57,37 @@ def check_update(agent: Agent, before: PyTree, result: Any) -> None:
         TypeError: it is no pair of a state and metrics, or a metric is no number; the message names the metric.
         ValueError: the state has other leaves than before, or one has another shape or dtype; the message names the leaf.
     """
-    owner = f"{_name(agent)}.update"
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        raise TypeError(f"{owner} must return the state and a dict of metrics, got {_kinds(result)}")
-    after, metrics = result
-    check_same_tree(after, before, owner, sides=("the returned state", "the state before"))
-    for (name, x), (_, y) in zip(named_leaves(after), named_leaves(before), strict=True):
-        # That floats have the same width is not among the checks above.
-        if describe(x) != describe(y):
-            raise ValueError(f"{owner}: {quoted(name)} of the state must stay {describe(y)}, got {describe(x)}")
-    for name, metric in metrics.items():
+    owner = f"{type(agent).__name__}.update"
+    if not (isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)):
+        kinds = ", ".join(type(x).__name__ for x in result) if isinstance(result, tuple | list) else type(result).__name__
+        raise TypeError(f"{owner} must return the state and a dict of metrics, got {kinds}")
+    _check_state(owner, before, result[0])
+    for name, metric in result[1].items():
         if not (isinstance(name, str) and _is_metric(metric)):
-            got = describe(metric) if isinstance(metric, jax.Array) else f"{metric!r:.80}"
+            got = describe(metric) if isinstance(metric, jax.Array | np.ndarray) else f"{metric!r:.80}"
             raise TypeError(f"{owner}: metrics must be single numbers, Mean or Histogram by name, got {name!r}: {got}")
 
 
+def _check_state(owner: str, before: PyTree, after: PyTree) -> None:
+    old, new = dict(named_leaves(before)), dict(named_leaves(after))
+    if old.keys() != new.keys():
+        changes = [f"{quoted(name)} is new" for name in new if name not in old]
+        changes += [f"{quoted(name)} is gone" for name in old if name not in new]
+        raise ValueError(f"{owner}: the state must keep its leaves, but {', '.join(changes)}")
+    for name, leaf in new.items():
+        if describe(leaf) != describe(old[name]):
+            raise ValueError(f"{owner}: {quoted(name)} of the state must stay {describe(old[name])}, got {describe(leaf)}")
+    structures = [str(jax.tree.structure(tree)) for tree in (before, after)]
+    if structures[0] != structures[1]:
+        raise ValueError(
+            f"{owner}: containers and static fields of the state must stay {structures[0]:.300}, got {structures[1]:.300}"
+        )
+
+
 def _is_metric(metric: Any) -> bool:
-    if isinstance(metric, Histogram):
-        return True
-    numbers = (metric.total, metric.count) if isinstance(metric, Mean) else (metric,)
-    return all(isinstance(x, float | int) or (isinstance(x, jax.Array) and jnp.ndim(x) == 0) for x in numbers)
+    parts = (metric.total, metric.count) if isinstance(metric, Mean) else (metric,)
+    return isinstance(metric, Histogram) or all(is_number(part) for part in parts)
 
 
-def _kinds(result: Any) -> str:
-    kinds = [type(x).__name__ for x in result] if isinstance(result, tuple) else [type(result).__name__]
-    return f"({', '.join(kinds)})" if isinstance(result, tuple) else kinds[0]
-
-
-def _name(agent: Agent) -> str:
-    return type(agent).__name__
+def _missing(value: Any, methods: tuple[str, ...]) -> list[str]:
+    return sorted(name for name in methods if getattr(value, name, None) is None)

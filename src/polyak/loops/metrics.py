@@ -36,14 +36,16 @@ def convert_numbers(metrics: dict[str, Any], owner: str) -> None:
     for name, value in metrics.items():
         if type(value) in (float, int, bool, NoneType) and type(name) is str:
             continue
-        is_number = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0 and _is_real(value.dtype)
-        if not (isinstance(name, str) and (is_number or isinstance(value, float | int))):
+        if not (isinstance(name, str) and is_number(value)):
             raise TypeError(f"train: {owner}: a metric must be a number with a string as its name, got {name!r}: {value!r:.80}")
-        metrics[name] = value.item() if is_number else value
+        metrics[name] = value.item() if isinstance(value, np.ndarray | np.generic | jax.Array) else value
 
 
-def _is_real(dtype: Any) -> bool:
-    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
+def is_number(value: Any) -> bool:
+    """Whether a value is one real number, of Python, NumPy or JAX."""
+    if not isinstance(value, np.ndarray | np.generic | jax.Array):
+        return isinstance(value, float | int)
+    return value.ndim == 0 and any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def is_empty(metric: Any) -> bool:
