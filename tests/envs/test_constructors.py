@@ -11,9 +11,11 @@ import gymnasium
 import jaxtyping
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import SyncVectorEnv
 
 from polyak import envs
+from polyak.core.types import HostEnv
 from polyak.envs import constructors
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
@@ -150,6 +152,17 @@ def test_what_make_has_made_is_not_made_again(name):
     env = envs.make(name, num_envs=2)
     with pytest.raises(TypeError, match=r"make: id is an environment of make already, of \S+; use it as it is"):
         envs.make(env)
+
+
+def test_a_vector_environment_that_saves_itself_is_none_of_makes():
+    class Saving(CartPoleVectorEnv):
+        def snapshot(self):
+            return None
+
+        def restore(self, snapshot):
+            pass
+
+    assert isinstance(Saving(num_envs=2), HostEnv) and envs.make(Saving(num_envs=2)).num_envs == 2
 
 
 def test_one_environment_is_not_many():
