@@ -18,7 +18,6 @@ from polyak.learning.on_policy import (
     check_no_limit,
     check_on_policy,
     create_state,
-    diagnose_on_policy,
     evaluate_rollout,
     gradients_and_summary,
     has_small_products,
@@ -28,6 +27,7 @@ from polyak.learning.on_policy import (
     scaled_reward,
 )
 from polyak.networks.actor_critic import network_or_default
+from polyak.ops.gradient_step import diagnose_skips
 from polyak.ops.returns import gae
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
@@ -123,7 +123,7 @@ class A2C:
     unshare = unshare_copies
     worker_state = state_of_worker
     receive = receive_gradients
-    diagnose = diagnose_on_policy
+    diagnose = diagnose_skips
     max_lag = 0
 
     def policy(self, state: OnPolicyState) -> Greedy:

@@ -19,7 +19,6 @@ from polyak.learning.on_policy import (
     check_no_limit,
     check_on_policy,
     create_state,
-    diagnose_on_policy,
     evaluate_rollout,
     gradients_and_summary,
     has_small_products,
@@ -29,6 +28,7 @@ from polyak.learning.on_policy import (
     scaled_reward,
 )
 from polyak.networks.actor_critic import network_or_default
+from polyak.ops.gradient_step import diagnose_skips
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import vtrace
 from polyak.ops.schedules import Schedule, check_schedule
@@ -121,7 +121,7 @@ class IMPALA:
     unshare = unshare_copies
     worker_state = state_of_worker
     receive = receive_gradients
-    diagnose = diagnose_on_policy
+    diagnose = diagnose_skips
     max_lag = None
 
     def policy(self, state: OnPolicyState) -> Greedy:

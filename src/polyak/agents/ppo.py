@@ -42,11 +42,11 @@ from polyak.ops.gradient_step import (
     check_optimizer,
     check_optimizer_state,
     count_microbatches,
-    describe_skips,
+    diagnose_skips,
     flag_quantities,
     optimizer_of,
 )
-from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
+from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize, check_can_normalize
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, saturating_add, value_at
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
@@ -221,10 +221,8 @@ class PPO:
         check_needed(self, "kl_cutoff_coef", "kl_target")
         check_needed(self, "kl_cutoff_factor", "kl_cutoff_coef")
         check_needed(self, "kl_target", "kl_beta", "kl_cutoff_coef")
-        if self.normalize_obs and not can_normalize(self.spec.obs):
-            raise ValueError(
-                f"PPO: normalize_obs must be False for observations without a Box other than uint8, got {self.spec.obs}"
-            )
+        if self.normalize_obs:
+            check_can_normalize("PPO", self.spec.obs)
         if self.kl_cutoff_coef is not None and self.microbatch_size is not None:
             raise ValueError(
                 f"PPO: microbatch_size must be None with kl_cutoff_coef, whose penalty needs the mean KL divergence of a whole "
@@ -234,6 +232,8 @@ class PPO:
         check_squashing("PPO", self._network, self.spec, squash=self.squash)
         check_sde(self, self._network)
         check_kernels("PPO", self._network, self.spec, self._l2)
+
+    diagnose = diagnose_skips
 
     def init(self, key: PRNGKeyArray) -> PPOState:
         """A fresh state."""
@@ -415,12 +415,6 @@ class PPO:
             l2_terms["l2_loss"] = sum(l2_terms.values(), jnp.float32(0.0))
         return loss, terms | kl_terms | l2_terms
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None."""
-        in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
-        skips = describe_skips(in_a_row, first_bad, self.max_bad_steps, "updates")
-        return None if skips is None else f"PPO: {skips}"
-
     def _make_batch(
         self, state: PPOState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
@@ -549,9 +543,7 @@ class PPO:
                 losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name)
             ),
             "train/n_updates": new_state.updates,
-            "train/skipped_steps": guard.skipped,
-            "train/skipped_in_a_row": guard.in_a_row,
-            "train/first_bad": guard.first_bad,
+            **guard.metrics(),
         }
         if self.optimizer is None:
             metrics["train/learning_rate"] = value_at(self.learning_rate, state.env_steps)

@@ -1,9 +1,7 @@
 """PQN: Q-learning from parallel environments without replay and target (Gallici et al. 2024, arXiv:2407.04811)."""
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +27,7 @@ from polyak.ops.gradient_step import (
     check_optimizer,
     check_optimizer_state,
     count_microbatches,
-    describe_skips,
+    diagnose_skips,
     flag_quantities,
     optimizer_of,
 )
@@ -124,6 +122,8 @@ class PQN:
         check_normalizers(self)
         if isinstance(self.network, QNetwork) and self.network.noisy:
             raise ValueError("PQN: network must not be noisy, its noise would not be trained; got noisy=True")
+
+    diagnose = diagnose_skips
 
     def init(self, key: PRNGKeyArray) -> PQNState:
         """A new state."""
@@ -243,12 +243,6 @@ class PQN:
         advantage = gae(rollout.reward, value[:-1], value[1:], **ends, gamma=self.gamma, gae_lambda=self.q_lambda)
         return advantage + value[:-1]
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None."""
-        in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
-        skips = describe_skips(in_a_row, first_bad, self.max_bad_steps, "updates")
-        return None if skips is None else f"PQN: {skips}"
-
     def _combine(self, rollout: Rollout) -> Rollout:
         """The rollout with actions and masks of whole combinations, where actions are MultiDiscrete."""
         if not isinstance(self.spec.action, MultiDiscrete):
@@ -286,9 +280,7 @@ class PQN:
         metrics: Metrics = {f"train/{name}": mean for name, mean in of_all.items()}
         metrics |= {
             "train/n_updates": new_state.updates,
-            "train/skipped_steps": guard.skipped,
-            "train/skipped_in_a_row": guard.in_a_row,
-            "train/first_bad": guard.first_bad,
+            **guard.metrics(),
             "rollout/exploration_rate": self._exploration_rate(state),
         }
         if self.optimizer is None:

@@ -13,7 +13,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.ops.losses import finite_rows
-from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
+from polyak.ops.normalize import ObsNormalizer, RewardScaler, check_can_normalize
 from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import Transition
 
@@ -134,11 +134,8 @@ def check_normalizers(settings: NormalizedObsSettings) -> None:
     Raises:
         ValueError: there are none.
     """
-    if settings.normalize_obs and not can_normalize(settings.spec.obs):
-        raise ValueError(
-            f"{type(settings).__name__}: normalize_obs must be False for observations without a Box other than uint8, got "
-            f"{settings.spec.obs}"
-        )
+    if settings.normalize_obs:
+        check_can_normalize(type(settings).__name__, settings.spec.obs)
 
 
 def _normalize(normalizer: ObsNormalizer, obs: PyTree) -> PyTree:

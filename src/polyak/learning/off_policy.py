@@ -26,7 +26,7 @@ from polyak.ops.gradient_step import (
     OptimizerSettings,
     StepLog,
     all_finite,
-    describe_skips,
+    diagnose_skips,
     flag_quantities,
     gradient_step,
     in_float32,
@@ -424,9 +424,7 @@ def train_copies(
 
 def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any]) -> str | None:
     """The first non-finite quantity, once a network took no finite gradient step in `max_bad_steps` updates; else None."""
-    in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
-    skips = describe_skips(in_a_row, first_bad, settings.max_bad_steps, "updates", " by a network")
-    return None if skips is None else f"{type(settings).__name__}: {skips}"
+    return diagnose_skips(settings, metrics, whose=" by a network")
 
 
 def _count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:
@@ -448,9 +446,7 @@ def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
     metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied[:, 0]) for name, term in log.terms.items() if term.ndim == 1}
     return metrics | {
         "train/n_updates": state.updates,
-        "train/skipped_steps": state.guard.skipped,
-        "train/skipped_in_a_row": state.guard.in_a_row,
-        "train/first_bad": state.guard.first_bad,
+        **state.guard.metrics(),
         "replay/size": state.replay.size * jnp.uint32(num_envs),
         "replay/dropped": state.replay.dropped,
     }

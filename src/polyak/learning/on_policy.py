@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,11 @@ from polyak.ops.gradient_step import (
     check_optimizer_state,
     compute_gradient,
     count_microbatches,
-    describe_skips,
     flag_quantities,
     optimizer_of,
     rmsprop,
 )
-from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
+from polyak.ops.normalize import ObsNormalizer, RewardScaler, check_can_normalize
 from polyak.ops.schedules import Schedule, saturating_add, value_at
 
 
@@ -191,9 +190,8 @@ def check_on_policy(settings: OnPolicySettings) -> None:
     """
     check_squashing(type(settings).__name__, model_of(settings).network, settings.spec, squash=settings.squash)
     check_optimizer(settings)
-    if settings.normalize_obs and not can_normalize(settings.spec.obs):
-        owner, obs = type(settings).__name__, settings.spec.obs
-        raise ValueError(f"{owner}: normalize_obs must be False for observations without a Box other than uint8, got {obs}")
+    if settings.normalize_obs:
+        check_can_normalize(type(settings).__name__, settings.spec.obs)
     if settings.optimizer is None:
         unused = ("adam_eps",) if settings.optimizer_name == "rmsprop" else ("rms_decay", "rms_eps")
         check_unset(settings, unused, f"has no effect with optimizer_name={settings.optimizer_name!r}")
@@ -340,13 +338,6 @@ def apply_gradients(
     return after_step(settings, state, copies, summary, counts=True, applied=log.applied)
 
 
-def diagnose_on_policy(settings: OnPolicySettings, metrics: Mapping[str, Any]) -> str | None:
-    """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None."""
-    in_a_row, first_bad = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
-    skips = describe_skips(in_a_row, first_bad, settings.max_bad_steps, "updates")
-    return None if skips is None else f"{type(settings).__name__}: {skips}"
-
-
 def evaluate_rollout(
     settings: OnPolicySettings,
     state: OnPolicyState,
@@ -415,12 +406,7 @@ def after_step(
         updates=saturating_add(state.updates, more),
     )
     metrics: Metrics = {f"train/{name}": Mean.of(term, applied) for name, term in summary.terms.items()}
-    metrics |= {
-        "train/n_updates": merged.updates,
-        "train/skipped_steps": guard.skipped,
-        "train/skipped_in_a_row": guard.in_a_row,
-        "train/first_bad": guard.first_bad,
-    }
+    metrics |= {"train/n_updates": merged.updates, **guard.metrics()}
     if settings.optimizer is None:
         metrics["train/learning_rate"] = value_at(settings.learning_rate, state.env_steps)
     return merged, metrics

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.checks import check_unset
 from polyak.core.struct import struct
-from polyak.core.types import PyTree, Scalar, Terms
+from polyak.core.types import Metrics, PyTree, Scalar, Terms
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Count, Schedule, value_at
 
@@ -76,6 +76,10 @@ class Guard:
             in_a_row=jnp.where(has_failed, self.in_a_row + jnp.uint32(1), in_a_row),
             first_bad=jnp.where(any_bad, first, self.first_bad),
         )
+
+    def metrics(self) -> Metrics:
+        """The counts by tag, as `diagnose_skips` reads them."""
+        return {"train/skipped_steps": self.skipped, "train/skipped_in_a_row": self.in_a_row, "train/first_bad": self.first_bad}
 
 
 def flag_quantities(flags: Mapping[str, Bool[Array, ""]]) -> Bool[Array, " quantities"]:
@@ -463,6 +467,19 @@ def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return unravel(updates), state
 
     return optax.GradientTransformation(lambda params: optimizer.init(ravel(params)[0]), update)
+
+
+def diagnose_skips(settings: Any, metrics: Mapping[str, Any], whose: str = "") -> str | None:
+    """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None.
+
+    Args:
+        settings: an agent with `max_bad_steps`.
+        metrics: with those of the `Guard`.
+        whose: as for `describe_skips`.
+    """
+    counts = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
+    skips = describe_skips(*counts, settings.max_bad_steps, "updates", whose)
+    return None if skips is None else f"{type(settings).__name__}: {skips}"
 
 
 def describe_skips(in_a_row: Any, first_bad: Any, max_bad_steps: int, what: str, whose: str = "") -> str | None:

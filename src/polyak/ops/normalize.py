@@ -148,6 +148,16 @@ def can_normalize(space: Space) -> bool:
     return any(is_normalized(leaf) for _, leaf in leaf_spaces(space))
 
 
+def check_can_normalize(owner: str, space: Space) -> None:
+    """Check that there are observations to normalize.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not can_normalize(space):
+        raise ValueError(f"{owner}: normalize_obs must be False for observations without a Box other than uint8, got {space}")
+
+
 @struct
 class ObsNormalizer:
     """Running statistics of the Boxes of an observation; uint8 Boxes (which networks scale) and other spaces pass unchanged.
