@@ -98,7 +98,7 @@ class Problem:
             vf_coef=h["value_coef"],
             kl_beta=h["beta"] or None,
             kl_target=h["kl_target"] or None,
-            kl_tolerance=h["kl_tol"],
+            kl_tolerance=h["kl_tol"] if h["beta"] else 0.5,
             kl_cutoff_coef=h["kl_cutoff_coef"] or None,
             kl_cutoff_factor=h["kl_cutoff_factor"] or None,
             max_grad_norm=h["grad_clip"],
