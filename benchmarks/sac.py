@@ -1,6 +1,6 @@
 """Env steps per second of polyak's SAC and TD3 while they train, and of rejax, Stable-Baselines3 and SBX, same settings.
 
-    python benchmarks/sac.py [--quick] [--json PATH] [--tasks compiled sac td3 critics]
+    python benchmarks/sac.py [--quick] [--json PATH] [--tasks compiled sac td3 sac-8 ...]
 
 One environment, one gradient step per environment step, batches of 256, layers of (256, 256), a replay of 1,000,000
 rows: the settings of the paper, and the defaults of polyak, Stable-Baselines3 and SBX. All train while they are measured, on
@@ -8,6 +8,7 @@ one thread each; compilation and the first steps are not counted.
 
 - `compiled`: SAC on Pendulum in JAX, `polyak.train.compiled` against rejax.
 - `sac`, `td3`: HalfCheetah-v5 stepped from Python, `polyak.train.host` against Stable-Baselines3 and SBX.
+- `sac-8`, `td3-8`: the same, but polyak takes eight gradient steps after every eighth environment step.
 - `critics`: the compiled loop with 10 critics against 2.
 """
 
@@ -21,13 +22,15 @@ from peers import python_of
 
 BATCH, CAPACITY, STARTS, HIDDEN = 256, 1_000_000, 1_000, (256, 256)
 SHARED = {"learning_rate": 3e-4, "gamma": 0.99, "tau": 0.005}
-STEPS = {"compiled": 1_000, "sac": 500, "td3": 500, "critics": 500}
+STEPS = {"compiled": 1_000, "sac": 500, "td3": 500, "sac-8": 500, "td3-8": 500, "critics": 500}
 
 # Of polyak's rate, as a multiple of a peer's.
 TARGETS = {
     "compiled": {"rejax": 1.2},
     "sac": {"sb3": 2.0, "sbx": 1.2},
     "td3": {"sb3": 2.0, "sbx": 1.2},
+    "sac-8": {"sb3": 2.0, "sbx": 1.2},
+    "td3-8": {"sb3": 2.0, "sbx": 1.2},
 }
 MOST_TIME_OF_TEN_CRITICS = 3.0
 
@@ -42,12 +45,12 @@ def polyak_worker(task: str, count: int, num_critics: int) -> None:
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__)
     in_jax = task in ("compiled", "critics")
     env = polyak.envs.make("jax/Pendulum-v1" if in_jax else "HalfCheetah-v5", num_envs=1, action_scaling="rescale")
-    kind: Any = polyak.TD3 if task == "td3" else polyak.SAC
+    kind: Any = polyak.TD3 if task.startswith("td3") else polyak.SAC
     agent = kind(
         env.spec,
-        actor=polyak.Actor(HIDDEN, std="fixed" if task == "td3" else "state"),
+        actor=polyak.Actor(HIDDEN, std="fixed" if task.startswith("td3") else "state"),
         critics=polyak.Critics(HIDDEN, num_critics=num_critics),
-        num_steps=1,
+        num_steps=8 if task.endswith("-8") else 1,
         updates_per_step=1.0,
         batch_size=BATCH,
         capacity=CAPACITY,
@@ -118,10 +121,10 @@ def sb3_worker(task: str, count: int, *, in_jax: bool) -> None:
         import sbx
 
         pace = Pace(sbx=sbx.__version__)
-        kind = sbx.TD3 if task == "td3" else sbx.SAC
+        kind = sbx.TD3 if task.startswith("td3") else sbx.SAC
     else:
         pace = Pace(stable_baselines3=stable_baselines3.__version__, torch=torch.__version__)
-        kind = stable_baselines3.TD3 if task == "td3" else stable_baselines3.SAC
+        kind = stable_baselines3.TD3 if task.startswith("td3") else stable_baselines3.SAC
         options["device"] = "cpu"
 
     class Paces(BaseCallback):
