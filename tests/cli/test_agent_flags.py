@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyak.agents import AGENTS, agent_class
-from polyak.cli.agent_flags import agent_flags, agent_summary, changed_settings
+from polyak.cli.agent_flags import agent_flags, changed_settings
+from polyak.cli.agent_source import agent_summary
 from polyak.cli.flags import UsageError, parse
 from polyak.core.types import Scalar
 from polyak.ops.schedules import Schedule
@@ -186,12 +187,12 @@ print("jax" in sys.modules, used.ru_utime + used.ru_stime)
 @pytest.mark.parametrize(
     "words", ["list", "train ppo CartPole-v1 --help", "train ppo HalfCheetah-v5 --help", "train ppo CartPole-v1 --gama 1"]
 )
-def test_lists_help_and_misspelt_flags_import_no_jax_and_take_less_time_than_it(words):
+def test_lists_help_and_misspelt_flags_import_no_jax_and_take_less_than_half_a_second(words):
     seconds = []
     for _ in range(4):
         done = subprocess.run([sys.executable, "-c", PROGRAM, *words.split()], capture_output=True, text=True, check=True)
         has_jax, cpu_seconds = done.stdout.splitlines()[-1].split()
         assert has_jax == "False"
         seconds.append(float(cpu_seconds))
-    # CPU time, as tests share their cores with others: 0.3 to 0.5 s, and with JAX 1.2 s.
-    assert min(seconds) < 0.8
+    # CPU time, as tests share their cores with others; with JAX it is 1.2 s.
+    assert min(seconds) < 0.5

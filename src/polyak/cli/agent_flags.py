@@ -7,22 +7,20 @@ None, and its default is a literal. Other fields are set in Python.
 import ast
 import contextlib
 import dataclasses
-import functools
-import importlib.util
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from polyak.cli.agent_source import class_source
 from polyak.presets.preset import LinearOverTraining
 
 
 def agent_flags(agent: str, defaults: Mapping[str, Any]) -> type:
     """A dataclass with a flag for each field of `agent`, a `"module:Class"`, with these defaults, else the field's."""
-    declaration = _class_source(agent)
+    declaration = class_source(agent)
     texts = _attribute_texts(ast.get_docstring(declaration) or "")
     fields: list[Any] = []
     for node in declaration.body:
@@ -45,25 +43,8 @@ def changed_settings(flags: Any) -> dict[str, Any]:
 
 def setting_names(agent: str) -> list[str]:
     """The names of all fields of a `"module:Class"`."""
-    nodes = _class_source(agent).body
+    nodes = class_source(agent).body
     return [node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-
-
-def agent_summary(agent: str) -> str:
-    """The first line of the docstring of a `"module:Class"`."""
-    return (ast.get_docstring(_class_source(agent)) or "").partition("\n")[0]
-
-
-@functools.cache
-def _class_source(agent: str) -> ast.ClassDef:
-    module, _, name = agent.partition(":")
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"no module {module!r}, which should hold the agent {name!r}", name=module)
-    for node in ast.parse(Path(found.origin).read_text("utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
-    raise ImportError(f"the module {module!r} defines no class {name!r}")
 
 
 def _default(node: ast.expr | None) -> Any:
