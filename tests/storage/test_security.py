@@ -333,7 +333,7 @@ ALLOWED = {
     "workers/ray_learners.py": {"pickle", "cloudpickle"},
     "workers/ray_workers.py": {"find_spec"},
     "cli/imports.py": {"import_module"},
-    "cli/agent_flags.py": {"find_spec"},
+    "cli/agent_source.py": {"find_spec"},
     "agents/__init__.py": {"import_module"},
     "__init__.py": {"import_module"},
     "policies/__init__.py": {"import_module"},
