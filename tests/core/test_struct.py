@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
 
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
@@ -109,3 +110,11 @@ def test_an_optional_number_may_be_none_and_any_number_may_be_an_array():
     assert Checked(rate=jnp.array([0.1, 0.2])).rate.shape == (2,)
     with pytest.raises(ValueError, match="Checked: rate"):
         Checked(rate=jnp.array([0.1, 1.2]))
+
+
+def test_static_numpy_scalars_become_python_values(unchecked):
+    settings = Checked(count=np.int64(4), clip=np.float32(2.5), kind=np.str_("b"), even=np.uint8(8))
+    assert [type(x) for x in (settings.count, settings.clip, settings.kind, settings.even)] == [int, float, str, int]
+    assert settings == Checked(count=4, clip=2.5, kind="b", even=8)
+    with pytest.raises(TypeError, match=r"Checked: count must be an integer .*got 2.0"):
+        Checked(count=np.float64(2.0))

@@ -74,7 +74,7 @@ def choice(*, default: Any, choices: tuple[Any, ...], used_if: tuple[str, Any] |
 def check_settings(settings: Any) -> None:
     """Run the check of every setting, and warn of those without effect; called by `__post_init__`.
 
-    Static NumPy and JAX scalars become Python numbers, because JAX compares static fields and cannot compare traced arrays.
+    Static NumPy and JAX scalars become Python values, because JAX compares static fields and cannot compare traced arrays.
 
     Raises:
         TypeError, ValueError: the first invalid setting; or a static number that is an array of several or traced.
@@ -83,11 +83,14 @@ def check_settings(settings: Any) -> None:
         if "check" not in field.metadata:
             continue
         owner, value = type(settings).__name__, getattr(settings, field.name)
+        if field.metadata["static"] and isinstance(value, np.generic):
+            value = value.item()
+            object.__setattr__(settings, field.name, value)
         field.metadata["check"](owner, field.name, value)
         if not field.metadata["static"] and isinstance(value, int) and abs(value) > MAX_INT32:
             # JAX has no such integers.
             object.__setattr__(settings, field.name, float(value))
-        if field.metadata["static"] and isinstance(value, np.generic | np.ndarray | jax.Array):
+        if field.metadata["static"] and isinstance(value, np.ndarray | jax.Array):
             if isinstance(value, jax.core.Tracer) or value.size != 1:
                 raise TypeError(f"{owner}: {field.name} must be a single number known at compile time, got {value!r}")
             object.__setattr__(settings, field.name, value.item())
