@@ -160,14 +160,11 @@ def test_a_good_push_ends_the_refusals_in_a_row():
     assert not senders.is_quarantined(3).any()
 
 
-def test_arrays_of_other_shapes_raise_and_are_counted():
+def test_arrays_of_other_shapes_raise():
     shared, senders = receiver()
     push = Push.create(1, 1, 0)
     with pytest.raises(ValueError, match=r"receive: .*w"):
         jit_receive(shared, senders, push, {"w": jnp.ones(3), "b": jnp.zeros(())})
-    for _ in range(2):
-        senders = senders.refuse(push)
-    assert senders.refused.tolist() == [0, 1] == senders.repeated.tolist() and int(senders.sequence[1]) == 1
     with pytest.raises(ValueError, match="receive: max_staleness must be"):
         jit_receive(shared, senders, push, gradient(1.0), max_staleness=-1)
     with pytest.raises(ValueError, match="Senders: num_workers must be"):

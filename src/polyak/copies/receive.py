@@ -44,7 +44,7 @@ class Senders:
         applied: pushes applied.
         repeated: pushes that arrived again, and were ignored.
         stale: pushes dropped because they were too old.
-        refused: pushes with NaN or infinity, in the gradients or the step, or with arrays of other shapes.
+        refused: pushes with NaN or infinity, in the gradients or the step.
         refused_in_a_row: those since the last push that was applied.
         optimizer_state: of each worker's own optimizer, leaves `[W, ...]`; None where the shared copy has the only one.
     """
@@ -79,12 +79,6 @@ class Senders:
     def readmit(self, worker: int | Int32[Array, ""]) -> "Senders":
         """End the quarantine of a worker, for one that was started again."""
         return dataclasses.replace(self, refused_in_a_row=self.refused_in_a_row.at[worker].set(0))
-
-    def refuse(self, push: Push) -> "Senders":
-        """Count a push whose arrays have the wrong tree, shapes or dtypes, for which `receive` raises."""
-        is_new = push.sequence > self.sequence[push.worker]
-        no = jnp.array(False)
-        return self._count(push, Receipt(no, no, ~is_new, no, is_new, no))
 
     def _count(self, push: Push, receipt: "Receipt") -> "Senders":
         def add(counts: Array, flag: Array) -> Array:
