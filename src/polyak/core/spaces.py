@@ -457,7 +457,16 @@ class EnvSpec:
             # Not low + unit * (high - low): the range of a wide box overflows.
             action = (1.0 - unit) * low + unit * high
         native = xp.minimum(xp.maximum(action, low), high)
-        return native if space.dtype.kind == "f" else xp.rint(native).astype(space.dtype)
+        match space.dtype.kind:
+            case "f":
+                return native
+            case "b":
+                return xp.rint(native).astype(space.dtype)
+        # float32 rounds bounds such as 2³¹ - 1 up, out of the Box and of its dtype.
+        largest = action.dtype.type(np.nextafter(np.float32(np.iinfo(space.dtype).max), np.float32(0)))
+        nearest = xp.rint(xp.minimum(native, largest)).astype(space.dtype)
+        lower, upper = (_like(bound, action, space.dtype) for bound in (space.low, space.high))
+        return xp.where(native >= high, upper, xp.where(native <= low, lower, xp.minimum(xp.maximum(nearest, lower), upper)))
 
 
 def check_env_spec(owner: str, spec: Any) -> None:
@@ -477,7 +486,7 @@ def check_env_spec(owner: str, spec: Any) -> None:
     raise TypeError(f"{owner}: spec must be an EnvSpec, got {got}")
 
 
-def _like(value: Any, action: Any) -> Any:
-    """A constant of a space in the dtype of an action, with leading axes of length 1."""
-    array = np.asarray(value, action.dtype)
+def _like(value: Any, action: Any, dtype: npt.DTypeLike = None) -> Any:
+    """A constant of a space in this dtype, or that of an action, with leading axes of length 1."""
+    array = np.asarray(value, action.dtype if dtype is None else dtype)
     return array.reshape((1,) * (action.ndim - array.ndim) + array.shape)
