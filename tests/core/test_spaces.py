@@ -245,6 +245,28 @@ def test_the_ends_of_a_wide_box_of_integers_are_reached_and_not_passed(xp, scali
     assert low <= native[0, 1] <= high and abs(int(native[0, 1]) - (low + high) / 2) <= max(1, (high - low) * 2**-23)
 
 
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("scaling", ["clip", "rescale"])
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [
+        (np.int32, -(2**31), 2**31 - 1),
+        (np.int32, 0, 2**25 - 1),
+        (np.int32, 2**25 + 1, 2**25 + 3),
+        (np.uint32, 0, 2**32 - 1),
+        (np.uint8, 0, 255),
+        (np.int8, -128, 127),
+    ],
+)
+def test_the_ends_of_a_wide_box_of_integers_are_reached_and_not_passed(xp, scaling, dtype, low, high):
+    box = Box(low, high, (3,), dtype)
+    spec = EnvSpec(OBS, box, action_scaling=scaling)
+    ends = (-1.0, 1.0) if scaling == "rescale" else (low, high)
+    native = np.asarray(spec.native_action(xp.asarray([[ends[0], (ends[0] + ends[1]) / 2, ends[1]]], xp.float32)))
+    assert native.dtype == dtype and native[0, 0] == low and native[0, 2] == high
+    assert low <= native[0, 1] <= high and abs(int(native[0, 1]) - (low + high) / 2) <= max(1, (high - low) * 2**-23)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -50,8 +50,9 @@ class Box(_ByValue):
         dtype: of the arrays.
 
     Raises:
-        ValueError: a bound is NaN, the bounds' shapes differ, `low > high` somewhere, or the space has no element.
-        TypeError: `dtype` is not numeric; `shape` is no sequence of integers.
+        ValueError: a bound is NaN, or nothing that an integer `dtype` holds; the bounds' shapes differ, `low > high` somewhere,
+            or the space has no element.
+        TypeError: a bound or `dtype` is not numeric; `shape` is no sequence of integers.
 
     >>> Box([-1.0, 0.0], [1.0, 2.0]).shape
     (2,)
@@ -73,7 +74,7 @@ class Box(_ByValue):
         dtype = np.dtype(dtype)
         if dtype.kind not in "fiub":
             raise TypeError(f"Box: dtype must be a number type, got {dtype}")
-        low_array, high_array = np.array(low, dtype), np.array(high, dtype)
+        low_array, high_array = _as_bound("low", low, dtype), _as_bound("high", high, dtype)
         if sizes is not None:
             try:
                 low_array, high_array = (np.broadcast_to(array, sizes).copy() for array in (low_array, high_array))
@@ -108,10 +109,31 @@ class Box(_ByValue):
     def __repr__(self) -> str:
         bounds = [self.low.ravel(), self.high.ravel()]
         if all((bound == bound[0]).all() for bound in bounds):
-            low, high = (f"{bound[0]:g}" for bound in bounds)
+            low, high = (_number_text(bound[0]) for bound in bounds)
         else:
-            low, high = (f"[{', '.join([f'{x:g}' for x in bound[:2]] + ['...'] * (bound.size > 2))}]" for bound in bounds)
+            low, high = (f"[{', '.join([*map(_number_text, bound[:2]), *['...'] * (bound.size > 2)])}]" for bound in bounds)
         return f"Box({low}, {high}, shape={self.shape}, dtype={self.dtype})"
+
+
+def _as_bound(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A bound of a Box in its dtype, checked to be one that an integer dtype holds."""
+    array = np.array(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"Box: {name} must be numbers, got {value!r:.80}")
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if not np.all((array == np.rint(array)) & (array >= limits.min) & (array <= limits.max)):
+            raise ValueError(
+                f"Box: {name} must be integers in [{limits.min}, {limits.max}] with dtype={dtype}, got {value!r:.80}"
+            )
+    bound = array.astype(dtype)
+    # -0.0 equals 0.0 but has other bytes, by which Boxes are compared.
+    bound[bound == 0] = 0
+    return bound
+
+
+def _number_text(x: Any) -> str:
+    return f"{x:g}" if isinstance(x, np.floating) else str(x)
 
 
 @short_repr()
@@ -120,7 +142,7 @@ class Discrete:
     """The integers `start, ..., start + n - 1`. Agents count from 0; the environment sees `start` added.
 
     Raises:
-        ValueError: `n` is not a positive integer.
+        ValueError: `n` is not a positive integer, or `start` no integer.
     """
 
     n: int
@@ -129,6 +151,8 @@ class Discrete:
     def __post_init__(self) -> None:
         if int(self.n) != self.n or self.n < 1:
             raise ValueError(f"Discrete: n must be a positive integer, got {self.n!r}")
+        if int(self.start) != self.start:
+            raise ValueError(f"Discrete: start must be an integer, got {self.start!r}")
         object.__setattr__(self, "n", int(self.n))
         object.__setattr__(self, "start", int(self.start))
 
@@ -149,7 +173,8 @@ class MultiDiscrete:
     """A flat vector of integers, the i-th among `start[i], ..., start[i] + nvec[i] - 1`.
 
     Raises:
-        ValueError: `nvec` is empty, not flat, or has an entry that is not a positive integer; `start` has another length.
+        ValueError: `nvec` is empty, not flat, or has an entry that is not a positive integer; `start` has another length, or
+            an entry that is not an integer.
     """
 
     nvec: tuple[int, ...]
@@ -162,6 +187,8 @@ class MultiDiscrete:
         start = tuple(int(s) for s in self.start) or (0,) * len(nvec)
         if len(start) != len(nvec):
             raise ValueError(f"MultiDiscrete: start has {len(start)} entries, nvec {len(nvec)}; they must match")
+        if any(int(s) != s for s in self.start):
+            raise ValueError(f"MultiDiscrete: start must be integers, got {self.start!r}")
         object.__setattr__(self, "nvec", tuple(int(n) for n in nvec))
         object.__setattr__(self, "start", start)
 
