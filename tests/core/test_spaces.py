@@ -18,6 +18,7 @@ from polyak.core.spaces import (
     MultiBinary,
     MultiDiscrete,
     Tuple,
+    difference,
     from_gymnasium,
     leaf_spaces,
     map_space,
@@ -37,7 +38,13 @@ OBS = Box([0.0], [1.0])
         (lambda: Box(np.zeros(0), np.zeros(0)), ValueError, "has no element"),
         (lambda: Box([0.0], [1.0], dtype="U1"), TypeError, "must be a number type"),
         (lambda: Discrete(0), ValueError, "n must be a positive integer, got 0"),
+        (lambda: Box("a", 1.0), TypeError, "Box: low must be numbers, got 'a'"),
+        (lambda: Box(0.5, 1, (2,), np.int32), ValueError, "Box: low must be integers in .* with dtype=int32, got 0.5"),
+        (lambda: Box(-1, 255, (2,), np.uint8), ValueError, r"low must be integers in \[0, 255\] with dtype=uint8, got -1"),
+        (lambda: Box(0, np.inf, (2,), np.int32), ValueError, "high must be integers in .* got inf"),
         (lambda: Discrete(2.5), ValueError, "n must be a positive integer, got 2.5"),
+        (lambda: Discrete(3, 1.5), ValueError, "Discrete: start must be an integer, got 1.5"),
+        (lambda: MultiDiscrete((2, 3), (0.5, 1)), ValueError, "MultiDiscrete: start must be integers"),
         (lambda: MultiDiscrete(()), ValueError, "non-empty"),
         (lambda: MultiDiscrete((2, 0)), ValueError, "positive"),
         (lambda: MultiDiscrete((2, 3), (1,)), ValueError, "start has 1 entries, nvec 2"),
@@ -60,6 +67,30 @@ def test_a_bad_space_is_rejected(make, error, says, unchecked):
 
 def test_a_box_with_equal_bounds_is_a_space():
     assert Box([1.0], [1.0]).bounded
+
+
+def test_a_bound_of_minus_zero_is_zero():
+    assert Box(-0.0, 1.0, (2,)) == Box(0.0, 1.0, (2,))
+
+
+def test_bounds_of_integers_are_printed_in_full():
+    assert str(Box(0, 2**31 - 1, (2,), np.int32)) == "Box(0, 2147483647, shape=(2,), dtype=int32)"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (Box([0, 0, 0, 0], [1, 1, 1, 1]), Box([0, 0, 0, 0], [1, 1, 1, 2]), ("obs.high[3]", 1.0, 2.0)),
+        (Box([[0, 0]], [[9, 9]], dtype=np.uint8), Box([[0, 5]], [[9, 9]], dtype=np.uint8), ("obs.low[0, 1]", 0, 5)),
+        (Box(0, 1), Box(0, 3), ("obs.high", 1.0, 3.0)),
+        (Dict({"a": OBS, "b": Discrete(2)}), Dict({"a": OBS, "b": Discrete(3)}), ("obs['b']", Discrete(2), Discrete(3))),
+        (Box([0], [1]), Box([0, 0], [1, 1]), ("obs", Box([0], [1]), Box([0, 0], [1, 1]))),
+        (Dict({"0": OBS}), Tuple((OBS,)), ("obs", Dict({"0": OBS}), Tuple((OBS,)))),
+    ],
+)
+def test_the_first_difference_of_two_spaces_is_named(one, other, expected):
+    assert difference(EnvSpec(one, Discrete(2)), EnvSpec(other, Discrete(2))) == expected
+    assert difference(EnvSpec(one, Discrete(2)), EnvSpec(one, Discrete(2))) is None
 
 
 def test_spaces_are_equal_and_hash_by_value():
@@ -199,6 +230,28 @@ def test_a_box_of_integers_takes_the_nearest():
     np.testing.assert_array_equal(native, [[3], [10]])
 
 
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("scaling", ["clip", "rescale"])
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [
+        (np.int32, -(2**31), 2**31 - 1),
+        (np.int32, 0, 2**25 - 1),
+        (np.int32, 2**25 + 1, 2**25 + 3),
+        (np.uint32, 0, 2**32 - 1),
+        (np.uint8, 0, 255),
+        (np.int8, -128, 127),
+    ],
+)
+def test_the_ends_of_a_wide_box_of_integers_are_reached_and_not_passed(xp, scaling, dtype, low, high):
+    box = Box(low, high, (3,), dtype)
+    spec = EnvSpec(OBS, box, action_scaling=scaling)
+    ends = (-1.0, 1.0) if scaling == "rescale" else (low, high)
+    native = np.asarray(spec.native_action(xp.asarray([[ends[0], (ends[0] + ends[1]) / 2, ends[1]]], xp.float32)))
+    assert native.dtype == dtype and native[0, 0] == low and native[0, 2] == high
+    assert low <= native[0, 1] <= high and abs(int(native[0, 1]) - (low + high) / 2) <= max(1, (high - low) * 2**-23)
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -221,50 +274,6 @@ def test_a_wrong_shape_of_a_box_is_named(unchecked):
     assert Box(0, 1, np.array([3])).shape == (3,)
     with pytest.raises(ValueError, match=r"Box: bounds of shapes \(2,\) and \(2,\) do not broadcast to shape \(3,\)"):
         Box([0, 0], [1, 1], (3,))
-
-
-@pytest.mark.parametrize("xp", [np, jnp])
-@pytest.mark.parametrize("scaling", ["clip", "rescale"])
-@pytest.mark.parametrize(
-    ("dtype", "low", "high"),
-    [
-        (np.int32, -(2**31), 2**31 - 1),
-        (np.int32, 0, 2**25 - 1),
-        (np.int32, 2**25 + 1, 2**25 + 3),
-        (np.uint32, 0, 2**32 - 1),
-        (np.uint8, 0, 255),
-        (np.int8, -128, 127),
-    ],
-)
-def test_the_ends_of_a_wide_box_of_integers_are_reached_and_not_passed(xp, scaling, dtype, low, high):
-    box = Box(low, high, (3,), dtype)
-    spec = EnvSpec(OBS, box, action_scaling=scaling)
-    ends = (-1.0, 1.0) if scaling == "rescale" else (low, high)
-    native = np.asarray(spec.native_action(xp.asarray([[ends[0], (ends[0] + ends[1]) / 2, ends[1]]], xp.float32)))
-    assert native.dtype == dtype and native[0, 0] == low and native[0, 2] == high
-    assert low <= native[0, 1] <= high and abs(int(native[0, 1]) - (low + high) / 2) <= max(1, (high - low) * 2**-23)
-
-
-@pytest.mark.parametrize("xp", [np, jnp])
-@pytest.mark.parametrize("scaling", ["clip", "rescale"])
-@pytest.mark.parametrize(
-    ("dtype", "low", "high"),
-    [
-        (np.int32, -(2**31), 2**31 - 1),
-        (np.int32, 0, 2**25 - 1),
-        (np.int32, 2**25 + 1, 2**25 + 3),
-        (np.uint32, 0, 2**32 - 1),
-        (np.uint8, 0, 255),
-        (np.int8, -128, 127),
-    ],
-)
-def test_the_ends_of_a_wide_box_of_integers_are_reached_and_not_passed(xp, scaling, dtype, low, high):
-    box = Box(low, high, (3,), dtype)
-    spec = EnvSpec(OBS, box, action_scaling=scaling)
-    ends = (-1.0, 1.0) if scaling == "rescale" else (low, high)
-    native = np.asarray(spec.native_action(xp.asarray([[ends[0], (ends[0] + ends[1]) / 2, ends[1]]], xp.float32)))
-    assert native.dtype == dtype and native[0, 0] == low and native[0, 2] == high
-    assert low <= native[0, 1] <= high and abs(int(native[0, 1]) - (low + high) / 2) <= max(1, (high - low) * 2**-23)
 
 
 @pytest.mark.parametrize(
