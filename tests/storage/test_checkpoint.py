@@ -314,6 +314,15 @@ def test_a_newer_format_is_rejected_by_name_even_if_an_older_one_is_there(saved)
         restore(saved, state(0))
 
 
+def test_a_checkpoint_of_a_newer_format_is_no_leftover_that_a_save_removes(saved):
+    forge(saved, lambda document: document | {"format": 7, "library": "9.1"}, step=3)
+    with pytest.raises(CheckpointError, match="step 2 must be greater than the saved step 3"):
+        save(saved, state(9), step=2, meta={})
+    assert steps(saved) == [1, 2, 3]
+    save(saved, state(9), step=4, meta={})
+    assert bits(restore(saved, state(0)).tree) == bits(state(9))
+
+
 def golden_2():
     """What `golden/format-2` holds, in segments of 4096 bytes: the last one is shorter, and two are the same file."""
     rows = np.arange(2_600, dtype=np.float32).reshape(-1, 4)

@@ -129,7 +129,7 @@ def save(
                 _write(path, leaves, step, meta, must_be_finite)
             final = root / layout.directory_name(step)
             _read_manifest(final)
-            layout.prune(root, step, keep, lambda path: _damage(path, hashes=False) is None)
+            layout.prune(root, step, keep, lambda path: not _is_damaged(path, hashes=False))
     except OSError as error:
         raise CheckpointError(f"{root}: step {step} was not saved: {error}") from error
     return final
@@ -220,7 +220,7 @@ def _check_conflicts(root: Path, step: int, overwrite: bool) -> None:
     found = layout.find(root)
     if step in found and not layout.has_only_checkpoint_files(found[step]):
         raise CheckpointError(f"{found[step]}: exists and is not a polyak checkpoint; nothing was saved")
-    later = [s for s, path in found.items() if s >= step and not overwrite and _damage(path) is None]
+    later = [s for s, path in found.items() if s >= step and not overwrite and not _is_damaged(path)]
     if later:
         raise CheckpointError(
             f"{root}: step {step} must be greater than the saved step {max(later)}; "
@@ -383,8 +383,8 @@ def _read_hashed(file: BufferedReader, digest: Any, size: int, *, whole: bool) -
     return data
 
 
-def _damage(path: Path, *, hashes: bool = True) -> str | None:
-    """Why the checkpoint cannot be used, or None."""
+def _is_damaged(path: Path, *, hashes: bool = True) -> bool:
+    """Whether the checkpoint cannot be used by any version; one of a newer format is not damaged."""
     try:
         manifest = _read_manifest(path)
         check_segments(path.parent, manifest.leaves, manifest.segment_bytes)
@@ -392,9 +392,11 @@ def _damage(path: Path, *, hashes: bool = True) -> str | None:
             _read_arrays(path, manifest, [])
             for leaf in filter(lambda leaf: leaf.segments, manifest.leaves):
                 read_segments(path.parent, leaf, manifest.segment_bytes)
-    except (CheckpointError, ValueError) as error:
-        return str(error)
-    return None
+    except (Damage, ValueError):
+        return True
+    except CheckpointError:
+        return False
+    return False
 
 
 def _check_leaves(path: Path, saved: Sequence[Leaf], wanted: Sequence[tuple[Leaf, Any]], prefix: str | None) -> None:
