@@ -47,6 +47,25 @@ def test_the_name_decides_between_jax_and_gymnasium():
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vectorization", "sync"),
+        ("timeout", 5.0),
+        ("nonfinite", "pass"),
+        ("out_of_bounds", "clip"),
+        ("drop_unsupported_obs", True),
+        ("action_mask_key", "mask"),
+        ("info_metrics", ["x"]),
+    ],
+)
+def test_arguments_of_gymnasiums_environments_are_rejected_for_those_in_jax(name, value):
+    with pytest.raises(
+        ValueError, match=f"make: {name} is for Gymnasium environments and must be left out for jax/CartPole-v1"
+    ):
+        envs.make("jax/CartPole-v1", **{name: value})
+
+
+@pytest.mark.parametrize(
     ("name", "vectorization", "expected"),
     [
         ("CartPole-v1", "auto", VectorBatch),

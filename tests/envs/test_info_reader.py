@@ -78,11 +78,6 @@ def test_a_metric_that_info_lacks_is_left_out():
     assert env.info == {}
 
 
-def test_metrics_are_not_read_from_environments_in_jax():
-    with pytest.raises(ValueError, match="info_metrics is for Gymnasium environments and must be left out for jax/CartPole"):
-        envs.make("jax/CartPole-v1", info_metrics=("x",))
-
-
 def test_gymnasiums_vector_recorder_is_read():
     env = envs.make(gymnasium.wrappers.vector.RecordEpisodeStatistics(vector(AutoresetMode.NEXT_STEP, toys.Scripted)))
     env.reset(0)

@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +24,9 @@ from polyak.envs.libraries import conversion, is_from
 from polyak.envs.source import EnvSource
 
 if TYPE_CHECKING:
-    from polyak.envs.env_options import EnvOptions
-
-if TYPE_CHECKING:
     import gymnasium
+
+    from polyak.envs.env_options import EnvOptions
 
 JaxName: TypeAlias = Literal["jax/Acrobot-v1", "jax/CartPole-v1", "jax/MountainCar-v0", "jax/Pendulum-v1"]
 Vectorization: TypeAlias = Literal["auto", "own", "sync", "async"]
@@ -118,10 +118,16 @@ def make(
     check_integer("make", "num_envs", num_envs, at_most=most)
     settings = dict(env_kwargs or {})
     if is_jax:
-        host_only = {"vectorization": vectorization, "info_metrics": info_metrics, "action_mask_key": action_mask_key}
-        for name, value in host_only.items():
-            if value not in ("auto", (), [], None):
-                raise ValueError(f"make: {name} is for Gymnasium environments and must be left out for {id}, got {value!r}")
+        _check_defaults(
+            id,
+            vectorization=vectorization,
+            timeout=timeout,
+            nonfinite=nonfinite,
+            out_of_bounds=out_of_bounds,
+            drop_unsupported_obs=drop_unsupported_obs,
+            action_mask_key=action_mask_key,
+            info_metrics=tuple(info_metrics or ()),
+        )
         dynamics = _dynamics_by_name(id, settings) if isinstance(id, str) else _dynamics_of_object(id, settings)
         return AutoReset(dynamics, num_envs, action_scaling)
     from polyak.envs.env_options import EnvOptions
@@ -143,6 +149,18 @@ def make(
         with contextlib.suppress(Exception):
             batch.close()
         raise
+
+
+def _check_defaults(env: Any, **values: Any) -> None:
+    """Check that arguments of `make` for Gymnasium's environments have the values of their defaults.
+
+    Raises:
+        ValueError: one has another; its name and value.
+    """
+    defaults = inspect.signature(make).parameters
+    for name, value in values.items():
+        if value != defaults[name].default:
+            raise ValueError(f"make: {name} is for Gymnasium environments and must be left out for {env}, got {value!r}")
 
 
 def is_in_jax(env: Any) -> bool:
