@@ -151,7 +151,7 @@ def test_zero_weight_sample_changes_the_carry_but_not_the_loss():
 def test_num_minibatches_that_does_not_divide_num_envs_is_rejected():
     agent = make(NETWORKS["gru"], num_minibatches=4)
     agent.check(8)
-    with pytest.raises(ValueError, match=r"num_minibatches=4 must divide num_envs=6: .* whole sequences"):
+    with pytest.raises(ValueError, match=r"PPO: num_minibatches=4 must divide num_envs=6: .* whole sequences"):
         agent.check(6)
     with pytest.raises(ValueError, match="num_minibatches=8 must divide num_envs=4"):
         agent = make(NETWORKS["gru"], num_minibatches=8)

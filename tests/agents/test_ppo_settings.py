@@ -134,7 +134,7 @@ def test_num_minibatches_that_does_not_divide_the_samples_is_rejected():
         (
             {"num_minibatches": 2, "microbatch_size": 6},
             4,
-            "microbatch_size=6 must divide the 16 samples of a minibatch",
+            "PPO: microbatch_size=6 must divide the 16 samples of a minibatch",
         ),
         ({"num_minibatches": 2, "microbatch_size": 32}, 4, "microbatch_size=32 must divide the 16 samples"),
         (

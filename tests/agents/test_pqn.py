@@ -190,7 +190,7 @@ def test_the_default_network_is_normalized_and_settings_are_checked():
     assert PQN(SPEC).network.layer_norm and not polyak.DQN(SPEC).network.layer_norm
     with pytest.raises(ValueError, match="PQN: actions must be Discrete"):
         PQN(EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0])))
-    with pytest.raises(ValueError, match="num_minibatches=5 must divide"):
+    with pytest.raises(ValueError, match="PQN: num_minibatches=5 must divide"):
         make(num_minibatches=5).check(ENVS)
     with pytest.raises(ValueError, match="created with another optimizer"):
         agent = make()

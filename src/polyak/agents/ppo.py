@@ -257,7 +257,7 @@ class PPO:
                 `microbatch_size` a minibatch.
         """
         sequences = self._model.is_recurrent
-        check_divides(self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=sequences)
+        check_divides("PPO", self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=sequences)
 
     def has_small_products(self, num_envs: int, devices: int) -> bool:
         """Whether layers are at most 256 wide and, on one device, gradients are computed over at most 256 samples at a time."""
@@ -313,7 +313,9 @@ class PPO:
         self._check_state(state)
         num_steps, num_envs = check_rollout(rollout, self.spec)
         rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)
-        check_divides(num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.is_recurrent)
+        check_divides(
+            "PPO", num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.is_recurrent
+        )
 
         # Old values and action distributions, advantages and value targets.
         batch, bad_data = self._make_batch(state, rollout, weight, axis_name)

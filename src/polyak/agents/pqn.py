@@ -139,7 +139,7 @@ class PQN:
         Raises:
             ValueError: `num_minibatches` does not divide the samples.
         """
-        check_divides(self.num_steps, num_envs, self.num_minibatches)
+        check_divides("PQN", self.num_steps, num_envs, self.num_minibatches)
 
     def has_small_products(self, num_envs: int, devices: int) -> bool:
         """Whether layers are at most 256 wide and, on one device, minibatches have at most 256 samples."""
@@ -177,7 +177,7 @@ class PQN:
         check_state("PQN.update", state, PQNState)
         check_created_with(self, equal=settings_of(self, state.obs_normalizer), present={})
         num_steps, num_envs = check_rollout(rollout, self.spec)
-        check_divides(num_steps, num_envs, self.num_minibatches)
+        check_divides("PQN", num_steps, num_envs, self.num_minibatches)
         rollout, copies, optimizer = self._combine(as_arrays(rollout)), state.copies, optimizer_of(self, state.env_steps)
         check_optimizer_state(optimizer, copies.online.params, copies.optimizer_state)
         batch, bad = self._make_batch(state, rollout, axis_name)

@@ -136,11 +136,18 @@ def shuffled_minibatches(
 
 
 def check_divides(
-    num_steps: int, num_envs: int, num_minibatches: int, microbatch_size: int | None = None, *, sequences: bool = False
+    owner: str,
+    num_steps: int,
+    num_envs: int,
+    num_minibatches: int,
+    microbatch_size: int | None = None,
+    *,
+    sequences: bool = False,
 ) -> None:
     """Check that rollouts can be split into minibatches of equal size, and these into microbatches.
 
     Args:
+        owner: the agent, for the message.
         sequences: minibatches consist of whole sequences, one per environment.
 
     Raises:
@@ -148,18 +155,21 @@ def check_divides(
     """
     if sequences and num_envs % num_minibatches:
         raise ValueError(
-            f"num_minibatches={num_minibatches} must divide num_envs={num_envs}: minibatches of a recurrent network "
+            f"{owner}: num_minibatches={num_minibatches} must divide num_envs={num_envs}: minibatches of a recurrent network "
             f"consist of whole sequences, one per environment"
         )
     samples = num_steps * num_envs
     if samples % num_minibatches:
         raise ValueError(
-            f"num_minibatches={num_minibatches} must divide num_steps * num_envs = {num_steps} * {num_envs} = {samples} samples"
+            f"{owner}: num_minibatches={num_minibatches} must divide num_steps * num_envs = "
+            f"{num_steps} * {num_envs} = {samples} samples"
         )
     size = (num_envs if sequences else samples) // num_minibatches
     if microbatch_size is not None and size % microbatch_size:
         kind = "sequences" if sequences else "samples"
-        raise ValueError(f"microbatch_size={microbatch_size} must divide the {size} {kind} of a minibatch on each device")
+        raise ValueError(
+            f"{owner}: microbatch_size={microbatch_size} must divide the {size} {kind} of a minibatch on each device"
+        )
 
 
 def _groups_per_device(num_steps: int, num_envs: int, num_minibatches: int, devices: int) -> int:
@@ -169,5 +179,5 @@ def _groups_per_device(num_steps: int, num_envs: int, num_minibatches: int, devi
         fits = groups % devices == 0 and total % groups == 0
         if fits and (num_steps * total // groups) % num_minibatches == 0:
             return groups // devices
-    check_divides(num_steps, num_envs, num_minibatches)
+    check_divides("epoch_seeds", num_steps, num_envs, num_minibatches)
     return 1
