@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from polyak.envs.gymnasium import GymnasiumEnv
+
 RULE = "import numpy as np\n\n\ndef lean(obs):\n    return (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(np.int32)\n\nNUMBER = 3\n"
 MORE = '''
 import polyak
@@ -80,3 +82,12 @@ def test_a_name_that_is_no_policy_is_rejected(rule, run, command, policy, said):
     code, out, err = command("evaluate run --policy", policy)
     assert (code, out) == (2, "")
     assert said in err
+
+
+def test_environments_are_closed_where_the_policy_is_rejected(rule, run, command, monkeypatch):
+    made, closed = [], []
+    initialize, close = GymnasiumEnv.__init__, GymnasiumEnv.close
+    monkeypatch.setattr(GymnasiumEnv, "__init__", lambda env, *args, **options: made.append(initialize(env, *args, **options)))
+    monkeypatch.setattr(GymnasiumEnv, "close", lambda env: closed.append(close(env)))
+    code, _, _ = command("evaluate run --policy rules_of_yours:lean")
+    assert code == 2 and len(made) == len(closed) == 1

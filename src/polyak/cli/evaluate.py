@@ -110,16 +110,16 @@ def _load_all(directory: Path, flags: EvaluateFlags) -> list[_Task]:
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     run, checkpoints = open_checkpoints(directory)
     own = read_own_run(run, flags.own, flags.imports)
-    first = own.make_env(min(own.config.num_envs, flags.episodes))
-    config = with_agent(own.config, flags.own, first.spec)
-    policy, env_steps = restore_policy(checkpoints, config.agent)
-    policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
-    if flags.policy is not None:
-        policies[flags.policy] = _python_policy(flags.policy, config)
-    envs = [first, *(own.make_env(first.num_envs) for _ in range(len(policies) - 1))]
+    envs = [own.make_env(min(own.config.num_envs, flags.episodes))]
     try:
+        config = with_agent(own.config, flags.own, envs[0].spec)
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
-    except ValueError:
+        policy, env_steps = restore_policy(checkpoints, config.agent)
+        policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
+        if flags.policy is not None:
+            policies[flags.policy] = _python_policy(flags.policy, config)
+            envs.append(own.make_env(envs[0].num_envs))
+    except BaseException:
         with _closing(envs):
             raise
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
