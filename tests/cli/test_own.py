@@ -45,6 +45,10 @@ def make_impatient(spec):
     return dataclasses.replace(make_agent(spec), gamma=0.5)
 
 
+def make_wrong(spec):
+    return polyak.PPO(spec, num_steps="8")
+
+
 def make_number(spec):
     return 3
 
@@ -83,6 +87,8 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
     code, out, err = command(f"evaluate parts --episodes 3 {OWN}")
     assert code == 0 and "over 3 episodes (mean length" in out, err
     assert command(f"export parts --format stablehlo {OWN}")[0] == 0
+    code, _, err = command("export parts --format numpy --agent mine_of_me:make_wrong --env mine_of_me:make_pole")
+    assert code == 2 and "error: PPO: num_steps must be an integer" in err, err
 
 
 def test_an_own_agent_with_other_settings_resumes_by_force_only(command):

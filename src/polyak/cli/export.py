@@ -39,7 +39,7 @@ def export(arguments: list[str]) -> int:
     description = "Export the greedy policy of RUN, a run directory or the `best` in one."
     try:
         return _export(*parse_for_run(ExportFlags, arguments, command="export", description=description))
-    except (UsageError, ValueError, ImportError, RunError, ConfigError, CheckpointError, ExportError) as error:
+    except (UsageError, TypeError, ValueError, ImportError, RunError, ConfigError, CheckpointError, ExportError) as error:
         return fail(error)
 
 
