@@ -10,6 +10,7 @@ from polyak.cli.imports import check_import, import_object
 from polyak.cli.own_flags import OwnFlags
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
+from polyak.envs.available import JAX_PREFIXES
 from polyak.runs import RunConfig, read_config
 from polyak.storage.run_directory import Run
 
@@ -30,7 +31,7 @@ def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
     wrap = None if flags.wrapper is None else import_callable(flags.wrapper, "--wrapper")
     if make is None and wrap is None:
         return env_id, kwargs
-    if make is None and env_id.startswith(("jax/", "gymnax/")):
+    if make is None and env_id.startswith(JAX_PREFIXES):
         raise UsageError(f"--wrapper {flags.wrapper}: wraps Gymnasium's environments, got {env_id}")
 
     def make_one() -> Any:
