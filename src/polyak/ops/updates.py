@@ -164,8 +164,8 @@ def soft_update_if_valid(
 ) -> tuple[PyTree, Bool[Array, ""]]:
     """The target after `soft_update`, and True; or unchanged, and False.
 
-    It is unchanged if a traced tau is outside [0, 1], or if the online tree holds NaN or infinity where the target does not
-    hold the same: a constant such as a mask may be infinite in both. `check_finite=False` looks at tau alone.
+    It is unchanged if a traced tau is outside [0, 1], or if the online tree holds NaN, or an infinity that the target does not
+    hold too: a constant such as a mask may be infinite in both. `check_finite=False` looks at tau alone.
 
     Raises:
         TypeError, ValueError: as `soft_update`.
@@ -322,7 +322,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _may_follow(online: Any, target: Any) -> Bool[Array, ""]:
-    """Whether a leaf holds no NaN or infinity but those of the target."""
+    """Whether a leaf holds no NaN, and no infinity but those of the target."""
     online, target = _on_same_devices(online, target)
     return jax.jit(_count_bad)(online, target) == 0
 
