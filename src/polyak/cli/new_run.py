@@ -239,7 +239,9 @@ def _learners(flags: TrainFlags, loop: str) -> Learners | None:
     """The processes that train together, or None."""
     learners = as_learners("polyak train", Learners(flags.learners, address=flags.ray_address))
     if learners is not None and loop != "compiled":
-        raise UsageError(f"--learners {flags.learners} needs an environment in JAX (jax/..., gymnax/...) and the compiled loop")
+        raise UsageError(
+            f"--learners {flags.learners} needs an environment in JAX (such as jax/... or gymnax/...) and the compiled loop"
+        )
     if learners is not None and flags.seeds > 1:
         raise UsageError(f"--learners {flags.learners} must be left out with --seeds {flags.seeds}, which train in one process")
     if learners is not None and flags.devices and flags.devices % flags.learners:
@@ -254,7 +256,9 @@ def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
             raise UsageError(f"--workers {workers.number} must be left out: {env_id} is in JAX, and compiled with the agent")
         return "distributed" if loop == "auto" else loop
     if loop == "compiled" and not is_jax:
-        raise UsageError(f"--loop compiled needs an environment in JAX (jax/..., gymnax/...); {env_id} steps on the host")
+        raise UsageError(
+            f"--loop compiled needs an environment in JAX (such as jax/... or gymnax/...); {env_id} steps on the host"
+        )
     return loop if loop != "auto" else "compiled" if is_jax else "host"
 
 

@@ -294,9 +294,9 @@ def check_in_jax(owner: str, env: Any) -> None:
         TypeError: it is none of `polyak.envs.make`.
         ValueError: it steps on the host.
     """
-    check_made("train", env)
+    check_made(owner, env)
     if isinstance(env, HostEnv):
-        raise ValueError(f"{owner} needs an environment in JAX (jax/..., gymnax/...), got {env.spec.id}")
+        raise ValueError(f"{owner} needs an environment in JAX (such as jax/... or gymnax/...), got {env.spec.id}")
 
 
 def check_made(owner: str, env: Any, name: str = "env") -> None:

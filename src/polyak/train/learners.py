@@ -146,8 +146,8 @@ def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None
     """
     if isinstance(env, HostEnv):
         raise ValueError(
-            f"train: learners={learners.number} needs an environment in JAX (jax/..., gymnax/...), got {env.spec.id}, which "
-            "workers=N steps in several processes"
+            f"train: learners={learners.number} needs an environment in JAX (such as jax/... or gymnax/...), "
+            f"got {env.spec.id}, which workers=N steps in several processes"
         )
     if devices % learners.number:
         raise ValueError(f"train: devices={devices} must be a multiple of learners={learners.number}")
