@@ -217,7 +217,6 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.
 @given(st.data())
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_mutated_config_raises_only_config_errors(run_and_policy, data):
-    """F9."""
     run = Given(run_and_policy[0], None)
     run.__dict__["document"] = mutated(open_run(run_and_policy[0]).read_config(), JUNK, data)
     with contextlib.suppress(ConfigError):

@@ -1,4 +1,4 @@
-"""T10: the long training with workers of `benchmarks/soak.py`: its threads and figures where something is missing."""
+"""The long training with workers of `benchmarks/soak.py`: its threads and figures where something is missing."""
 
 import importlib
 import json

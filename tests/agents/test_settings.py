@@ -61,7 +61,7 @@ WRONG = {
 
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_a_wrong_setting_is_one_error_that_names_agent_field_and_value(algorithm):
-    """F2: bad values, in every setting."""
+    """Bad values, in every setting."""
     cls, right = agent_class(algorithm), make(algorithm)
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):

@@ -142,7 +142,7 @@ def is_meant(value, text):
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_arbitrary_settings_of_any_algorithm_are_what_they_say_or_an_error_that_names_one(data):
-    """F9: any arguments."""
+    """Any arguments."""
     algorithm = data.draw(st.sampled_from(sorted(AGENTS)))
     kind = agent_flags(AGENTS[algorithm], {})
     texts = data.draw(st.dictionaries(st.sampled_from(dataclasses.fields(kind)), VALUES, min_size=1, max_size=2))

@@ -75,7 +75,6 @@ def test_optimizer_states_are_the_shared_copys_or_each_workers_own():
 
 
 def test_a_push_that_is_sent_again_is_applied_once():
-    """W13."""
     shared, senders = receiver(optimizer=ADAM, shared_optimizer=False)
     push = Push.create(1, 1, 0)
     once = jit_receive(shared, senders, push, gradient(2.0), optimizer=ADAM)

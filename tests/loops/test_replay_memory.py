@@ -22,7 +22,6 @@ def make(capacity=4096):
 
 
 def test_a_rollout_that_does_not_fit_names_num_envs_and_num_steps(tmp_path, monkeypatch, capsys):
-    """T11."""
     monkeypatch.chdir(tmp_path)
     assert (
         main(["train", "ppo", "jax/CartPole-v1", "--num-envs", "1000000", "--num-steps", "4096", "--num-minibatches", "4096"])

@@ -178,7 +178,7 @@ def test_wrong_arguments_are_errors_and_write_nothing(tmp_path):
     assert not directory.exists()
 
 
-# C1, C2: kills and full disks
+# Kills and full disks
 
 
 def test_killed_at_any_moment_a_restore_finds_the_last_acknowledged_save_or_a_newer(tmp_path):
@@ -218,7 +218,7 @@ def test_a_full_file_system_is_an_error_and_its_space_returns(tmp_path):
         subprocess.run(["umount", str(small)], check=True)
 
 
-# C3, C4: damage
+# Damage
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_swapped_checkpoints_are_reported_as_damaged(saved):
         assert restore(saved, state(0)).step == 3
 
 
-# C5 to C8: other versions, other trees
+# Other versions, other trees
 
 
 def test_a_newer_format_is_rejected_by_name_even_if_an_older_one_is_there(saved):
@@ -331,7 +331,6 @@ def golden_2():
 
 
 def test_files_of_every_released_format_are_read():
-    """C6."""
     tree = {
         "arrays": {name: np.array([0, 1, 1]).astype(dtype) for name, dtype in DTYPES.items()},
         "keys": {impl: jax.random.split(jax.random.key(1, impl=impl), 2) for impl in KEY_WORDS},
@@ -373,7 +372,7 @@ def test_no_shape_or_dtype_changes_silently(tmp_path, like, message):
         restore(tmp_path, {"a": like})
 
 
-# C9 to C13: directories and values
+# Directories and values
 
 
 def test_a_directory_in_which_another_saves_is_rejected(saved):
@@ -500,7 +499,7 @@ def test_files_directory_and_rename_are_synced_in_that_order(tmp_path, monkeypat
     assert events == [ARRAYS, MANIFEST, COMMIT, ".tmp", "rename", "c"]
 
 
-# C17: memory
+# Memory
 
 MEMORY = """
 import sys
@@ -535,7 +534,7 @@ for name, segmented in (("whole", None), ("segments", "['replay']")):
 
 
 def test_a_large_array_is_saved_and_restored_without_a_second_one_in_memory(tmp_path):
-    """C17: the peak is at most 1.2 times the array, whether it is in segments or not."""
+    """The peak is at most 1.2 times the array, whether it is in segments or not."""
     command = [sys.executable, "-c", MEMORY, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -98,7 +98,7 @@ def read_everything(directory):
 
 @pytest.mark.parametrize("kind", payloads("x"))
 def test_a_payload_in_any_file_never_runs(run, tmp_path, kind):
-    """S1: code among the data."""
+    """Code among the data."""
     marker = tmp_path / "marker"
     payload = payloads(marker)[kind]
     files = [path for path in run.rglob("*") if path.is_file()]
@@ -250,7 +250,7 @@ def bombs(checkpoints):
 
 @pytest.mark.parametrize("name", bombs(Path("x")))
 def test_oversized_declarations_are_rejected(run, name):
-    """S5: sizes that would fill memory."""
+    """Sizes that would fill memory."""
     bombs(run / "checkpoints")[name]()
     start = time.process_time()
     tracemalloc.start()

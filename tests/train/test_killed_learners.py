@@ -52,14 +52,14 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("workers", [4, 2, 1, 0])
 def test_what_a_killed_learner_leaves_continues_to_the_bit_with_any_number_of_workers(whole, workers):
-    """T3, T4: the state of the loop is that of the run that was never killed."""
+    """The state of the loop is that of the run that was never killed."""
     result, left = whole
     assert len(left) >= 4
     assert_same_bits(resume(left[workers - 1 if workers else 3], workers).loop_state, result.loop_state)
 
 
 def test_another_number_of_workers_that_act_in_jax_is_a_warning(tmp_path):
-    """T3: several workers draw random numbers of their own."""
+    """Several workers draw random numbers of their own."""
     agent = make_agent(polyak.envs.make(ENV).spec, network=lstm(hidden=(), width=4))
     how = Workers(number=2, make_engine=InProcessWorkers)
     polyak.train.run(agent, ENV, env_steps=200, num_envs=NUM_ENVS, workers=how, run_dir=tmp_path / "run", progress=False)
@@ -75,7 +75,7 @@ def test_another_number_of_workers_that_act_in_jax_is_a_warning(tmp_path):
 
 
 def test_a_learner_that_is_killed_loses_a_checkpoint_interval_at_most(whole, tmp_path):
-    """T4, W10: SIGKILL of the process, with its workers inside."""
+    """SIGKILL of the process, with its workers inside."""
     code = "import sys; from tests.train.test_killed_learners import run; run(sys.argv[1])"
     learner = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run")], cwd=Path(__file__).parents[2])
     deadline = time.monotonic() + 60
@@ -87,7 +87,7 @@ def test_a_learner_that_is_killed_loses_a_checkpoint_interval_at_most(whole, tmp
 
 
 def test_what_happens_to_workers_is_in_the_run_directory(whole, tmp_path):
-    """W1: when, which worker, and why."""
+    """When, which worker, and why."""
     result = run(tmp_path / "run", lambda: FaultyWorkers({6: "lost"}), workers=2)
     events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["started", "started", "failed", "restarted"]
@@ -97,7 +97,6 @@ def test_what_happens_to_workers_is_in_the_run_directory(whole, tmp_path):
 
 
 def test_a_callback_that_raises_ends_the_workers():
-    """T8, W11."""
     engine = FaultyWorkers({})
 
     def fail(progress, metrics, state):
@@ -109,14 +108,13 @@ def test_a_callback_that_raises_ends_the_workers():
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
-    """W16."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"workers need Ray: pip install 'polyak\[ray\]'"):
         run(None, None)
 
 
 def test_a_run_with_lag_one_resumes_to_the_bit(tmp_path):
-    """T3: also what was under way."""
+    """Also what was under way."""
     agent = make_agent(polyak.envs.make(ENV).spec, values_when="collect")
     how = Workers(lag=1, number=2, make_engine=InProcessWorkers)
     settings = {"num_envs": NUM_ENVS, "checkpoint_every": EVERY, "report_every": EVERY, "seed": 3, "progress": False}

@@ -161,7 +161,6 @@ class LastDies(InProcessWorkers):
 
 
 def test_training_goes_on_without_a_worker_that_is_lost(tmp_path, monkeypatch, capsys):
-    """W17."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     split = Workers(2, min_workers=1, make_engine=LastDies)
     result = polyak.train.run(

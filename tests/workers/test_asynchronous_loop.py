@@ -188,7 +188,7 @@ class KeptPushes(FaultyPushes):
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])
 def test_workers_that_die_cost_nothing(shared_optimizer):
-    """W1, W12: a push arrives wholly or not at all, whether its worker dies before, within or after it."""
+    """A push arrives wholly or not at all, whether its worker dies before, within or after it."""
     engine, structures = KeptPushes({3: "computed", 6: "lost", 10: with_wrong_shape}), []
 
     @struct
@@ -218,7 +218,6 @@ def with_nan(push):
 
 
 def test_gradients_with_nan_are_refused_and_their_worker_replaced():
-    """W5."""
     result = train(engine=lambda: FaultyPushes({4: with_nan, 6: with_nan, 8: with_nan}), options={"max_bad": 3})
     assert result.metrics["pushes/refused"] == 3
     assert result.metrics["workers/restarts"] == 1
@@ -242,7 +241,7 @@ def details_of(events, worker):
 
 
 def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
-    """W6, W13: the worker is replaced, and computes its push again."""
+    """The worker is replaced, and computes its push again."""
     undisturbed, events = train(1, steps=200), []
     engine = FaultyPushes({1: lambda push: "garbage", 4: with_wrong_shape, 7: lambda push: engine.earlier})
     engine.faults[0] = lambda push: setattr(engine, "earlier", push) or push
@@ -256,7 +255,7 @@ def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
 
 
 def test_every_part_of_a_push_is_checked():
-    """W6: by worker and part."""
+    """By worker and part."""
     state, arrays = "the state of the environments is missing", "arrays of {} are missing"
     wrong = [
         ("halves", None, "gradients are missing"),
@@ -290,7 +289,7 @@ def test_every_part_of_a_push_is_checked():
 
 
 def test_huge_gradients_are_clipped():
-    """W7: one push of 1e30 moves no weight further than a step of the optimizer may."""
+    """One push of 1e30 moves no weight further than a step of the optimizer may."""
     kept = []
     train(1, lambda: FaultyPushes({3: with_huge_numbers}), callbacks=[lambda *report: kept.append(report[2])], report_every=1)
     weights = [arrays_of(state.agent.copies.online.params) for state in kept]
@@ -319,7 +318,6 @@ class SlowPushes(InProcessWorkers):
 
 
 def test_a_slow_worker_holds_nobody_back_and_what_is_too_old_is_dropped():
-    """W4, W8."""
     engine = SlowPushes()
     reports = []
     result = train(
@@ -346,7 +344,6 @@ def test_a_stop_while_it_waits_reports_what_was_learned_since_the_last_report():
 
 
 def test_stale_gradients_are_dropped():
-    """W8."""
     result = train(4, options={"max_staleness": 0})
     assert result.metrics["pushes/stale"] > 0
     assert result.metrics["pushes/applied"] + result.metrics["pushes/stale"] == result.progress.iteration
@@ -361,7 +358,6 @@ def test_an_exception_of_an_environment_ends_the_training_or_its_episodes():
 
 
 def test_nan_of_an_environment_costs_its_worker_and_nothing_else():
-    """W5."""
     env = polyak.envs.make(lambda: Counting(nan_at=60), num_envs=4, vectorization="sync")
     result = train(env=env)
     assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] >= 1
@@ -369,7 +365,7 @@ def test_nan_of_an_environment_costs_its_worker_and_nothing_else():
 
 
 def test_a_worker_that_sends_nothing_but_nan_is_put_out(monkeypatch):
-    """W17: pushes that are refused are no success, so it is given up after five quarantines in a row."""
+    """Pushes that are refused are no success, so it is given up after five quarantines in a row."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     engine = FaultyPushes({})
     call, first = engine.call, []

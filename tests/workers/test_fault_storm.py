@@ -1,4 +1,4 @@
-"""W1, W3: faults at random in runs of four workers: none changes a bit, none is lost, nothing hangs."""
+"""Faults at random in runs of four workers: none changes a bit, none is lost, nothing hangs."""
 
 import numpy as np
 

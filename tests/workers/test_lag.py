@@ -1,4 +1,4 @@
-"""W4, W8: with a lag of N nothing is older than N updates and nothing is dropped, however slow a worker is."""
+"""With a lag of N nothing is older than N updates and nothing is dropped, however slow a worker is."""
 
 import dataclasses
 

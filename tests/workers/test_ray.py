@@ -59,7 +59,6 @@ def test_two_workers_have_the_bits_of_the_host_loop(report):
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_worker_that_is_killed_or_stopped_leaves_no_trace(report, fault):
-    """W1, W3, W15."""
     assert report[fault]["same_bits"] and report[fault]["restarts"] >= 1
 
 
@@ -73,30 +72,26 @@ def test_ray_prints_nothing_about_dead_workers(report):
 
 
 def test_training_in_one_process_opens_no_socket(report):
-    """S8."""
     assert report["sockets_alone"] == 0
 
 
 def test_a_private_ray_listens_on_loopback_only(report):
-    """S9."""
     assert report["listening"] and all(address.startswith("127.") for address in report["listening"])
 
 
 def test_a_caller_without_the_token_is_refused(report):
-    """S9: where one with the token gets an answer."""
+    """Where one with the token gets an answer."""
     code, output = report["cluster"]["no token"]
     assert code == 1 and "InvalidAuthToken" in output.splitlines()[-1] and report["cluster"]["keys"] > 0
 
 
 def test_no_dashboard_listens_and_no_port_serves_http_without_the_token(report):
-    """S9."""
     number, open_ports = report["cluster"]["dashboard"]
     assert number >= 1 and open_ports == [], "Ray starts its processes even so"
     assert set(report["cluster"]["http"]) <= {401, None}
 
 
 def test_another_version_of_ray_is_an_error_with_both_in_one_line(report):
-    """W16."""
     code, output = report["cluster"]["other version"]
     ray = re.escape(report["cluster"]["ray"])
     last = output.strip().splitlines()[-1]
@@ -112,7 +107,6 @@ def test_a_command_with_workers_on_a_cluster_says_where_they_are(report):
 
 
 def test_a_command_with_workers_leaves_a_checkpoint_at_sigterm_and_continues_without_them(report):
-    """T4, T5."""
     code, output = report["cluster"]["stopped"]
     done = report["cluster"]["done"]
     assert code == 143 and f"stopped by SIGTERM at {done:,} env_steps" in output and done >= 64
@@ -145,12 +139,11 @@ def test_a_worker_computes_on_one_thread(report):
 
 
 def test_closing_ends_all_processes_within_seconds(report):
-    """W11."""
     assert report["close_seconds"] < 10 and report["left"] == []
 
 
 def test_ray_leaves_the_handler_of_sigterm(report):
-    """T5: a training ends with its checkpoint, as without workers."""
+    """A training ends with its checkpoint, as without workers."""
     assert report["keeps_handler"]
 
 
@@ -160,7 +153,7 @@ def test_a_ray_that_is_connected_already_is_an_error(report):
 
 @pytest.mark.slow
 def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_path):
-    """W15: with the same bits."""
+    """With the same bits."""
     report = run(tmp_path, "cluster")
     assert report["removed"] >= 1 and len(report["restarts"]) >= 1
     assert report["same_bits"] and report["alive"] == 4
@@ -182,13 +175,13 @@ def start_forever(directory):
 
 
 def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
-    """W10: its processes and their files."""
+    """Its processes and their files."""
     process, pids = start_forever(tmp_path)
     check_that_nothing_is_left(process, pids)
 
 
 def test_a_training_ends_when_a_daemon_of_its_private_ray_dies(tmp_path):
-    """W15, where Ray alone would hang for minutes; and S9, no other user opens the directory of its sockets."""
+    """Ray alone would hang for minutes; and no other user opens the directory of its sockets."""
     process, pids = start_forever(tmp_path)
     (directory,) = Path(tempfile.gettempdir()).glob(f"polyak-ray-{process.pid}-*")
     assert directory.stat().st_mode & 0o077 == 0
@@ -200,7 +193,7 @@ def test_a_training_ends_when_a_daemon_of_its_private_ray_dies(tmp_path):
 
 
 def test_nothing_is_left_of_a_learner_that_was_killed_while_ray_started(tmp_path):
-    """W10: the head does not wait until Ray has started."""
+    """The head does not wait until Ray has started."""
     code = "from polyak.workers.ray_workers import RayWorkers; RayWorkers(2)"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment())
     deadline = time.monotonic() + 60

@@ -82,7 +82,6 @@ def test_results_come_from_the_workers_that_were_asked():
 
 @pytest.mark.parametrize("fault", [DEAD, LATE], ids=["dead", "late"])
 def test_a_worker_that_fails_is_made_again_and_repeats_its_request(fault):
-    """W1, W3."""
     supervisor, engine, events = make([fault, "again"])
     supervisor.request(0, "rollout", 7)
     assert run(supervisor, 1) == [(0, "again")]
@@ -98,7 +97,6 @@ def test_a_worker_that_fails_is_made_again_and_repeats_its_request(fault):
 
 
 def test_a_hang_is_noticed_at_the_timeout_and_named():
-    """W3."""
     supervisor, engine, events = make([LATE, "again"], timeout=3.0)
     supervisor.request(0, "rollout", 1)
     run(supervisor, 1)
@@ -169,7 +167,6 @@ def test_the_pause_before_a_restart_doubles_and_ends_with_a_success():
 
 
 def test_other_workers_go_on_while_one_waits_to_be_started_again():
-    """W4."""
     supervisor, engine, _ = make({b"0": [DEAD, DEAD, "a"], b"1": ["b0", "b1"]}, workers=2)
     supervisor.request(0, "rollout", 0)
     supervisor.request(1, "rollout", 0)
@@ -189,7 +186,6 @@ def test_the_budget_of_restarts_ends_the_training_with_the_reason():
 
 
 def test_the_spent_budget_names_the_last_failure_of_every_worker():
-    """W9."""
     supervisor, _, _ = make({b"0": [DEAD, LATE], b"1": [DEAD, LATE]}, workers=2, budget=2, timeout=2.0)
     for worker in range(2):
         supervisor.request(worker, "rollout", 1)
@@ -199,7 +195,6 @@ def test_the_spent_budget_names_the_last_failure_of_every_worker():
 
 
 def test_a_worker_that_fails_again_and_again_is_given_up_where_others_suffice():
-    """W17."""
     supervisor, engine, events = make({b"0": [DEAD] * MAX_FAILURES, b"1": ["b0", "b1"]}, workers=2, min_workers=1)
     for worker in range(2):
         supervisor.request(worker, "rollout", 0)
@@ -222,7 +217,6 @@ def test_a_worker_that_fails_again_and_again_is_given_up_where_others_suffice():
 
 
 def test_fewer_workers_than_are_needed_end_the_training_with_the_reasons():
-    """W17."""
     results = {b"0": [DEAD] * MAX_FAILURES, b"1": [DEAD] * MAX_FAILURES}
     supervisor, _, _ = make(results, workers=2, min_workers=1, budget=2 * MAX_FAILURES - 2)
     for worker in range(2):
@@ -245,7 +239,6 @@ def test_a_worker_that_does_not_start_at_the_beginning_is_given_up_after_one_sta
 
 
 def test_without_a_restart_left_the_others_go_on_if_they_suffice():
-    """W17."""
     supervisor, _, events = make({b"0": [DEAD], b"1": ["b"]}, workers=2, min_workers=1, budget=0)
     for worker in range(2):
         supervisor.request(worker, "rollout", 0)
@@ -253,7 +246,6 @@ def test_without_a_restart_left_the_others_go_on_if_they_suffice():
 
 
 def test_a_worker_that_is_needed_is_restarted_until_the_budget_is_spent():
-    """W17."""
     supervisor, engine, _ = make({b"0": [DEAD] * (MAX_FAILURES + 2) + ["back"], b"1": ["b"]}, workers=2, min_workers=2)
     for worker in range(2):
         supervisor.request(worker, "rollout", 0)

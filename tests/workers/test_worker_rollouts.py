@@ -52,7 +52,7 @@ def undisturbed(cartpole):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_give_the_bits_of_the_host_loop(cartpole, undisturbed, workers):
-    """W14: to the bit, not only within 1e-6."""
+    """To the bit, not only within 1e-6."""
     result = train(cartpole, workers)
     assert_same_bits(result.loop_state, undisturbed)
     assert result.metrics["staleness/max"] == 0 and result.metrics["workers/alive"] == workers
@@ -65,7 +65,7 @@ def test_box_actions_of_shares_of_four_have_the_bits_of_the_host_loop():
 
 
 def test_box_actions_of_other_shares_agree_with_the_host_loop_up_to_rounding():
-    """W14: within 1e-6 in one update."""
+    """Within 1e-6 in one update."""
     env = make_env("Pendulum-v1", num_envs=6)
     agent = make_agent(env.spec, network=polyak.mlp((8,)), normalize_obs=True)
     ends = [train(env, workers, agent=agent, steps=6 * 16) for workers in (0, 2)]
@@ -77,7 +77,6 @@ def test_box_actions_of_other_shares_agree_with_the_host_loop_up_to_rounding():
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_eight_workers_of_four_environments_have_the_bits_of_one_process(env):
-    """W14."""
     env = make_env(env, num_envs=32)
     agent = make_agent(env.spec, normalize_obs=True)
     result = train(env, 8, agent=agent, steps=1_500)
@@ -196,7 +195,6 @@ def test_several_workers_act_in_jax_with_keys_of_their_own(cartpole):
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_workers_that_die_leave_no_trace(cartpole, undisturbed, workers):
-    """W1."""
     generator = np.random.default_rng(workers)
     faults = {int(call): "lost" for call in generator.choice(12, 6, replace=False)}
     result = train(cartpole, workers, lambda: FaultyWorkers(faults))
@@ -236,7 +234,7 @@ def without_action(rollout):
 
 
 def test_a_rollout_that_arrives_again_is_collected_as_it_was_asked_for(cartpole, undisturbed):
-    """W13: nothing is learned from twice."""
+    """Nothing is learned from twice."""
     engine = FaultyWorkers({4: lambda rollout: engine.earlier, 9: lambda rollout: engine.earlier})
     engine.faults[0] = lambda rollout: setattr(engine, "earlier", rollout) or rollout
     result = train(cartpole, 2, lambda: engine)
@@ -255,7 +253,7 @@ def test_a_rollout_that_arrives_again_is_collected_as_it_was_asked_for(cartpole,
     ],
 )
 def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault, said):
-    """W5, W6: by worker and leaf."""
+    """By worker and leaf."""
     reports, events = [], []
     result = train(
         cartpole,
@@ -279,7 +277,6 @@ def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault, 
 
 
 def test_lag_one_is_reproducible_and_one_update_old(cartpole):
-    """T1."""
     agent = make_agent(cartpole.spec, values_when="collect")
     results = [train(cartpole, 2, agent=agent, options={"lag": 1}) for _ in range(2)]
     assert_same_bits(results[0].loop_state, results[1].loop_state)
@@ -373,7 +370,6 @@ def test_replacements_must_have_the_learners_versions(cartpole, monkeypatch):
 
 
 def test_replacing_a_worker_compiles_nothing(cartpole):
-    """T9."""
     events, counts = [], []
     jax.monitoring.register_event_duration_secs_listener(lambda event, _, **__: events.append(event))
 
@@ -398,7 +394,7 @@ def test_snapshots_continue_with_any_number_of_workers(cartpole, undisturbed, wo
 
 
 def test_a_second_training_with_the_same_workers_continues_the_episodes(cartpole, undisturbed):
-    """T2: training twice equals training once."""
+    """Training twice equals training once."""
     envs, agent = make_workers(cartpole, 2), make_agent(cartpole.spec)
     first = polyak.train.host(agent, envs, env_steps=300, key=KEY)
     second = polyak.train.host(
@@ -432,7 +428,6 @@ def test_environments_without_snapshots_begin_new_episodes():
 
 
 def test_an_exception_of_an_environment_is_the_users_with_its_worker():
-    """W2."""
     env = polyak.envs.make(raising_env, num_envs=4)
     with pytest.raises(ArithmeticError, match="of a test") as caught:
         train(env, 2, steps=400)
@@ -469,7 +464,7 @@ def raising_env():
 
 
 def test_nan_of_an_environment_costs_the_rows_of_its_worker_and_nothing_else():
-    """W5: whatever `on_env_error` is."""
+    """Whatever `on_env_error` is."""
     env, events, reports = polyak.envs.make(OneNaN, num_envs=4, vectorization="sync"), [], []
     OneNaN.made = 0
     envs = make_workers(env, 2)
@@ -514,7 +509,6 @@ def bad_workers(bad):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_worker_that_is_lost_costs_its_rows_and_nothing_else(cartpole, monkeypatch, lag):
-    """W17."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     agent, reports = make_agent(cartpole.spec, values_when="collect", normalize_obs=True), []
     result = train(
@@ -538,7 +532,7 @@ def test_a_worker_that_is_lost_costs_its_rows_and_nothing_else(cartpole, monkeyp
 
 
 def test_nobody_waits_for_a_worker_that_waits_to_be_started_again(cartpole, monkeypatch):
-    """W17: it comes back with new episodes."""
+    """It comes back with new episodes."""
     pauses = []
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda n: pauses.append(n) or 3600.0 * (n > 1))
     engine = FaultyWorkers({3: "lost", 4: "lost"})
@@ -557,7 +551,6 @@ def test_nobody_waits_for_a_worker_that_waits_to_be_started_again(cartpole, monk
 
 
 def test_too_few_workers_end_the_training(cartpole, monkeypatch):
-    """W17."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     with pytest.raises(RuntimeError, match="only 2 others are left of min_workers=3"):
         train(cartpole, 4, bad_workers({0, 2}), options={"min_workers": 3, "restarts": 12})
@@ -566,7 +559,6 @@ def test_too_few_workers_end_the_training(cartpole, monkeypatch):
 
 
 def test_workers_that_never_start_leave_the_others_alone(cartpole, monkeypatch):
-    """W17."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     engine = bad_workers({})()
     call = engine.call
@@ -626,14 +618,12 @@ def sent(error):
     ids=lambda error: type(error).__name__,
 )
 def test_an_exception_arrives_of_its_type_with_its_arguments(error):
-    """W2."""
     arrived = sent(error)
     assert type(arrived) is type(error) and arrived.args == error.args and str(arrived) == str(error)
     assert "worker 3" in arrived.__notes__[0] and "in sent" in arrived.__notes__[0]
 
 
 def test_an_exception_with_a_constructor_of_its_own_has_its_plain_attributes():
-    """W2."""
     arrived = sent(Coded(7, threading.Lock()))
     assert type(arrived) is Coded and (str(arrived), arrived.code) == ("code 7", 7) and "lock" not in vars(arrived)
 
@@ -647,7 +637,7 @@ def local_error():
 
 @pytest.mark.parametrize("make", [lambda: Holding(threading.Lock()), local_error], ids=["arguments", "local"])
 def test_an_exception_that_cannot_be_made_again_arrives_as_text(make):
-    """W2: with its type, its message and the traceback in the worker; it is not unpickled."""
+    """With its type, its message and the traceback in the worker; it is not unpickled."""
     error = make()
     arrived = sent(error)
     assert type(arrived) is RuntimeError and str(arrived) == f"worker 3 raised {type(error).__name__}: {error}"
@@ -655,7 +645,7 @@ def test_an_exception_that_cannot_be_made_again_arrives_as_text(make):
 
 
 def test_the_type_of_an_exception_is_an_exception_that_is_imported():
-    """W2: a worker chooses no other callable, and nothing is imported."""
+    """A worker chooses no other callable, and nothing is imported."""
     for module, name in (("os", "system"), ("builtins", "SystemExit"), ("builtins", "print"), ("antigravity", "X"), ("os", "")):
         failure = Failure(module, name, ("true",), {}, f"{name}: true", "")
         assert type(failure.exception("worker 3")) is RuntimeError
@@ -663,7 +653,6 @@ def test_the_type_of_an_exception_is_an_exception_that_is_imported():
 
 
 def test_workers_must_have_the_learners_versions():
-    """W16."""
     check_versions("worker 0", dict(polyak.workers.rollout_worker.own_versions()))
     with pytest.raises(RuntimeError, match=r"worker 3 has other versions: jax 0.1 \(here .*\); install the same"):
         check_versions("worker 3", {**polyak.workers.rollout_worker.own_versions(), "jax": "0.1"})
