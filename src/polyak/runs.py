@@ -44,7 +44,7 @@ MAX_WORKERS = 2**12
 """Maximum number of worker processes of a run."""
 
 MAX_LAG = 2**10
-"""Maximum lag of a run: what the actions of as many rollouts are drawn with stands in memory."""
+"""Maximum lag of a run: the random numbers of as many rollouts are in memory."""
 
 MAX_COUNT = 2**31 - 1
 """Maximum of what is compared with counts of 32 bits."""
@@ -102,7 +102,7 @@ class RunConfig:
         on_env_error: an exception of an environment in a worker ends the training, or starts new episodes.
         min_workers: how many workers training needs; None is all.
         learners: number of processes that split the devices of the compiled loop.
-        replay_on: where the agent's replay stands: on the device that learns, or in the host's memory.
+        replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
     """
 
     algorithm: str

@@ -7,7 +7,7 @@ import pytest
 
 from polyak.agents import AGENTS, agent_class
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.core.types import BearsLag
+from polyak.core.types import SupportsLag
 from tests.reinforce import Reinforce
 
 OBS = Box([-1.0], [1.0])
@@ -24,7 +24,7 @@ def make(name):
 @pytest.mark.parametrize("name", AGENTS)
 def test_every_agent_states_how_old_a_rollout_it_bears(name):
     agent = make(name)
-    assert isinstance(agent, BearsLag)
+    assert isinstance(agent, SupportsLag)
     assert agent.max_lag == MAX_LAG[name]
     assert "max_lag" not in {field.name for field in dataclasses.fields(agent)}
 
@@ -34,4 +34,4 @@ def test_ppo_bears_one_update_if_it_keeps_the_behaviour_policys_parameters():
 
 
 def test_an_agent_may_leave_it_out():
-    assert not isinstance(Reinforce(EnvSpec(OBS, Discrete(2))), BearsLag)
+    assert not isinstance(Reinforce(EnvSpec(OBS, Discrete(2))), SupportsLag)

@@ -177,8 +177,8 @@ def test_what_cannot_be_is_rejected_before_anything_runs(monkeypatch):
         (lambda: host(replay_on="host", devices=2), "replay_on='host' needs devices=1, got 2"),
         (lambda: run(agent, env, replay_on="host"), "replay_on='host' needs the host loop or workers, got loop='compiled'"),
         (lambda: run(polyak.PPO(env.spec), hosted, replay_on="host"), "replay_on='host': PPO has no replay"),
-        (lambda: run(lacks_both, hosted, replay_on="host"), "Own lacks draw_batches and return_errors of .*DrawsBatches"),
-        (lambda: run(lacks_one, hosted, replay_on="host"), "Own lacks return_errors of .*DrawsBatches"),
+        (lambda: run(lacks_both, hosted, replay_on="host"), "Own lacks draw_batches and return_errors of .*SupportsHostReplay"),
+        (lambda: run(lacks_one, hosted, replay_on="host"), "Own lacks return_errors of .*SupportsHostReplay"),
     ):
         with pytest.raises(ValueError, match=message):
             start()

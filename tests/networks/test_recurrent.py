@@ -12,7 +12,7 @@ import pytest
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import Network, RecurrentNetwork
 from polyak.networks.actor_critic import check_actor_critic, mlp
-from polyak.networks.layers import Layers
+from polyak.networks.layers import LayerSettings
 from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm, reset_carry, unroll
 from tests.agents.rollouts import same_bits, sample
 
@@ -167,7 +167,7 @@ def test_no_carry_is_the_initial_one(network):
 
 def test_a_network_without_memory_has_nothing_to_reset():
     assert reset_carry(mlp(), (), jnp.ones(3, bool)) == ()
-    assert isinstance(lstm(), RecurrentNetwork) and isinstance(lstm(), Network) and isinstance(lstm(), Layers)
+    assert isinstance(lstm(), RecurrentNetwork) and isinstance(lstm(), Network) and isinstance(lstm(), LayerSettings)
     assert not isinstance(mlp(), RecurrentNetwork)
 
 

@@ -14,8 +14,8 @@ from polyak.learning.batch import make_batch
 from polyak.learning.on_policy import (
     OnPolicyState,
     RolloutSummary,
+    accept_any_num_envs,
     apply_gradients,
-    check_no_limit,
     check_on_policy,
     create_state,
     evaluate_rollout,
@@ -115,7 +115,7 @@ class A2C:
         check_sde(self, model_of(self).network)
 
     init = create_state
-    check = check_no_limit
+    check = accept_any_num_envs
     has_small_products = has_small_products
     partition = replicate
     apply = apply_gradients

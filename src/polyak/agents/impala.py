@@ -15,8 +15,8 @@ from polyak.learning.batch import log_probs, make_batch, outputs_in_info
 from polyak.learning.on_policy import (
     OnPolicyState,
     RolloutSummary,
+    accept_any_num_envs,
     apply_gradients,
-    check_no_limit,
     check_on_policy,
     create_state,
     evaluate_rollout,
@@ -113,7 +113,7 @@ class IMPALA:
         check_no_sde("IMPALA", model_of(self).network)
 
     init = create_state
-    check = check_no_limit
+    check = accept_any_num_envs
     has_small_products = has_small_products
     partition = replicate
     apply = apply_gradients

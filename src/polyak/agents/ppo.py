@@ -208,7 +208,7 @@ class PPO:
 
     @classmethod
     def tf_agents_kl(cls, spec: EnvSpec, **changes: Any) -> "PPO":
-        """With the defaults of TF-Agents' `PPOKLPenaltyAgent`; for those that it does not have, what its documentation says."""
+        """With the defaults of TF-Agents' `PPOKLPenaltyAgent`; where it has none, with what its documentation recommends."""
         return cls(spec, **_merge_changes({**TF_AGENTS, **TF_AGENTS_KL}, changes))
 
     def __post_init__(self) -> None:

@@ -184,7 +184,7 @@ class TrainFlags:
     ] = None
     """devices (on a CPU: cores) that share the environments"""
     replay_on: Literal["device", "host"] = "device"
-    """where the agent's replay stands: on the device that learns, or, outside the compiled loop, in the host's memory"""
+    """memory of the agent's replay: of the device that learns, or (not in the compiled loop) of the host"""
     eval_episodes: int = EVAL_EPISODES
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
     report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None

@@ -88,7 +88,7 @@ class Mean:
 
 
 Terms: TypeAlias = dict[str, Array]
-"""The scalar terms of a loss, by name."""
+"""The terms of a loss, by name: scalars, or one value per sample `[N]`."""
 
 Metrics: TypeAlias = dict[str, Array | Mean | Histogram]
 """The metrics of an update by tag: numbers, of which a report has the last; means over the updates since the last report; and
@@ -382,8 +382,8 @@ class HasReplay(Protocol):
 
 
 @runtime_checkable
-class DrawsBatches(HasReplay, Protocol):
-    """An agent whose replay may stand in another memory than the rest of its state: `update` takes the batches in its place.
+class SupportsHostReplay(HasReplay, Protocol):
+    """An agent whose replay may be in another memory than the rest of its state: `update` takes the batches in its place.
 
     Attributes:
         num_steps: as of `Agent`.
@@ -413,7 +413,7 @@ class DrawsBatches(HasReplay, Protocol):
 
 
 @runtime_checkable
-class BearsLag(Protocol):
+class SupportsLag(Protocol):
     """An agent that states how old a rollout may be; without this attribute, rollouts must be of the newest policy."""
 
     @property

@@ -19,7 +19,7 @@ from polyak.learning.off_policy import OffPolicyState
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
-from polyak.networks.layers import MAX_NARROW_WIDTH, Layers, ValueHeads, is_image, is_narrow
+from polyak.networks.layers import MAX_NARROW_WIDTH, LayerSettings, ValueHeadSettings, is_image, is_narrow
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, in_float32, optimizer_of
 from polyak.ops.losses import weighted_sum
@@ -199,13 +199,13 @@ def feedforward_or_default(owner: str, name: str, network: Any, default: Network
             as its actions pass through tanh already.
     """
     network = default if network is None else check_network(owner, network, name)
-    if name == "actor" and isinstance(network, ValueHeads | Critics):
+    if name == "actor" and isinstance(network, ValueHeadSettings | Critics):
         raise ValueError(f"{owner}: actor must return (action_params, value), such as Actor(), got action values: {network!r}")
-    if name == "critics" and isinstance(network, ValueHeads | Layers):
+    if name == "critics" and isinstance(network, ValueHeadSettings | LayerSettings):
         raise ValueError(f"{owner}: critics must return (q, None) of (obs, action), such as Critics(), got {network!r}")
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
-    if isinstance(network, Layers) and network.squash_mean:
+    if isinstance(network, LayerSettings) and network.squash_mean:
         raise ValueError(f"{owner}: the actor's squash_mean must be False, its actions pass through tanh already; got True")
     return network
 

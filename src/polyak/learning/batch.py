@@ -310,7 +310,7 @@ def _mask_of_valid(rollout: Rollout) -> PyTree:
 
 
 def _reaches_weight(has_weight: Bool[Array, "T B"], first: Bool[Array, "T B"]) -> Bool[Array, "T B"]:
-    """Rows of which a row with weight, the same one or a later one of its episode, depends through the carry."""
+    """Rows on which a row with weight, the same one or a later one of its episode, depends through the carry."""
 
     def back(later: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         has_weight, first = row

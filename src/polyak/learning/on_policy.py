@@ -220,7 +220,7 @@ def create_state(settings: OnPolicySettings, key: PRNGKeyArray) -> OnPolicyState
     )
 
 
-def check_no_limit(settings: OnPolicySettings, num_envs: int, devices: int = 1) -> None:
+def accept_any_num_envs(settings: OnPolicySettings, num_envs: int, devices: int = 1) -> None:
     """Any number of environments works: a rollout is one batch."""
 
 

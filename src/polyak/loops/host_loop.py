@@ -87,7 +87,7 @@ def host(
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: number of host devices or accelerators over which the update is split.
-        replay_on: where the agent's replay stands: on the `"device"` that learns, or in the memory of the `"host"`, from where
+        replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`, from where
             each update gets its batches; priorities then change what the next update draws, not the rest of this one.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
@@ -145,7 +145,7 @@ def host(
 def _place(
     agent: Agent, mesh: Mesh | None, replay_on: ReplayOn, num_envs: int, first: Callable[..., LoopState]
 ) -> tuple[ReplayPlace, LoopState]:
-    """Where the replay stands, and the state to learn with."""
+    """The memory of the replay, and the state to learn with."""
     with replay_memory(replay_on):
         state = first(num_envs=num_envs, replay_on_host=replay_on == "host")
     state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))

@@ -12,12 +12,12 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_choice
 from polyak.core.spaces import zeros
-from polyak.core.types import Agent, DrawsBatches, HasReplay, PyTree, Rollout, TimeStep, copy_buffers
+from polyak.core.types import Agent, HasReplay, PyTree, Rollout, SupportsHostReplay, TimeStep, copy_buffers
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 
 ReplayOn: TypeAlias = Literal["device", "host"]
-"""Where a replay stands: in the memory of the device that learns, or of the host."""
+"""The memory of a replay: that of the device that learns, or of the host."""
 
 Arrays: TypeAlias = tuple[TimeStep, PyTree, PyTree, PyTree]
 """`Collected.arrays`: time steps, actions, info, and the carry after the last step."""
@@ -28,7 +28,7 @@ Update: TypeAlias = Callable[[list[Any], Array, Arrays], tuple[Any, ...]]
 
 @runtime_checkable
 class ReplayPlace(Protocol):
-    """Where the replay of a training stands, and what the host loop's state has in its place."""
+    """The memory of a training's replay, and what the host loop's state has in its place."""
 
     def take(self, state: LoopState) -> LoopState:
         """The state to learn with, of one with the replay."""
@@ -56,7 +56,7 @@ class HostReplay:
     """
 
     def __init__(self, agent: Agent, learner: jax.Device) -> None:
-        assert isinstance(agent, DrawsBatches), "check_replay_on has checked it"
+        assert isinstance(agent, SupportsHostReplay), "check_replay_on has checked it"
         self._agent: Any = agent
         self._field, self._learner, self._host = agent.replay_field, learner, host_device()
         self._settings: list[Any] = jax.device_put(jax.tree.leaves(agent), self._host)
@@ -151,7 +151,7 @@ def host_device() -> jax.Device:
 
 
 def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any, in_checkpoints: bool = True) -> None:
-    """Check that the agent's replay can stand there, and that there is one where checkpoints are to be without.
+    """Check that the agent's replay can be in this memory, and that there is one where checkpoints are to be without.
 
     Raises:
         TypeError, ValueError: it is neither `"device"` nor `"host"`, or the agent has no replay that can be outside of its
@@ -164,10 +164,10 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any, in_ch
         return
     if not isinstance(agent, HasReplay):
         raise ValueError(f"train: replay_on='host': {type(agent).__name__} has no replay")
-    if not isinstance(agent, DrawsBatches):
+    if not isinstance(agent, SupportsHostReplay):
         missing = " and ".join(name for name in ("draw_batches", "return_errors") if getattr(agent, name, None) is None)
         raise ValueError(
-            f"train: replay_on='host': {type(agent).__name__} lacks {missing} of polyak.core.types.DrawsBatches; use 'device'"
+            f"train: replay_on='host': {type(agent).__name__} lacks {missing} of types.SupportsHostReplay; use 'device'"
         )
     if loop not in ("host", "distributed"):
         raise ValueError(f"train: replay_on='host' needs the host loop or workers, got loop={loop!r}")
@@ -177,7 +177,7 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any, in_ch
 
 
 def replay_memory(replay_on: ReplayOn) -> AbstractContextManager[Any]:
-    """A context in which new arrays stand where the replay is to be: on the learner's device it might not fit."""
+    """A context in which new arrays are in the memory of the replay: in that of the learner's device it might not fit."""
     return nullcontext() if replay_on == "device" else jax.default_device(host_device())
 
 
@@ -200,7 +200,7 @@ def _programs(shape: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def _draw(
-    agent: DrawsBatches,
+    agent: SupportsHostReplay,
     replay: PyTree,
     rollout: Rollout,
     key: PRNGKeyArray,

@@ -434,11 +434,11 @@ class Reporter:
     def report(self, metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Callback]) -> tuple[bool, LoopState]:
         """Call every callback; returns False if any callback returned False, and the state to continue with.
 
-        Args:
-            metrics: those of the updates since the last report or `add_metrics`.
-
         The loop donates its state to the next iteration. An array that a callback still references after its return belongs to
         the callback: the returned state has a copy of it.
+
+        Args:
+            metrics: those of the updates since the last report or `add_metrics`.
 
         Raises:
             TypeError: a callback returned neither a bool nor None, or added a metric that is no number.

@@ -20,7 +20,7 @@ def check_memory(agent: Agent, devices: int = 1, seeds: int = 1, *, num_envs: in
 
     Args:
         num_envs: environments of a rollout; None leaves rollouts out.
-        on_host: the replay stands in the host's memory.
+        on_host: the replay is in the host's memory.
 
     Raises:
         ValueError: one does not; the message has the bytes needed and available.

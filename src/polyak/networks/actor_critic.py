@@ -22,11 +22,11 @@ from polyak.networks.layers import (
     ACTIVATIONS,
     Activation,
     Layer,
-    Layers,
+    LayerSettings,
     PolicyHead,
     Std,
     Torso,
-    ValueHeads,
+    ValueHeadSettings,
     check_layers,
     check_means,
     is_image,
@@ -155,7 +155,7 @@ def network_or_default(owner: str, network: Any, spec: EnvSpec, *, sde: bool = F
     """
     if network is None:
         return replace(network_for(spec), std="sde") if sde else network_for(spec)
-    if isinstance(network, ValueHeads):
+    if isinstance(network, ValueHeadSettings):
         raise ValueError(
             f"{owner}: network must return (action_params, value), such as polyak.mlp(), got one of action values: {network!r}"
         )
@@ -168,13 +168,13 @@ def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool
     Raises:
         ValueError: actions are not rescaled, none is a Box or one has no bounds for its mean, or both squash.
     """
-    if isinstance(network, Layers):
+    if isinstance(network, LayerSettings):
         check_means(network, spec.action)
     if not squash:
         return
     if spec.action_scaling != "rescale":
         raise ValueError(f"{owner}: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
-    if isinstance(network, Layers) and network.squash_mean:
+    if isinstance(network, LayerSettings) and network.squash_mean:
         raise ValueError(f"{owner}: squash must be False where the network has squash_mean=True, which squashes already")
     if not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(spec.action)):
         raise ValueError(f"{owner}: squash must be False where no action is a Box, got {spec.action}")

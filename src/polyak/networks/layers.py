@@ -43,13 +43,14 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 Std: TypeAlias = Literal["free", "state", "fixed", "sde"]
 MAX_NARROW_WIDTH = 256
 LOG_STD_RANGE = (-20.0, 2.0)
-"""Between these the logarithm of a standard deviation is clipped, so that the density of an action stays finite."""
+"""Bounds of the log standard deviation of `Actor` and of state-dependent exploration, so that the density of an action stays
+finite. `ActorCritic` with another `std` does not clip it."""
 
 SDE_EPS = 1e-6
 """Added to the variance of state-dependent exploration, which features of 0 make 0."""
 
-# Of methods and attributes; an entry of that name would be hidden by it, or hide it.
-TAKEN = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
+# Methods and attributes of `nnx.Dict`: an entry of such a name would hide one, or be hidden.
+RESERVED_NAMES = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
 
 @runtime_checkable
@@ -63,7 +64,7 @@ class HasLayerWidths(Protocol):
 
 
 @runtime_checkable
-class Layers(Protocol):
+class LayerSettings(Protocol):
     """The settings that all built-in actor-critic networks have."""
 
     @property
@@ -111,7 +112,7 @@ class Layers(Protocol):
 
 
 @runtime_checkable
-class ValueHeads(Protocol):
+class ValueHeadSettings(Protocol):
     """The setting that all built-in networks of action values have."""
 
     @property
@@ -120,8 +121,12 @@ class ValueHeads(Protocol):
         ...
 
 
-def check_layers(settings: Layers, stds: tuple[Std, ...] = ("free", "state", "fixed")) -> None:
-    """Refuse settings that no network can be built from, by name; widths become a tuple."""
+def check_layers(settings: LayerSettings, stds: tuple[Std, ...] = ("free", "state", "fixed")) -> None:
+    """Check the settings of a network; widths become a tuple.
+
+    Raises:
+        TypeError, ValueError: a setting is invalid; the message names it.
+    """
     object.__setattr__(settings, "hidden", widths("hidden", settings.hidden))
     check_choice("network", "activation", settings.activation, tuple(ACTIVATIONS))
     check_number("network", "log_std", settings.log_std)
@@ -130,8 +135,12 @@ def check_layers(settings: Layers, stds: tuple[Std, ...] = ("free", "state", "fi
         check_choice("network", name, getattr(settings, name), (True, False))
 
 
-def check_means(settings: Layers, action: Space) -> None:
-    """Refuse `squash_mean` without a Box, or with one that has no finite bounds to stay in."""
+def check_means(settings: LayerSettings, action: Space) -> None:
+    """Check that `squash_mean` comes with a Box, and that all Boxes have finite bounds.
+
+    Raises:
+        ValueError: there is no Box, or one is unbounded.
+    """
     boxes = {path: leaf for path, leaf in leaf_spaces(action) if isinstance(leaf, Box)}
     if settings.squash_mean and not boxes:
         raise ValueError(f"network: squash_mean must be False where no action is a Box, got {action}")
@@ -195,7 +204,7 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 class Layer(nnx.Module):
     """A linear layer, which starts orthogonal with a gain, or as PyTorch's."""
 
-    def __init__(self, inputs: int, outputs: int, settings: Layers, gain: float, rngs: nnx.Rngs) -> None:
+    def __init__(self, inputs: int, outputs: int, settings: LayerSettings, gain: float, rngs: nnx.Rngs) -> None:
         as_in_pytorch = uniform(inputs**-0.5)
         kernel, bias = (orthogonal(gain), constant(0.0)) if settings.orthogonal else (as_in_pytorch, as_in_pytorch)
         self.kernel = nnx.Param(kernel(rngs.params(), (inputs, outputs), jnp.float32))
@@ -210,7 +219,7 @@ class Layer(nnx.Module):
 class Dense(nnx.Module):
     """Linear layers with an activation after each."""
 
-    def __init__(self, inputs: int, settings: Layers, rngs: nnx.Rngs) -> None:
+    def __init__(self, inputs: int, settings: LayerSettings, rngs: nnx.Rngs) -> None:
         pairs = itertools.pairwise((inputs, *settings.hidden))
         self.layers = nnx.List([Layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
         # By name: functions of JAX cannot be pickled, and so neither could a policy.
@@ -268,7 +277,7 @@ class Encoder(nnx.Module):
 class Torso(nnx.Module):
     """Encoder and dense layers."""
 
-    def __init__(self, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+    def __init__(self, settings: LayerSettings, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.encoder = Encoder(spec.obs, rngs)
         example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
         inputs = nnx.eval_shape(self.encoder, example).shape[-1]
@@ -314,7 +323,9 @@ class PolicyHead(nnx.Module):
     state-dependent exploration is √(z² · σ²), of the features z; with `learn_features` False its gradient is that of σ alone.
     """
 
-    def __init__(self, features: int, settings: Layers, spec: EnvSpec, rngs: nnx.Rngs, *, learn_features: bool = True) -> None:
+    def __init__(
+        self, features: int, settings: LayerSettings, spec: EnvSpec, rngs: nnx.Rngs, *, learn_features: bool = True
+    ) -> None:
         self.spec = spec
         self.has_sde, self.learn_features = settings.std == "sde", learn_features
         if self.has_sde and not isinstance(spec.action, Box):
@@ -422,4 +433,4 @@ def _flat(space: Leaf, x: Array) -> Array:
 
 def _name(path: str) -> str:
     """The part's name in an `nnx.Dict`, where the names of its methods would hide it."""
-    return f"{path}_" if path.rstrip("_") in TAKEN else path or "all"
+    return f"{path}_" if path.rstrip("_") in RESERVED_NAMES else path or "all"

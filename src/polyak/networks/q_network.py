@@ -17,7 +17,7 @@ from polyak.core.spaces import PROBE_ROWS, Discrete, EnvSpec, check_env_spec, le
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.adapters import FlaxNNX, check_network
-from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, Layer, Layers, is_image, widths
+from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, Layer, LayerSettings, is_image, widths
 from polyak.networks.noisy import NoisyLayer, split_key
 from polyak.ops.distributions.combinations import as_discrete
 
@@ -150,7 +150,7 @@ def q_network_or_default(
     network = default if network is None else check_network(owner, network)
     if isinstance(network, RecurrentNetwork) and not recurrent:
         raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; DQN and PPO train recurrent ones")
-    if isinstance(network, Layers):
+    if isinstance(network, LayerSettings):
         raise ValueError(
             f"{owner}: network must return action values, such as polyak.q_mlp(), got an actor-critic: {network!r}"
         )

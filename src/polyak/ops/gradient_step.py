@@ -250,8 +250,8 @@ def count_microbatches(
     """The number of equal microbatches of a minibatch of `size` samples (or sequences).
 
     Args:
-        microbatch_size: samples (or sequences) per microbatch; None: the fewest microbatches that fit the cache, or one if
-            none of these numbers divides the size, or if the backend is not a CPU.
+        microbatch_size: samples (or sequences) per microbatch. None: the fewest microbatches that fit the cache, up to 4 times
+            as many, whose number divides the size; one if there is no such number, or the backend is not a CPU.
         samples_each: 1, or the number of time steps of a sequence.
         has_images: observations pass through convolutions.
     """

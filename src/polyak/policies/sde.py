@@ -10,7 +10,7 @@ from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, TimeStep
-from polyak.networks.layers import Layers, sde_of
+from polyak.networks.layers import LayerSettings, sde_of
 from polyak.ops.distributions import Distribution
 from polyak.policies.network_policy import NetworkPolicy
 from polyak.policies.predict import as_python, predict
@@ -109,7 +109,7 @@ class StateDependentExploration:
 
 def has_sde(network: Network) -> bool:
     """Whether this is a built-in network for state-dependent exploration."""
-    return isinstance(network, Layers) and network.std == "sde"
+    return isinstance(network, LayerSettings) and network.std == "sde"
 
 
 def check_sde(settings: SDESettings, network: Network) -> None:

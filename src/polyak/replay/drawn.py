@@ -1,4 +1,4 @@
-"""The batches of an update, drawn in advance from a replay that stands in another memory than the learner."""
+"""The batches of an update, drawn in advance from a replay in another memory than the learner's."""
 
 import dataclasses
 from typing import Any

@@ -274,7 +274,9 @@ def _remove_unlisted(root: Path) -> None:
 def _check_finite(step: int, bad: Sequence[str]) -> None:
     if bad:
         names = ", ".join(codec.leaf_name(path) for path in bad)
-        raise CheckpointError(f"step {step}: NaN or infinity in {names}; nothing was saved (allow_nonfinite=True would)")
+        raise CheckpointError(
+            f"step {step}: NaN or infinity in {names}; nothing was saved; pass allow_nonfinite=True to save it anyway"
+        )
 
 
 def _write(directory: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jaxtyping import Array, UInt32
 
 from polyak.core.policy_faults import ExceptionRelay
-from polyak.core.types import Agent, BearsLag, PyTree, TimeStep
+from polyak.core.types import Agent, PyTree, SupportsLag, TimeStep
 from polyak.loops.actor import acts_in_numpy, step_keys
 from polyak.loops.episodes import InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
@@ -270,7 +270,7 @@ def check_lag(agent: Agent, lag: int) -> None:
     Raises:
         ValueError: it does not.
     """
-    limit = agent.max_lag if isinstance(agent, BearsLag) else 0
+    limit = agent.max_lag if isinstance(agent, SupportsLag) else 0
     if limit is not None and lag > limit:
         raise ValueError(
             f"train: lag={lag}, but {type(agent).__name__} with these settings learns only from rollouts that are at most "
