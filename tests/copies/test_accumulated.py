@@ -1,4 +1,4 @@
-"""Gradients on their way: summed or averaged in float32, clipped, refused where they are not finite, stepped along once."""
+"""Gradients on their way: summed or averaged in float32, clipped, rejected where they are not finite, stepped along once."""
 
 import dataclasses
 
@@ -58,8 +58,8 @@ def test_non_finite_gradient_is_skipped_and_counted(bad):
 def test_huge_finite_gradient_is_clipped_to_its_norm_or_skipped():
     copies = made(optimizer=ADAM).accumulate(gradient(1e30), clip=1.0)
     np.testing.assert_allclose(copies.gradients.total["w"], np.full(2, np.sqrt(0.5)), rtol=1e-6)
-    refused = copies.apply_gradients(gradients=gradient(1e30))
-    assert int(refused.skipped) == 1 and same(refused.optimizer_state, copies.optimizer_state)
+    rejected = copies.apply_gradients(gradients=gradient(1e30))
+    assert int(rejected.skipped) == 1 and same(rejected.optimizer_state, copies.optimizer_state)
     assert float(global_norm({"a": jnp.array([3.0, 4.0]), "b": jnp.array([12.0])})) == 13.0
 
 

@@ -90,7 +90,7 @@ def test_a_repeated_bad_push_is_refused_once():
     shared, senders = receiver()
     for _ in range(5):
         shared, senders, receipt = jit_receive(shared, senders, Push.create(0, 1, 0), gradient(NAN))
-    assert what_became(receipt) == "repeated" and senders.refused.tolist() == [1, 0] and senders.repeated.tolist() == [4, 0]
+    assert what_became(receipt) == "repeated" and senders.rejected.tolist() == [1, 0] and senders.repeated.tolist() == [4, 0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -120,7 +120,7 @@ def test_old_gradients_are_dropped_and_so_are_those_of_versions_to_come(version,
     assert what_became(receipt) == became
     assert same(after.variables, shared.variables) == (became == "stale")
     assert int(after.dropped) == int(counts.stale[0]) == (became == "stale")
-    assert int(counts.sequence[0]) == 1 and int(counts.refused[0]) == 0
+    assert int(counts.sequence[0]) == 1 and int(counts.rejected[0]) == 0
 
 
 def test_any_age_is_accepted_without_a_limit():
@@ -138,7 +138,7 @@ def test_bad_gradients_change_no_bit_and_quarantine_their_worker(bad, shared_opt
     junk, is_finite = (gradient(1.0), False) if bad == "said so" else (gradient(bad), True)
     for sequence in (1, 2):
         shared, senders, receipt = send(shared, senders, Push.create(0, sequence, 0), junk, is_finite=is_finite)
-        assert what_became(receipt) == "refused"
+        assert what_became(receipt) == "rejected"
     assert same(shared, before[0]) and same(senders.optimizer_state, before[1].optimizer_state)
     assert senders.is_quarantined(2).tolist() == [True, False]
     shared, senders, receipt = send(shared, senders, Push.create(0, 3, 0), gradient(1.0))
@@ -148,14 +148,14 @@ def test_bad_gradients_change_no_bit_and_quarantine_their_worker(bad, shared_opt
     assert what_became(receipt) == "applied" and w(shared.variables) < 1
     senders = senders.readmit(0)
     shared, senders, receipt = send(shared, senders, Push.create(0, int(senders.sequence[0]) + 1, 1), gradient(1.0))
-    assert what_became(receipt) == "applied" and senders.refused.tolist() == [2, 0]
+    assert what_became(receipt) == "applied" and senders.rejected.tolist() == [2, 0]
 
 
 def test_a_good_push_ends_the_refusals_in_a_row():
     shared, senders = receiver()
     for sequence, g in enumerate((NAN, NAN, 1.0, NAN, NAN), 1):
         shared, senders, _ = jit_receive(shared, senders, Push.create(0, sequence, 0), gradient(g))
-    assert senders.refused_in_a_row.tolist() == [2, 0] and senders.refused.tolist() == [4, 0]
+    assert senders.rejected_in_a_row.tolist() == [2, 0] and senders.rejected.tolist() == [4, 0]
     assert not senders.is_quarantined(3).any()
 
 
@@ -177,7 +177,7 @@ def test_statistics_are_those_of_the_last_applied_worker():
     assert shared.variables.stats["calls"] == 7
     bad = {"mean": jnp.float32(NAN), "calls": jnp.int32(8)}
     after, senders, receipt = receive(shared, senders, Push.create(0, 2, 1), gradient(1.0), optimizer=SGD, stats=bad)
-    assert what_became(receipt) == "refused" and same(after, shared)
+    assert what_became(receipt) == "rejected" and same(after, shared)
 
 
 def test_a_worker_pulls_the_shared_weights_and_neither_optimizer_nor_other_copies():

@@ -166,8 +166,8 @@ def test_push_replaces_the_statistics_unless_it_is_skipped():
     _, stale = push(b, one, gradient(1.0), stats=mean_and_calls(9.0, 9), max_staleness=0)
     assert same(stale.variables, one.variables) and int(stale.dropped) == 1
     for bad in ({"gradients": gradient(float("nan"))}, {"stats": mean_and_calls(float("nan"), 9)}):
-        refused, after = push(b, one, **({"gradients": gradient(1.0), "stats": mean_and_calls(9.0, 9)} | bad))
-        assert same(after, one) and int(refused.skipped) == 1
+        rejected, after = push(b, one, **({"gradients": gradient(1.0), "stats": mean_and_calls(9.0, 9)} | bad))
+        assert same(after, one) and int(rejected.skipped) == 1
     pulled = pull(b, one)
     assert float(pulled.online.stats["mean"]) == 2.0
     with pytest.raises(ValueError, match=r"push: leaf 'mean': statistics is float32\[2\], shared is float32\[\]"):

@@ -70,7 +70,7 @@ def test_a_rollout_that_only_resets_moves_no_weight_by_momentum():
     after, senders, _ = receive(once, senders, Push.create(0, 2, own.copies.version), *gradients(own, resets))
     assert same_bits(after.copies.shared, once.copies.shared)
     assert (int(after.env_steps), int(after.updates)) == (int(once.env_steps), int(once.updates) + 1)
-    assert senders.applied.tolist() == [1, 0] and senders.refused.tolist() == [0, 0] and senders.sequence.tolist() == [2, 0]
+    assert senders.applied.tolist() == [1, 0] and senders.rejected.tolist() == [0, 0] and senders.sequence.tolist() == [2, 0]
 
 
 def test_stale_gradients_are_dropped():

@@ -1,4 +1,4 @@
-"""A rollout with other shapes than the agent's environment has is refused by the name of what is wrong."""
+"""A rollout with other shapes than the agent's environment has is rejected by the name of what is wrong."""
 
 import dataclasses
 

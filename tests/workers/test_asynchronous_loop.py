@@ -67,7 +67,7 @@ def test_every_push_is_applied_once_and_steps_are_those_of_the_rollouts():
     result = train(callbacks=[lambda progress, metrics, state: reports.append(dict(metrics))])
     assert result.progress.env_steps >= 400
     assert result.metrics["pushes/applied"] == result.progress.iteration
-    assert result.metrics["pushes/stale"] == result.metrics["pushes/refused"] == result.metrics["pushes/repeated"] == 0
+    assert result.metrics["pushes/stale"] == result.metrics["pushes/rejected"] == result.metrics["pushes/repeated"] == 0
     assert int(result.state.env_steps) == result.progress.env_steps
     assert max(report["staleness/max"] for report in reports) == 1, "the push of the other worker"
     assert reports[-1]["rollout/ep_len_mean"] >= 8
@@ -219,7 +219,7 @@ def with_nan(push):
 
 def test_gradients_with_nan_are_refused_and_their_worker_replaced():
     result = train(engine=lambda: FaultyPushes({4: with_nan, 6: with_nan, 8: with_nan}), options={"max_bad": 3})
-    assert result.metrics["pushes/refused"] == 3
+    assert result.metrics["pushes/rejected"] == 3
     assert result.metrics["workers/restarts"] == 1
     assert all(np.isfinite(x).all() for x in arrays_of(result.state.copies))
 
@@ -250,7 +250,7 @@ def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
     problems = "a WorkerGradients was expected, got str", "Packing: vectors must be", "the number is 1, not"
     for problem, detail in zip(problems, details_of(events, worker=0), strict=True):
         assert detail.startswith(f"returned a push in which {problem}")
-    assert result.metrics["pushes/repeated"] == result.metrics["pushes/refused"] == 0
+    assert result.metrics["pushes/repeated"] == result.metrics["pushes/rejected"] == 0
     assert_same_bits(result.loop_state.agent, undisturbed.loop_state.agent)
 
 
@@ -361,11 +361,11 @@ def test_nan_of_an_environment_costs_its_worker_and_nothing_else():
     env = polyak.envs.make(lambda: Counting(nan_at=60), num_envs=4, vectorization="sync")
     result = train(env=env)
     assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] >= 1
-    assert result.metrics["pushes/refused"] == 0 and result.progress.env_steps >= 400
+    assert result.metrics["pushes/rejected"] == 0 and result.progress.env_steps >= 400
 
 
 def test_a_worker_that_sends_nothing_but_nan_is_put_out(monkeypatch):
-    """Pushes that are refused are no success, so it is given up after five quarantines in a row."""
+    """Pushes that are rejected are no success, so it is given up after five quarantines in a row."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     engine = FaultyPushes({})
     call, first = engine.call, []
@@ -380,7 +380,7 @@ def test_a_worker_that_sends_nothing_but_nan_is_put_out(monkeypatch):
 
     engine.call = sending_nan
     result = train(2, lambda: engine, options={"max_bad": 2, "min_workers": 1})
-    assert result.metrics["pushes/refused"] == 10 and result.metrics["workers/restarts"] == 4
+    assert result.metrics["pushes/rejected"] == 10 and result.metrics["workers/restarts"] == 4
     assert result.metrics["workers/alive"] == 1 and result.progress.env_steps >= 400
 
 

@@ -44,8 +44,8 @@ class Senders:
         applied: pushes applied.
         repeated: pushes that arrived again, and were ignored.
         stale: pushes dropped because they were too old.
-        refused: pushes with NaN or infinity, in the gradients or the step.
-        refused_in_a_row: those since the last push that was applied.
+        rejected: pushes with NaN or infinity, in the gradients or the step.
+        rejected_in_a_row: those since the last push that was applied.
         optimizer_state: of each worker's own optimizer, leaves `[W, ...]`; None where the shared copy has the only one.
     """
 
@@ -53,8 +53,8 @@ class Senders:
     applied: UInt32[Array, " W"]
     repeated: UInt32[Array, " W"]
     stale: UInt32[Array, " W"]
-    refused: UInt32[Array, " W"]
-    refused_in_a_row: UInt32[Array, " W"]
+    rejected: UInt32[Array, " W"]
+    rejected_in_a_row: UInt32[Array, " W"]
     optimizer_state: PyTree
 
     @classmethod
@@ -69,30 +69,30 @@ class Senders:
         """
         check_integer("Senders", "num_workers", num_workers)
         states = jax.tree.map(lambda x: jnp.tile(jnp.asarray(x), (num_workers, *(1,) * jnp.ndim(x))), optimizer_state)
-        sequence, applied, repeated, stale, refused, in_a_row = (jnp.zeros(num_workers, jnp.uint32) for _ in range(6))
-        return cls(sequence, applied, repeated, stale, refused, in_a_row, states)
+        sequence, applied, repeated, stale, rejected, in_a_row = (jnp.zeros(num_workers, jnp.uint32) for _ in range(6))
+        return cls(sequence, applied, repeated, stale, rejected, in_a_row, states)
 
     def is_quarantined(self, max_bad: int) -> Bool[Array, " W"]:
-        """Whether the last `max_bad` pushes of a worker, or more, were refused."""
-        return self.refused_in_a_row >= max_bad
+        """Whether the last `max_bad` pushes of a worker, or more, were rejected."""
+        return self.rejected_in_a_row >= max_bad
 
     def readmit(self, worker: int | Int32[Array, ""]) -> "Senders":
         """End the quarantine of a worker, for one that was started again."""
-        return dataclasses.replace(self, refused_in_a_row=self.refused_in_a_row.at[worker].set(0))
+        return dataclasses.replace(self, rejected_in_a_row=self.rejected_in_a_row.at[worker].set(0))
 
     def _count(self, push: Push, receipt: "Receipt") -> "Senders":
         def add(counts: Array, flag: Array) -> Array:
             return counts.at[push.worker].add(flag.astype(jnp.uint32))
 
-        in_a_row = add(self.refused_in_a_row, receipt.refused).at[push.worker].multiply((~receipt.applied).astype(jnp.uint32))
+        in_a_row = add(self.rejected_in_a_row, receipt.rejected).at[push.worker].multiply((~receipt.applied).astype(jnp.uint32))
         return dataclasses.replace(
             self,
             sequence=self.sequence.at[push.worker].max(push.sequence),
             applied=add(self.applied, receipt.applied),
             repeated=add(self.repeated, receipt.repeated),
             stale=add(self.stale, receipt.stale),
-            refused=add(self.refused, receipt.refused),
-            refused_in_a_row=in_a_row,
+            rejected=add(self.rejected, receipt.rejected),
+            rejected_in_a_row=in_a_row,
         )
 
 
@@ -105,7 +105,7 @@ class Receipt:
         empty: its rollout had no samples, so nothing changed.
         repeated: it had arrived before.
         stale: it was too old, or of a version that the shared copy does not have yet.
-        refused: NaN or infinity.
+        rejected: NaN or infinity.
         quarantined: its worker is in quarantine.
     """
 
@@ -113,7 +113,7 @@ class Receipt:
     empty: Bool[Array, ""]
     repeated: Bool[Array, ""]
     stale: Bool[Array, ""]
-    refused: Bool[Array, ""]
+    rejected: Bool[Array, ""]
     quarantined: Bool[Array, ""]
 
 
@@ -138,11 +138,11 @@ def receive(
         gradients: in the tree of the weights.
         optimizer: its state is the shared copy's or, where `senders` has one for each worker, that worker's.
         stats: the worker's statistics after its step; they replace the shared copy's if the step is applied. None leaves them.
-        is_finite: False refuses the push: the worker found NaN or infinity in what the gradients were computed from.
+        is_finite: False rejects the push: the worker found NaN or infinity in what the gradients were computed from.
         has_samples: False applies nothing: these gradients of 0 are of a rollout that only resets, and would still move the
             weights by momentum.
         max_staleness: gradients of weights more than this many steps old are dropped; None accepts any.
-        max_bad: consecutive refusals after which a worker is in quarantine: its pushes are ignored until `readmit`.
+        max_bad: consecutive rejections after which a worker is in quarantine: its pushes are ignored until `readmit`.
 
     Raises:
         ValueError: the trees differ, or `max_staleness` or `max_bad` is out of range.

@@ -99,8 +99,8 @@ def receive_gradients(
         max_bad=max_bad,
     )
     # The first of the causes is reported: a bad step is one of finite gradients.
-    causes = {"loss": ~jnp.isfinite(summary.terms["loss"]), "gradient": ~all_finite(gradients), "step": receipt.refused}
-    bad = (summary.bad | flag_quantities(causes)) & receipt.refused
+    causes = {"loss": ~jnp.isfinite(summary.terms["loss"]), "gradient": ~all_finite(gradients), "step": receipt.rejected}
+    bad = (summary.bad | flag_quantities(causes)) & receipt.rejected
     guard, _ = guard_after_step(copies.guard, receipt.applied, jnp.array(False), bad)
     copies = dataclasses.replace(copies, shared=shared, guard=guard)
     counts = receipt.applied | receipt.empty

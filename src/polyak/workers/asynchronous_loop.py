@@ -229,11 +229,11 @@ class _Pushes:
         return jax.tree.unflatten(self._halves_tree, self._result.unpack(result.halves))
 
     def judge(self, worker: int, senders: Any) -> Any:
-        """Count the last push as a success of its worker if it was not refused; replace a worker with too many in a row."""
-        refused_in_a_row, max_bad = int(senders.refused_in_a_row[worker]), self._group.options.max_bad
-        if not refused_in_a_row:
+        """Count the last push as a success of its worker if it was not rejected; replace a worker with too many in a row."""
+        rejected_in_a_row, max_bad = int(senders.rejected_in_a_row[worker]), self._group.options.max_bad
+        if not rejected_in_a_row:
             self._group.supervisor.accept(worker)
-        if refused_in_a_row < max_bad:
+        if rejected_in_a_row < max_bad:
             return senders
         self.replace(worker, f"sent NaN or infinity in {max_bad} pushes in a row")
         return senders.readmit(worker)
@@ -287,7 +287,7 @@ class _Pushes:
             self._waiting.append((worker, result))
 
     def _problem(self, worker: int, result: Any) -> str | None:
-        """What is wrong with what a worker returned, or None; NaN and infinity are the receiver's to refuse."""
+        """What is wrong with what a worker returned, or None; NaN and infinity are the receiver's to reject."""
         if not isinstance(result, WorkerGradients):
             return f"a WorkerGradients was expected, got {type(result).__name__}"
         if result.number != self._numbers[worker]:
@@ -324,6 +324,6 @@ def _key_bits(key: PRNGKeyArray, worker: Array, number: Array) -> Array:
 
 
 def _counts(senders: Any) -> Mapping[str, float]:
-    """How many pushes were applied, dropped as too old, and refused so far."""
-    names = ("applied", "stale", "refused", "repeated")
+    """How many pushes were applied, dropped as too old, and rejected so far."""
+    names = ("applied", "stale", "rejected", "repeated")
     return {f"pushes/{name}": float(np.sum(getattr(senders, name))) for name in names}
