@@ -140,7 +140,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"polyak.{module}"), name)
-    from polyak.core.names import missing_from_module
+    from polyak.core.suggestions import missing_from_module
 
     raise AttributeError(missing_from_module("polyak", name, __all__))
 

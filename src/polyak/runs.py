@@ -13,7 +13,7 @@ import numpy as np
 
 from polyak.agents import AGENTS, agent_class
 from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.names import unknown_name
+from polyak.core.suggestions import unknown_name
 from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
 from polyak.networks.actor import Actor

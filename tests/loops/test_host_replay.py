@@ -14,7 +14,7 @@ from polyak.agents.dqn import DQN
 from polyak.cli import main
 from polyak.core.struct import struct
 from polyak.core.types import Rollout
-from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.learning.off_policy import replay_of
 from polyak.loops import host_replay
 from polyak.loops.host_replay import check_replay_on

@@ -13,7 +13,7 @@ from polyak.core.checks import check_unset
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.actor_critic import (
+from polyak.learning.actor_critic_updates import (
     ActorCriticCopies,
     check_copies,
     check_critics,
@@ -31,7 +31,7 @@ from polyak.learning.actor_critic import (
     share_encoder,
     update_average,
 )
-from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
     REPLAY_FIELD,

@@ -13,7 +13,7 @@ from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
     REPLAY_FIELD,
@@ -31,7 +31,7 @@ from polyak.learning.q_learning import (
     has_small_products,
     update_q,
 )
-from polyak.learning.sequences import check_sequences, unroll_sequences
+from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import check_optimizer
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum

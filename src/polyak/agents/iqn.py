@@ -13,7 +13,7 @@ from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Metrics, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout

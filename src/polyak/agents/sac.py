@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
-from polyak.learning.actor_critic import (
+from polyak.learning.actor_critic_updates import (
     check_copies,
     check_critics,
     check_shared_encoder,
@@ -26,7 +26,7 @@ from polyak.learning.actor_critic import (
     q_values,
     share_encoder,
 )
-from polyak.learning.host_replay import draw_batches, return_errors
+from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
 from polyak.learning.prefill import add_rollout

@@ -80,7 +80,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print one line, without the place in the source that Python adds."""
-    from polyak.core.names import escape_control
+    from polyak.core.suggestions import escape_control
 
     print(f"warning: {escape_control(str(message))}", file=sys.stderr)
 
@@ -133,7 +133,7 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
 
 
 def _unknown(name: str) -> int:
-    from polyak.core.names import unknown_name
+    from polyak.core.suggestions import unknown_name
 
     message = unknown_name(name, ("train", "resume", "evaluate", "export", "list"), "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)

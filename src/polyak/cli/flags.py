@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import tyro
 
 from polyak.cli.flag_values import VALUE_RULES, parse_value
-from polyak.core.names import escape_control
 from polyak.core.other_libraries import find_replacement
+from polyak.core.suggestions import escape_control
 
 T = TypeVar("T")
 

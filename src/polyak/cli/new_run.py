@@ -44,8 +44,8 @@ from polyak.train.learners import as_learners
 from polyak.train.new_training import check_own_loop, make_agent, prepare
 from polyak.train.seeds import seed_directories
 from polyak.train.training import Training
+from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers
-from polyak.train.workers import split_over_workers
 from polyak.workers.learner_group import Learners
 
 ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}

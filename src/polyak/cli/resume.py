@@ -35,8 +35,8 @@ from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.agent_settings import check_agent_settings
 from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
 from polyak.train.resumption import prepare_resumption, with_learners, with_workers
+from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers
-from polyak.train.workers import split_over_workers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.garbage import without_garbage_collection
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.cli.own_flags import OwnFlags
-from polyak.core.names import unknown_name
+from polyak.core.suggestions import unknown_name
 from polyak.presets import Preset, preset
 
 HELP = {"-h", "--help"}

@@ -14,9 +14,9 @@ from polyak.copies.arguments import check_create, split_requests
 from polyak.copies.follow import Follow, FollowState
 from polyak.copies.loss_gradients import Loss, TrainStepResult, loss_gradients, predict_all
 from polyak.core.checks import check_choice, check_integer, check_key, check_number
-from polyak.core.names import unknown_name
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
+from polyak.core.suggestions import unknown_name
 from polyak.core.tree_check import check_same_tree
 from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
 from polyak.ops.gradient_step import (

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number, warn_unused
-from polyak.core.names import suggest_attributes, unknown_name
 from polyak.core.printing import short_repr
+from polyak.core.suggestions import suggest_attributes, unknown_name
 
 T = TypeVar("T")
 MAX_INT32 = 2**31 - 1

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from polyak.core.checks import check_integer
-from polyak.core.names import unknown_name
 from polyak.core.spaces import Box, Dict, EnvSpec, Space
+from polyak.core.suggestions import unknown_name
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
 from polyak.dynamics.names import brax_names
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyak.core.names import unknown_name
 from polyak.core.spaces import Box, Discrete, EnvSpec, Space
+from polyak.core.suggestions import unknown_name
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion
 from polyak.dynamics.names import gymnax_names
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.spaces import EnvSpec
+from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
 from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, names, register_atari, register_minatar

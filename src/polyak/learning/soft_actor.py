@@ -15,7 +15,7 @@ from polyak.core.checks import check_number, check_unset
 from polyak.core.spaces import Discrete
 from polyak.core.struct import struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.actor_critic import (
+from polyak.learning.actor_critic_updates import (
     ActorCriticSettings,
     action_dimensions,
     check_state_of,

@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
-from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
 from polyak.loops.compiled_loop import collect_rollout as collect_compiled
 from polyak.loops.compiled_loop import start as compiled_start

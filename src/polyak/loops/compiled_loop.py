@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from polyak.core.checks import check_same_types
-from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import ExceptionRelay, has_error_flags
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, State, TimeStep
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import (

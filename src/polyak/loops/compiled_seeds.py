@@ -15,8 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from polyak.core.checks import check_callbacks, check_integer
-from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import check_carry, has_error_flags
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
 from polyak.core.warn import warn
 from polyak.loops.compiled_loop import CHUNK_SECONDS, MAX_CHUNK_STEPS, iteration, iterations_for, run_chunk, start

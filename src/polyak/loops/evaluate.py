@@ -14,9 +14,9 @@ import numpy.typing as npt
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
-from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, count_failures_in
 from polyak.core.printing import short_repr
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
 from polyak.loops.actor import make_actor

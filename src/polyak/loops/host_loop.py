@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray
 
-from polyak.core.names import suggest_arguments
 from polyak.core.policy_faults import ExceptionRelay
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import (
     Agent,
     Callback,

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
-from polyak.core.names import suggest_arguments
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Env, PyTree, TimeStep
 from polyak.loops.loop import env_reset_key, env_step_key
 from polyak.loops.program_cache import cached_per_env, jitted_init

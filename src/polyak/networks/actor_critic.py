@@ -13,9 +13,9 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice
-from polyak.core.names import suggest_arguments
 from polyak.core.printing import short_repr
 from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, leaf_spaces, zeros
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.adapters import FlaxNNX, check_network
 from polyak.networks.layers import (

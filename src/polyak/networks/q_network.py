@@ -11,9 +11,9 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer
-from polyak.core.names import suggest_arguments
 from polyak.core.printing import text_of
 from polyak.core.spaces import PROBE_ROWS, Discrete, EnvSpec, check_env_spec, leaf_spaces, zeros
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.adapters import FlaxNNX, check_network

@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer
-from polyak.core.names import suggest_arguments
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec, leaf_spaces
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.adapters import FlaxNNX

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from polyak.core.names import unknown_name
+from polyak.core.suggestions import unknown_name
 from polyak.storage.json import decode, encode, reject
 
 AS_AGENT = "as agent= (--agent in a shell)"

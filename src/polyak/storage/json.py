@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.names import escape_control
+from polyak.core.suggestions import escape_control
 
 Dtype = np.dtype[Any]
 

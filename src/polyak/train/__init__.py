@@ -2,7 +2,7 @@
 
 import sys
 
-from polyak.core.names import UncallableModule
+from polyak.core.suggestions import UncallableModule
 from polyak.loops.collect import collect
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.compiled_seeds import compiled_seeds
@@ -15,8 +15,8 @@ from polyak.train.result import Result
 from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
 from polyak.train.statistics import SeedStatistics, seed_statistics
+from polyak.train.worker_loops import asynchronous, distributed
 from polyak.train.worker_settings import Workers
-from polyak.train.workers import asynchronous, distributed
 from polyak.workers.learner_group import Learners, StoppedBeforeStart
 
 __all__ = [

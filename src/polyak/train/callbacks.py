@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyak.core.checks import check_integer, check_number
-from polyak.core.names import unknown_name
+from polyak.core.suggestions import unknown_name
 from polyak.core.types import Agent, Callback, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.storage.callbacks import with_time

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from polyak.core.names import escape_control
 from polyak.core.output import discard_output
+from polyak.core.suggestions import escape_control
 from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10

@@ -13,8 +13,8 @@ from jaxtyping import PRNGKeyArray
 from polyak import envs
 from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.core.checks import check_callbacks, check_choice, check_integer, check_key
-from polyak.core.names import suggest_arguments, unknown_name
 from polyak.core.spaces import EnvSpec
+from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource, source_of
@@ -31,8 +31,8 @@ from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training
+from polyak.train.worker_loops import check_workers, split_over_workers, with_new_episodes
 from polyak.train.worker_settings import Workers, as_workers, config_fields
-from polyak.train.workers import check_workers, split_over_workers, with_new_episodes
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 

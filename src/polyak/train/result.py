@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Generic
 
 from polyak.core.checks import check_integer
-from polyak.core.names import suggest_arguments, suggest_attributes
 from polyak.core.printing import html_table
+from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
 from polyak.loops.evaluate import Evaluation

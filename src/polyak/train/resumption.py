@@ -10,7 +10,7 @@ import jax
 
 from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer
-from polyak.core.names import suggest_arguments
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.core.warn import warn
 from polyak.loops.actor import acts_in_numpy
@@ -33,8 +33,8 @@ from polyak.train.new_training import close_if_made
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training, report_events
+from polyak.train.worker_loops import check_workers, split_over_workers, with_new_episodes
 from polyak.train.worker_settings import Workers, as_workers, config_fields, options_of
-from polyak.train.workers import check_workers, split_over_workers, with_new_episodes
 from polyak.workers.learner_group import Learners
 from polyak.workers.worker_envs import WorkerEnvs
 

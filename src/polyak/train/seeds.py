@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
-from polyak.core.names import suggest_arguments
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.constructors import is_in_jax
 from polyak.loops.compiled_seeds import compiled_seeds

@@ -185,7 +185,7 @@ def test_a_cluster_is_told_where_the_workers_are_before_training(capsys):
 
 
 def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):
-    monkeypatch.setattr("polyak.train.workers.RayWorkers", lambda number, address, should_stop: InProcessWorkers())
+    monkeypatch.setattr("polyak.train.worker_loops.RayWorkers", lambda number, address, should_stop: InProcessWorkers())
     result = polyak.train.run("A3C", "CartPole-v1", env_steps=40, settings=SETTINGS, progress=False)
     assert (result.config.loop, result.config.workers, result.config.num_envs) == ("asynchronous", 4, 8)
 
@@ -292,7 +292,7 @@ def test_a_config_of_an_older_version_has_the_default_options(tmp_path):
 
 def test_distributed_takes_workers_or_their_options_but_not_both(monkeypatch):
     seen = []
-    monkeypatch.setattr("polyak.train.workers._make", lambda *arguments: seen.append(arguments[3]) or 1 / 0)
+    monkeypatch.setattr("polyak.train.worker_loops._make", lambda *arguments: seen.append(arguments[3]) or 1 / 0)
 
     def train(workers, **options):
         with pytest.raises(ZeroDivisionError):

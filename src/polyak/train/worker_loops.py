@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer, check_key
-from polyak.core.names import suggest_arguments
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.agent_check import check_agent
