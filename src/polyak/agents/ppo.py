@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies, follow_by
+from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_created_with, check_needed, check_state
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
@@ -522,9 +522,7 @@ class PPO:
         skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
         guard = copies.guard.after_update(skipped, applied, bad)
         copies = dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard)
-        if self.ema_tau is None:
-            return copies
-        return follow_by(copies, Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))).follow(updates=1)
+        return copies if self.ema_tau is None else copies.update_target(self.ema_tau)
 
     def _adapt_kl_beta(self, beta: Float[Array, ""] | None, kl: Float[Array, ""], log: StepLog) -> Float[Array, ""] | None:
         if beta is None:

@@ -160,7 +160,7 @@ class NetworkCopies:
 
     @property
     def target_total(self) -> UInt32[Array, ""]:
-        """What `target_follow` has counted so far: updates or environment steps; 0 without a target."""
+        """What `follow` has counted for the target so far: updates or environment steps; 0 without a target."""
         return jnp.zeros((), jnp.uint32) if self.target_count is None else self.target_count.total
 
     @property
