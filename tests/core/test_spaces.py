@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyak.core.gymnasium_spaces import from_gymnasium, to_gymnasium
 from polyak.core.spaces import (
     Box,
     Dict,
@@ -19,10 +20,8 @@ from polyak.core.spaces import (
     MultiDiscrete,
     Tuple,
     difference,
-    from_gymnasium,
     leaf_spaces,
     map_space,
-    to_gymnasium,
     zeros,
 )
 
@@ -279,7 +278,7 @@ def test_a_wrong_shape_of_a_box_is_named(unchecked):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EnvSpec(OBS, gym.Discrete(2)), r"action must be a space of .* \(see from_gymnasium\), got Discrete\(2\)$"),
+        (lambda: EnvSpec(OBS, gym.Discrete(2)), r"action must be a space of .* \(see gymnasium_spaces\), got Discrete\(2\)$"),
         (lambda: EnvSpec(gym.Box(0, 1, (3,)), Discrete(2)), r"EnvSpec: obs must be a space of polyak.core.spaces .* got Box\("),
         (lambda: EnvSpec(Dict({"a": Tuple((Discrete(2), 3))}), Discrete(2)), r"obs must be a space .* got 3 at 'a/1'$"),
         (lambda: EnvSpec(OBS, "Discrete"), r"EnvSpec: action must be a space .* got 'Discrete'$"),

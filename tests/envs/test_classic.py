@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from polyak.core.spaces import from_gymnasium
+from polyak.core.gymnasium_spaces import from_gymnasium
 from polyak.envs.classic import (
     DYNAMICS,
     Acrobot,

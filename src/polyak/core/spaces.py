@@ -1,4 +1,4 @@
-"""Spaces of observations and actions, conversion from and to Gymnasium's, and of an agent's actions to the environment's."""
+"""Spaces of observations and actions, and conversion of an agent's actions to the environment's."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.printing import short_repr, text_of
-
-SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
 
 class _ByValue:
@@ -356,70 +354,6 @@ def only_value(space: Space, batch: Any) -> Any:
     return map_space(lambda leaf, x: np.asarray(x[0]) if isinstance(leaf, Box) else x[0], space, batch)
 
 
-def from_gymnasium(space: Any, what: str = "space") -> Space:
-    """The polyak space of a Gymnasium space in dtypes that JAX has: float64 becomes float32, indices and int64 int32.
-
-    Args:
-        what: its name in errors, e.g. `"observation space of CartPole-v1"`.
-
-    Raises:
-        TypeError: for Graph, Sequence, Text, OneOf and other spaces without a fixed shape.
-        ValueError: for an empty Box or a MultiDiscrete that is not flat.
-    """
-    import gymnasium.spaces as gym
-
-    if isinstance(space, gym.Dict):
-        return Dict({str(k): from_gymnasium(v, f"{what}[{k!r}]") for k, v in space.spaces.items()})
-    if isinstance(space, gym.Tuple):
-        return Tuple(tuple(from_gymnasium(v, f"{what}[{i}]") for i, v in enumerate(space.spaces)))
-    try:
-        if isinstance(space, gym.Box):
-            return _box_from_gymnasium(space)
-        if isinstance(space, gym.Discrete):
-            return Discrete(int(space.n), int(space.start))
-        if isinstance(space, gym.MultiDiscrete):
-            if space.nvec.ndim != 1:
-                raise ValueError(f"MultiDiscrete: nvec must be a flat vector, got shape {space.nvec.shape}")
-            return MultiDiscrete(tuple(space.nvec.tolist()), tuple(space.start.tolist()))
-        if isinstance(space, gym.MultiBinary):
-            return MultiBinary(tuple(space.shape))
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{what}: {error}") from None
-    raise TypeError(f"{what}: {type(space).__name__} is not supported; supported are {SUPPORTED}")
-
-
-def _box_from_gymnasium(space: Any) -> Box:
-    dtype = np.dtype(space.dtype)
-    if dtype == np.float64:
-        with np.errstate(over="ignore"):
-            return Box(space.low, space.high, dtype=np.float32)
-    if dtype.itemsize == 8:
-        # JAX has no 64-bit integers by default; bounds that do not fit become the largest 32-bit ones.
-        narrow = np.dtype(np.int32 if dtype.kind == "i" else np.uint32)
-        info = np.iinfo(narrow)
-        return Box(np.clip(space.low, info.min, info.max), np.clip(space.high, info.min, info.max), dtype=narrow)
-    return Box(space.low, space.high, dtype=dtype)
-
-
-def to_gymnasium(space: Space) -> Any:
-    """The Gymnasium space of a polyak space."""
-    import gymnasium.spaces as gym
-
-    match space:
-        case Dict():
-            return gym.Dict({k: to_gymnasium(v) for k, v in space.spaces.items()})
-        case Tuple():
-            return gym.Tuple([to_gymnasium(v) for v in space.spaces])
-        case Box():
-            return gym.Box(space.low, space.high, dtype=space.dtype.type)
-        case Discrete():
-            return gym.Discrete(space.n, start=space.start)
-        case MultiDiscrete():
-            return gym.MultiDiscrete(np.array(space.nvec), start=np.array(space.start))
-        case MultiBinary():
-            return gym.MultiBinary(space.shape)
-
-
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class EnvSpec:
@@ -450,7 +384,7 @@ class EnvSpec:
             for path, leaf in leaf_spaces(space):
                 if not isinstance(leaf, Leaf):
                     got = f"{leaf!r:.80}{f' at {path!r}' if path else ''}"
-                    raise TypeError(f"EnvSpec: {name} must be a space of polyak.core.spaces (see from_gymnasium), got {got}")
+                    raise TypeError(f"EnvSpec: {name} must be a space of polyak.core.spaces (see gymnasium_spaces), got {got}")
         for path, leaf in leaf_spaces(self.action):
             if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
                 raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf}{in_action(path)}")

@@ -117,17 +117,11 @@ def make(
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
     check_integer("make", "num_envs", num_envs, at_most=most)
     settings = dict(env_kwargs or {})
+    arguments: dict[str, Any] = {"action_scaling": action_scaling, "vectorization": vectorization, "timeout": timeout}
+    arguments |= {"nonfinite": nonfinite, "out_of_bounds": out_of_bounds, "drop_unsupported_obs": drop_unsupported_obs}
+    arguments |= {"action_mask_key": action_mask_key, "info_metrics": tuple(info_metrics), "env_kwargs": settings}
     if is_jax:
-        _check_defaults(
-            id,
-            vectorization=vectorization,
-            timeout=timeout,
-            nonfinite=nonfinite,
-            out_of_bounds=out_of_bounds,
-            drop_unsupported_obs=drop_unsupported_obs,
-            action_mask_key=action_mask_key,
-            info_metrics=tuple(info_metrics or ()),
-        )
+        _check_host_only(id, arguments)
         dynamics = _dynamics_by_name(id, settings) if isinstance(id, str) else _dynamics_of_object(id, settings)
         return AutoReset(dynamics, num_envs, action_scaling)
     from polyak.envs.env_options import EnvOptions
@@ -135,9 +129,6 @@ def make(
 
     env_options = EnvOptions(drop_unsupported_obs, action_mask_key, check_info_metrics(info_metrics))
     options = _Options(num_envs, vectorization, timeout, env_options)
-    arguments: dict[str, Any] = {"action_scaling": action_scaling, "vectorization": vectorization, "timeout": timeout}
-    arguments |= {"nonfinite": nonfinite, "out_of_bounds": out_of_bounds, "drop_unsupported_obs": drop_unsupported_obs}
-    arguments |= {"action_mask_key": action_mask_key, "info_metrics": tuple(info_metrics), "env_kwargs": settings}
     source = EnvSource(id, arguments) if isinstance(id, str) or callable(id) else None
     name, batch = _named_batch(id, options, settings, import_modules)
     try:
@@ -151,15 +142,15 @@ def make(
         raise
 
 
-def _check_defaults(env: Any, **values: Any) -> None:
-    """Check that arguments of `make` for Gymnasium's environments have the values of their defaults.
+def _check_host_only(env: Any, arguments: Mapping[str, Any]) -> None:
+    """Check that the arguments of `make` for environments on the host have the values of their defaults.
 
     Raises:
         ValueError: one has another; its name and value.
     """
     defaults = inspect.signature(make).parameters
-    for name, value in values.items():
-        if value != defaults[name].default:
+    for name, value in arguments.items():
+        if name not in ("action_scaling", "env_kwargs") and value != defaults[name].default:
             raise ValueError(f"make: {name} is for Gymnasium environments and must be left out for {env}, got {value!r}")
 
 

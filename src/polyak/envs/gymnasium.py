@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.gymnasium_spaces import from_gymnasium
 from polyak.core.printing import short_repr
-from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, from_gymnasium, leaf_spaces, map_space, unflatten
+from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, leaf_spaces, map_space, unflatten
 from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.types import EpisodeRecord, PyTree, TimeStep
 from polyak.core.warn import warn

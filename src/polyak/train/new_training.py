@@ -76,26 +76,21 @@ def run(
         env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
         env_steps: total number of valid transitions, including `env_steps_done`.
         key: source of all randomness, in place of a `seed`, whose key is `jax.random.key(seed)`; the default is seed 0.
-        num_envs: number of copies of an environment that is not made yet; None: the preset's.
-        settings: fields of an agent that is named, in place of the preset's.
+        num_envs, settings: copies of an environment that is not yet made, and fields of an agent that is named; None: preset's.
         run_dir: a new run directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
         progress: show a progress bar, or plain lines where there is no terminal.
         report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if the next two are.
         checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
         checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
-        eval_episodes: of each evaluation, also of the one at the end; None: 10 with `eval_every`, else 0.
-        eval_env: the environment of the evaluations; None: copies of `env`.
+        eval_episodes: of each evaluation, also at the end, in `eval_env` or else copies of `env`; 10 with `eval_every`, else 0.
         loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
         workers: number of worker processes of the last two, or how they work; see `train.Workers`.
         learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
-        devices: number of devices over which the environments are split; None: two, if JAX has two, for 64 or more environments
-            in JAX or for observations of images on the host, else one.
+        devices: number of devices; None: two, if there are two, for 64 environments in JAX or images on the host, else one.
         replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
         resume_from: `loop_state` of a result with `env_steps_done`; a host environment that is not made begins new episodes.
-        env_steps_done: valid transitions of the training that is resumed.
-        callbacks: functions of (progress, metrics, state), called at every report; see `Callback`.
-        should_stop: called between iterations; True ends the training.
+        callbacks, should_stop: called at every report (see `Callback`), and between iterations, where True ends the training.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
