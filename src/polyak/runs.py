@@ -144,19 +144,16 @@ class RunConfig:
                 raise TypeError(f"run: {name} must be a str, got {value!r}")
             if not value.isprintable():
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
-        for name in ("num_envs", "env_steps", "devices", "checkpoint_every", "learners"):
+        for name in ("env_steps", "devices", "checkpoint_every", "learners"):
             check_integer("run", name, getattr(self, name))
-        for name in ("report_every", "threads", "eval_every", "workers"):
-            if getattr(self, name) is not None:
-                check_integer("run", name, getattr(self, name))
+        for name in ("report_every", "eval_every"):
+            check_integer("run", name, getattr(self, name), optional=True)
+        check_integer("run", "num_envs", self.num_envs, at_most=MAX_NUM_ENVS)
+        check_integer("run", "threads", self.threads, at_most=MAX_THREADS, optional=True)
+        check_integer("run", "workers", self.workers, at_most=MAX_WORKERS, optional=True)
+        check_integer("run", "lag", self.lag, at_least=0, at_most=MAX_LAG)
         check_integer("run", "eval_episodes", self.eval_episodes, at_least=0)
         check_integer("run", "final_eval_episodes", self.final_eval_episodes, at_least=0, optional=True)
-        check_integer("run", "lag", self.lag, at_least=0)
-        limits = {"threads": MAX_THREADS, "num_envs": MAX_NUM_ENVS, "workers": MAX_WORKERS, "lag": MAX_LAG}
-        for name, limit in limits.items():
-            value = getattr(self, name)
-            if value is not None and value > limit:
-                raise ValueError(f"run: {name} must be at most {limit}, got {value}")
         if self.seed is not None:
             check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, LOOPS)
@@ -305,6 +302,4 @@ def check_seed(owner: str, name: str, seed: Any) -> None:
         TypeError: the seed is not an integer.
         ValueError: the seed is negative or exceeds `MAX_SEED`.
     """
-    check_integer(owner, name, seed, at_least=0)
-    if seed > MAX_SEED:
-        raise ValueError(f"{owner}: {name} must be an integer in [0, {MAX_SEED}], got {seed}")
+    check_integer(owner, name, seed, at_least=0, at_most=MAX_SEED)

@@ -137,7 +137,7 @@ def test_a_key_that_is_an_int_is_rejected_by_name(unchecked):
             {"loop": "both"},
             "train.run: loop must be one of 'auto', 'compiled', 'host', 'distributed', 'asynchronous', got 'both'",
         ),
-        ({"seed": -1}, "train.run: seed must be an integer >= 0, got -1"),
+        ({"seed": -1}, r"train.run: seed must be an integer in \[0, 4294967295\], got -1"),
         ({"env_steps": 0}, "env_steps must be an integer >= 1, got 0"),
         ({"num_envs": 3}, "num_envs must be None where env is made, which has 2 copies, got 3"),
         ({"settings": {"gamma": 0.5}}, "settings must be None where agent is made"),

@@ -79,8 +79,8 @@ def test_seeds_that_diverge_are_named(capsys):
         ([], TypeError, r"seeds must be their number or a sequence of integers, got \[\]"),
         ("01", TypeError, "sequence of integers, got '01'"),
         ([1, 1], ValueError, r"seeds must differ, got \[1, 1\]"),
-        ([1, -1], ValueError, "each of seeds must be an integer >= 0, got -1"),
-        (np.ones(2), TypeError, r"each of seeds must be an integer >= 0, got 1\.0"),
+        ([1, -1], ValueError, r"each of seeds must be an integer in \[0, 4294967295\], got -1"),
+        (np.ones(2), TypeError, r"each of seeds must be an integer in \[0, 4294967295\], got 1\.0"),
     ],
 )
 def test_seeds_that_are_none_are_rejected_before_anything_is_created(seeds, error, message, tmp_path, unchecked):
