@@ -30,6 +30,7 @@ from polyak.learning.batch import (
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
+from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
 from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
@@ -240,10 +241,11 @@ class PPO:
         target = None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
         copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=target)
         check_actor_critic(self._network, copies.online, self.spec)
+        normalizers = create_normalizers(self)
         return PPOState(
             copies=copies.with_optimizer_state(optimizer_of(self)),
-            obs_normalizer=ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None,
-            reward_scaler=None if self.normalize_reward is None else RewardScaler.init(self.normalize_reward),
+            obs_normalizer=normalizers.obs,
+            reward_scaler=normalizers.reward,
             kl_beta=None if self.kl_beta is None else jnp.array(self.kl_beta, jnp.float32, copy=True),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
@@ -561,17 +563,9 @@ class PPO:
     def _check_state(self, state: PPOState) -> None:
         """Check that the state was created with the same settings: it would silently be used instead of them."""
         check_state("PPO.update", state, PPOState)
-        normalizer, scaler, copies = state.obs_normalizer, state.reward_scaler, state.copies
-        check_created_with(
-            self,
-            equal={
-                "normalize_obs": normalizer is not None,
-                "clip_obs": self.clip_obs if normalizer is None else normalizer.clip,
-                "normalize_reward": None if scaler is None else scaler.of,
-            },
-            present={"kl_beta": state.kl_beta, "ema_tau": copies.target},
-        )
-        check_optimizer_state(optimizer_of(self), copies.online.params, copies.optimizer_state)
+        check_created_normalizers(self, Normalizers(state.obs_normalizer, state.reward_scaler))
+        check_created_with(self, equal={}, present={"kl_beta": state.kl_beta, "ema_tau": state.copies.target})
+        check_optimizer_state(optimizer_of(self), state.copies.online.params, state.copies.optimizer_state)
 
     @property
     def _model(self) -> ActorCriticModel:

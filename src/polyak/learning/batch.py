@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped
 from polyak.core.spaces import Space
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Rollout, Variables
-from polyak.learning.check_rollout import check_carry
+from polyak.learning.check_rollout import check_carry, check_returns
 from polyak.networks.recurrent import unroll
 from polyak.ops.distributions import Distribution, broadcast_params, for_space
 from polyak.ops.gradient_step import samples_in_cache
@@ -195,8 +195,7 @@ def network_inputs(
     """
     obs, carry = rollout.time_steps.obs, rollout.carry
     if normalize_reward == "return":
-        if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
-            raise ValueError(f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}")
+        check_returns(rollout)
         carry, _ = carry
     return obs if normalizer is None else normalizer.normalize(obs), carry
 

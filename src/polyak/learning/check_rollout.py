@@ -109,6 +109,17 @@ def check_carry(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> None
         raise ValueError(f"update: rollout.carry must have the dtypes of the network's carry {expected}, got {dtypes}")
 
 
+def check_returns(rollout: Rollout) -> None:
+    """Check that a rollout's carry has the returns of `DiscountedReturn` beside the recurrent state.
+
+    Raises:
+        ValueError: it has not.
+    """
+    carry = rollout.carry
+    if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
+        raise ValueError(f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}")
+
+
 def _check_masks(mask: PyTree, spec: EnvSpec, lead: tuple[int, int]) -> None:
     masks = {path: leaf for path, leaf in named_leaves(mask) if leaf is not None}
     choices = [(path, leaf) for path, leaf in leaf_spaces(spec.action) if isinstance(leaf, Discrete | MultiDiscrete)]

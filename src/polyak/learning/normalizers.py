@@ -12,6 +12,7 @@ from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.learning.check_rollout import check_returns
 from polyak.ops.losses import finite_rows
 from polyak.ops.normalize import ObsNormalizer, RewardScaler, check_can_normalize
 from polyak.replay.sequences import SequenceObs
@@ -76,7 +77,7 @@ class Normalizers:
             obs = obs.update(rollout.obs, rollout.valid & finite_rows(rollout.obs, 2), axis_name)
         if reward is not None:
             if reward.of == "return":
-                _check_carry(rollout)
+                check_returns(rollout)
             included = rollout.valid & jnp.isfinite(rollout.reward)
             reward = reward.update(rollout, included.astype(jnp.float32), gamma, axis_name)
         return Normalizers(obs, reward)
@@ -124,7 +125,7 @@ def without_returns(settings: object, rollout: Rollout) -> Rollout:
     """
     if not (isinstance(settings, NormalizedSettings) and settings.normalize_reward == "return"):
         return rollout
-    _check_carry(rollout)
+    check_returns(rollout)
     return dataclasses.replace(rollout, carry=rollout.carry[0])
 
 
@@ -143,9 +144,3 @@ def _normalize(normalizer: ObsNormalizer, obs: PyTree) -> PyTree:
     if isinstance(obs, SequenceObs):
         return dataclasses.replace(obs, obs=normalizer.normalize(obs.obs))
     return normalizer.normalize(obs)
-
-
-def _check_carry(rollout: Rollout) -> None:
-    carry = rollout.carry
-    if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
-        raise ValueError(f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}")

@@ -11,12 +11,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_created_with, check_state, check_unset
+from polyak.core.checks import check_state, check_unset
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import ActorCriticModel, Batch, network_inputs, normalize_minibatches, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers
 from polyak.networks.actor_critic import check_actor_critic, check_squashing
 from polyak.networks.layers import has_images, is_narrow
 from polyak.ops import losses
@@ -211,10 +212,11 @@ def create_state(settings: OnPolicySettings, key: PRNGKeyArray) -> OnPolicyState
     copies = NetworkCopies.create(network, key, spec, optimizer=None)
     check_actor_critic(network, copies.online, spec)
     env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
+    normalizers = create_normalizers(settings)
     return OnPolicyState(
         copies=copies.with_optimizer_state(optimizer_at(settings)),
-        obs_normalizer=ObsNormalizer.init(spec.obs, settings.clip_obs) if settings.normalize_obs else None,
-        reward_scaler=None if settings.normalize_reward is None else RewardScaler.init(settings.normalize_reward),
+        obs_normalizer=normalizers.obs,
+        reward_scaler=normalizers.reward,
         env_steps=env_steps,
         updates=updates,
     )
@@ -375,13 +377,7 @@ def check_applicable(settings: OnPolicySettings, state: OnPolicyState, optimizer
     Raises:
         TypeError, ValueError: it was not; the message names the setting.
     """
-    normalizer, scaler = state.obs_normalizer, state.reward_scaler
-    equal = {
-        "normalize_obs": normalizer is not None,
-        "clip_obs": settings.clip_obs if normalizer is None else normalizer.clip,
-        "normalize_reward": None if scaler is None else scaler.of,
-    }
-    check_created_with(settings, equal=equal, present={})
+    check_created_normalizers(settings, Normalizers(state.obs_normalizer, state.reward_scaler))
     if optimizer_state is not None:
         check_optimizer_state(optimizer_at(settings), state.copies.online.params, optimizer_state)
 
