@@ -32,7 +32,7 @@ from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
-from polyak.networks.layers import has_images, is_narrow
+from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
 from polyak.ops import losses
 from polyak.ops.distributions import Distribution
@@ -65,9 +65,6 @@ TF_AGENTS_KL: Mapping[str, Any] = {
     "kl_beta": 1.0, "kl_target": 0.01, "kl_tolerance": 0.5, "normalize_obs": False, "clip_reward": None,
 }
 # fmt: on
-
-# More samples at a time compute faster on several CPU threads.
-MAX_SMALL_BATCH = 256
 
 
 @struct

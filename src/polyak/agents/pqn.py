@@ -18,7 +18,7 @@ from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.normalizers import check_normalizers, settings_of
-from polyak.networks.layers import has_images, is_narrow
+from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
 from polyak.ops.distributions.discrete import where_allowed
@@ -144,7 +144,7 @@ class PQN:
     def has_small_products(self, num_envs: int, devices: int) -> bool:
         """Whether layers are at most 256 wide and, on one device, minibatches have at most 256 samples."""
         samples = self.num_steps * num_envs // self.num_minibatches
-        return is_narrow(self._network, self.spec) and (devices > 1 or samples <= 256)
+        return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
 
     def partition(self, axis_name: str) -> PartitionSpec:
         """The whole state is replicated on every device."""

@@ -19,7 +19,14 @@ from polyak.learning.off_policy import OffPolicyState
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
-from polyak.networks.layers import MAX_NARROW_WIDTH, LayerSettings, ValueHeadSettings, is_image, is_narrow
+from polyak.networks.layers import (
+    MAX_NARROW_WIDTH,
+    MAX_SMALL_BATCH,
+    LayerSettings,
+    ValueHeadSettings,
+    has_images,
+    is_narrow,
+)
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, in_float32, optimizer_of
 from polyak.ops.losses import weighted_sum
@@ -155,7 +162,7 @@ def check_shared_encoder(settings: ActorCriticSettings) -> None:
             f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {settings.actor!r} and "
             f"{settings.critics!r}"
         )
-    if not any(is_image(leaf) for _, leaf in leaf_spaces(obs)):
+    if not has_images(obs):
         raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
 
 
@@ -264,7 +271,7 @@ def has_small_products(settings: Any, num_envs: int, devices: int) -> bool:
     """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
     critics = settings.critics
     widest = max(critics.hidden, default=0) if isinstance(critics, Critics) else np.inf
-    return is_narrow(settings.actor, settings.spec) and widest <= MAX_NARROW_WIDTH and settings.batch_size <= 256
+    return is_narrow(settings.actor, settings.spec) and widest <= MAX_NARROW_WIDTH and settings.batch_size <= MAX_SMALL_BATCH
 
 
 def q_values(

@@ -19,7 +19,7 @@ from polyak.learning.batch import ActorCriticModel, Batch, network_inputs, norma
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers
 from polyak.networks.actor_critic import check_actor_critic, check_squashing
-from polyak.networks.layers import has_images, is_narrow
+from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.ops import losses
 from polyak.ops.gradient_step import (
     all_finite,
@@ -228,7 +228,7 @@ def accept_any_num_envs(settings: OnPolicySettings, num_envs: int, devices: int 
 
 def has_small_products(settings: OnPolicySettings, num_envs: int, devices: int) -> bool:
     """Whether layers are at most 256 wide and, on one device, rollouts have at most 256 samples."""
-    is_small = devices > 1 or settings.num_steps * num_envs <= 256
+    is_small = devices > 1 or settings.num_steps * num_envs <= MAX_SMALL_BATCH
     return is_narrow(model_of(settings).network, settings.spec) and is_small
 
 

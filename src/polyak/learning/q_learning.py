@@ -19,7 +19,7 @@ from polyak.learning.off_policy import (
     target_follow,
     train_copies,
 )
-from polyak.networks.layers import is_narrow
+from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
 from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
 from polyak.ops.schedules import Linear, Schedule, value_at
@@ -115,4 +115,4 @@ def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:
 def has_small_products(settings: QSettings, num_envs: int, devices: int) -> bool:
     """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
     assert settings.network is not None, "agents set the default"
-    return is_narrow(settings.network, settings.spec) and settings.batch_size <= 256
+    return is_narrow(settings.network, settings.spec) and settings.batch_size <= MAX_SMALL_BATCH

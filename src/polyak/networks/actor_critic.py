@@ -29,7 +29,7 @@ from polyak.networks.layers import (
     ValueHeadSettings,
     check_layers,
     check_means,
-    is_image,
+    has_images,
     widths,
 )
 from polyak.ops.distributions import for_space
@@ -140,7 +140,7 @@ def nature_cnn(
 
 def network_for(spec: EnvSpec) -> ActorCritic:
     """The default network: `nature_cnn` where the observation holds an image, else `mlp`."""
-    return nature_cnn() if any(is_image(leaf) for _, leaf in leaf_spaces(spec.obs)) else mlp()
+    return nature_cnn() if has_images(spec.obs) else mlp()
 
 
 def network_or_default(owner: str, network: Any, spec: EnvSpec, *, sde: bool = False) -> Network:

@@ -42,6 +42,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 Std: TypeAlias = Literal["free", "state", "fixed", "sde"]
 MAX_NARROW_WIDTH = 256
+MAX_SMALL_BATCH = 256
+"""More samples at a time compute faster on several CPU threads."""
+
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of the log standard deviation of `Actor` and of state-dependent exploration, so that the density of an action stays
 finite. `ActorCritic` with another `std` does not clip it."""
