@@ -146,8 +146,8 @@ class NetworkCopies:
         """
         self._check_optimizer()
         check_same_tree(variables, self.online, "restart", sides=("weights", "online"))
-        fresh, follows = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
-        copies = _fresh(self.network, self.optimizer, fresh, follows, self.shared is not None, self.shared_optimizer, self.name)
+        fresh, rules = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
+        copies = _fresh(self.network, self.optimizer, fresh, rules, self.shared is not None, self.shared_optimizer, self.name)
         if copies.target is None or self.target is None:
             return copies
         # A traced tau does not tell whether the target is soft; its dtypes do.
@@ -458,21 +458,22 @@ def follow_by(copies: PyTree, rule: Follow) -> PyTree:
 
 
 def _fresh(
-    network: Network, optimizer: Any, online: Variables, follows: tuple[Follow | None, ...], shared: bool, one: bool, name: str
+    network: Network, optimizer: Any, online: Variables, rules: tuple[Follow | None, ...], shared: bool, one: bool, name: str
 ) -> NetworkCopies:
+    """New copies; `rules` are those of target and online copy, and `one` puts the optimizer state into the shared copy."""
     state = () if optimizer is None else optimizer.init(in_float32(online.params))
     # Arrays of one dtype from the start: Python numbers would cause a second compilation when they come back as arrays.
-    target, online_follow = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), follows)
+    target_follow, online_follow = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rules)
     return NetworkCopies(
         network=network,
         optimizer=optimizer,
         online=online,
-        target=None if follows[0] is None else target_storage(online, follows[0]),
+        target=None if rules[0] is None else target_storage(online, rules[0]),
         shared=Shared.init(online, state if one else ()) if shared else None,
         optimizer_state=() if one else state,
         gradients=None if optimizer is None else Accumulated.zeros(online.params),
-        target_follow=target,
-        target_count=None if target is None else target.init(),
+        target_follow=target_follow,
+        target_count=None if target_follow is None else target_follow.init(),
         online_follow=online_follow,
         online_count=None if online_follow is None else online_follow.init(),
         version=jnp.zeros((), jnp.uint32),
