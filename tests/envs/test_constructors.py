@@ -22,6 +22,7 @@ from polyak.envs.classic import CartPole
 from polyak.envs.constructors import _check_render_mode
 from polyak.envs.env_batch import SingleBatch
 from polyak.envs.gymnasium import GymnasiumEnv
+from polyak.envs.source import source_of
 from polyak.envs.vector import VectorBatch
 from tests.envs import toys
 from tests.envs.test_vector import Through
@@ -182,6 +183,25 @@ def test_a_vector_environment_that_saves_itself_is_none_of_makes():
             pass
 
     assert isinstance(Saving(num_envs=2), HostEnv) and envs.make(Saving(num_envs=2)).num_envs == 2
+
+
+class Called(toys.Scripted):
+    """An environment that defines `__call__`."""
+
+    def __call__(self):
+        return self
+
+
+class CalledVector(CartPoleVectorEnv):
+    def __call__(self):
+        return self
+
+
+def test_an_environment_that_can_be_called_is_no_function():
+    for given in (Called(), CalledVector(num_envs=2)):
+        env = envs.make(given)
+        assert env.num_envs in (1, 2) and source_of(env) is None
+    assert source_of(envs.make(Called)).id is Called
 
 
 def test_one_environment_is_not_many():

@@ -268,6 +268,24 @@ def test_an_environment_object_cannot_be_copied_for_evaluation(directory):
     assert len(polyak.resume("run", env=env, env_steps=128, eval_env=other).evaluation.returns) == 2
 
 
+def test_an_environment_object_that_can_be_called_stays_open(directory):
+    class Called(gymnasium.Wrapper):
+        closed = False
+
+        def __call__(self):
+            return self
+
+        def close(self):
+            self.closed = True
+
+    env = Called(gymnasium.make("CartPole-v1"))
+    spec = polyak.envs.make("CartPole-v1").spec
+    polyak.train.run(polyak.PPO(spec=spec, **SMALL), env, env_steps=16, progress=False)
+    assert not env.closed
+    with pytest.raises(ValueError, match="eval_env must be passed"):
+        polyak.train.run(polyak.PPO(spec=spec, **SMALL), env, env_steps=16, eval_every=16, progress=False)
+
+
 def test_environments_for_evaluation_are_checked_before_training(directory, unchecked):
     env = polyak.envs.make("CartPole-v1", num_envs=2)
     before = env.reset(0)

@@ -21,7 +21,7 @@ from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, names, register_a
 from polyak.envs.classic import DYNAMICS
 from polyak.envs.info_reader import check_info_metrics
 from polyak.envs.libraries import conversion, is_from
-from polyak.envs.source import EnvSource
+from polyak.envs.source import EnvSource, can_make_again
 
 if TYPE_CHECKING:
     import gymnasium
@@ -129,7 +129,7 @@ def make(
 
     env_options = EnvOptions(drop_unsupported_obs, action_mask_key, check_info_metrics(info_metrics))
     options = _Options(num_envs, vectorization, timeout, env_options)
-    source = EnvSource(id, arguments) if isinstance(id, str) or callable(id) else None
+    source = EnvSource(id, arguments) if can_make_again(id) else None
     name, batch = _named_batch(id, options, settings, import_modules)
     try:
         return GymnasiumEnv(

@@ -23,6 +23,18 @@ class EnvSource:
     options: Mapping[str, Any]
 
 
+def can_make_again(id: Any) -> bool:
+    """Whether an argument of `make` makes new environments each time: a name or a function, but no environment.
+
+    Environments may define `__call__`, and are no functions for that.
+    """
+    if isinstance(id, str) or not callable(id):
+        return isinstance(id, str)
+    import gymnasium  # not at the top: environments in JAX do without it
+
+    return not isinstance(id, gymnasium.Env | gymnasium.vector.VectorEnv)
+
+
 def source_of(env: Env | HostEnv) -> EnvSource | None:
     """How the environments were made, or None if it is not known: they were passed to `make` as objects."""
     if isinstance(env, AutoReset):

@@ -17,7 +17,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.constructors import is_in_jax, make
-from polyak.envs.source import EnvSource, source_of
+from polyak.envs.source import EnvSource, can_make_again, source_of
 from polyak.loops.agent_check import check_agent
 from polyak.loops.host_replay import ReplayOn, check_replay_on
 from polyak.loops.loop import LoopState, Target, check_in_jax, check_match, mesh_over
@@ -221,7 +221,7 @@ def make_envs(
         configure_devices_for_images(env, loop, devices)
         return env, source_of(env)
     # An environment of Gymnasium that exists has its own number of copies.
-    has_number = not (isinstance(env, str) or callable(env) or is_in_jax(env))
+    has_number = not (can_make_again(env) or is_in_jax(env))
     scaling = action_scaling_of(agent)
     options: dict[str, Any] = {"action_scaling": scaling} | ({} if has_number and num_envs is None else {"num_envs": count})
     if workers is not None:
@@ -255,7 +255,7 @@ def temporary_envs(
 
 def close_if_made(made: Env | HostEnv, env: Any) -> None:
     """Close environments of `make_envs`, unless the caller made them."""
-    if made is not env and isinstance(made, HostEnv) and (env is None or isinstance(env, str) or callable(env)):
+    if made is not env and isinstance(made, HostEnv) and (env is None or can_make_again(env)):
         made.close()
 
 

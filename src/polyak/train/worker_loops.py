@@ -13,7 +13,7 @@ from polyak import envs
 from polyak.core.checks import check_callbacks, check_integer, check_key
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
-from polyak.envs.source import EnvSource, source_of
+from polyak.envs.source import EnvSource, can_make_again, source_of
 from polyak.loops.agent_check import check_agent
 from polyak.loops.episodes import Episodes
 from polyak.loops.host_loop import host
@@ -105,7 +105,7 @@ def _make(agent: Agent, env: Any, num_envs: int, options: Workers, should_stop: 
     check_integer("train", "num_envs", num_envs)
     if num_envs % options.number:
         raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={options.number}")
-    if not (isinstance(env, str) or callable(env)):
+    if not can_make_again(env):
         raise TypeError(f"train: env must be a name, or a function that creates it, got {type(env).__name__}")
     return split_over_workers(envs.make(env, action_scaling=agent.spec.action_scaling), num_envs, options, should_stop)
 
