@@ -1,9 +1,11 @@
 """What environments report in `info`, from single, process and vector environments."""
 
+import functools
+
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from polyak import envs
 from polyak.core.types import ReportsInfo
@@ -76,6 +78,33 @@ def test_a_metric_that_info_lacks_is_left_out():
     env.reset(0)
     env.step(np.zeros(1, np.int32))
     assert env.info == {}
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("make_vector", [SyncVectorEnv, AsyncVectorEnv])
+def test_gymnasiums_vector_recorder_counts_each_episode_whatever_the_mode(mode, make_vector):
+    """One environment resets while the others are in the middle of their episodes."""
+    context = {} if make_vector is SyncVectorEnv else {"context": "forkserver"}
+    inner = make_vector([functools.partial(toys.Scripted, (n,)) for n in (1, 2, 3)], autoreset_mode=mode, **context)
+    recorder = gymnasium.wrappers.vector.RecordEpisodeStatistics(inner)
+    scaled = gymnasium.wrappers.vector.TransformReward(recorder, lambda reward: 2 * reward)
+    env = envs.make(scaled)
+    time_step, total, num_ended = env.reset(0), np.zeros(3), np.zeros(3, int)
+    for _ in range(24):
+        time_step = env.step(np.zeros(3, np.int32))
+        total = np.where(time_step.first, 0.0, total + time_step.reward)
+        recorded = env.info.get("rollout/ep_rew_mean", np.full(3, np.nan))
+        np.testing.assert_allclose(recorded, np.where(time_step.last, total / 2, np.nan), rtol=1e-5)
+        num_ended += time_step.last
+    env.close()
+    assert (num_ended > 5).all()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_a_wrapper_whose_reset_clears_all_environments_is_rejected(mode):
+    normalized = Through(gymnasium.wrappers.vector.NormalizeReward(vector(mode, toys.Scripted)))
+    with pytest.raises(ValueError, match=r"NormalizeReward must be of a vector environment with AutoresetMode\.NEXT_STEP, got"):
+        envs.make(normalized)
 
 
 def test_gymnasiums_vector_recorder_is_read():

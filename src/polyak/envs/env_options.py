@@ -38,7 +38,7 @@ def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> An
     """
     if options.drop_unsupported_obs is not False:
         env = drop_obs(env, name, text_only=options.drop_unsupported_obs is None, warns=warns)
-    method = next((layer.action_masks for layer in _layers(env) if callable(getattr(layer, "action_masks", None))), None)
+    method = next((layer.action_masks for layer in layers_of(env) if callable(getattr(layer, "action_masks", None))), None)
     is_vector = isinstance(env, VectorEnv)
     if method is not None and not mask_widths(env.single_action_space if is_vector else env.action_space):
         if warns:
@@ -139,7 +139,7 @@ class VectorMaskInInfo(VectorWrapper):  # without type arguments, which Gymnasiu
         return rest, {"action_mask": _as_flags(obs[key])} | info | ({"final_obs": final} if final else {})
 
 
-def _layers(env: Any) -> list[Any]:
+def layers_of(env: Any) -> list[Any]:
     """From the outermost wrapper to the environment itself; not until `env.unwrapped`, which need not be Gymnasium's."""
     layers = [env]
     while isinstance(layers[-1], gymnasium.Wrapper | VectorWrapper):

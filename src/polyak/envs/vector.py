@@ -6,14 +6,30 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers.vector import NormalizeReward
 
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
 from polyak.envs.env_batch import RawStep
-from polyak.envs.env_options import EnvOptions, adapt
+from polyak.envs.env_options import EnvOptions, adapt, layers_of
 from polyak.envs.info_reader import info_of_env, read_info, stack_info
 from polyak.envs.masks import Flags, check_maskable, mask_of_env, mask_widths, read_masks
 from polyak.envs.obs_reader import obs_leaves, read_obs
+
+
+class ResetOptions(dict[str, Any]):
+    """Options of `reset` that keep their `reset_mask`.
+
+    Gymnasium's vector environments remove it from the dict, so that a wrapper around them, such as `RecordEpisodeStatistics`,
+    would take a reset of some environments for one of all. Another process receives the rest as a plain dict.
+    """
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Return a value without removing it."""
+        return self.get(key, *default)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ({key: value for key, value in self.items() if key != "reset_mask"},)
 
 
 class VectorBatch:
@@ -26,8 +42,8 @@ class VectorBatch:
     stepped, so it is also reset before that step.
 
     Raises:
-        ValueError: the environment's metadata has no autoreset mode; in `step`, it ignores `reset_mask`, returns no
-            `final_obs`, or arrays of the wrong shape.
+        ValueError: the environment's metadata has no autoreset mode, or a wrapper needs NEXT_STEP; in `step`, it ignores
+            `reset_mask`, returns no `final_obs`, or arrays of the wrong shape.
         TypeError: it returns arrays of the wrong dtype.
     """
 
@@ -46,6 +62,7 @@ class VectorBatch:
             modes = " or ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
             got = env.metadata.get("autoreset_mode")
             raise ValueError(f"{name}: metadata['autoreset_mode'] must be {modes}, got {got!r}") from None
+        self._check_wrappers()
         self.has_mask = False
         self._is_direct = False
         self.steps = 0
@@ -136,6 +153,15 @@ class VectorBatch:
             self._insert_final_obs(arrays, info, is_last)
         return masks
 
+    def _check_wrappers(self) -> None:
+        """Check that no wrapper clears the state of all environments where only some reset, which NEXT_STEP never does."""
+        if self.mode is AutoresetMode.NEXT_STEP or not any(isinstance(layer, NormalizeReward) for layer in layers_of(self.env)):
+            return
+        raise ValueError(
+            f"{self.name}: NormalizeReward must be of a vector environment with AutoresetMode.NEXT_STEP, got {self.mode}: its "
+            "reset clears the returns of all environments; change the mode, or set normalize_reward of the agent instead"
+        )
+
     def _call(
         self, method: Literal["step", "reset"], *args: Any, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> Any:
@@ -205,7 +231,7 @@ class VectorBatch:
 
     def _reset_envs(self, reset_mask: Flags) -> tuple[Any, dict[str, Any]]:
         result: tuple[Any, dict[str, Any]]
-        result = self._call("reset", options={"reset_mask": reset_mask.copy()})
+        result = self._call("reset", options=ResetOptions(reset_mask=reset_mask.copy()))
         return result
 
     def _insert_first_obs(self, arrays: list[Any], masks: list[Flags] | None, reset_mask: Flags) -> None:
