@@ -7,7 +7,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from polyak import envs, train
 from polyak.agents.ppo import PPO
@@ -93,6 +93,51 @@ def test_a_mask_in_the_observation_that_is_not_used_is_warned_of():
         ):
             env = envs.make(given)
         assert not env.spec.has_action_mask
+
+
+def test_a_mask_deep_in_the_observation_is_warned_of():
+    class Deep(toys.Scripted):
+        def __init__(self):
+            super().__init__()
+            flags = gymnasium.spaces.MultiBinary(4)
+            self.observation_space = gymnasium.spaces.Dict(
+                a=gymnasium.spaces.Dict(action_mask=flags), obs=self.observation_space
+            )
+
+        def obs(self, action):
+            return {"a": {"action_mask": np.ones(4, np.int8)}, "obs": super().obs(action)}
+
+    with pytest.warns(UserWarning, match=r"obs\['a'\]\['action_mask'\] of Deep is not used .*; return info\['action_mask'\]"):
+        envs.make(Deep)
+
+
+class MaskProperty(toys.Scripted):
+    """Masks of a property, which fails before the first reset."""
+
+    @property
+    def action_masks(self):
+        return np.arange(4) != self.no_such_attribute
+
+
+class MaskArray(toys.Scripted):
+    action_masks = np.ones(4, bool)
+
+
+@pytest.mark.parametrize("make_env", [MaskProperty, MaskArray])
+def test_masks_that_are_no_method_are_warned_of_once(make_env):
+    with pytest.warns(UserWarning, match=r"action_masks of \w+ is not used: it must be a method, got (prop|ndarr)") as warned:
+        env = envs.make(make_env, num_envs=2)
+    assert len(warned) == 1 and not env.spec.has_action_mask
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_method_of_the_environments_in_a_vector_environment_is_warned_of(kind):
+    given = vector(toys.MaskMethod) if kind == "sync" else AsyncVectorEnv([toys.MaskMethod] * 2, context="forkserver")
+    with pytest.warns(UserWarning, match=r"action_masks of the environments in \w+ of \w+ is not used; .*the function that"):
+        env = envs.make(given)
+    assert not env.spec.has_action_mask
+    env.reset(0)
+    env.close()
 
 
 def test_a_method_whose_masks_cannot_be_used_is_warned_of_once():

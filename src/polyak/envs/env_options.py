@@ -3,13 +3,14 @@
 No JAX here: worker processes use this.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import gymnasium.spaces as gym
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from polyak.core.warn import warn
 from polyak.envs.masks import mask_widths
@@ -38,7 +39,7 @@ def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> An
     """
     if options.drop_unsupported_obs is not False:
         env = drop_obs(env, name, text_only=options.drop_unsupported_obs is None, warns=warns)
-    method = next((layer.action_masks for layer in layers_of(env) if callable(getattr(layer, "action_masks", None))), None)
+    method = next(filter(callable, map(_mask_attribute, layers_of(env))), None)
     is_vector = isinstance(env, VectorEnv)
     if method is not None and not mask_widths(env.single_action_space if is_vector else env.action_space):
         if warns:
@@ -51,6 +52,21 @@ def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> An
     if key is not None and not (isinstance(space, gym.Dict) and key in space.spaces and len(space.spaces) > 1):
         raise ValueError(f"make: action_mask_key={key!r} must be one of several entries of the Dict observation, got {space}")
     return (VectorMaskInInfo if is_vector else MaskInInfo)(env, key, method)
+
+
+def warn_of_unused_masks(env: Any, name: str) -> None:
+    """Warn where an environment without masks in `info` has an `action_masks` that `adapt` cannot read.
+
+    It is not a method, or belongs to the environments of Gymnasium's own vector environments, which can only call it for
+    all of them, also where an episode is over and the method may fail.
+    """
+    own = [attribute for attribute in map(_mask_attribute, layers_of(env)) if attribute is not None]
+    if own and not callable(own[0]):
+        warn(f"make: action_masks of {name} is not used: it must be a method, got {type(own[0]).__name__}")
+    inner = env.unwrapped
+    if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and any(inner.call("has_wrapper_attr", "action_masks")):
+        advice = "return info['action_mask'], or pass the function that creates one environment, and num_envs"
+        warn(f"make: action_masks of the environments in {type(inner).__name__} of {name} is not used; {advice}")
 
 
 def drop_obs(env: Any, name: str, *, text_only: bool, warns: bool) -> Any:
@@ -145,6 +161,12 @@ def layers_of(env: Any) -> list[Any]:
     while isinstance(layers[-1], gymnasium.Wrapper | VectorWrapper):
         layers.append(layers[-1].env)
     return layers
+
+
+def _mask_attribute(layer: Any) -> Any:
+    """What a layer has as `action_masks`, or None; a property is not evaluated, as before a reset it may fail."""
+    static = inspect.getattr_static(layer, "action_masks", None)
+    return static if isinstance(static, property) else getattr(layer, "action_masks", None)
 
 
 def _obs_space(env: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.gymnasium_spaces import from_gymnasium
 from polyak.core.printing import short_repr
-from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, leaf_spaces, map_space, unflatten
+from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, leaf_keys, leaf_spaces, map_space, unflatten
 from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.types import EpisodeRecord, PyTree, TimeStep
 from polyak.core.warn import warn
@@ -73,10 +73,7 @@ class GymnasiumEnv:
         self.spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())
         self.num_envs = batch.num_envs
         self._read_action = ActionReader(self.spec, batch.action_space, self.num_envs)
-        in_obs = isinstance(batch.obs_space, gymnasium.spaces.Dict) and "action_mask" in batch.obs_space.spaces
-        if in_obs and not self.spec.has_action_mask:
-            advice = "pass action_mask_key='action_mask'"
-            warn(f"make: obs['action_mask'] of {id} is not used as an action mask; {advice}")
+        _warn_of_masks_in_obs(self.spec)
         leaves = zip(obs_leaves(batch.obs_space), leaf_spaces(obs), strict=True)
         self._check_obs = [ObsCheck(leaf, space, self.num_envs, nonfinite, out_of_bounds) for leaf, (_, space) in leaves]
         self._single_leaf = len(self._check_obs) == 1 and self._check_obs[0].leaf.path == ""
@@ -187,3 +184,13 @@ class GymnasiumEnv:
             return next(arrays) if isinstance(leaf, Discrete | MultiDiscrete) else None
 
         return map_space(of_leaf, self.spec.action)
+
+
+def _warn_of_masks_in_obs(spec: EnvSpec) -> None:
+    """Warn of an entry of the observation that has the name of an action mask and is not used as one."""
+    keys = None if spec.has_action_mask else next((keys for keys, _ in leaf_keys(spec.obs) if "action_mask" in keys), None)
+    if keys is None:
+        return
+    advice = "pass action_mask_key='action_mask'" if keys[0] == "action_mask" else "return info['action_mask']"
+    entry = "".join(f"[{key!r}]" for key in keys[: keys.index("action_mask") + 1])
+    warn(f"make: obs{entry} of {spec.id} is not used as an action mask; {advice}")

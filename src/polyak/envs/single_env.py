@@ -11,7 +11,7 @@ import numpy as np
 
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
-from polyak.envs.env_options import EnvOptions, adapt
+from polyak.envs.env_options import EnvOptions, adapt, warn_of_unused_masks
 from polyak.envs.info_reader import read_info
 from polyak.envs.libraries import conversion
 from polyak.envs.masks import Flags, check_maskable, read_masks
@@ -64,6 +64,8 @@ class SingleEnv:
         """Reset once and return whether the environment has action masks."""
         self.has_mask = "action_mask" in self._reset(0)[1]
         check_maskable(self.has_mask, self.env.action_space, self.name)
+        if not self.has_mask and self.index == 0:
+            warn_of_unused_masks(self.env, self.name)
         return self.has_mask
 
     def reset(self, seed: int | None) -> SingleStep:

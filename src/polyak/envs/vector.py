@@ -11,7 +11,7 @@ from gymnasium.wrappers.vector import NormalizeReward
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
 from polyak.envs.env_batch import RawStep
-from polyak.envs.env_options import EnvOptions, adapt, layers_of
+from polyak.envs.env_options import EnvOptions, adapt, layers_of, warn_of_unused_masks
 from polyak.envs.info_reader import info_of_env, read_info, stack_info
 from polyak.envs.masks import Flags, check_maskable, mask_of_env, mask_widths, read_masks
 from polyak.envs.obs_reader import obs_leaves, read_obs
@@ -82,6 +82,8 @@ class VectorBatch:
         self._batched = [dataclasses.replace(leaf, shape=(self.num_envs, *leaf.shape)) for leaf in self._leaves]
         self.has_mask = "action_mask" in self._call("reset", seed=0)[1]
         check_maskable(self.has_mask, self.action_space, self.name)
+        if not self.has_mask:
+            warn_of_unused_masks(self.env, self.name)
         self._is_direct = self.mode is AutoresetMode.NEXT_STEP and not self.has_mask
         return self.has_mask
 
