@@ -286,6 +286,19 @@ def test_an_environment_object_that_can_be_called_stays_open(directory):
         polyak.train.run(polyak.PPO(spec=spec, **SMALL), env, env_steps=16, eval_every=16, progress=False)
 
 
+def test_an_error_of_close_costs_no_result(directory):
+    class Stuck(Pole):
+        def close(self):
+            raise OSError("the window is gone")
+
+    spec = polyak.envs.make("CartPole-v1").spec
+    says = r"close\(\) raised OSError: the window is gone; the results are not affected"
+    with pytest.warns(UserWarning, match=says) as warned:
+        result = polyak.train.run(polyak.PPO(spec=spec, **SMALL), Stuck, env_steps=16, eval_episodes=1, progress=False)
+    # Those of the training and those of the evaluation.
+    assert len(warned) == 2 and result.progress.env_steps >= 16 and result.evaluation.episodes == 1
+
+
 def test_environments_for_evaluation_are_checked_before_training(directory, unchecked):
     env = polyak.envs.make("CartPole-v1", num_envs=2)
     before = env.reset(0)

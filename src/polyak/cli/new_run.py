@@ -40,6 +40,7 @@ from polyak.train.devices import (
     splits_images,
     start_jax,
 )
+from polyak.train.evaluation import close_envs
 from polyak.train.learners import as_learners
 from polyak.train.new_training import check_own_loop, make_agent, prepare
 from polyak.train.seeds import seed_directories
@@ -131,7 +132,7 @@ def train_new_run(
                 return _train(prepare_seed, name, env, env_id, flags, at_once)
         finally:
             if isinstance(env, HostEnv):
-                env.close()
+                close_envs(env)
     except (UsageError, ValueError, TypeError, ImportError, RunError) as error:
         return fail(error)
 

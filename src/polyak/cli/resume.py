@@ -34,6 +34,7 @@ from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.agent_settings import check_agent_settings
 from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
+from polyak.train.evaluation import close_envs
 from polyak.train.resumption import prepare_resumption, with_learners, with_workers
 from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers
@@ -150,7 +151,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             return run_to_exit_code(dataclasses.replace(training, eval_episodes=episodes, resume_flags=own_flags))
         finally:
             if isinstance(env, HostEnv):
-                env.close()
+                close_envs(env)
 
 
 def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Workers | None]:

@@ -53,7 +53,15 @@ def evaluation_env(env: Env | HostEnv, episodes: int, given: Env | HostEnv | Non
     try:
         yield copy
     finally:
-        copy.close()
+        close_envs(copy)
+
+
+def close_envs(env: HostEnv) -> None:
+    """Close environments; what their `close` raises is a warning, as it must not cost the result of a training."""
+    try:
+        env.close()
+    except Exception as error:
+        warn(f"{env.spec.id}: close() raised {type(error).__name__}: {error}; the results are not affected")
 
 
 def check_eval_env(owner: str, agent: Agent, env: Env | HostEnv, eval_env: Any, eval_every: int | None) -> None:

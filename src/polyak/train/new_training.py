@@ -26,7 +26,7 @@ from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key, seed_of
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
-from polyak.train.evaluation import check_eval_env, require_source
+from polyak.train.evaluation import check_eval_env, close_envs, require_source
 from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
@@ -256,7 +256,7 @@ def temporary_envs(
 def close_if_made(made: Env | HostEnv, env: Any) -> None:
     """Close environments of `make_envs`, unless the caller made them."""
     if made is not env and isinstance(made, HostEnv) and (env is None or can_make_again(env)):
-        made.close()
+        close_envs(made)
 
 
 def make_agent(
