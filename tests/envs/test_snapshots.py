@@ -6,6 +6,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from polyak import envs
 from polyak.envs import snapshots
@@ -163,20 +164,112 @@ def test_before_a_reset_there_is_no_snapshot():
     assert envs.make("CartPole-v1").snapshot() is None
 
 
+class NeedsArgument(toys.Counting):
+    def get_state(self, part):
+        return {}
+
+
+class StateProperty(toys.Counting):
+    @property
+    def get_state(self):
+        return {}
+
+
+class LikeMujoco(toys.Counting):
+    def get_state(self):
+        return np.zeros(2), np.zeros(2)
+
+    def set_state(self, qpos, qvel):
+        pass
+
+
+class Raising(toys.Counting):
+    def get_state(self):
+        raise RuntimeError("not while rendering")
+
+
 @pytest.mark.parametrize(
-    ("state", "says"),
+    ("make_env", "says"),
     [
-        ({"x": {"y": object()}}, r"get_state\(\)\['x'\]\['y'\] must be .*, got object"),
-        ({"x": [1, (2,)]}, r"get_state\(\)\['x'\]\[1\] must be .*, got tuple"),
-        ({1: 2}, r"get_state\(\) must be a dict with string keys, .*, got dict"),
-        ({"x": np.array([object()])}, r"\['x'\] must be .*, got ndarray"),
+        (
+            lambda: toys.Counting({"x": {"y": object()}}),
+            r"Counting.get_state\(\)\['x'\]\['y'\] must be plain data .*, got object",
+        ),
+        (lambda: toys.Counting({"x": [1, {2}]}), r"get_state\(\)\['x'\]\[1\] must be plain data .*, got set"),
+        (lambda: toys.Counting({(object(),): 2}), r"a key of Counting.get_state\(\)\[0\] must be plain data .*, got object"),
+        (lambda: toys.Counting({"x": np.array([object()])}), r"\['x'\] must be plain data .*, got ndarray"),
+        (NeedsArgument, r"NeedsArgument.get_state\(\) must take no argument: missing a required argument: 'part'"),
+        (StateProperty, r"StateProperty.get_state must be a method, got property"),
+        (LikeMujoco, r"LikeMujoco.set_state\(\) must take the state: missing a required argument: 'qvel'"),
+        (Raising, r"Raising.get_state\(\) raised RuntimeError: not while rendering"),
     ],
 )
-def test_a_state_that_is_not_plain_data_is_an_error_with_its_path(state, says):
-    env = envs.make(lambda: toys.Counting(state))
-    env.reset(0)
-    with pytest.raises(TypeError, match=says):
-        env.snapshot()
+def test_an_unusable_state_is_no_snapshot_with_one_warning_from_make(make_env, says):
+    with pytest.warns(UserWarning, match=rf"{says}; there is no snapshot, so that a resumed training begins new") as warned:
+        env = envs.make(make_env, num_envs=2)
+        env.reset(0)
+        assert env.snapshot() is None and env.snapshot() is None
+    assert len(warned) == 1
+
+
+def test_an_unusable_state_of_a_vector_environment_is_no_snapshot_with_one_warning():
+    class Own(CartPoleVectorEnv):
+        def get_state(self):
+            return {"x": object()}
+
+        def set_state(self, state):
+            pass
+
+    with pytest.warns(UserWarning, match=r"Own.get_state\(\)\['x'\] must be plain data .*, got object; there is no") as warned:
+        env = envs.make(Own(num_envs=2))
+        env.reset(0)
+        assert env.snapshot() is None
+    assert len(warned) == 1
+
+
+class Typed(toys.Counting):
+    """Its state holds NumPy scalars, None, a tuple and other keys than strings."""
+
+    def get_state(self):
+        return {"count": np.int64(self.count), "goal": None, "place": (1, 2.0), 3: np.float32(0.5)}
+
+    def set_state(self, state):
+        assert type(state["count"]) is np.int64 and state["goal"] is None and state["place"] == (1, 2.0)
+        assert type(state[3]) is np.float32
+        self.count = int(state["count"])
+
+
+class Live(toys.Counting):
+    """Hands out the array that it counts in."""
+
+    def reset(self, **options):
+        self.array = np.zeros(1)
+        return super().reset(**options)
+
+    def get_state(self):
+        self.array[0] = self.count
+        return {"count": self.array}
+
+    def set_state(self, state):
+        self.count = int(state["count"][0])
+
+    def step(self, action):
+        result = super().step(action)
+        self.array[0] = self.count
+        return result
+
+
+@pytest.mark.parametrize("make_env", [Typed, Live])
+def test_a_state_comes_back_with_its_types_and_as_it_was(make_env):
+    env = envs.make(make_env, num_envs=2)
+    env.reset(3)
+    env.step(np.zeros(2, np.int32))
+    snapshot = env.snapshot()
+    expected = env.step(np.zeros(2, np.int32))
+    assert is_plain(snapshot)
+    fresh = envs.make(make_env, num_envs=2)
+    fresh.restore(through_a_file(snapshot))
+    jax.tree.map(np.testing.assert_array_equal, fresh.step(np.zeros(2, np.int32)), expected)
 
 
 @pytest.mark.parametrize(

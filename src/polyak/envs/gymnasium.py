@@ -126,7 +126,8 @@ class GymnasiumEnv:
         """The whole state of the environments as plain data, or None where it cannot be read exactly.
 
         It can for Gymnasium's classic control, toy text and MuJoCo environments, and for environments with `get_state()` and
-        `set_state(state)` of plain data; wrappers must be Gymnasium's or have these two methods.
+        `set_state(state)` of plain data; wrappers must be Gymnasium's or have these two methods. Methods of these names with
+        another meaning give no snapshot.
         """
         if self._last is None:
             return None

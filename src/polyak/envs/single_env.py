@@ -48,6 +48,7 @@ class SingleEnv:
         self.index = index
         self.info_metrics = options.info_metrics
         self.has_mask = False
+        self._report_state = snapshots.StateWarning(name, is_due=index == 0)
         self.steps = 0
         self.seed: int | None = None
 
@@ -66,6 +67,8 @@ class SingleEnv:
         check_maskable(self.has_mask, self.env.action_space, self.name)
         if not self.has_mask and self.index == 0:
             warn_of_unused_masks(self.env, self.name)
+        if self.index == 0:
+            self.save()  # warns of an unusable `get_state()` before training begins
         return self.has_mask
 
     def reset(self, seed: int | None) -> SingleStep:
@@ -102,7 +105,7 @@ class SingleEnv:
 
     def save(self) -> dict[str, Any] | None:
         """Return a snapshot in plain data, or None where the environment's state cannot be read."""
-        state = snapshots.save(self.env)
+        state = snapshots.save(self.env, self._report_state)
         if state is None:
             return None
         return {"env": state, "steps": self.steps, "seed": -1 if self.seed is None else self.seed}

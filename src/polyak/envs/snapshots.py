@@ -2,18 +2,24 @@
 
 An environment is a chain of layers (wrappers, then the environment itself). A layer's state is what its `get_state()`
 returns, or the attributes of Gymnasium's own classes, which hold all of their state. A chain with any other layer has no
-snapshot. Restoring sets attributes to plain data and MuJoCo's arrays, and calls `set_state`; it runs no code that a snapshot
-names.
+snapshot, nor has one whose `get_state()` or `set_state(state)` has another meaning. Restoring sets attributes to plain data
+and MuJoCo's arrays, and calls `set_state`; it runs no code that a snapshot names.
 
 Plain data: dicts with string keys, lists, ints, floats, strings, bools, NumPy arrays of numbers. Other values (None, tuples,
 NumPy scalars, random generators, dicts with other keys) are written as a dict with a `"kind"`.
 """
 
+import contextlib
+import copy
+import dataclasses
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
+
+from polyak.core.warn import warn
 
 # Gymnasium's environments with all state in attributes; that of Box2D is in C++.
 KNOWN_MODULES = (
@@ -45,15 +51,29 @@ class NotPlain(TypeError):
     """A value that is not plain data and has no `"kind"`."""
 
 
-def save(env: Any) -> dict[str, Any] | None:
+@dataclasses.dataclass
+class StateWarning:
+    """Warns once that an environment has `get_state` and `set_state` that give no snapshot, and why."""
+
+    name: str
+    is_due: bool = True
+
+    def __call__(self, reason: str) -> None:
+        """Warn, unless it was done before."""
+        if self.is_due:
+            warn(f"{self.name}: {reason}; there is no snapshot, so that a resumed training begins new episodes")
+        self.is_due = False
+
+
+def save(env: Any, report: Callable[[str], None]) -> dict[str, Any] | None:
     """The state of every layer, or None where the state of a layer cannot be read.
 
-    Raises:
-        TypeError: `get_state()` returned a value that is not plain data.
+    Args:
+        report: called with the reason where a layer has `get_state` and `set_state` that give no snapshot.
     """
     states = []
     for layer in _layers(env):
-        state = save_layer(layer)
+        state = save_layer(layer, report)
         if state is None:
             return None
         states.append(state)
@@ -88,14 +108,16 @@ def _name(layer: Any) -> str:
     return type(layer).__qualname__
 
 
-def save_layer(layer: Any) -> dict[str, Any] | None:
-    """The state of one wrapper or environment (also one of Gymnasium's vectorized ones), or None."""
-    get_state, set_state = (getattr(type(layer), name, None) for name in ("get_state", "set_state"))
-    if get_state is not None and set_state is not None:
-        own_state = get_state(layer)
-        _check_plain(own_state, f"{_name(layer)}.get_state()")
-        # `get_state()` may leave out the generator, from which the next episodes start.
-        return {"class": _name(layer), "given": own_state, "generator": encode(vars(layer).get("_np_random"))}
+def save_layer(layer: Any, report: Callable[[str], None]) -> dict[str, Any] | None:
+    """The state of one wrapper or environment (also one of Gymnasium's vectorized ones), or None; see `save`."""
+    if all(getattr(type(layer), name, None) is not None for name in ("get_state", "set_state")):
+        try:
+            own_state = _own_state(layer)
+            # `get_state()` may leave out the generator, from which the next episodes start.
+            return {"class": _name(layer), **own_state, "generator": encode(vars(layer).get("_np_random"))}
+        except NotPlain as error:
+            report(str(error))
+            return None
     if not type(layer).__module__.startswith(KNOWN_MODULES):
         return None
     attributes = {name: value for name, value in vars(layer).items() if name not in NOT_STATE}
@@ -109,10 +131,35 @@ def save_layer(layer: Any) -> dict[str, Any] | None:
     return state
 
 
+def _own_state(layer: Any) -> dict[str, Any]:
+    """What `get_state()` returns: as it is where it is plain data, else encoded.
+
+    Raises:
+        NotPlain: it cannot be encoded, or one of the two methods has another meaning.
+    """
+    cls = type(layer)
+    for name, arguments, form in (("get_state", (), "no argument"), ("set_state", (None,), "the state")):
+        method, what = getattr(cls, name), f"{_name(layer)}.{name}"
+        if not callable(method):
+            raise NotPlain(f"{what} must be a method, got {type(method).__name__}")
+        try:
+            with contextlib.suppress(ValueError):  # of a method in C, which has no signature
+                inspect.signature(getattr(layer, name)).bind(*arguments)
+        except TypeError as error:
+            raise NotPlain(f"{what}() must take {form}: {error}") from None
+    try:
+        own_state = cls.get_state(layer)
+    except Exception as error:
+        raise NotPlain(f"{_name(layer)}.get_state() raised {type(error).__name__}: {error}") from error
+    if _is_plain(own_state):
+        return {"given": copy.deepcopy(own_state)}  # the environment may go on changing it
+    return {"encoded": encode(own_state, f"{_name(layer)}.get_state()")}
+
+
 def load_layer(layer: Any, state: dict[str, Any]) -> None:
     """Set the state of one wrapper or environment."""
-    if "given" in state:
-        type(layer).set_state(layer, state["given"])
+    if "given" in state or "encoded" in state:
+        type(layer).set_state(layer, state["given"] if "given" in state else decode(state["encoded"]))
         generator = decode(state["generator"])
         if generator is not None:
             layer._np_random = generator
@@ -156,8 +203,11 @@ def _load_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
         getattr(data, name)[...] = saved["derived"][name]
 
 
-def encode(value: Any) -> Any:
+def encode(value: Any, path: str = "a value") -> Any:
     """Plain data for a value.
+
+    Args:
+        path: its name in the error.
 
     Raises:
         NotPlain: for objects, functions, arrays of objects.
@@ -173,14 +223,16 @@ def encode(value: Any) -> Any:
     if value is None:
         return {"kind": "none"}
     if type(value) in (tuple, list):
-        items = [encode(item) for item in value]
+        items = [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
         return items if type(value) is list else {"kind": "tuple", "items": items}
     if type(value) is dict:
-        return {"kind": "dict", "keys": [encode(key) for key in value], "values": [encode(item) for item in value.values()]}
+        items = [encode(item, f"{path}[{key!r}]") for key, item in value.items()]
+        return {"kind": "dict", "keys": [encode(key, f"a key of {path}") for key in value], "values": items}
     if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in GENERATORS:
         bits = value.bit_generator
         return {"kind": "generator", "name": type(bits).__name__, "state": encode(dict(bits.state))}
-    raise NotPlain(f"{type(value).__name__} is not plain data")
+    kinds = "numbers, strings, None, and dicts, lists, tuples and arrays of these"
+    raise NotPlain(f"{path} must be plain data ({kinds}), got {type(value).__name__}")
 
 
 def decode(value: Any) -> Any:
@@ -212,13 +264,9 @@ def decode(value: Any) -> Any:
             raise ValueError(f"the snapshot holds a value of unknown kind {kind!r}")
 
 
-def _check_plain(value: Any, path: str) -> None:
-    if type(value) is dict and all(type(key) is str for key in value):
-        for key, item in value.items():
-            _check_plain(item, f"{path}[{key!r}]")
-    elif type(value) is list:
-        for i, item in enumerate(value):
-            _check_plain(item, f"{path}[{i}]")
-    elif type(value) not in (bool, int, float, str) and not (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
-        expected = "a dict with string keys, a list, an int, a float, a string, a bool or an array of numbers"
-        raise TypeError(f"{path} must be {expected}, got {type(value).__name__}")
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, float, str) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")

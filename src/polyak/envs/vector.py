@@ -63,6 +63,7 @@ class VectorBatch:
             got = env.metadata.get("autoreset_mode")
             raise ValueError(f"{name}: metadata['autoreset_mode'] must be {modes}, got {got!r}") from None
         self._check_wrappers()
+        self._report_state = snapshots.StateWarning(name)
         self.has_mask = False
         self._is_direct = False
         self.steps = 0
@@ -84,6 +85,7 @@ class VectorBatch:
         check_maskable(self.has_mask, self.action_space, self.name)
         if not self.has_mask:
             warn_of_unused_masks(self.env, self.name)
+        self.save()  # warns of an unusable `get_state()` before training begins
         self._is_direct = self.mode is AutoresetMode.NEXT_STEP and not self.has_mask
         return self.has_mask
 
@@ -132,7 +134,7 @@ class VectorBatch:
 
     def save(self) -> list[Any] | None:
         """Return a snapshot in plain data, or None where the state cannot be read."""
-        state = snapshots.save_layer(self.env) if self.env is self.env.unwrapped else None
+        state = snapshots.save_layer(self.env, self._report_state) if self.env is self.env.unwrapped else None
         return None if state is None else [{"env": state, "steps": self.steps, "seed": self.seed}]
 
     def load(self, snapshots_: list[Any]) -> None:
