@@ -6,9 +6,10 @@ snapshot, nor has one whose `get_state()` or `set_state(state)` has another mean
 and MuJoCo's arrays, and calls `set_state`; it runs no code that a snapshot names.
 
 Plain data: dicts with string keys, lists, ints, floats, strings, bools, NumPy arrays of numbers. Other values (None, tuples,
-NumPy scalars, random generators, dicts with other keys) are written as a dict with a `"kind"`.
+deques, NumPy scalars, random generators, running means, dicts with other keys) are written as a dict with a `"kind"`.
 """
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -18,6 +19,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers.utils import RunningMeanStd
 
 from polyak.core.warn import warn
 
@@ -33,6 +35,7 @@ SETTINGS = """
     env spec metadata render_mode action_space observation_space _action_space _observation_space single_action_space
     single_observation_space _cached_spec _saved_kwargs _ezpickle_args _ezpickle_kwargs func P desc model
     mujoco_renderer screen screens surf clock isopen window_surface
+    dtype _time_preprocess_func _append_data_func _obs_postprocess_func
 """
 NOT_STATE = frozenset(SETTINGS.split())
 BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
@@ -228,6 +231,10 @@ def encode(value: Any, path: str = "a value") -> Any:
     if type(value) is dict:
         items = [encode(item, f"{path}[{key!r}]") for key, item in value.items()]
         return {"kind": "dict", "keys": [encode(key, f"a key of {path}") for key in value], "values": items}
+    if type(value) is collections.deque:
+        return {"kind": "deque", "items": encode(list(value), path), "maxlen": encode(value.maxlen)}
+    if type(value) is RunningMeanStd:
+        return {"kind": "running_mean_std", "attributes": encode(vars(value), path)}
     if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in GENERATORS:
         bits = value.bit_generator
         return {"kind": "generator", "name": type(bits).__name__, "state": encode(dict(bits.state))}
@@ -256,6 +263,12 @@ def decode(value: Any) -> Any:
             return tuple(decode(item) for item in value["items"])
         case "dict":
             return dict(zip(map(decode, value["keys"]), map(decode, value["values"]), strict=True))
+        case "deque":
+            return collections.deque(decode(value["items"]), decode(value["maxlen"]))
+        case "running_mean_std":
+            statistics = RunningMeanStd()
+            vars(statistics).update({name: decode(value["attributes"])[name] for name in vars(statistics)})
+            return statistics
         case "generator" if value["name"] in GENERATORS:
             bits = GENERATORS[value["name"]]()
             bits.state = decode(value["state"])
