@@ -204,6 +204,38 @@ def test_an_environment_that_can_be_called_is_no_function():
     assert source_of(envs.make(Called)).id is Called
 
 
+@pytest.mark.parametrize("fault", ["raises", "other spaces", "no environment"])
+def test_a_make_that_fails_closes_the_environments_that_exist(fault):
+    made, closed = [], []
+
+    class Closing(toys.Scripted):
+        def close(self):
+            closed.append(self)
+
+    def make_env():
+        if len(made) == 2:
+            match fault:
+                case "raises":
+                    raise OSError("no display")
+                case "no environment":
+                    return 7
+        made.append(Closing(n=5 if len(made) == 2 else 4))
+        return made[-1]
+
+    error = {"raises": OSError, "other spaces": ValueError, "no environment": TypeError}[fault]
+    with pytest.raises(error, match=r"no display|env 2 must have the spaces of env 0|env 2 must be a gymnasium.Env"):
+        envs.make(make_env, num_envs=3)
+    assert closed == made and len(made) >= 2
+
+
+def test_a_vectorized_form_that_make_cannot_use_is_closed(monkeypatch):
+    closed = []
+    monkeypatch.setattr(CartPoleVectorEnv, "close", lambda self: closed.append(self))
+    with pytest.raises(ValueError, match="action_mask_key='mask' must be one of several entries"):
+        envs.make("CartPole-v1", num_envs=2, action_mask_key="mask")
+    assert len(closed) == 1
+
+
 def test_one_environment_is_not_many():
     with pytest.raises(ValueError, match="pass a function that creates it"):
         envs.make(gymnasium.make("Pendulum-v1"), num_envs=2)

@@ -236,12 +236,25 @@ def _batch_by_name(id: str, options: _Options, settings: dict[str, Any], import_
         if vectorization in ("auto", "own") and has_own:
             _check_render_mode(id, settings, spec.vector_entry_point)
             own = gymnasium.make_vec(spec, num_envs=options.num_envs, vectorization_mode="vector_entry_point", **settings)
-            return _vector_batch(own, id, options)
+            with _closing_on_error([own]):
+                return _vector_batch(own, id, options)
         _check_render_mode(id, settings, spec.entry_point)
         # `GymnasiumEnv` checks in every step what Gymnasium's checker warns of in the first two. The registration is passed
         # along because a worker process has only Gymnasium's own.
         make_env = functools.partial(gymnasium.make, spec, disable_env_checker=True, **settings)
         return _single_batch(make_env, id, options)
+
+
+@contextlib.contextmanager
+def _closing_on_error(envs: Sequence[Any]) -> Iterator[None]:
+    """Close the environments that exist if one cannot be used; the first error is raised."""
+    try:
+        yield
+    except BaseException:
+        for env in envs:
+            with contextlib.suppress(Exception):  # it may have no close()
+                env.close()
+        raise
 
 
 def _check_frame_skip(settings: dict[str, Any]) -> None:
@@ -292,8 +305,11 @@ def _single_batch(make_env: Callable[[], Any], name: str, options: _Options) -> 
     from polyak.envs.process_workers import WorkerProcesses
 
     if options.vectorization != "async":
-        envs = [make_env() for _ in range(options.num_envs)]
-        return SingleBatch(InProcessEnvs(envs, name, options.env), name)
+        envs: list[Any] = []
+        with _closing_on_error(envs):
+            for _ in range(options.num_envs):
+                envs.append(make_env())
+            return SingleBatch(InProcessEnvs(envs, name, options.env), name)
     workers = WorkerProcesses([make_env] * options.num_envs, name, options.timeout, options.env)
     try:
         return SingleBatch(workers, name)
