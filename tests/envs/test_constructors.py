@@ -12,7 +12,7 @@ import jaxtyping
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from polyak import envs
 from polyak.core.types import HostEnv
@@ -108,6 +108,11 @@ def test_a_function_a_class_and_an_environment_are_taken():
         ({"id": "jax/Taxi"}, ValueError, r"unknown environment 'jax/Taxi' \(.*jax/Pendulum-v1"),
         ({"id": "zzz"}, ValueError, "unknown environment 'zzz'; if it is of another package"),
         ({"id": ""}, ValueError, "unknown environment ''"),
+        (
+            {"id": "CartPole-v1", "drop_unsupported_obs": "yes"},
+            TypeError,
+            "make: drop_unsupported_obs must be True, False or None, got 'yes'",
+        ),
         ({"id": "no_such_module_x:Env-v0"}, ImportError, "needs the module 'no_such_module_x'"),
         ({"id": 5}, TypeError, "id must be a name, .*got int"),
         ({"id": None}, TypeError, "got NoneType"),
@@ -429,6 +434,57 @@ def test_unsupported_observations_are_dropped(id, arguments):
             assert time_step.obs["image"].shape == (2, 2, 2) and time_step.obs["way"].tolist() == [3, 3]
     finally:
         env.close()
+
+
+class NestedTexts(Texts):
+    """A text beside an index, in a dict within the observation, and in a tuple."""
+
+    observation_space = gymnasium.spaces.Dict(
+        a=gymnasium.spaces.Discrete(4),
+        b=gymnasium.spaces.Dict(c=gymnasium.spaces.Text(9), d=gymnasium.spaces.Discrete(4)),
+        e=gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(4), gymnasium.spaces.Text(9))),
+    )
+
+    def obs(self):
+        return {"a": 1, "b": {"c": "go", "d": 2}, "e": (3, "go")}
+
+
+@pytest.mark.parametrize("kind", ["sync", *AutoresetMode])
+def test_only_the_unsupported_parts_of_a_dict_are_dropped_and_a_tuple_with_a_warning(kind):
+    class Ending(NestedTexts):
+        def step(self, action):
+            return *super().step(action)[:2], True, False, {}
+
+    vector = None if kind == "sync" else Through(SyncVectorEnv([Ending] * 2, autoreset_mode=kind))
+    with pytest.warns(UserWarning, match="dropped the Tuple 'e' from the observation of") as warned:
+        if vector is None:
+            env = envs.make(Ending, num_envs=2, drop_unsupported_obs=True)
+        else:
+            env = envs.make(vector, drop_unsupported_obs=True)
+    assert len(warned) == 1
+    for time_step in (env.reset(0), *(env.step(np.zeros(2, np.int32)) for _ in range(3))):
+        assert list(time_step.obs) == ["a", "b"] and list(time_step.obs["b"]) == ["d"]
+        assert time_step.obs["a"].tolist() == [1, 1] and time_step.obs["b"]["d"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_text_of_a_vector_environment_is_dropped_in_every_mode(mode):
+    class Ending(Texts):
+        def step(self, action):
+            return *super().step(action)[:2], True, False, {}
+
+    with pytest.warns(UserWarning, match="dropped the text 'mission'"):
+        env = envs.make(Through(SyncVectorEnv([Ending] * 2, autoreset_mode=mode)))
+    env.reset(0)
+    assert env.step(np.zeros(2, np.int32)).terminated.all() and env.step(np.zeros(2, np.int32)).first.all()
+
+
+def test_text_deep_in_the_observation_is_dropped_with_its_path():
+    class Deep(NestedTexts):
+        observation_space = gymnasium.spaces.Dict({k: v for k, v in NestedTexts.observation_space.spaces.items() if k != "e"})
+
+    with pytest.warns(UserWarning, match="dropped the text 'b/c' from the observation of Deep"):
+        assert list(envs.make(Deep).reset(0).obs["b"]) == ["d"]
 
 
 def test_dropping_keeps_an_environment_whose_observations_are_supported_as_it_is():

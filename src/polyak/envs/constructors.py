@@ -92,8 +92,8 @@ def make(
         timeout: seconds that a step or reset of an `async` environment may take.
         nonfinite: how NaN and infinity in observations and rewards of a Gymnasium environment are handled; see `GymnasiumEnv`.
         out_of_bounds: how observations outside their bounds are handled; see `GymnasiumEnv`.
-        drop_unsupported_obs: remove the entries of a Gymnasium Dict observation whose spaces are not supported. None removes
-            only texts, with a warning; False raises a `TypeError` for them too.
+        drop_unsupported_obs: remove the entries of a Gymnasium Dict observation, and of Dicts in it, whose spaces are not
+            supported. None removes only texts, with a warning; False raises a `TypeError` for them too.
         action_mask_key: the entry of a Gymnasium Dict observation that is its action mask; it is removed from the observation.
             Masks in `info["action_mask"]` and of a method `action_masks()` are found without it.
         info_metrics: names of numbers in the `info` of a Gymnasium environment, whose means become the metrics `env/NAME`.

@@ -14,17 +14,24 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 
 from polyak.core.warn import warn
 from polyak.envs.masks import mask_widths
-
-SUPPORTED = (gym.Box, gym.Discrete, gym.MultiDiscrete, gym.MultiBinary)
+from polyak.envs.obs_filter import drop_obs, obs_space
 
 
 @dataclass(frozen=True)
 class EnvOptions:
-    """The arguments of `make` about a single environment; it describes them."""
+    """The arguments of `make` about a single environment; it describes them.
+
+    Raises:
+        TypeError: `drop_unsupported_obs` is not True, False or None.
+    """
 
     drop_unsupported_obs: bool | None = None
     action_mask_key: str | None = None
     info_metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.drop_unsupported_obs is not None and not isinstance(self.drop_unsupported_obs, bool):
+            raise TypeError(f"make: drop_unsupported_obs must be True, False or None, got {self.drop_unsupported_obs!r:.80}")
 
 
 def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> Any:
@@ -48,7 +55,7 @@ def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> An
     key = options.action_mask_key
     if key is None and method is None:
         return env
-    space = _obs_space(env)
+    space = obs_space(env)
     if key is not None and not (isinstance(space, gym.Dict) and key in space.spaces and len(space.spaces) > 1):
         raise ValueError(f"make: action_mask_key={key!r} must be one of several entries of the Dict observation, got {space}")
     return (VectorMaskInInfo if is_vector else MaskInInfo)(env, key, method)
@@ -67,26 +74,6 @@ def warn_of_unused_masks(env: Any, name: str) -> None:
     if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and any(inner.call("has_wrapper_attr", "action_masks")):
         advice = "return info['action_mask'], or pass the function that creates one environment, and num_envs"
         warn(f"make: action_masks of the environments in {type(inner).__name__} of {name} is not used; {advice}")
-
-
-def drop_obs(env: Any, name: str, *, text_only: bool, warns: bool) -> Any:
-    """The environment without the entries of its Dict observation that are not supported, or only without its texts.
-
-    Texts are spaces of strings, also such as MiniGrid's, which are no `gymnasium.spaces.Text`; dropping them gives a warning
-    where `text_only` is set. An environment that would be left without an observation is not changed.
-    """
-    space = _obs_space(env)
-    if not isinstance(space, gym.Dict):
-        return env
-    dropped = [key for key, part in space.spaces.items() if (_is_text(part) if text_only else not _is_supported(part))]
-    if len(dropped) in (0, len(space.spaces)):
-        return env
-    if text_only and warns:
-        warn(f"make: dropped the text {', '.join(map(repr, dropped))} from the observation of {name}")
-    rest = [key for key in space.spaces if key not in dropped]
-    is_vector = isinstance(env, VectorEnv)
-    wrapper: Any = gymnasium.wrappers.vector.FilterObservation if is_vector else gymnasium.wrappers.FilterObservation
-    return wrapper(env, rest)
 
 
 class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -167,21 +154,6 @@ def _mask_attribute(layer: Any) -> Any:
     """What a layer has as `action_masks`, or None; a property is not evaluated, as before a reset it may fail."""
     static = inspect.getattr_static(layer, "action_masks", None)
     return static if isinstance(static, property) else getattr(layer, "action_masks", None)
-
-
-def _obs_space(env: Any) -> Any:
-    return env.single_observation_space if isinstance(env, VectorEnv) else env.observation_space
-
-
-def _is_text(space: Any) -> bool:
-    dtype = getattr(space, "dtype", None)
-    return isinstance(space, gym.Text) or (dtype is not None and np.dtype(dtype).kind == "U")
-
-
-def _is_supported(space: Any) -> bool:
-    if isinstance(space, gym.Dict | gym.Tuple):
-        return all(map(_is_supported, space.spaces.values() if isinstance(space, gym.Dict) else space.spaces))
-    return isinstance(space, SUPPORTED)
 
 
 def _without(space: Any, key: str) -> Any:
