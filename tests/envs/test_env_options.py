@@ -166,6 +166,87 @@ def test_a_mask_of_other_numbers_is_an_error():
         envs.make(functools.partial(Soft, np.float32), action_mask_key="action_mask").reset(0)
 
 
+class Broken(toys.MaskObs):
+    """Returns what it is told from `reset`, or from `step`."""
+
+    def __init__(self, reset=None, step=None):
+        super().__init__()
+        self.answers = reset, step
+
+    def reset(self, **options):
+        return super().reset(**options) if self.answers[0] is None else self.answers[0]
+
+    def step(self, action):
+        return super().step(action) if self.answers[1] is None else self.answers[1]
+
+
+@pytest.mark.parametrize(
+    ("reset", "error", "says"),
+    [
+        ({"obs": 0}, TypeError, r"env 0, step 0: reset\(\) must return \(obs, info\), got dict"),
+        (
+            ({"obs": 0}, {}),
+            ValueError,
+            r"env 0, step 0: the observation must be a dict with the action mask 'action_ma",
+        ),
+        ((np.zeros(3), {}), ValueError, r"the observation must be a dict with the action mask 'action_mask', .* got ndarray"),
+        (
+            ({"obs": 0, "action_mask": np.ones(4)}, None),
+            TypeError,
+            r"env 0, step 0: the info of reset\(\) must be a dict, got No",
+        ),
+    ],
+)
+def test_what_reset_does_wrong_beside_a_mask_is_an_error_that_says_so(reset, error, says):
+    with pytest.raises(error, match=says) as caught:
+        envs.make(lambda: Broken(reset), action_mask_key="action_mask")
+    assert not getattr(caught.value, "__notes__", [])
+
+
+def test_a_step_without_the_mask_of_the_key_is_an_error_that_says_so():
+    env = envs.make(lambda: Broken(step=({"obs": 0}, 0.0, False, False, {})), action_mask_key="action_mask")
+    env.reset(0)
+    with pytest.raises(ValueError, match="env 0, step 1: the observation must be a dict with the action mask 'action_mask'"):
+        env.step(np.zeros(1, np.int32))
+
+
+@pytest.mark.parametrize("answer", [{"obs": 0}, ({"obs": 0}, None), ({"obs": 0}, {})])
+def test_what_reset_of_a_vector_environment_does_wrong_beside_a_mask_is_an_error(answer):
+    class Wrong(Through):
+        def reset(self, **options):
+            return answer
+
+    error = ValueError if answer == ({"obs": 0}, {}) else TypeError
+    with pytest.raises(
+        error, match=r"step 0: (reset\(\) must return \(obs, info\)|the observation must be a dict with the act)"
+    ):
+        envs.make(vector(toys.MaskObs, wrapper=Wrong), action_mask_key="action_mask")
+
+
+@pytest.mark.parametrize("is_vector", [False, True])
+def test_a_method_that_returns_no_mask_is_an_error_that_names_it(is_vector):
+    class Silent(toys.Scripted):
+        def action_masks(self):
+            return None
+
+    class SilentVector(Through):
+        def action_masks(self):
+            return None
+
+    with pytest.raises(ValueError, match=r"step 0: action_masks\(\) must return an action mask, got None"):
+        envs.make(vector(toys.Scripted, wrapper=SilentVector) if is_vector else Silent)
+
+
+def test_an_exception_in_action_masks_says_where():
+    class Raising(toys.Scripted):
+        def action_masks(self):
+            raise KeyError("the user's own")
+
+    with pytest.raises(KeyError) as caught:
+        envs.make(Raising)
+    assert caught.value.__notes__[0] == "raised in action_masks()"
+
+
 def test_masks_do_not_prevent_snapshots():
     class Kept(toys.Counting):
         def action_masks(self):

@@ -4,6 +4,7 @@ No JAX here: worker processes use this.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 
 from polyak.core.warn import warn
 from polyak.envs.masks import mask_widths
-from polyak.envs.obs_filter import drop_obs, obs_space
+from polyak.envs.obs_filter import drop_obs, obs_space, with_final_obs
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class EnvOptions:
     def __post_init__(self) -> None:
         if self.drop_unsupported_obs is not None and not isinstance(self.drop_unsupported_obs, bool):
             raise TypeError(f"make: drop_unsupported_obs must be True, False or None, got {self.drop_unsupported_obs!r:.80}")
+
+
+class UnreadableMask(ValueError):
+    """An environment's mask is not where `make` was told to read it."""
 
 
 def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> Any:
@@ -79,7 +84,8 @@ def warn_of_unused_masks(env: Any, name: str) -> None:
 class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Puts action masks from the observation's entry `key`, or from a method, into `info["action_mask"]`.
 
-    Masks that `info` has already are left alone. At the end of an episode no mask is read from a method.
+    Masks that `info` has already are left alone. At the end of an episode no mask is read from a method. Return values of
+    another form are passed on: the caller's error names environment and step.
     """
 
     def __init__(self, env: Any, key: str | None, method: Any) -> None:
@@ -90,13 +96,14 @@ class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **options: Any) -> Any:
         """Reset, with the mask in `info`."""
-        return self._move(*self.env.reset(seed=options.get("seed"), options=options.get("options")), is_last=False)
+        result = self.env.reset(seed=options.get("seed"), options=options.get("options"))
+        return self._move(*result, is_last=False) if isinstance(result, tuple) and len(result) == 2 else result
 
     def step(self, action: Any) -> Any:
         """Step, with the mask in `info`."""
         result = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
-            return result  # the caller's error names environment and step
+            return result
         obs, reward, terminated, truncated, info = result
         obs, info = self._move(obs, info, is_last=bool(terminated or truncated))
         return obs, reward, terminated, truncated, info
@@ -109,9 +116,12 @@ class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Do nothing."""
 
     def _move(self, obs: Any, info: Any, *, is_last: bool) -> tuple[Any, Any]:
+        if not isinstance(info, dict):
+            return obs, info
         if self._key is not None:
-            return {k: v for k, v in obs.items() if k != self._key}, {"action_mask": _as_flags(obs[self._key])} | info
-        return obs, info if is_last or "action_mask" in info else info | {"action_mask": self._method()}
+            rest, mask = _split(obs, self._key)
+            return rest, {"action_mask": mask} | info
+        return obs, info if is_last or "action_mask" in info else info | {"action_mask": _call(self._method)}
 
 
 class VectorMaskInInfo(VectorWrapper):  # without type arguments, which Gymnasium 1.3 does not take
@@ -125,21 +135,44 @@ class VectorMaskInInfo(VectorWrapper):  # without type arguments, which Gymnasiu
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         """Reset, with the masks in `info`."""
-        return self._move(*self.env.reset(seed=seed, options=options))
+        result = self.env.reset(seed=seed, options=options)
+        return self._move(*result) if isinstance(result, tuple) and len(result) == 2 else result
 
     def step(self, actions: Any) -> Any:
         """Step, with the masks in `info`."""
-        obs, reward, terminated, truncated, info = self.env.step(actions)
-        obs, info = self._move(obs, info)
-        return obs, reward, terminated, truncated, info
+        result = self.env.step(actions)
+        if not isinstance(result, tuple) or len(result) != 5:
+            return result
+        obs, info = self._move(result[0], result[4])
+        return obs, *result[1:4], info
 
-    def _move(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _move(self, obs: Any, info: Any) -> tuple[Any, Any]:
         key = self._key
+        if not isinstance(info, dict):
+            return obs, info
         if key is None:
-            return obs, {"action_mask": self._method()} | info
-        final = [None if each is None else {k: v for k, v in each.items() if k != key} for each in info.get("final_obs", ())]
-        rest = {k: v for k, v in obs.items() if k != key}
-        return rest, {"action_mask": _as_flags(obs[key])} | info | ({"final_obs": final} if final else {})
+            return obs, info if "action_mask" in info else info | {"action_mask": _call(self._method)}
+        rest, mask = _split(obs, key)
+        return rest, {"action_mask": mask} | with_final_obs(info, lambda final: _split(final, key)[0])
+
+
+def _call(method: Callable[[], Any]) -> Any:
+    try:
+        mask = method()
+    except Exception as error:
+        error.add_note("raised in action_masks()")
+        raise
+    if mask is None:
+        raise UnreadableMask("action_masks() must return an action mask, got None")
+    return mask
+
+
+def _split(obs: Any, key: str) -> tuple[dict[Any, Any], Any]:
+    """An observation without its action mask, and the mask."""
+    if not isinstance(obs, dict) or key not in obs:
+        got = f"a dict with keys {sorted(map(str, obs))}" if isinstance(obs, dict) else type(obs).__name__
+        raise UnreadableMask(f"the observation must be a dict with the action mask {key!r}, as action_mask_key says, got {got}")
+    return {name: part for name, part in obs.items() if name != key}, _as_flags(obs[key])
 
 
 def layers_of(env: Any) -> list[Any]:

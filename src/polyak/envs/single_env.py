@@ -11,7 +11,7 @@ import numpy as np
 
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
-from polyak.envs.env_options import EnvOptions, adapt, warn_of_unused_masks
+from polyak.envs.env_options import EnvOptions, UnreadableMask, adapt, warn_of_unused_masks
 from polyak.envs.info_reader import read_info
 from polyak.envs.libraries import conversion
 from polyak.envs.masks import Flags, check_maskable, read_masks
@@ -85,6 +85,8 @@ class SingleEnv:
             return self.reset(None)
         try:
             result = self.env.step(action)
+        except UnreadableMask as error:
+            raise ValueError(f"{self.location()}: {error}") from None
         except Exception as error:
             error.add_note(f"{self.location()}: raised in step(); seed {self.seed}, last action {action!r}")
             raise
@@ -127,6 +129,8 @@ class SingleEnv:
     def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
         try:
             result = self.env.reset(seed=seed)
+        except UnreadableMask as error:
+            raise ValueError(f"{self.location()}: {error}") from None
         except Exception as error:
             error.add_note(f"{self.location()}: raised in reset(seed={seed})")
             raise

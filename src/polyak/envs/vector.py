@@ -11,7 +11,7 @@ from gymnasium.wrappers.vector import NormalizeReward
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
 from polyak.envs.env_batch import RawStep
-from polyak.envs.env_options import EnvOptions, adapt, layers_of, warn_of_unused_masks
+from polyak.envs.env_options import EnvOptions, UnreadableMask, adapt, layers_of, warn_of_unused_masks
 from polyak.envs.info_reader import info_of_env, read_info, stack_info
 from polyak.envs.masks import Flags, check_maskable, mask_of_env, mask_widths, read_masks
 from polyak.envs.obs_reader import obs_leaves, read_obs
@@ -171,6 +171,8 @@ class VectorBatch:
     ) -> Any:
         try:
             result = self.env.step(*args) if method == "step" else self.env.reset(seed=seed, options=options)
+        except UnreadableMask as error:
+            raise ValueError(f"{self.location()}: {error}") from None
         except Exception as error:
             error.add_note(f"{self.location()}: raised in {method}() of {type(self.env.unwrapped).__name__}; seed {self.seed}")
             raise
