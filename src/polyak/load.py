@@ -50,7 +50,7 @@ def _check_acts_alike(run: Run, agent: Agent) -> None:
     # A program may have stored anything.
     if not isinstance(stored, dict) or "spec" not in stored:
         return
-    from polyak.core.spaces import difference
+    from polyak.core.spec_difference import difference
     from polyak.runs import config_classes
     from polyak.storage.config import from_json
     from polyak.train.agent_settings import find_changes

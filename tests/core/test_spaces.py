@@ -19,11 +19,11 @@ from polyak.core.spaces import (
     MultiBinary,
     MultiDiscrete,
     Tuple,
-    difference,
     leaf_spaces,
     map_space,
     zeros,
 )
+from polyak.core.spec_difference import difference
 
 OBS = Box([0.0], [1.0])
 

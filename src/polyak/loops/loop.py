@@ -17,7 +17,8 @@ from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 from polyak.core.checks import check_callbacks, check_integer, check_key
 from polyak.core.printing import short_repr
 from polyak.core.space_check import check_step_arrays
-from polyak.core.spaces import EnvSpec, difference
+from polyak.core.spaces import EnvSpec
+from polyak.core.spec_difference import difference
 from polyak.core.struct import struct
 from polyak.core.types import (
     Agent,

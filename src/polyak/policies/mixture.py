@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array, Int32, PRNGKeyArray
 
 from polyak.core.policy_faults import count_failures_in
-from polyak.core.spaces import EnvSpec, difference
+from polyak.core.spaces import EnvSpec
+from polyak.core.spec_difference import difference
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions.exploration import Select, select_rows
