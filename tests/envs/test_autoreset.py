@@ -1,14 +1,18 @@
 """Next-step autoreset of JAX environments against a loop in Python, and what the wrapper refuses."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
+from polyak import PPO, load_policy
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Tuple
 from polyak.core.struct import static, struct
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole, Pendulum
+from polyak.export.write_policy import write_policy
 
 
 @struct
@@ -277,3 +281,48 @@ def test_rewards_of_any_kind_of_number_become_float32(reward):
 def test_a_bad_number_of_environments_is_rejected(num_envs, error, says):
     with pytest.raises(error, match=says):
         AutoReset(CartPole(), num_envs)
+
+
+COUNTED = Dict({"gear": Discrete(6, start=-3), "pair": MultiDiscrete((2, 3), (5, -1)), "x": Box([-1.0], [1.0])})
+
+
+@struct
+class Counting(Script):
+    """Observes its steps as integers that begin at the starts of their spaces, in another width."""
+
+    dtype: str = static(default="int8")
+
+    @property
+    def spec(self):
+        return EnvSpec(COUNTED, Discrete(2), "counting")
+
+    def observe(self, state):
+        t = state["t"]
+        pair = jnp.stack([5 + t % 2, -1 + t % 3], -1)
+        return {"gear": (t - 3).astype(self.dtype), "pair": pair, "x": jnp.zeros((t.shape[0], 1))}
+
+
+def test_integers_of_observations_count_from_zero_whatever_their_start_is():
+    time_steps = run(AutoReset(Counting((6, 6, 6, 6)), 4), jnp.zeros((5, 4), jnp.int32), jax.random.split(jax.random.key(1), 5))
+    assert time_steps.obs["gear"].dtype == np.int32
+    np.testing.assert_array_equal(time_steps.obs["gear"][:, 0], range(6))
+    np.testing.assert_array_equal(time_steps.obs["pair"][:, 0], [[t % 2, t % 3] for t in range(6)])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_training_predict_and_exports_see_the_same_observations_whatever_their_start_is(tmp_path):
+    dynamics = Counting((6,) * 4)
+    env, spec = AutoReset(dynamics, 4), AutoReset(dynamics, 4).spec
+    agent = PPO(spec=spec, num_steps=4)
+    policy = agent.policy(agent.init(jax.random.key(0)))
+    write_policy(policy, spec, "stablehlo", tmp_path / "policy.stablehlo", {})
+    exported = load_policy(tmp_path / "policy.stablehlo")
+    state, time_step = env.init(jax.random.key(0))
+    for _ in range(5):
+        trained, _ = policy.distribution(time_step, ())
+        native = jax.tree.map(np.asarray, dynamics.observe(state.dynamics))
+        logits = policy.distribution(dataclasses.replace(time_step, obs=spec.agent_obs(native)), ())[0]
+        np.testing.assert_array_equal(trained.mode(), policy.predict(native)[0])
+        np.testing.assert_array_equal(trained.mode(), exported.predict(native)[0])
+        np.testing.assert_array_equal(trained.entropy(), logits.entropy())
+        state, time_step = env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0))

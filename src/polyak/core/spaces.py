@@ -373,6 +373,10 @@ class EnvSpec:
         """Convert an agent's observation to the environment's: integers counted from `start`."""
         return map_space(lambda leaf, x: x if isinstance(leaf, Box) else self._native_leaf(leaf, x), self.obs, obs)
 
+    def agent_obs(self, obs: Any) -> Any:
+        """Convert an environment's observation to the agent's, the inverse of `native_obs`: integers counted from 0."""
+        return map_space(_count_from_zero, self.obs, obs)
+
     def agent_action(self, action: Any) -> Any:
         """The inverse of `native_action` for NumPy arrays: integers from 0, a rescaled Box in [-1, 1], up to rounding."""
         return map_space(self._agent_leaf, self.action, action)
@@ -419,6 +423,14 @@ class EnvSpec:
         nearest = xp.rint(xp.minimum(native, largest)).astype(space.dtype)
         lower, upper = (_like(bound, action, space.dtype) for bound in (space.low, space.high))
         return xp.where(native >= high, upper, xp.where(native <= low, lower, xp.minimum(xp.maximum(nearest, lower), upper)))
+
+
+def _count_from_zero(space: Leaf, x: Any) -> Any:
+    if not isinstance(space, Discrete | MultiDiscrete) or not np.any(space.start):
+        return x
+    # In the space's dtype: the difference may not fit into that of the environment.
+    x = x.astype(space.dtype)
+    return x - _like(space.start, x)
 
 
 def check_env_spec(owner: str, spec: Any) -> None:

@@ -35,7 +35,7 @@ class Dynamics(Protocol):
         ...
 
     def observe(self, state: PyTree) -> PyTree:
-        """The observation of the state."""
+        """The observation of the state, in the environment's own units: integers from the `start` of their space."""
         ...
 
 
@@ -89,7 +89,9 @@ class AutoReset:
         obs = self.dynamics.observe(state)
         _check_obs(self.spec, obs, self.num_envs)
         no = jnp.zeros(self.num_envs, bool)
-        time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state))
+        time_step = TimeStep(
+            self.spec.agent_obs(obs), jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state)
+        )
         return AutoResetState(state, no), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
@@ -105,7 +107,8 @@ class AutoReset:
         after = jax.tree.map(lambda new, old: jnp.where(_expand(first, old), new, old), fresh, after)
         terminated, truncated = terminated & ~first, truncated & ~first
         reward = jnp.where(first, 0.0, jnp.asarray(reward, jnp.float32))
-        time_step = TimeStep(self.dynamics.observe(after), reward, terminated, truncated, first, self._action_mask(after))
+        obs, mask = spec.agent_obs(self.dynamics.observe(after)), self._action_mask(after)
+        time_step = TimeStep(obs, reward, terminated, truncated, first, mask)
         return AutoResetState(after, terminated | truncated), time_step
 
     def _action_mask(self, state: PyTree) -> PyTree:

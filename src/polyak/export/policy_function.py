@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, leaf_spaces, map_space
+from polyak.core.spaces import EnvSpec, leaf_spaces, unflatten
 from polyak.core.types import Policy, PyTree, TimeStep
 
 
@@ -46,8 +46,7 @@ def export_function(policy: Policy, spec: EnvSpec) -> ExportFunction:
 
     def step(*inputs: Array) -> tuple[Array, ...]:
         batch = [x[None] for x in inputs]
-        obs_leaves = iter(batch[: len(obs_inputs)])
-        obs = map_space(lambda leaf: _count_from_zero(leaf, next(obs_leaves)), spec.obs)
+        obs = spec.agent_obs(unflatten(spec.obs, batch[: len(obs_inputs)]))
         false = jnp.zeros((1,), bool)
         first = batch[len(obs_inputs)] if first_input else false
         previous = jax.tree.unflatten(structure, batch[len(obs_inputs) + len(first_input) :])
@@ -60,15 +59,6 @@ def export_function(policy: Policy, spec: EnvSpec) -> ExportFunction:
     action_names = [_join("action", path) for path, _ in leaf_spaces(spec.action)]
     # Mapped over single steps: a user-defined network may need the batch size as a number, which is unknown here.
     return ExportFunction(jax.vmap(step), inputs, dict(zip([*action_names, *carry_names], outputs, strict=True)))
-
-
-def _count_from_zero(space: Leaf, x: Array) -> Any:
-    """Discrete values as agents see them: integers from 0."""
-    if isinstance(space, Discrete):
-        return x - x.dtype.type(space.start) if space.start else x
-    if isinstance(space, MultiDiscrete):
-        return x - jnp.asarray(space.start, x.dtype)[None] if any(space.start) else x
-    return x
 
 
 def _name_leaves(name: str, tree: PyTree) -> tuple[list[str], list[Any]]:
