@@ -99,6 +99,21 @@ def test_another_tree_is_an_error_with_the_missing_path(obs, says):
 
 
 @pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda obs: obs | {"zzz": np.nan}, r"a dict with keys \['a', 'b', .*; 'zzz' is not in the space"),
+        (lambda obs: obs | {"b": (*obs["b"], 1)}, "a tuple of length 2 at 'b', got length 3"),
+    ],
+)
+def test_an_entry_that_is_not_in_the_space_is_an_error(change, says):
+    space = toys.Tree().observation_space
+    obs = change(toys.Tree().reset(seed=0)[0])
+    env = envs.make(lambda: toys.Faulty(obs_space=space, on_reset=lambda: (obs, {})))
+    with pytest.raises(ValueError, match=f"env 0, step 0: the observation must be {says}"):
+        env.reset(0)
+
+
+@pytest.mark.parametrize(
     ("reward", "says"),
     [
         (None, "NoneType None"),

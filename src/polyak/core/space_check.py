@@ -114,6 +114,32 @@ def read_leaves(name: str, specs: Sequence[ArraySpec], value: Any) -> list[Any]:
     return leaves
 
 
+def check_no_others(name: str, specs: Sequence[ArraySpec], value: Any) -> None:
+    """Check that the dicts and tuples of a value that `read_leaves` accepts have no entries but those of `specs`.
+
+    Raises:
+        ValueError: with the first such entry.
+    """
+    tree: dict[Any, Any] = {}
+    for spec in specs:
+        node = tree
+        for key in spec.keys:
+            node = node.setdefault(key, {})
+    _check_no_others(name, tree, value, ())
+
+
+def _check_no_others(name: str, tree: dict[Any, Any], value: Any, keys: tuple[Any, ...]) -> None:
+    if tree and len(value) != len(tree):
+        place = f" at {'/'.join(map(str, keys))!r}" if keys else ""
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} must be a tuple of length {len(tree)}{place}, got length {len(value)}")
+        unknown = next(key for key in value if key not in tree)
+        raise ValueError(f"{name} must be a dict with keys {list(tree)}{place}; {unknown!r} is not in the space")
+    for key, part in tree.items():
+        if part:
+            _check_no_others(name, part, value[key], (*keys, key))
+
+
 def check_dtype(name: str, array: Any, dtype: np.dtype[Any], *, exact: bool = False) -> None:
     """Check that an array can be cast to `dtype`: integers to floats, and integers or bools to integers.
 

@@ -10,7 +10,7 @@ import gymnasium.spaces as gym
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.space_check import FLOAT32_MAX, ArraySpec, InvalidValue, check_range, read_leaves, to_array
+from polyak.core.space_check import FLOAT32_MAX, ArraySpec, InvalidValue, check_no_others, check_range, read_leaves, to_array
 
 
 def obs_leaves(space: Any, keys: tuple[Any, ...] = ()) -> list[ArraySpec]:
@@ -58,10 +58,14 @@ def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> 
 
     Raises:
         TypeError: a leaf is not an array of numbers, or holds floats where integers are expected.
-        InvalidValue: a leaf is missing, its shape is wrong, or an integer does not fit into the dtype.
+        InvalidValue: a leaf is missing or not in the space, its shape is wrong, or an integer does not fit into the dtype.
     """
     try:
-        values = read_leaves(f"{location()}: the observation", leaves, obs) if leaves[0].keys else [obs]
+        values = [obs]
+        if leaves[0].keys:
+            name = f"{location()}: the observation"
+            values = read_leaves(name, leaves, obs)
+            check_no_others(name, leaves, obs)
         return [
             value
             if type(value) is np.ndarray and value.shape == leaf.shape and value.dtype == leaf.dtype
