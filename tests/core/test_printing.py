@@ -13,7 +13,7 @@ import pytest
 
 import polyak
 from polyak import envs, policies, schedules, train
-from polyak.core.printing import MAX_LINES, MAX_WIDTH, short_repr, text_of
+from polyak.core.printing import MAX_LINES, MAX_WIDTH, format_number, short_repr, text_of
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.struct import static, struct
 from polyak.presets import ppo as ppo_presets
@@ -155,3 +155,18 @@ def test_an_own_repr_is_kept():
             return "mine"
 
     assert repr(Named()) == "mine" and re.search(r"<th[^>]*>x</th><td[^>]*>1</td>", Named()._repr_html_())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (21.25, "21.2"),
+        (-1500.0, "-1500.0"),
+        (999_999.0, "999999.0"),
+        (61_728_384.0, "6.173e+07"),
+        (-5e39, "-5e+39"),
+        (np.inf, "inf"),
+    ],
+)
+def test_large_numbers_are_short(value, text):
+    assert format_number(value) == text

@@ -25,3 +25,7 @@ def test_equal_returns_have_an_interval_of_no_width():
         7.0,
         "return over 3 seeds: mean 7.0, IQM 7.0, 95 % interval of the IQM [7.0, 7.0]",
     )
+
+
+def test_large_returns_are_short():
+    assert "mean 6.173e+07, IQM 6.173e+07" in str(seed_statistics([61_728_384.0, 61_728_384.0]))

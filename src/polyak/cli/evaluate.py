@@ -18,6 +18,7 @@ from polyak.cli.imports import ImportFlag, import_object
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnFlagsOfRun
 from polyak.core.checks import check_integer
+from polyak.core.printing import format_number
 from polyak.core.types import Env, HostEnv, Policy, PyTree
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import check_spec
@@ -28,6 +29,7 @@ from polyak.storage.run_directory import RunError, runs_in
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import evaluate_policy
 from polyak.train.statistics import seed_statistics
+from polyak.train.summary import format_return
 
 PolicyFlag: TypeAlias = Annotated[
     str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: the run's policy alone)")
@@ -135,8 +137,8 @@ def _evaluate(task: _Task) -> int:
         return 0
     (evaluation,) = evaluations.values()
     print(
-        f"{config.algorithm} {config.env} at {task.env_steps:,} env_steps: greedy return {evaluation.mean_return:.1f} ± "
-        f"{evaluation.std_return:.1f} over {flags.episodes} episodes (mean length {evaluation.mean_length:.1f})"
+        f"{config.algorithm} {config.env} at {task.env_steps:,} env_steps: greedy return {format_return(evaluation)} "
+        f"(mean length {format_number(evaluation.mean_length)})"
     )
     return 0
 
@@ -207,7 +209,7 @@ def _table(config: RunConfig, evaluations: Iterable[tuple[str, Evaluation]]) -> 
     """One row for each policy."""
     rows = [(config.env, "return", "±", "mean length", "episodes")]
     rows += [
-        (name, f"{e.mean_return:.1f}", f"{e.std_return:.1f}", f"{e.mean_length:.1f}", str(len(e.returns)))
+        (name, *map(format_number, (e.mean_return, e.std_return, e.mean_length)), str(len(e.returns)))
         for name, e in evaluations
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

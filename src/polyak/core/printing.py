@@ -16,6 +16,11 @@ MAX_TEXT = 3 * (MAX_WIDTH - 8)
 MAX_ITEMS = 4
 
 
+def format_number(value: float) -> str:
+    """A number for a terminal: `21.2`, and from a million on `6.173e+07`."""
+    return f"{value:.1f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
 @runtime_checkable
 class _Array(Protocol):
     """An array of NumPy or JAX, also a traced one or a `ShapeDtypeStruct`."""

@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
 from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, count_failures_in
-from polyak.core.printing import short_repr
+from polyak.core.printing import format_number, short_repr
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
@@ -60,7 +60,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         success = "" if self.success_rate is None else f", success rate {self.success_rate:.2f}"
-        return f"Evaluation({self.mean_return:.1f} ± {self.std_return:.1f}, {self.episodes} episodes{success})"
+        mean, std = format_number(self.mean_return), format_number(self.std_return)
+        return f"Evaluation({mean} ± {std}, {self.episodes} episodes{success})"
 
     @property
     def episodes(self) -> int:

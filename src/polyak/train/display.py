@@ -11,6 +11,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from polyak.core.output import discard_output
+from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
 from polyak.core.types import Callback, Progress, PyTree
 
@@ -114,7 +115,7 @@ class _Status:
         is_waiting = metrics.get("train/n_updates") == 0 and not skipped
         has_replay = any(name.startswith("replay/") for name in metrics)
         left = self._seconds_left(progress, is_waiting=is_waiting, has_replay=has_replay)
-        returns = f"mean return {mean:.1f}" if mean is not None else "no episode ended yet"
+        returns = f"mean return {format_number(mean)}" if mean is not None else "no episode ended yet"
         parts = [
             f"{progress.env_steps:,} of {self._env_steps:,} env_steps",
             f"{progress.fps:,.0f}/s",

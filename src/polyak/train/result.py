@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from polyak.core.checks import check_integer
-from polyak.core.printing import html_table
+from polyak.core.printing import format_number, html_table
 from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
@@ -133,7 +133,7 @@ class Result(Generic[State]):
         mean = self.metrics.get("rollout/ep_rew_mean")
         lines = {
             f"{self.config.algorithm} {self.config.env}:": steps,
-            "mean return of the last episodes": None if mean is None else f"{mean:.1f}",
+            "mean return of the last episodes": None if mean is None else format_number(mean),
             "greedy return": None if self.evaluation is None else format_return(self.evaluation),
             "run directory": None if self.run_dir is None else str(self.run_dir),
         }

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.printing import format_number
+
 RESAMPLES = 10_000
 
 
@@ -28,10 +30,8 @@ class SeedStatistics:
     count: int
 
     def __str__(self) -> str:
-        return (
-            f"return over {self.count} seeds: mean {self.mean:.1f}, IQM {self.iqm:.1f}, 95 % interval of the IQM "
-            f"[{self.low:.1f}, {self.high:.1f}]"
-        )
+        mean, iqm, low, high = map(format_number, (self.mean, self.iqm, self.low, self.high))
+        return f"return over {self.count} seeds: mean {mean}, IQM {iqm}, 95 % interval of the IQM [{low}, {high}]"
 
 
 def seed_statistics(returns: Sequence[float]) -> SeedStatistics:

@@ -4,6 +4,7 @@ import contextlib
 import time
 from typing import Any
 
+from polyak.core.printing import format_number
 from polyak.core.types import Progress
 from polyak.loops.evaluate import Evaluation
 from polyak.runs import RunConfig
@@ -22,7 +23,8 @@ def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation |
 
 def format_return(evaluation: Evaluation) -> str:
     """`500.0 ± 0.0 over 20 episodes`."""
-    return f"{evaluation.mean_return:.1f} ± {evaluation.std_return:.1f} over {len(evaluation.returns)} episodes"
+    mean, std = format_number(evaluation.mean_return), format_number(evaluation.std_return)
+    return f"{mean} ± {std} over {len(evaluation.returns)} episodes"
 
 
 def write_summary(
