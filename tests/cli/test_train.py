@@ -111,6 +111,15 @@ def test_without_a_terminal_progress_is_plain_lines(train):
     assert "\x1b" not in "".join(lines)
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_evaluations_while_training_are_printed(seeds, train):
+    out = train("jax/CartPole-v1", "new", f"--env-steps 400 --eval-every 200 --seeds {seeds}")
+    whose = "seed 0 " if seeds > 1 else ""
+    (first,) = re.findall(rf"{whose}evaluated at 2\d\d env_steps: mean return [\d.]+ \(best, saved in best/\)", out)
+    assert out.index("compiled in") < out.index(first) < out.index("evaluated at 4")
+    assert re.search(r"400 env_steps in [\d.]+ s \(.*/s, compiled in [\d.]+ s; [\d.]+ s with evaluations\)", out)
+
+
 def test_a_run_is_put_into_runs_by_default(command, workdir):
     code, out, _ = command("train ppo jax/CartPole-v1 --env-steps 32", SETTINGS)
     assert code == 0

@@ -155,3 +155,61 @@ def test_of_several_seeds_one_is_shown_in_each_round():
     for step, seed in ((10, "a"), (10, "b"), (20, "b"), (30, "b"), (30, "c")):
         show(progress(step), {seed: 1.0}, None)
     assert seen == [(1, {"a": 1.0}), (2, {"b": 1.0}), (3, {"b": 1.0})]
+
+
+def test_an_evaluation_is_shown_while_it_lasts_and_with_its_result():
+    text = io.StringIO()
+    console = Screen(file=text, force_terminal=True, width=80, legacy_windows=False)
+    with show_progress(console, "ppo CartPole-v1", 1000) as display:
+        display.show_evaluating(progress(500), 100)
+        display.print_text("evaluated at 500 env_steps: mean return 210.4 (best)")
+        display(progress(500), {}, None)
+    plain = without_colours(text.getvalue())
+    assert plain.index("compiled in") < plain.index("evaluating 100 episodes …") < plain.index("evaluated at 500 env_steps")
+
+
+def test_the_time_left_includes_evaluations(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    text = io.StringIO()
+    with show_progress(Screen(file=text, force_terminal=False, width=120), "ppo", 1000) as display:
+        # 100 steps take a second, and every fourth report an evaluation of 8 seconds.
+        for i in range(1, 9):
+            now += 9.0 if i % 4 == 0 else 1.0
+            display(progress(i * 100), {}, None)
+    assert text.getvalue().splitlines()[-1].endswith("800 of 1,000 env_steps, 100/s, no episode ended yet, 7 s left")
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (120, "9,999,000 of 10,000,000 env_steps, 100/s, mean return -1500.0, 2,234 gradient steps skipped, 10 s left"),
+        (100, "9,999,000 of 10,000,000 env_steps, 100/s, mean return -1500.0, 2.2k skipped, 10 s left"),
+        (80, "10M of 10M, 100/s, mean return -1500.0, 2.2k skipped, 10 s left"),
+        (60, "return -1500.0, 2.2k skipped, 10 s left"),
+        (40, "return -1500.0, 10 s left"),
+        (20, "10 s left"),
+    ],
+)
+def test_the_time_left_survives_in_narrow_terminals(width, text):
+    metrics = {"rollout/ep_rew_mean": -1500.0, "train/skipped_steps": 2234.0}
+    plain = without_colours(shown([9_999_000], terminal=True, target=10_000_000, width=width, metrics=metrics))
+    assert plain.rstrip("\n").endswith(f" {text}")
+
+
+def test_text_breaks_between_words_in_a_terminal_and_not_elsewhere():
+    words = "seventeen words of text that are wider than the terminal are broken between two of these words"
+    for is_terminal in (True, False):
+        text = io.StringIO()
+        Screen(file=text, force_terminal=is_terminal, width=20, legacy_windows=False).print_text(words)
+        lines = text.getvalue().splitlines()
+        assert " ".join(line.strip() for line in lines) == words and (len(lines) > 1) == is_terminal
+
+
+def test_plain_lines_repeat_a_long_title_in_short():
+    text, title = io.StringIO(), f"ppo {'long' * 20}-v1"
+    with show_progress(Screen(file=text, force_terminal=False, width=120), title, 1000) as display:
+        display(progress(500), {}, None)
+    first, *others = text.getvalue().splitlines()
+    assert first == f"{title}: compiling …" and len(others) == 2
+    assert all(re.match(r"ppo (long)+…(\w+)-v1: ", line) and line.index(": ") == 48 for line in others)

@@ -1,8 +1,9 @@
 """Shows the progress of training: a progress bar in a terminal, plain lines elsewhere."""
 
 import sys
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -13,11 +14,20 @@ from rich.table import Column
 from polyak.core.output import discard_output
 from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
+from polyak.core.tags import RETURN
 from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10
 REPORTS_OF_PACE = 10
 """The time left follows from the pace of this many reports, as the pace changes when learning begins."""
+
+MAX_TITLE = 48
+"""Characters of a title that every plain line repeats."""
+
+BESIDE_STATUS = 8
+"""Columns of a terminal that the spinner, a short bar and the gaps take."""
+
+SKIPPED, UPDATES = "train/skipped_steps", "train/n_updates"
 
 
 class Screen(Console):
@@ -29,13 +39,71 @@ class Screen(Console):
         discard_output(sys.stdout.fileno())
 
     def print_line(self, line: str) -> None:
-        """Print one line without markup or wrapping."""
+        """Print one line without markup or wrapping: a path or a command stays whole."""
         self.print(escape_control(line), highlight=False, soft_wrap=True, markup=False)
+
+    def print_text(self, text: str) -> None:
+        """Print text without markup, which a terminal breaks between words."""
+        self.print(escape_control(text), highlight=False, soft_wrap=not self.is_terminal, markup=False)
+
+
+class Display:
+    """Shows env_steps, speed, mean return and the remaining time of a training: a callback of its loop.
+
+    Args:
+        console: where it is shown.
+        title: algorithm and environment.
+        env_steps: length of the training.
+        done: env_steps of an earlier process that this training resumes.
+        update_bar: sets `completed` and `status` of a progress bar; None prints plain lines.
+    """
+
+    def __init__(
+        self,
+        console: Screen,
+        title: str,
+        env_steps: int,
+        done: int = 0,
+        update_bar: Callable[[int | None, str], None] | None = None,
+    ) -> None:
+        self._console, self._env_steps, self._update_bar = console, env_steps, update_bar
+        self._due, self._is_compiled, self._status = done, False, _Status(env_steps)
+        self._prefix = f"{shorten_title(title)}: " if update_bar is None else ""
+
+    def __call__(self, progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        """Show a report."""
+        self._show_compilation(progress)
+        texts = self._status.describe(progress, metrics)
+        if self._update_bar is not None:
+            self._update_bar(min(progress.env_steps, self._env_steps), self._fit(texts))
+        elif progress.env_steps >= min(self._due, self._env_steps):
+            self._due = progress.env_steps + self._env_steps // PLAIN_LINES
+            self._console.print_line(self._prefix + texts[0])
+
+    def show_evaluating(self, progress: Progress, episodes: int) -> None:
+        """Show, until the next report, that the policy is evaluated."""
+        self._show_compilation(progress)
+        if self._update_bar is not None:
+            self._update_bar(None, self._fit([f"evaluating {episodes} episodes …", "evaluating …"]))
+
+    def print_text(self, text: str) -> None:
+        """Print a line about the training."""
+        self._console.print_text(self._prefix + text)
+
+    def _show_compilation(self, progress: Progress) -> None:
+        if not self._is_compiled:
+            self._is_compiled = True
+            self.print_text(f"compiled in {progress.compile_seconds:.1f} s")
+
+    def _fit(self, texts: Sequence[str]) -> str:
+        """The first of the texts that fits next to a bar, else the last, which is the shortest."""
+        room = self._console.width - BESIDE_STATUS
+        return next((text for text in texts if len(text) <= room), texts[-1])
 
 
 @contextmanager
-def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) -> Iterator[Callback]:
-    """A callback that shows env_steps, speed, mean return and the remaining time.
+def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) -> Iterator[Display]:
+    """The display of a training: a progress bar while the block runs, or plain lines.
 
     Args:
         title: algorithm and environment.
@@ -43,28 +111,30 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) ->
         done: env_steps of an earlier process that this training resumes.
     """
     if not console.is_terminal:
-        yield _lines(console, title, env_steps, done)
+        console.print_line(f"{title}: compiling …")
+        yield Display(console, title, env_steps, done)
         return
     console.print_line(title)
-    # The bar takes the rest of the line, so that 80 columns hold both.
+    # The bar takes the rest of the line.
     columns = (
         SpinnerColumn(),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True), markup=False),
     )
     with Bar(*columns, console=console, expand=True) as bar:
         task = bar.add_task(title, total=env_steps, completed=done, status="compiling …")
-        is_first, status = True, _Status(env_steps)
 
-        def update(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
-            nonlocal is_first
-            if is_first:
-                is_first = False
-                console.print_line(f"compiled in {progress.compile_seconds:.1f} s")
-            completed = min(progress.env_steps, env_steps)
-            bar.update(task, completed=completed, status=status.describe(progress, metrics))
+        def update_bar(completed: int | None, status: str) -> None:
+            # The status alone changes before something slow, of which the next refresh may be too late.
+            bar.update(task, completed=completed, status=status, refresh=completed is None)
 
-        yield update
+        yield Display(console, title, env_steps, done, update_bar)
+
+
+def shorten_title(title: str) -> str:
+    """A title of at most `MAX_TITLE` characters, without the middle of a longer one."""
+    half = MAX_TITLE // 2
+    return title if len(title) <= MAX_TITLE else f"{title[:half]}…{title[1 - half :]}"
 
 
 def once_per_iteration(callback: Callback) -> Callback:
@@ -80,51 +150,43 @@ def once_per_iteration(callback: Callback) -> Callback:
     return show
 
 
-def _lines(console: Screen, title: str, env_steps: int, done: int) -> Callback:
-    console.print_line(f"{title}: compiling …")
-    due: int | None = None
-    status = _Status(env_steps)
-
-    def line(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
-        nonlocal due
-        if due is None:
-            due = done
-            console.print_line(f"{title}: compiled in {progress.compile_seconds:.1f} s")
-        text = status.describe(progress, metrics)
-        if progress.env_steps < min(due, env_steps):
-            return
-        due = progress.env_steps + env_steps // PLAIN_LINES
-        console.print_line(f"{title}: {text}")
-
-    return line
-
-
 class _Status:
     """The line about a training: env_steps, speed, mean return, and the time left at the pace of the last reports."""
 
     def __init__(self, env_steps: int) -> None:
         self._env_steps = env_steps
         self._reports: deque[Progress] = deque(maxlen=REPORTS_OF_PACE + 1)
+        self._first: tuple[Progress, float] | None = None
         self._has_waited = False
 
-    def describe(self, progress: Progress, metrics: Mapping[str, float]) -> str:
-        """The line, which must be asked for at every report."""
-        mean = metrics.get("rollout/ep_rew_mean")
-        skipped = metrics.get("train/skipped_steps", 0)
+    def describe(self, progress: Progress, metrics: Mapping[str, float]) -> list[str]:
+        """The line in ever fewer characters, which must be asked for at every report."""
+        mean = metrics.get(RETURN)
+        skipped = metrics.get(SKIPPED, 0)
         # Off-policy agents collect before they learn; a training that is shorter than that learns nothing.
-        is_waiting = metrics.get("train/n_updates") == 0 and not skipped
+        is_waiting = metrics.get(UPDATES) == 0 and not skipped
         has_replay = any(name.startswith("replay/") for name in metrics)
-        left = self._seconds_left(progress, is_waiting=is_waiting, has_replay=has_replay)
+        seconds = self._seconds_left(progress, is_waiting=is_waiting, has_replay=has_replay)
+        left = [] if seconds is None else [f"{_duration(seconds)} left"]
         returns = f"mean return {format_number(mean)}" if mean is not None else "no episode ended yet"
-        parts = [
-            f"{progress.env_steps:,} of {self._env_steps:,} env_steps",
-            f"{progress.fps:,.0f}/s",
-            # In place of the return, which is that of random actions: 80 columns hold no more.
-            "not learning yet" if is_waiting else returns,
-            *([f"{skipped:,.0f} gradient steps skipped"] if skipped else []),
-            *([] if left is None else [f"{_duration(left)} left"]),
+        # In place of the return, which is that of random actions.
+        state = "not learning yet" if is_waiting else returns
+        short_state = state.removeprefix("mean ")
+        steps = f"{progress.env_steps:,} of {self._env_steps:,} env_steps"
+        short_steps = f"{_short_count(progress.env_steps)} of {_short_count(self._env_steps)}"
+        speed, short_speed = f"{progress.fps:,.0f}/s", f"{_short_count(progress.fps)}/s"
+        long_skips = [f"{skipped:,.0f} gradient steps skipped"] if skipped else []
+        skips = [f"{_short_count(skipped)} skipped"] if skipped else []
+        lines = [
+            [steps, speed, state, *long_skips, *left],
+            [steps, speed, state, *skips, *left],
+            [short_steps, short_speed, state, *skips, *left],
+            [short_steps, short_state, *skips, *left],
+            [short_state, *skips, *left],
+            [short_state, *left],
+            left or [short_state],
         ]
-        return ", ".join(parts)
+        return [", ".join(parts) for parts in lines]
 
     def _seconds_left(self, progress: Progress, *, is_waiting: bool, has_replay: bool) -> float | None:
         """None where the pace of learning is not known: before it begins, and at the first report of an agent with a replay."""
@@ -139,10 +201,30 @@ class _Status:
             self._reports.clear()
         self._has_waited = is_waiting
         self._reports.append(progress)
+        seconds_beside = self._seconds_beside_training(progress)
         remaining = max(self._env_steps - progress.env_steps, 0)
         if is_waiting or (remaining and pace <= 0):
             return None
-        return remaining / pace if remaining else 0.0
+        return remaining / pace + remaining * seconds_beside if remaining else 0.0
+
+    def _seconds_beside_training(self, progress: Progress) -> float:
+        """Seconds an env_step, since the first report, of evaluations, checkpoints and other callbacks.
+
+        Over all reports, as an evaluation happens once in many.
+        """
+        now = time.monotonic()
+        first, started_at = self._first = self._first or (progress, now)
+        env_steps = progress.env_steps - first.env_steps
+        beside = now - started_at - (progress.seconds - first.seconds)
+        return max(beside, 0.0) / env_steps if env_steps > 0 else 0.0
+
+
+def _short_count(count: float) -> str:
+    """`999`, `2.2k`, `20k`, `1.5M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.{1 if count < 9.95 * size else 0}f}{letter}"
+    return f"{count:.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from polyak import envs
+from polyak.core.printing import format_number
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.envs.source import EnvSource, source_of
@@ -16,6 +17,7 @@ from polyak.loops.loop import check_made, check_spec
 from polyak.runs import RunConfig, run_key
 from polyak.storage.progress import replay_path, save_progress
 from polyak.storage.run_directory import Run
+from polyak.train.display import Display
 
 # The tags of Stable-Baselines3.
 REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/success_rate"
@@ -132,6 +134,8 @@ class PeriodicEvaluation:
         env_steps_done: env_steps of the training that is resumed.
         run: receives the best checkpoint in `best/`; None writes nothing.
         on_evaluation: called with `(env_steps, evaluation)`, one tuple, of every evaluation.
+        display: shows that the policy is evaluated, and the result.
+        label: what the result is of, where the display is of several trainings.
     """
 
     def __init__(
@@ -145,7 +149,10 @@ class PeriodicEvaluation:
         env_steps_done: int = 0,
         run: Run | None = None,
         on_evaluation: Callable[[tuple[int, Evaluation]], None] = lambda pair: None,
+        display: Display | None = None,
+        label: str = "",
     ) -> None:
+        self._display, self._label = display, label
         self._agent, self._env, self._run, self._on_evaluation = agent, env, run, on_evaluation
         self._every, self._episodes, self._seed = every, episodes, seed
         self._last = env_steps_done
@@ -162,18 +169,26 @@ class PeriodicEvaluation:
             return
         self._last = now
         policy = self._agent.policy(state.agent)
+        if self._display is not None:
+            self._display.show_evaluating(progress, self._episodes)
         evaluation = evaluate_if_it_ends(self._env, policy, self._episodes, self._seed)
         if evaluation is None:
             return
         self.evaluations[now] = evaluation
         self._on_evaluation((now, evaluation))
         metrics.update(evaluation_metrics(evaluation))
-        if self._best is None or evaluation.mean_return > self._best:
+        is_best = self._best is None or evaluation.mean_return > self._best
+        if is_best:
             self._best, self.best_policy = evaluation.mean_return, policy
             if self._run is not None:
                 # For its policy alone: nothing resumes from it.
                 replay = replay_path(self._agent)
                 save_progress(self._run, progress, state, keep=1, directory=self._run.best, replay=replay, save_replay=False)
+        if self._display is not None:
+            saved = "" if self._run is None else f", saved in {self._run.best.name}/"
+            best = f" (best{saved})" if is_best else ""
+            result = format_number(evaluation.mean_return) + best
+            self._display.print_text(f"{self._label}evaluated at {now:,} env_steps: mean return {result}")
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:

@@ -220,8 +220,12 @@ def train_at_once(
     keys = jax.vmap(jax.random.key)(np.array([training.config.seed for training in trainings], np.uint32))
     title = f"{first.algorithm} {first.env} x {len(trainings)}"
     with record_failure(trainings), ExitStack() as stack:
-        evaluations = [stack.enter_context(periodic_evaluation(training)) for training in trainings]
-        display = once_per_iteration(stack.enter_context(show_progress(console, title, first.env_steps)))
+        display = stack.enter_context(show_progress(console, title, first.env_steps))
+        evaluations = [
+            stack.enter_context(periodic_evaluation(training, display, f"seed {training.config.seed} "))
+            for training in trainings
+        ]
+        show = once_per_iteration(display)
         results = compiled_seeds(
             first.agent,
             cast(Env, trainings[0].env),
@@ -231,7 +235,7 @@ def train_at_once(
                 [
                     *evaluation,
                     *of_seed,
-                    display,
+                    show,
                     *(writers(training.run, training.config, training.start) if training.run else []),
                 ]
                 for training, evaluation, of_seed in zip(

@@ -12,11 +12,18 @@ from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.run_directory import Run, RunError
 
 
-def summary_line(config: RunConfig, progress: Progress, evaluation: Evaluation | None) -> str:
-    """Speed, and in a line of its own the return: together they are wider than a terminal."""
+def summary_line(
+    config: RunConfig, progress: Progress, evaluation: Evaluation | None, wall_seconds: float | None = None
+) -> str:
+    """Speed, and in a line of its own the return: together they are wider than a terminal.
+
+    Args:
+        wall_seconds: seconds of the whole training, if it was evaluated meanwhile, which the speed leaves out.
+    """
+    wall = "" if wall_seconds is None else f"; {wall_seconds:.1f} s with evaluations"
     training = (
         f"{config.algorithm} {config.env}: {progress.env_steps:,} of {config.env_steps:,} env_steps in "
-        f"{progress.seconds:.1f} s ({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s)"
+        f"{progress.seconds:.1f} s ({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s{wall})"
     )
     return training if evaluation is None else f"{training}\ngreedy return {format_return(evaluation)}"
 

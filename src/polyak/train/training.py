@@ -21,7 +21,7 @@ from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import Run, RunError
-from polyak.train.display import Screen, show_progress
+from polyak.train.display import Display, Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt
 from polyak.train.result import Result
@@ -102,12 +102,12 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
     if config.replay_on != "device":
         split["replay_on"] = config.replay_on
     with record_failure([training]), ExitStack() as stack:
-        evaluation = stack.enter_context(periodic_evaluation(training))
-        title = f"{config.algorithm} {config.env}"
         if isinstance(training.env, WorkerEnvs):
             training.env.group.on_event = report_events(training.run, console)
             training.env.group.should_stop = should_stop
+        title = f"{config.algorithm} {config.env}"
         display = stack.enter_context(show_progress(console, title, config.env_steps, start.env_steps))
+        evaluation = stack.enter_context(periodic_evaluation(training, display))
         trained: TrainResult = loop(
             config.agent,
             training.env,
@@ -159,7 +159,8 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     if result.diagnosis is not None:
         return result
     if result.stopped is None:
-        console.print_line(summary_line(config, result.progress, result.evaluation))
+        seconds = time.monotonic() - training.started_at if result.evaluations else None
+        console.print_text(summary_line(config, result.progress, result.evaluation, seconds))
     elif run is None:
         console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps")
     else:
@@ -260,7 +261,7 @@ def _has_own_agent(run: Run) -> bool:
 
 
 @contextmanager
-def periodic_evaluation(training: Training) -> Iterator[list[PeriodicEvaluation]]:
+def periodic_evaluation(training: Training, display: Display, label: str = "") -> Iterator[list[PeriodicEvaluation]]:
     """The callback that evaluates while training, in a list that is empty without `eval_every`."""
     config = training.config
     if config.eval_every is None:
@@ -277,6 +278,8 @@ def periodic_evaluation(training: Training) -> Iterator[list[PeriodicEvaluation]
                 env_steps_done=training.start.env_steps,
                 run=training.run,
                 on_evaluation=training.on_evaluation,
+                display=display,
+                label=label,
             )
         ]
 
