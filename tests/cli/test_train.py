@@ -165,6 +165,11 @@ def test_several_seeds_have_a_run_each(loop, train, workdir):
         assert steps(run / "checkpoints")[-1] == summary_of(run)["env_steps"] >= 100
         assert open_run(run).read_metrics()[-1]["env_steps"] >= 100
     assert out.count("greedy return") == 2
+    assert all(f"ppo jax/CartPole-v1, seed {label}: 1" in out for label in ("5 (1 of 2)", "6 (2 of 2)"))
+    header, *rows = (line.split() for line in out.splitlines()[-4:-1])
+    assert header == ["seed", "env_steps", "return", "±", "mean", "length"]
+    means = [f"{summary_of(workdir / f'many/seed-{seed}')['eval_mean_return']:.1f}" for seed in (5, 6)]
+    assert [(row[0], row[2]) for row in rows] == list(zip("56", means, strict=True))
     assert re.fullmatch(r"return over 2 seeds: mean [\d.]+, IQM [\d.]+, 95 % interval of the IQM \[.*\]", out.splitlines()[-1])
     assert last_checkpoint(workdir / "many/seed-5")[1] != last_checkpoint(workdir / "many/seed-6")[1]
 

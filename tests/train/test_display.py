@@ -5,7 +5,7 @@ import pytest
 
 from polyak.core.types import Progress
 from polyak.train import display as module
-from polyak.train.display import Screen, once_per_iteration, show_progress
+from polyak.train.display import Screen, SeedReports, show_progress
 
 
 def progress(env_steps, target=1000, fps=100.0):
@@ -149,12 +149,35 @@ def test_a_resumed_training_starts_its_bar_where_it_was(done):
     assert any(half in shown([], terminal=True, done=done) for half in "╸╺") == (done > 0)
 
 
-def test_of_several_seeds_one_is_shown_in_each_round():
+def test_seeds_that_train_together_report_their_mean_and_total():
     seen = []
-    show = once_per_iteration(lambda progress, metrics, state: seen.append((progress.iteration, metrics)))
-    for step, seed in ((10, "a"), (10, "b"), (20, "b"), (30, "b"), (30, "c")):
-        show(progress(step), {seed: 1.0}, None)
-    assert seen == [(1, {"a": 1.0}), (2, {"b": 1.0}), (3, {"b": 1.0})]
+    reports = SeedReports(lambda progress, metrics, state: seen.append((progress, metrics)), 3)
+    for steps in (10, 20):
+        for i in range(3):
+            assert len(seen) == steps // 10 - 1
+            metrics = {"rollout/ep_rew_mean": 100.0 * i, "train/skipped_steps": 1.0 * i, "train/n_updates": 7.0}
+            reports.of_seed(i)(progress(steps + i), metrics, None)
+    joint, metrics = seen[-1]
+    assert (joint.env_steps, joint.target_env_steps, joint.fps) == (21, 1000, 100.0)
+    assert metrics == {"rollout/ep_rew_mean": 100.0, "train/skipped_steps": 3.0, "train/n_updates": 21.0}
+
+
+def test_several_seeds_have_the_speed_of_all():
+    text = io.StringIO()
+    with show_progress(Screen(file=text, force_terminal=False, width=120), "ppo", 1000, seeds=3) as display:
+        display(progress(500), {}, None)
+    assert "500 of 1,000 env_steps each, 300/s in all, no episode ended yet, 5 s left" in text.getvalue()
+
+
+def test_reports_go_on_without_seeds_that_have_diverged():
+    seen = []
+    reports = SeedReports(lambda progress, metrics, state: seen.append((progress.env_steps, metrics)), 3)
+    for steps, seeds in ((10, (0, 1, 2)), (20, (0, 2)), (30, (0, 2)), (40, (0,))):
+        for i in seeds:
+            reports.of_seed(i)(progress(steps), {"rollout/ep_rew_mean": 1.0 * i}, None)
+    reports.flush()
+    means = [metrics["rollout/ep_rew_mean"] for _, metrics in seen]
+    assert ([steps for steps, _ in seen], means) == ([10, 20, 30, 40], [1.0, 1.0, 1.0, 0.0])
 
 
 def test_an_evaluation_is_shown_while_it_lasts_and_with_its_result():

@@ -16,8 +16,8 @@ from polyak.storage.run_directory import SUMMARY, open_run
 from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.run_training import train
-from polyak.train.seeds import train_at_once
-from polyak.train.statistics import seed_statistics
+from polyak.train.seeds import label_seed, train_at_once
+from polyak.train.summary import seed_table
 from polyak.train.training import Training, finish, record_stop, resume_command
 from polyak.workers.learner_group import StoppedBeforeStart
 
@@ -38,6 +38,7 @@ def run_to_exit_code(training: Training) -> int:
 def run_at_once(trainings: Sequence[Training]) -> int:
     """Train and evaluate several seeds as one program; returns the largest exit code."""
     console = Screen()
+    trainings = [label_seed(training, i, len(trainings)) for i, training in enumerate(trainings)]
     return _run(trainings, lambda should_stop: train_at_once(trainings, console, should_stop), console)
 
 
@@ -51,7 +52,8 @@ def run_one_after_another(prepare_seed: Callable[[int, Path], Training], directo
     largest = 0
     pending = list(directories.items())
     while pending:
-        code = run_to_exit_code(prepare_seed(*pending.pop(0)))
+        position = len(directories) - len(pending)
+        code = run_to_exit_code(label_seed(prepare_seed(*pending.pop(0)), position, len(directories)))
         if code > 128:
             for seed, missing in pending:
                 Screen().print_line(f"not started: --seed {seed} --run-dir {shlex.quote(str(missing.absolute()))}")
@@ -61,11 +63,10 @@ def run_one_after_another(prepare_seed: Callable[[int, Path], Training], directo
 
 
 def print_statistics(directories: Iterable[Path]) -> None:
-    """Print mean, IQM and interval of the returns of the seeds that were evaluated, if there are several."""
+    """Print the results of several seeds, and mean, IQM and interval of their returns."""
     summaries = [open_run(directory).read_summary() for directory in directories if os.path.lexists(directory / SUMMARY)]
-    returns = [mean for summary in summaries if (mean := summary["eval_mean_return"]) is not None]
-    if len(returns) > 1:
-        Screen().print_line(str(seed_statistics(returns)))
+    if len(summaries) > 1:
+        Screen().print_text(seed_table(summaries))
 
 
 def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], list[Result]], console: Screen) -> int:

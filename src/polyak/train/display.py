@@ -55,6 +55,7 @@ class Display:
         title: algorithm and environment.
         env_steps: length of the training.
         done: env_steps of an earlier process that this training resumes.
+        seeds: number of seeds that train together.
         update_bar: sets `completed` and `status` of a progress bar; None prints plain lines.
     """
 
@@ -64,10 +65,11 @@ class Display:
         title: str,
         env_steps: int,
         done: int = 0,
+        seeds: int = 1,
         update_bar: Callable[[int | None, str], None] | None = None,
     ) -> None:
         self._console, self._env_steps, self._update_bar = console, env_steps, update_bar
-        self._due, self._is_compiled, self._status = done, False, _Status(env_steps)
+        self._due, self._is_compiled, self._status = done, False, _Status(env_steps, seeds)
         self._prefix = f"{shorten_title(title)}: " if update_bar is None else ""
 
     def __call__(self, progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
@@ -102,17 +104,18 @@ class Display:
 
 
 @contextmanager
-def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) -> Iterator[Display]:
+def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, seeds: int = 1) -> Iterator[Display]:
     """The display of a training: a progress bar while the block runs, or plain lines.
 
     Args:
         title: algorithm and environment.
         env_steps: length of the training.
         done: env_steps of an earlier process that this training resumes.
+        seeds: number of seeds that train together.
     """
     if not console.is_terminal:
         console.print_line(f"{title}: compiling …")
-        yield Display(console, title, env_steps, done)
+        yield Display(console, title, env_steps, done, seeds)
         return
     console.print_line(title)
     # The bar takes the rest of the line.
@@ -128,7 +131,7 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0) ->
             # The status alone changes before something slow, of which the next refresh may be too late.
             bar.update(task, completed=completed, status=status, refresh=completed is None)
 
-        yield Display(console, title, env_steps, done, update_bar)
+        yield Display(console, title, env_steps, done, seeds, update_bar)
 
 
 def shorten_title(title: str) -> str:
@@ -137,24 +140,61 @@ def shorten_title(title: str) -> str:
     return title if len(title) <= MAX_TITLE else f"{title[:half]}…{title[1 - half :]}"
 
 
-def once_per_iteration(callback: Callback) -> Callback:
-    """For seeds that train together: calls back for the first report of each iteration, as some seeds may have ended."""
-    iteration = 0
+class SeedReports:
+    """Joins the reports of seeds that train together: one report a round, with the means of env_steps, speed and return.
 
-    def show(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
-        nonlocal iteration
-        if progress.iteration > iteration:
-            iteration = progress.iteration
-            callback(progress, metrics, state)
+    Args:
+        callback: called with the joint report once all seeds that still train have reported.
+        count: number of seeds.
+    """
 
-    return show
+    def __init__(self, callback: Callback, count: int) -> None:
+        self._callback, self._count, self._training = callback, count, set(range(count))
+        self._round: dict[int, tuple[Progress, Mapping[str, float]]] = {}
+
+    def of_seed(self, i: int) -> Callback:
+        """The callback of seed `i`."""
+
+        def report(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
+            if i in self._round:
+                # A new round has begun: the seeds that are missing from the last one have diverged.
+                self._training = set(self._round)
+                self.flush()
+            self._round[i] = (progress, dict(metrics))
+            if self._training <= set(self._round):
+                self.flush()
+
+        return report
+
+    def flush(self) -> None:
+        """Report the seeds that have reported in this round, if there are any."""
+        if not self._round:
+            return
+        reports, metrics = zip(*self._round.values(), strict=True)
+        self._round = {}
+        returns = [one[RETURN] for one in metrics if RETURN in one]
+        joint = {name: value for one in metrics for name, value in one.items()}
+        joint |= {name: sum(one.get(name, 0.0) for one in metrics) for name in (SKIPPED, UPDATES) if name in joint}
+        joint |= {RETURN: sum(returns) / len(returns)} if returns else {}
+        progress = Progress(
+            sum(one.env_steps for one in reports) // len(reports),
+            reports[0].target_env_steps,
+            max(one.iteration for one in reports),
+            max(one.seconds for one in reports),
+            reports[0].compile_seconds,
+            sum(one.fps for one in reports) / self._count,
+        )
+        self._callback(progress, joint, None)
 
 
 class _Status:
-    """The line about a training: env_steps, speed, mean return, and the time left at the pace of the last reports."""
+    """The line about a training: env_steps, speed, mean return, and the time left at the pace of the last reports.
 
-    def __init__(self, env_steps: int) -> None:
-        self._env_steps = env_steps
+    Of several seeds it has the env_steps of each and the speed of all.
+    """
+
+    def __init__(self, env_steps: int, seeds: int) -> None:
+        self._env_steps, self._seeds = env_steps, seeds
         self._reports: deque[Progress] = deque(maxlen=REPORTS_OF_PACE + 1)
         self._first: tuple[Progress, float] | None = None
         self._has_waited = False
@@ -172,9 +212,11 @@ class _Status:
         # In place of the return, which is that of random actions.
         state = "not learning yet" if is_waiting else returns
         short_state = state.removeprefix("mean ")
-        steps = f"{progress.env_steps:,} of {self._env_steps:,} env_steps"
+        each, in_all = (" each", " in all") if self._seeds > 1 else ("", "")
+        fps = progress.fps * self._seeds
+        steps = f"{progress.env_steps:,} of {self._env_steps:,} env_steps{each}"
         short_steps = f"{_short_count(progress.env_steps)} of {_short_count(self._env_steps)}"
-        speed, short_speed = f"{progress.fps:,.0f}/s", f"{_short_count(progress.fps)}/s"
+        speed, short_speed = f"{fps:,.0f}/s{in_all}", f"{_short_count(fps)}/s"
         long_skips = [f"{skipped:,.0f} gradient steps skipped"] if skipped else []
         skips = [f"{_short_count(skipped)} skipped"] if skipped else []
         lines = [

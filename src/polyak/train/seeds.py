@@ -1,5 +1,6 @@
 """`polyak.train.run_seeds`: trains several seeds, in one program where the environment is in JAX, each with a run directory."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,12 +23,12 @@ from polyak.presets import preset
 from polyak.runs import check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import configure_devices_for_seeds
-from polyak.train.display import Screen, once_per_iteration, show_progress
+from polyak.train.display import Screen, SeedReports, show_progress
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
-from polyak.train.statistics import seed_statistics
+from polyak.train.summary import seed_table, summary
 from polyak.train.training import (
     Training,
     finish,
@@ -129,9 +130,15 @@ def run_seeds(
 
 
 def _print_statistics(console: Screen, results: Sequence[Result[Any]]) -> None:
-    returns = [result.evaluation.mean_return for result in results if result.evaluation is not None]
-    if len(returns) > 1:
-        console.print_line(str(seed_statistics(returns)))
+    if len(results) > 1:
+        console.print_text(
+            seed_table([summary(one.config, one.progress, one.evaluation, stopped=one.stopped) for one in results])
+        )
+
+
+def label_seed(training: Training, position: int, count: int) -> Training:
+    """The training with a label that tells it from those of the other seeds."""
+    return dataclasses.replace(training, label=f"seed {training.config.seed} ({position + 1} of {count})")
 
 
 def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
@@ -176,7 +183,8 @@ def _train_in_turn(
 ) -> list[Result]:
     """Train one seed after another, until one is stopped from outside."""
     results: list[Result] = []
-    for training, of_seed in zip(trainings, callbacks, strict=True):
+    for i, (training, of_seed) in enumerate(zip(trainings, callbacks, strict=True)):
+        training = label_seed(training, i, len(callbacks))
         results.append(run_training(training, callbacks=of_seed, progress=not console.quiet, should_stop=should_stop))
         if results[-1].stopped in ("interrupt", "request"):
             break
@@ -191,7 +199,7 @@ def _train_at_once(
 ) -> list[Result]:
     """Train all seeds as one program, and evaluate each."""
     with ExitStack() as stack:
-        prepared = [stack.enter_context(training) for training in trainings]
+        prepared = [stack.enter_context(label_seed(training, i, len(callbacks))) for i, training in enumerate(trainings)]
         with catch_interrupt() as interrupt:
             results = train_at_once(prepared, console, lambda: interrupt.received or should_stop(), callbacks)
         for result in results:
@@ -220,12 +228,14 @@ def train_at_once(
     keys = jax.vmap(jax.random.key)(np.array([training.config.seed for training in trainings], np.uint32))
     title = f"{first.algorithm} {first.env} x {len(trainings)}"
     with record_failure(trainings), ExitStack() as stack:
-        display = stack.enter_context(show_progress(console, title, first.env_steps))
+        count = len(trainings)
+        display = stack.enter_context(show_progress(console, title, first.env_steps, seeds=count))
+        reports = SeedReports(display, count)
+        stack.callback(reports.flush)
         evaluations = [
             stack.enter_context(periodic_evaluation(training, display, f"seed {training.config.seed} "))
             for training in trainings
         ]
-        show = once_per_iteration(display)
         results = compiled_seeds(
             first.agent,
             cast(Env, trainings[0].env),
@@ -235,11 +245,11 @@ def train_at_once(
                 [
                     *evaluation,
                     *of_seed,
-                    show,
+                    reports.of_seed(i),
                     *(writers(training.run, training.config, training.start) if training.run else []),
                 ]
-                for training, evaluation, of_seed in zip(
-                    trainings, evaluations, callbacks or [()] * len(trainings), strict=True
+                for i, (training, evaluation, of_seed) in enumerate(
+                    zip(trainings, evaluations, callbacks or [()] * count, strict=True)
                 )
             ],
             report_every=first.report_every,

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyak.core.printing import format_number
@@ -10,19 +11,27 @@ from polyak.loops.evaluate import Evaluation
 from polyak.runs import RunConfig
 from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.run_directory import Run, RunError
+from polyak.train.statistics import seed_statistics
+
+RETURN_FIELDS = ("eval_mean_return", "eval_std_return", "eval_mean_length")
+
+MAX_REASON = 60
+"""Characters of what stopped a seed, in a row."""
+
+NOTHING = "—"
+"""In a table, of what there is not."""
 
 
-def summary_line(
-    config: RunConfig, progress: Progress, evaluation: Evaluation | None, wall_seconds: float | None = None
-) -> str:
+def summary_line(title: str, progress: Progress, evaluation: Evaluation | None, wall_seconds: float | None = None) -> str:
     """Speed, and in a line of its own the return: together they are wider than a terminal.
 
     Args:
+        title: algorithm and environment.
         wall_seconds: seconds of the whole training, if it was evaluated meanwhile, which the speed leaves out.
     """
     wall = "" if wall_seconds is None else f"; {wall_seconds:.1f} s with evaluations"
     training = (
-        f"{config.algorithm} {config.env}: {progress.env_steps:,} of {config.env_steps:,} env_steps in "
+        f"{title}: {progress.env_steps:,} of {progress.target_env_steps:,} env_steps in "
         f"{progress.seconds:.1f} s ({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s{wall})"
     )
     return training if evaluation is None else f"{training}\ngreedy return {format_return(evaluation)}"
@@ -32,6 +41,30 @@ def format_return(evaluation: Evaluation) -> str:
     """`500.0 ± 0.0 over 20 episodes`."""
     mean, std = format_number(evaluation.mean_return), format_number(evaluation.std_return)
     return f"{mean} ± {std} over {len(evaluation.returns)} episodes"
+
+
+def seed_table(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each of several seeds, and in the last line what their returns are together.
+
+    Args:
+        summaries: of each, as in `summary.json`.
+    """
+    rows = [("seed", "env_steps", "return", "±", "mean length", "")]
+    for one in summaries:
+        steps_done = NOTHING if one["env_steps"] is None else f"{one['env_steps']:,}"
+        returns = [NOTHING if one[name] is None else format_number(one[name]) for name in RETURN_FIELDS]
+        reason = "" if one["stopped"] is None else f"stopped by {one['stopped']}"[:MAX_REASON]
+        rows.append((str(one["seed"]), steps_done, *returns, reason))
+    means = [one["eval_mean_return"] for one in summaries if one["eval_mean_return"] is not None]
+    together = [str(seed_statistics(means))] if len(means) > 1 else []
+    return "\n".join([*align_table(rows), *together])
+
+
+def align_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, all columns but the first and the last aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]] for row in rows]
+    return ["  ".join(line).rstrip() for line in lines]
 
 
 def write_summary(

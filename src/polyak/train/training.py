@@ -63,6 +63,7 @@ class Training:
         on_evaluation: called with `(env_steps, evaluation)`, one tuple, of every evaluation while training.
         started_at: the monotonic clock when it was prepared.
         resume_flags: flags of `polyak resume` that name what the run does not store.
+        label: which of several trainings it is, such as `seed 5 (1 of 2)`.
     """
 
     config: RunConfig
@@ -76,6 +77,13 @@ class Training:
     on_evaluation: Callable[[tuple[int, Evaluation]], None] = lambda pair: None
     started_at: float = field(default_factory=time.monotonic)
     resume_flags: str = ""
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """Algorithm, environment and label."""
+        name = f"{self.config.algorithm} {self.config.env}"
+        return f"{name}, {self.label}" if self.label else name
 
     def __enter__(self) -> "Training":
         return self
@@ -105,8 +113,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
         if isinstance(training.env, WorkerEnvs):
             training.env.group.on_event = report_events(training.run, console)
             training.env.group.should_stop = should_stop
-        title = f"{config.algorithm} {config.env}"
-        display = stack.enter_context(show_progress(console, title, config.env_steps, start.env_steps))
+        display = stack.enter_context(show_progress(console, training.title, config.env_steps, start.env_steps))
         evaluation = stack.enter_context(periodic_evaluation(training, display))
         trained: TrainResult = loop(
             config.agent,
@@ -146,7 +153,7 @@ def report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], N
 
 def finish(training: Training, result: Result, console: Screen) -> Result:
     """Write the summary, and evaluate the policy unless training was stopped."""
-    config, run, env_steps = training.config, training.run, result.progress.env_steps
+    run, env_steps = training.run, result.progress.env_steps
     with record_failure([training]):
         _write_summary(training, result)
         if result.stopped is None and training.eval_episodes:
@@ -160,7 +167,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
         return result
     if result.stopped is None:
         seconds = time.monotonic() - training.started_at if result.evaluations else None
-        console.print_text(summary_line(config, result.progress, result.evaluation, seconds))
+        console.print_text(summary_line(training.title, result.progress, result.evaluation, seconds))
     elif run is None:
         console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps")
     else:
@@ -300,12 +307,12 @@ def _is_evaluated(training: Training, env_steps: int) -> bool:
 
 def _evaluate(training: Training, policy: Policy, console: Screen) -> Evaluation | None:
     """Evaluate in new environments, and show it: without a time limit it may take long, and is left out in the end."""
-    config, episodes = training.config, training.eval_episodes
-    status = f"{config.algorithm} {config.env}: evaluating {episodes} episodes …"
+    episodes = training.eval_episodes
+    status = f"{training.title}: evaluating {episodes} episodes …"
     if not console.is_terminal:
         console.print_line(status)
     with console.status(status), evaluation_env(training.env, episodes, training.eval_env) as env:
-        return evaluate_if_it_ends(env, policy, episodes, config.seed or 0)
+        return evaluate_if_it_ends(env, policy, episodes, training.config.seed or 0)
 
 
 def _write_summary(training: Training, result: Result | None, stopped: str | None = None) -> None:
