@@ -207,7 +207,7 @@ def _is_finished(directory: Path, flags: ResumeFlags) -> bool:
     summary = run.read_summary()
     wanted, evaluated = _eval_episodes(config, flags), summary.get("eval_episodes") or 0
     is_evaluated = evaluated > 0 if flags.eval_episodes is None else evaluated == wanted
-    if (wanted and not is_evaluated) or summary.get("env_steps") != done:
+    if (wanted and not is_evaluated) or summary.get("env_steps") != done or summary.get("stopped") is not None:
         return False
     print(f"{directory}: finished at {done:,} env_steps; train longer with --env-steps N")
     return True

@@ -227,7 +227,7 @@ def train_at_once(
     first = trainings[0].config
     keys = jax.vmap(jax.random.key)(np.array([training.config.seed for training in trainings], np.uint32))
     title = f"{first.algorithm} {first.env} x {len(trainings)}"
-    with record_failure(trainings), ExitStack() as stack:
+    with record_failure(trainings) as notes, ExitStack() as stack:
         count = len(trainings)
         display = stack.enter_context(show_progress(console, title, first.env_steps, seeds=count))
         reports = SeedReports(display, count)
@@ -243,6 +243,7 @@ def train_at_once(
             keys=keys,
             callbacks=[
                 [
+                    notes[i],
                     *evaluation,
                     *of_seed,
                     reports.of_seed(i),

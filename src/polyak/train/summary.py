@@ -49,22 +49,23 @@ def seed_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     Args:
         summaries: of each, as in `summary.json`.
     """
-    rows = [("seed", "env_steps", "return", "±", "mean length", "")]
+    rows = [("seed", "env_steps", "return", "±", "mean length")]
     for one in summaries:
         steps_done = NOTHING if one["env_steps"] is None else f"{one['env_steps']:,}"
         returns = [NOTHING if one[name] is None else format_number(one[name]) for name in RETURN_FIELDS]
-        reason = "" if one["stopped"] is None else f"stopped by {one['stopped']}"[:MAX_REASON]
-        rows.append((str(one["seed"]), steps_done, *returns, reason))
+        rows.append((str(one["seed"]), steps_done, *returns))
+    reasons = ["" if one["stopped"] is None else f"  stopped by {one['stopped']}"[:MAX_REASON] for one in summaries]
+    lines = [line + reason for line, reason in zip(align_table(rows, texts=1), ["", *reasons], strict=True)]
     means = [one["eval_mean_return"] for one in summaries if one["eval_mean_return"] is not None]
     together = [str(seed_statistics(means))] if len(means) > 1 else []
-    return "\n".join([*align_table(rows), *together])
+    return "\n".join([*lines, *together])
 
 
-def align_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines, all columns but the first and the last aligned to the right."""
+def align_table(rows: Sequence[Sequence[str]], *, texts: int) -> list[str]:
+    """The rows as lines: so many columns of text, aligned to the left, before the others, aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]] for row in rows]
-    return ["  ".join(line).rstrip() for line in lines]
+    pads = [str.ljust] * texts + [str.rjust] * (len(widths) - texts)
+    return ["  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)) for row in rows]
 
 
 def write_summary(
@@ -78,13 +79,16 @@ def write_summary(
 ) -> None:
     """Write the summary of a training that began at `started_at` of the monotonic clock.
 
-    Where this process did not train, the times are those of the process that trained to the last checkpoint.
+    Where this process did not train, the times are those of the process that trained to the last checkpoint, and without a
+    report env_steps are those of the last checkpoint.
     """
     fields = summary(config, progress, evaluation, wall_seconds=time.monotonic() - started_at, stopped=stopped)
     if progress is None or progress.seconds == 0:
         with contextlib.suppress(RunError, CheckpointError):
+            saved = max(steps(run.checkpoints), default=None)
+            fields |= {"env_steps": saved} if progress is None else {}
             earlier = run.read_summary()
-            if earlier.get("env_steps") == max(steps(run.checkpoints), default=0):
+            if earlier.get("env_steps") == (saved or 0):
                 fields |= {name: earlier.get(name) for name in TIMES}
     run.write_summary(fields)
 

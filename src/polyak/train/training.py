@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from polyak.core.types import Callback, Env, HostEnv, Policy
+from polyak.core.types import Callback, Env, HostEnv, Policy, Progress, PyTree
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.host_loop import host
@@ -109,7 +109,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
     split: dict[str, Any] = {} if config.loop == "asynchronous" else {"devices": config.devices}
     if config.replay_on != "device":
         split["replay_on"] = config.replay_on
-    with record_failure([training]), ExitStack() as stack:
+    with record_failure([training]) as notes, ExitStack() as stack:
         if isinstance(training.env, WorkerEnvs):
             training.env.group.on_event = report_events(training.run, console)
             training.env.group.should_stop = should_stop
@@ -121,6 +121,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
             env_steps=config.env_steps,
             key=training.key,
             callbacks=[
+                *notes,
                 *evaluation,
                 *callbacks,
                 display,
@@ -154,15 +155,16 @@ def report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], N
 def finish(training: Training, result: Result, console: Screen) -> Result:
     """Write the summary, and evaluate the policy unless training was stopped."""
     run, env_steps = training.run, result.progress.env_steps
-    with record_failure([training]):
-        _write_summary(training, result)
+    with record_failure([training]) as (note_progress,):
+        note_progress(result.progress, {}, None)
+        _write_result(training, result)
         if result.stopped is None and training.eval_episodes:
             if _is_evaluated(training, env_steps):
                 evaluation = result.evaluations.get(env_steps)  # None where its episodes did not end
             else:
                 evaluation = _evaluate(training, result.policy, console)
             result = dataclasses.replace(result, evaluation=evaluation)
-            _write_summary(training, result)
+            _write_result(training, result)
     if result.diagnosis is not None:
         return result
     if result.stopped is None:
@@ -217,20 +219,28 @@ def writers(run: Run, config: RunConfig, start: Start) -> Sequence[Callback]:
 
 
 @contextmanager
-def record_failure(trainings: Sequence[Training]) -> Iterator[None]:
-    """Write the error that ends the block to the summaries.
+def record_failure(trainings: Sequence[Training]) -> Iterator[list[Callback]]:
+    """Write the error that ends the block to the summaries, with the last progress that was reported.
 
-    A stop is no error: `record_stop` writes what stopped it.
+    Yields a callback for each training, which receives its reports. A stop is no error: `record_stop` writes what stopped it.
     """
+    newest: dict[int, Progress] = {}
+
+    def note_progress(i: int) -> Callback:
+        def note(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+            newest[i] = progress
+
+        return note
+
     try:
-        yield
+        yield [note_progress(i) for i in range(len(trainings))]
     except StoppedBeforeStart:
         raise
     except (Exception, SystemExit) as error:  # an environment may raise SystemExit
-        for training in trainings:
+        for i, training in enumerate(trainings):
             # A full disk takes no summary either; the first error is the one to report.
             with contextlib.suppress(RunError):
-                _write_summary(training, None, stopped=f"{type(error).__name__}: {error}")
+                _write_summary(training, newest.get(i), stopped=f"{type(error).__name__}: {error}")
         raise
 
 
@@ -315,13 +325,16 @@ def _evaluate(training: Training, policy: Policy, console: Screen) -> Evaluation
         return evaluate_if_it_ends(env, policy, episodes, training.config.seed or 0)
 
 
-def _write_summary(training: Training, result: Result | None, stopped: str | None = None) -> None:
-    if training.run is None:
-        return
-    progress, evaluation = (None, None) if result is None else (result.progress, result.evaluation)
-    if result is not None:
-        stopped = result.stopped if result.diagnosis is None else f"TrainingDiverged: {result.diagnosis}"
-    write_summary(training.run, training.config, training.started_at, progress, evaluation, stopped=stopped)
+def _write_result(training: Training, result: Result) -> None:
+    stopped = result.stopped if result.diagnosis is None else f"TrainingDiverged: {result.diagnosis}"
+    _write_summary(training, result.progress, result.evaluation, stopped=stopped)
+
+
+def _write_summary(
+    training: Training, progress: Progress | None, evaluation: Evaluation | None = None, *, stopped: str | None
+) -> None:
+    if training.run is not None:
+        write_summary(training.run, training.config, training.started_at, progress, evaluation, stopped=stopped)
 
 
 @cache
