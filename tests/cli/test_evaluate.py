@@ -61,17 +61,35 @@ def test_the_runs_in_a_directory_are_evaluated_each_and_seeds_together(command, 
         assert f"greedy return {value} ±" in command(f"evaluate runs/seed-{seed} --episodes 3")[1]
 
 
-def test_a_damaged_run_among_several_is_named_before_any_is_evaluated(run, command, workdir):
+def test_a_damaged_run_among_several_is_named_and_the_others_are_evaluated(run, command, workdir):
     for name in ("seed-0", "seed-1"):
         shutil.copytree(run, workdir / "runs" / name)
-    for path in (workdir / "runs" / "seed-1" / "checkpoints").glob("0*"):
+    for path in (workdir / "runs" / "seed-0" / "checkpoints").glob("0*"):
         path.rename(workdir / path.name)
     code, out, err = command("evaluate runs --episodes 3")
-    assert (code, out) == (2, "")
-    assert "seed-1" in err and "no valid checkpoint" in err
+    header, evaluated, failed = out.splitlines()
+    assert (code, header.split()[0], evaluated.split(":")[0]) == (1, "CartPole-v1", "seed-1")
+    assert failed.startswith("seed-0  — (") and "no valid checkpoint" in failed
+    assert err == "error: 1 of 2 runs could not be evaluated\n"
     code, out, err = command("evaluate runs --policy module:rule")
     assert (code, out) == (2, "")
     assert "--policy is compared with one run; give one of runs/seed-0, runs/seed-1" in err
+
+
+def test_runs_of_several_environments_and_seeds_in_a_directory_of_their_own_are_one_table(run, command, train, workdir):
+    for name in ("pole", "poles/seed-0", "poles/seed-1"):
+        shutil.copytree(run, workdir / "runs" / name)
+    train("Acrobot-v1", workdir / "runs" / "acrobot", "--env-steps 64")
+    code, out, err = command("evaluate runs --episodes 2")
+    assert (code, err) == (0, "")
+    header, *rows, together = out.splitlines()
+    assert header.split()[:3] == ["run", "environment", "return"]
+    names = [(line.split(":")[0], line.split()[5]) for line in rows]
+    assert names == [
+        ("acrobot", "Acrobot-v1"),
+        *((name, "CartPole-v1") for name in ("pole", "poles/seed-0", "poles/seed-1")),
+    ]
+    assert together.startswith("pole: ppo at 4") and "return over 3 seeds" in together
 
 
 def test_an_environment_with_other_spaces_is_rejected(run, command):

@@ -22,6 +22,7 @@ from polyak.storage.run_directory import (
     machine_shape,
     open_run,
     package_version,
+    runs_in,
 )
 
 HOLD = """
@@ -430,3 +431,12 @@ def test_the_description_is_json_and_names_machine_and_command():
 
 def test_the_machine_s_shape_counts_its_devices():
     assert machine_shape() == {"platform": "cpu", "devices": jax.device_count(), "processes": 1}
+
+
+def test_runs_are_found_in_a_directory_and_in_those_in_it(tmp_path):
+    for name in ("b", "seeds/seed-10", "seeds/seed-9", "a"):
+        create(tmp_path / name, {"seed": 1}).close()
+    (tmp_path / "other/model").mkdir(parents=True)
+    (tmp_path / "other/model/config.json").write_text("{}")
+    found = [str(run.relative_to(tmp_path)) for run in runs_in(tmp_path)]
+    assert (found, runs_in(tmp_path / "a")) == (["a", "b", "seeds/seed-9", "seeds/seed-10"], [])

@@ -19,8 +19,9 @@ from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnFlagsOfRun
 from polyak.core.checks import check_integer
 from polyak.core.printing import format_number
+from polyak.core.suggestions import escape_control
 from polyak.core.types import Env, HostEnv, Policy, PyTree
-from polyak.loops.evaluate import Evaluation
+from polyak.loops.evaluate import Evaluation, UnendedEpisodes
 from polyak.loops.loop import check_spec
 from polyak.runs import RunConfig, check_seed, open_checkpoints, restore_policy
 from polyak.storage.checkpoint import CheckpointError
@@ -29,7 +30,7 @@ from polyak.storage.run_directory import RunError, runs_in
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import evaluate_policy
 from polyak.train.statistics import seed_statistics
-from polyak.train.summary import format_return
+from polyak.train.summary import NOTHING, align_table, format_return
 
 PolicyFlag: TypeAlias = Annotated[
     str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: the run's policy alone)")
@@ -64,13 +65,20 @@ def evaluate(arguments: list[str]) -> int:
         with ExitStack() as stack:
             stack.enter_context(compilation_cache(flags.compilation_cache, None))
             count_devices()  # Raises where JAX does not start.
-            tasks = _load_all(directory, flags)
+            inside = runs_in(directory)
+            if inside and flags.policy is not None:
+                raise UsageError(f"--policy is compared with one run; give one of {', '.join(map(str, inside))}")
+            task = None if inside else _load(directory, flags)
             stack = stack.pop_all()
-    except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
+    except ERRORS as error:
         return fail(error)
     # An exception from here on is the policy's, not a usage error.
     with stack:
-        return _evaluate(tasks[0]) if len(tasks) == 1 else _evaluate_seeds(tasks)
+        return _evaluate_all(directory, inside, flags) if task is None else _evaluate(task, flags)
+
+
+ERRORS = (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError)
+"""Why a run cannot be evaluated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,30 +91,10 @@ class _Task:
     """
 
     directory: Path
-    flags: EvaluateFlags
     config: RunConfig
     settings: str
     env_steps: int
     policies: dict[str, tuple[Policy, Env | HostEnv]]
-
-
-def _load_all(directory: Path, flags: EvaluateFlags) -> list[_Task]:
-    """What there is to do for a run, or for each run in the directory.
-
-    Raises:
-        UsageError: `--policy` is to be compared with several runs.
-    """
-    inside = runs_in(directory)
-    if inside and flags.policy is not None:
-        raise UsageError(f"--policy is compared with one run; give one of {', '.join(map(str, inside))}")
-    tasks: list[_Task] = []
-    try:
-        for run in inside or [directory]:
-            tasks.append(_load(run, flags))
-    except BaseException:
-        with _closing(env for task in tasks for _, env in task.policies.values()):
-            raise
-    return tasks
 
 
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
@@ -126,14 +114,13 @@ def _load(directory: Path, flags: EvaluateFlags) -> _Task:
             raise
     each = {name: (policy, env) for (name, policy), env in zip(policies.items(), envs, strict=True)}
     settings = json.dumps(run.read_config() | {"seed": None, "threads": None, "devices": None})
-    return _Task(directory, flags, config, settings, env_steps, each)
+    return _Task(directory, config, settings, env_steps, each)
 
 
-def _evaluate(task: _Task) -> int:
-    flags, config = task.flags, task.config
-    evaluations = _play([task])[0]
+def _evaluate(task: _Task, flags: EvaluateFlags) -> int:
+    config, evaluations = task.config, _play(task, flags)
     if flags.policy is not None:
-        print(_table(config, evaluations.items()))
+        print("\n".join(_table((config.env,), [((name,), evaluation) for name, evaluation in evaluations.items()])))
         return 0
     (evaluation,) = evaluations.values()
     print(
@@ -143,33 +130,48 @@ def _evaluate(task: _Task) -> int:
     return 0
 
 
-def _evaluate_seeds(tasks: Sequence[_Task]) -> int:
-    """Evaluate several runs: a row for each, and what they are together where they differ in the seed alone."""
+def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlags) -> int:
+    """Evaluate several runs: a row for each, and what they are together where they differ in the seed alone.
+
+    Returns 1 if a run cannot be evaluated; the others are.
+    """
     played: dict[str, list[tuple[_Task, Evaluation]]] = {}
-    for task, evaluations in zip(tasks, _play(tasks), strict=True):
-        played.setdefault(task.settings, []).extend((task, evaluation) for evaluation in evaluations.values())
-    for seeds in played.values():
-        rows = [(f"{task.directory.name}: {task.config.algorithm} at {task.env_steps:,} env_steps", e) for task, e in seeds]
-        print(_table(seeds[0][0].config, rows))
-        if len(seeds) > 1:
-            print(seed_statistics([evaluation.mean_return for _, evaluation in seeds]))
-    return 0
+    failed: dict[str, str] = {}
+    for directory in directories:
+        try:
+            task = _load(directory, flags)
+            (evaluation,) = _play(task, flags).values()
+        except (*ERRORS, UnendedEpisodes) as error:
+            failed[str(directory.relative_to(parent))] = str(error)
+        else:
+            played.setdefault(task.settings, []).append((task, evaluation))
+    groups = list(played.values())
+    env_ids = {task.config.env for group in groups for task, _ in group}
+    if len(env_ids) > 1:
+        rows = [((_name(task, parent), task.config.env), evaluation) for group in groups for task, evaluation in group]
+        print("\n".join(_table(("run", "environment"), rows)))
+    for group in groups:
+        names = [_name(task, parent) for task, _ in group]
+        if len(env_ids) == 1:
+            rows = [((name,), evaluation) for name, (_, evaluation) in zip(names, group, strict=True)]
+            print("\n".join(_table((*env_ids,), rows)))
+        if len(group) > 1:
+            whose = f"{names[0]} and seeds like it: " if len(env_ids) > 1 else ""
+            print(f"{whose}{seed_statistics([evaluation.mean_return for _, evaluation in group])}")
+    for name, reason in failed.items():
+        print(f"{name}  {NOTHING} ({escape_control(reason)})")
+    return fail(f"{len(failed)} of {len(directories)} runs could not be evaluated", 1) if failed else 0
 
 
-def _play(tasks: Sequence[_Task]) -> list[dict[str, Evaluation]]:
-    """The evaluations of each task, by the names of its policies; closes the environments."""
-    flags = tasks[0].flags
-    with Console().status("") as status, _closing(env for task in tasks for _, env in task.policies.values()):
-        evaluations = []
-        for task in tasks:
-            status.update(f"evaluating {flags.episodes} episodes of {task.directory} …")
-            evaluations.append(
-                {
-                    name: evaluate_policy(env, policy, flags.episodes, flags.seed)
-                    for name, (policy, env) in task.policies.items()
-                }
-            )
-    return evaluations
+def _name(task: _Task, parent: Path) -> str:
+    return f"{task.directory.relative_to(parent)}: {task.config.algorithm} at {task.env_steps:,} env_steps"
+
+
+def _play(task: _Task, flags: EvaluateFlags) -> dict[str, Evaluation]:
+    """The evaluations by the names of the policies; closes the environments."""
+    with Console().status("") as status, _closing(env for _, env in task.policies.values()):
+        status.update(f"evaluating {flags.episodes} episodes of {task.directory} …")
+        return {name: evaluate_policy(env, policy, flags.episodes, flags.seed) for name, (policy, env) in task.policies.items()}
 
 
 @contextmanager
@@ -205,13 +207,11 @@ def _carry_spec(target: Any) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x)[0], target.initial_state(1)) if declared is None else declared
 
 
-def _table(config: RunConfig, evaluations: Iterable[tuple[str, Evaluation]]) -> str:
-    """One row for each policy."""
-    rows = [(config.env, "return", "±", "mean length", "episodes")]
+def _table(titles: Sequence[str], evaluations: Sequence[tuple[Sequence[str], Evaluation]]) -> list[str]:
+    """A header with these titles, and one row for each policy, by its names."""
+    rows: list[list[str]] = [[*titles, "return", "±", "mean length", "episodes"]]
     rows += [
-        (name, *map(format_number, (e.mean_return, e.std_return, e.mean_length)), str(len(e.returns)))
-        for name, e in evaluations
+        [*names, *map(format_number, (e.mean_return, e.std_return, e.mean_length)), str(len(e.returns))]
+        for names, e in evaluations
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [[name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])] for name, *numbers in rows]
-    return "\n".join("  ".join(row) for row in aligned)
+    return align_table(rows, texts=len(titles))

@@ -242,9 +242,18 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """The run directories in a directory, such as those of several seeds, by name with numbers in order; [] in a run."""
-    found = [] if os.path.lexists(directory / CONFIG) else [config.parent for config in directory.glob(f"*/{CONFIG}")]
-    return sorted(found, key=lambda path: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)])
+    """The run directories in a directory, or in the directories in it, by name with numbers in order; [] in a run.
+
+    Those of several seeds are in a directory of their own, which may be next to runs.
+    """
+    if os.path.lexists(directory / CONFIG):
+        return []
+    found = [config.parent for config in directory.glob(f"*/{CONFIG}")]
+    # Other programs have a config.json too.
+    deeper = [system.parent for system in directory.glob(f"*/*/{SYSTEM}") if os.path.lexists(system.parent / CONFIG)]
+    found += [run for run in deeper if run.parent not in found]
+    parts = {run: re.split(r"(\d+)", str(run.relative_to(directory))) for run in found}
+    return sorted(found, key=lambda run: [int(part) if part.isdecimal() else part for part in parts[run]])
 
 
 def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
