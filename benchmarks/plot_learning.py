@@ -2,10 +2,11 @@
 
     python benchmarks/plot_learning.py [--results benchmarks/results] [--pictures docs/pictures]
 
-Each `SUITE.json` becomes `learning-SUITE.svg`: the training return (`rollout/ep_rew_mean`) of every seed, their mean, and the
-published result of the greedy policy. `learning-curves.svg` shows all suites side by side, and `learning-comparison.svg` the
-agents for continuous actions, at equal steps and at equal time. Every picture stores the SHA-256 of the results that it shows,
-so that a test finds a picture that is out of date. Needs matplotlib: `pip install '.[plots]'`.
+Each `SUITE.json` becomes `learning-SUITE.svg`: the training return of every seed, their mean, and the target of the greedy
+policy. The training return is `rollout/ep_rew_mean`, in Pendulum-v1 that of the newest episodes. `learning-curves.svg` shows
+four suites side by side, and `learning-comparison.svg` the agents for continuous actions, at equal steps and at equal time.
+Every picture stores the SHA-256 of the results that it shows, so that a test finds a picture that is out of date. Needs
+matplotlib: `pip install '.[plots]'`.
 """
 
 import argparse
@@ -29,14 +30,27 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
 OVERVIEW = ("cartpole", "acrobot", "pendulum", "invertedpendulum")
-# By name: suite, environments and color. Episodes of Pendulum-v1 have 200 steps.
+# By name: suite and color.
 COMPARISON = {
-    "PPO": ("ppo-jax-pendulum", 4, "#757575"),
-    "TD3": ("td3-pendulum", 1, "#00897b"),
-    "SAC": ("sac-pendulum", 1, "#303f9f"),
-    "TQC": ("tqc-pendulum", 1, "#c2185b"),
+    "PPO": ("ppo-jax-pendulum", "#757575"),
+    "TD3": ("td3-pendulum", "#00897b"),
+    "SAC": ("sac-pendulum", "#303f9f"),
+    "TQC": ("tqc-pendulum", "#c2185b"),
+}
+# The environments that the recorded runs of Pendulum-v1 had. All its episodes have 200 steps, so reports count them.
+PENDULUM_ENVS = {
+    "pendulum": 4,
+    "ppo-jax-pendulum": 4,
+    "a2c-pendulum": 8,
+    "ddpg-pendulum": 1,
+    "td3-pendulum": 1,
+    "sac-pendulum": 1,
+    "tqc-pendulum": 1,
 }
 EPISODE_STEPS, WINDOW, FEWEST_EPISODES = 200, 100, 10
+# No mean over seeds is drawn for this part of the training after a resume, when reports are means of few episodes.
+AFTER_RESUME = 0.1
+NAMES = {"qrdqn": "QR-DQN", "rainbow": "Rainbow"}
 SEED_COLOR, MEAN_COLOR, TARGET_COLOR, PUBLISHED_COLORS = "#9fa8da", "#303f9f", "#c2185b", ("#bdbdbd", "#616161")
 STYLE = {
     "svg.hashsalt": "polyak",
@@ -56,12 +70,22 @@ def digest(paths: Sequence[Path]) -> str:
 
 def draw(axes: Axes, result: dict[str, Any]) -> None:
     """Draw one suite: each seed, the mean over seeds, and the published result, with its curve if there is one."""
-    curves = [(np.array(s["curve"]["env_steps"]), np.array(s["curve"]["ep_rew_mean"])) for s in result["summaries"]]
-    for env_steps, returns in curves:
-        axes.plot(env_steps, returns, color=SEED_COLOR, linewidth=0.8)
+    suite = SUITES[result["suite"]]
+    curves = [training_returns(result["suite"], summary["curve"]) for summary in result["summaries"]]
+    resumed = [resumed_rows(summary["curve"]) for summary in result["summaries"]]
+    for (env_steps, returns), rows in zip(curves, resumed, strict=True):
+        # The reports start anew when a run is resumed: the line is interrupted there.
+        parts = np.insert(env_steps, rows, np.nan), np.insert(returns, rows, np.nan)
+        axes.plot(*parts, color=SEED_COLOR, linewidth=0.8)
+        axes.plot(env_steps[rows], returns[rows], "o", color=MEAN_COLOR, fillstyle="none", markersize=4)
+    if any(resumed):
+        axes.plot([], [], "o", color=MEAN_COLOR, fillstyle="none", markersize=4, label="stopped and resumed")
     # The seeds report at slightly different env_steps; the mean is taken where all of them have values.
     grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 200)
     mean = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
+    if result["suite"] not in PENDULUM_ENVS:
+        for stop in [steps[row - 1] for (steps, _), rows in zip(curves, resumed, strict=True) for row in rows]:
+            mean[(stop < grid) & (grid < stop + AFTER_RESUME * result["env_steps"])] = np.nan
     axes.plot(
         grid, mean, color=MEAN_COLOR, linewidth=2, label=f"mean of {len(curves)} seeds" if len(curves) > 1 else "one seed"
     )
@@ -72,15 +96,32 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
         label = f"{published['name']}, mean of {len(published['returns'])} runs"
         axes.plot(published["env_steps"], np.mean(published["returns"], axis=0), color=of_mean, linewidth=2, label=label)
     if result["wanted"] is not None:
-        label = "target" if result["source"] in ("this project's", "maximum") else result["source"]
-        axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=f"{label}: {result['wanted']:g}")
-    axes.set_title(f"{result['env']} ({SUITES[result['suite']].algorithm.upper()})")
+        source = "" if result["source"] == "this project's" else f" ({result['source']})"
+        label = f"target of the greedy policy: {result['wanted']:g}{source}"
+        axes.axhline(result["wanted"], color=TARGET_COLOR, linewidth=1, linestyle="--", label=label)
+    algorithm = NAMES.get(suite.algorithm, suite.algorithm.upper())
+    axes.set_title(f"{result['env']} ({', '.join([algorithm, *filter(None, [' '.join(suite.flags)])])})")
     axes.set_xlim(0, result["env_steps"])
-    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
+    axes.xaxis.set_major_locator(matplotlib.ticker.MultipleLocator(tick_distance(result["env_steps"])))
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.set_xlabel("env_steps")
-    axes.set_ylabel("mean episode return")
-    axes.legend(loc="upper left" if result.get("published") else "lower right")
+    axes.set_ylabel("return, newest episodes" if result["suite"] in PENDULUM_ENVS else "return, last 100 episodes")
+    # Below the axes it covers no curve.
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
+    axes.legend(**below, ncols=2, fontsize=9, handlelength=1.5, columnspacing=1.2)
+
+
+def training_returns(suite: str, curve: dict[str, list[float]]) -> tuple[Any, Any]:
+    """The env_steps of a seed, and its returns: of the newest episodes where these can be counted, else `ep_rew_mean`."""
+    known = suite in PENDULUM_ENVS
+    returns = recent_returns(curve, PENDULUM_ENVS[suite]) if known else curve["ep_rew_mean"]
+    return np.array(curve["env_steps"], float), np.array(returns, float)
+
+
+def tick_distance(env_steps: int) -> float:
+    """A fifth, sixth or quarter of the axis: the first with a single digit that is not 0, else a fifth."""
+    parts = (5, 6, 4)
+    return next((env_steps / n for n in parts if len(f"{env_steps / n:g}".rstrip("0")) == 1), env_steps / parts[0])
 
 
 def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -> None:
@@ -88,11 +129,10 @@ def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -
 
     The seconds are the median over the seeds of the time that they took for so many `env_steps`.
     """
-    for name, (suite, num_envs, color) in COMPARISON.items():
+    for name, (suite, color) in COMPARISON.items():
         result = results[suite]
         curves = [summary["curve"] for summary in result["summaries"]]
-        returns = [recent_returns(curve, num_envs) for curve in curves]
-        steps = [np.array(curve["env_steps"]) for curve in curves]
+        steps, returns = zip(*(training_returns(suite, curve) for curve in curves), strict=True)
         grid = np.linspace(max(x[0] for x in steps), min(x[-1] for x in steps), 200)
         seeds = np.array([np.interp(grid, x, y) for x, y in zip(steps, returns, strict=True)])
         # A mean over seeds at equal time would mix steps: seeds that shared the machine with others are slower.
@@ -104,12 +144,12 @@ def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -
     by_steps.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     by_steps.set_xlabel("env_steps")
     by_steps.set_ylabel("mean return of the newest episodes")
-    by_steps.set_title("Pendulum-v1, equal steps")
+    by_steps.set_title("jax/Pendulum-v1, equal steps")
     by_time.set_xscale("log")
     by_time.set_xlim(left=0.1)
     by_time.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     by_time.set_xlabel("seconds of training (median of the seeds), logarithmic")
-    by_time.set_title("Pendulum-v1, equal time")
+    by_time.set_title("jax/Pendulum-v1, equal time")
     by_steps.legend(loc="lower right")
 
 
@@ -166,11 +206,12 @@ def main() -> None:
     matplotlib.rcParams.update(STYLE)
     results = {path.stem: (path, json.loads(path.read_text())) for path in sorted(args.results.glob("*.json"))}
     for suite, (path, result) in results.items():
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         draw(figure.add_subplot(), result)
         save(figure, args.pictures / f"learning-{suite}.svg", [path])
     shown = [results[suite] for suite in OVERVIEW if suite in results]
-    figure = Figure(figsize=(10.0, 5.6), layout="constrained")
+    figure = Figure(figsize=(10.0, 7.4), layout="constrained")
+    figure.get_layout_engine().set(hspace=0.06, wspace=0.04)
     for number, (_, result) in enumerate(shown):
         draw(figure.add_subplot(2, 2, number + 1), result)
     save(figure, args.pictures / "learning-curves.svg", [path for path, _ in shown])

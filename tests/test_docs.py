@@ -6,6 +6,7 @@
 import hashlib
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -196,6 +197,42 @@ def test_the_comparison_counts_on_where_a_run_was_resumed(monkeypatch):
     wanted = [returns[max(0, n - 10) : n].mean() for n in (*range(1, 29), 28, *range(29, 61))]
     np.testing.assert_allclose(plot_learning.recent_returns(curve, 1), wanted, atol=1e-9)
     np.testing.assert_allclose(plot_learning.training_seconds(curve), np.array(steps) / 200)
+
+
+def drawn_lines(monkeypatch, result):
+    """The lines of the picture of a result: those of the seeds, the mean, and the labels of all."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    axes = importlib.import_module("matplotlib.figure").Figure().add_subplot()
+    importlib.import_module("plot_learning").draw(axes, result)
+    mean = next(line for line in axes.lines if line.get_label().startswith("mean of"))
+    seeds = [line for line in axes.lines if line.get_linewidth() < 1]
+    return [line.get_ydata() for line in seeds], mean.get_ydata(), {line.get_label() for line in axes.lines}
+
+
+def test_learning_curves_of_pendulum_end_at_the_newest_episodes(monkeypatch):
+    result = json.loads((ROOT / "benchmarks" / "results" / "td3-pendulum.json").read_text())
+    seeds, mean, labels = drawn_lines(monkeypatch, result)
+    assert np.abs([returns[-1] for returns in seeds] - np.array(result["returns"])).max() < 60
+    assert abs(mean[-1] - result["mean"]) < 30
+    # Seed 7 was resumed, and its mean over all episodes so far rose by 900 within one report.
+    assert np.abs(np.diff(mean[20:])).max() < 120
+    assert {"target of the greedy policy: -160", "stopped and resumed"} <= labels
+
+
+def test_learning_curves_are_interrupted_where_a_run_was_resumed(monkeypatch):
+    steps = [5000 * n for n in range(1, 61)]
+    rising = [-200.0 + 7 * n for n in range(60)]
+    whole = {"env_steps": steps, "ep_rew_mean": rising, "seconds": [float(n) for n in range(60)]}
+    # The first report after the resume is the mean of one episode.
+    restarted = {**whole, "ep_rew_mean": [*rising[:20], 300.0, *rising[21:]], "seconds": [float(n % 20) for n in range(60)]}
+    restarted["seconds"][40:] = [float(n) for n in range(20, 40)]
+    result = {"suite": "sac-lunarlandercontinuous", "env": "LunarLanderContinuous-v3", "env_steps": 300_000, "wanted": 250.0}
+    result |= {"source": "this project's", "summaries": [{"curve": whole}, {"curve": restarted}]}
+    seeds, mean, labels = drawn_lines(monkeypatch, result)
+    assert [int(np.isnan(returns).sum()) for returns in seeds] == [0, 1]
+    assert np.isnan(mean).any() and np.nanmax(np.abs(np.diff(mean))) < 10
+    assert "stopped and resumed" in labels
 
 
 def test_plotting_draws_the_picture_of_each_result(tmp_path, monkeypatch):
