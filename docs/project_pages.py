@@ -8,13 +8,20 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add each page; `docs/runs.md` becomes `runs.md`, and a link to the licence becomes plain text."""
+    """Add each page; a link to `docs/runs.md` becomes one to `runs.md`, and links to other files of the repository text."""
+
+    def adapted(link: re.Match[str]) -> str:
+        text, path = link.groups()
+        if path.startswith("docs/"):
+            return f"[{text}]({path.removeprefix('docs/')})"
+        return link[0] if path.partition("#")[0] in PAGES else text
+
     for name in PAGES:
-        text = (ROOT / name).read_text().replace("](docs/", "](").replace("[Apache License 2.0](LICENSE)", "Apache License 2.0")
-        files.append(File.generated(config, name, content=text))
+        files.append(File.generated(config, name, content=LINK.sub(adapted, (ROOT / name).read_text())))
     return files
 
 

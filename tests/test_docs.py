@@ -245,15 +245,30 @@ def test_plotting_draws_the_picture_of_each_result(tmp_path, monkeypatch):
     assert drawn == {path.name for path in (DOCS / "pictures").glob("learning-*.svg")}
 
 
-def test_the_site_builds_without_warnings(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The documentation site, built without warnings."""
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    directory = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(directory)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
-    assert (tmp_path / "site" / "index.html").exists()
-    for page in (tmp_path / "site").rglob("*.html"):
+    return directory
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    assert (site / "index.html").exists()
+    for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text())
         assert not [url for url in loaded if "polyak" not in url], f"{page}: {loaded} are loaded from elsewhere"
+
+
+def test_links_of_the_site_lead_to_files(site):
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'<a [^>]*href="((?![a-z]+:)[^"#?]+)', page.read_text()):
+            # The page for addresses that do not exist has links from the root.
+            target = site / link.lstrip("/") if link.startswith("/") else page.parent / link
+            assert target.exists(), f"{page}: {link}"
 
 
 def test_the_block_finder_keeps_the_order_of_the_page():
