@@ -1,7 +1,12 @@
-"""A griffe extension for the API reference: doctests become code blocks, and jaxtyping's shapes stay as they are written."""
+"""A griffe extension for the API reference.
+
+Doctests become code blocks, jaxtyping's shapes stay as they are written, an entry for several arguments becomes one for each,
+and the attributes of settings state their defaults.
+"""
 
 import ast
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import griffe
@@ -9,15 +14,33 @@ import griffe
 # A prompt and the lines after it, up to the next empty line.
 DOCTEST = re.compile(r"^( *)(>>> .*(?:\n(?! *$).*)*)", re.MULTILINE)
 SHAPE = re.compile(r"\[\w+, '")
+# A section of a docstring, and an entry of it: a name or several, and the text with its continuation lines.
+SECTION = re.compile(r"^(?:Args|Attributes):\n(?: +.*(?:\n|\Z))+", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}((?:\*{0,2}\w+)(?:, \w+)*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+FIELDS = ("choice", "dataclasses.field", "field", "integer", "number", "setting", "static")
 
 
 class ApiReference(griffe.Extension):
     """Adapts docstrings and annotations."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Put each doctest of a docstring into a fenced block."""
+        """Put each doctest of a docstring into a fenced block, and split entries such as `low, high: the bounds`."""
         if obj.docstring is not None:
-            obj.docstring.value = DOCTEST.sub(r"\1```pycon\n\1\2\n\1```", obj.docstring.value)
+            text = DOCTEST.sub(r"\1```pycon\n\1\2\n\1```", obj.docstring.value)
+            obj.docstring.value = in_entries(text, one_by_one)
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Append its default to each attribute of a class."""
+        for cls in classes_of(pkg):
+            if cls.docstring is not None:
+                defaults = defaults_of(cls)
+
+                def with_default(name: str, text: str, defaults: dict[str, str] = defaults) -> list[tuple[str, str]]:
+                    if name not in defaults:
+                        return [(name, text)]
+                    return [(name, f"{text.rstrip('.')}. Default: `{defaults[name]}`.")]
+
+                cls.docstring.value = in_entries(cls.docstring.value, with_default)
 
     def on_function_instance(self, *, node: Any, func: griffe.Function, **kwargs: Any) -> None:
         """Keep `Float[Array, "T *B"]`, which griffe would show as a product."""
@@ -27,3 +50,42 @@ class ApiReference(griffe.Extension):
                 func.parameters[argument.arg].annotation = text.replace("'", '"')
         if node.returns is not None and SHAPE.search(text := ast.unparse(node.returns)):
             func.returns = text.replace("'", '"')
+
+
+def in_entries(docstring: str, change: Callable[[str, str], list[tuple[str, str]]]) -> str:
+    """The docstring with each entry of its arguments or attributes replaced by those that `change(names, text)` returns."""
+
+    def entry(match: re.Match[str]) -> str:
+        return "\n".join(f"    {name}: {text}" for name, text in change(match[1], match[2]))
+
+    return SECTION.sub(lambda section: ENTRY.sub(entry, section[0]), docstring)
+
+
+def one_by_one(names: str, text: str) -> list[tuple[str, str]]:
+    """The entries of several names: the text stands at the first, to which the others refer."""
+    first, *others = names.split(", ")
+    return [(first, text), *((name, f"see `{first}`.") for name in others)]
+
+
+def classes_of(module: griffe.Module) -> Iterator[griffe.Class]:
+    """The classes that are defined in a package, in its modules and theirs."""
+    for member in module.members.values():
+        if isinstance(member, griffe.Class):
+            yield member
+        elif isinstance(member, griffe.Module):
+            yield from classes_of(member)
+
+
+def defaults_of(cls: griffe.Class) -> dict[str, str]:
+    """The defaults of a class's fields, as they stand in its source: of `gamma: float = number(default=0.99)` it is 0.99."""
+    defaults = {}
+    for name, member in cls.members.items():
+        value = member.value if isinstance(member, griffe.Attribute) else None
+        if isinstance(value, griffe.ExprCall) and str(value.function) in FIELDS:
+            options = {
+                argument.name: argument.value for argument in value.arguments if isinstance(argument, griffe.ExprKeyword)
+            }
+            value = options.get("default")
+        if value is not None:
+            defaults[name] = str(value)
+    return defaults

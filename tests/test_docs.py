@@ -263,6 +263,15 @@ def test_the_site_loads_nothing_from_elsewhere(site):
         assert not [url for url in loaded if "polyak" not in url], f"{page}: {loaded} are loaded from elsewhere"
 
 
+def test_the_api_reference_states_the_defaults_of_settings(site):
+    page = (site / "api" / "agents" / "index.html").read_text()
+    assert 'id="polyak.PPO"' in page
+    text = " ".join(re.sub("<[^>]+>", "", page).split())
+    assert "trace decay of GAE. Default: 0.95." in text
+    settings = [name for name in ("PPO", "DQN", "SAC") for name in inspect.signature(getattr(polyak, name)).parameters]
+    assert text.count(" Default: ") >= len(settings) - 3, "all but spec have a default"
+
+
 def test_links_of_the_site_lead_to_files(site):
     for page in site.rglob("*.html"):
         for link in re.findall(r'<a [^>]*href="((?![a-z]+:)[^"#?]+)', page.read_text()):
