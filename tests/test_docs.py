@@ -272,6 +272,14 @@ def test_the_api_reference_states_the_defaults_of_settings(site):
     assert text.count(" Default: ") >= len(settings) - 3, "all but spec have a default"
 
 
+def test_flags_stay_in_one_line(site):
+    for page in site.rglob("*.html"):
+        text = re.sub(r"<pre\b.*?</pre>", "", page.read_text(), flags=re.DOTALL)
+        codes = re.findall(r"<code>(.*?)</code>", text)
+        assert not [code for code in codes if re.search(r"(?<![\w>-])--[a-z]", code)], page
+    assert '<span class="flag">--updates-per-step</span>' in (site / "actor-critics" / "index.html").read_text()
+
+
 def test_links_of_the_site_lead_to_files(site):
     for page in site.rglob("*.html"):
         for link in re.findall(r'<a [^>]*href="((?![a-z]+:)[^"#?]+)', page.read_text()):
