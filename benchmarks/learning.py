@@ -129,7 +129,7 @@ SUITES = {
     "hopper-published": Suite("Hopper-v5", MILLION, 3, 2530.0, "TF-Agents", "published"),
     "walker2d-published": Suite("Walker2d-v5", MILLION, 3, 2971.0, "TF-Agents", "published"),
 }
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED_CURVES = Path(__file__).parent / "published"
 EPISODES = 100
 RETURN = "rollout/ep_rew_mean"
 SECONDS = "time/time_elapsed"
@@ -231,7 +231,7 @@ def main() -> None:
     result = {"benchmark": "learning", "suite": args.suite, "env": suite.env, "quick": args.quick, "seeds": seeds}
     result |= {"env_steps": env_steps, "source": suite.source, "versions": {name: version(name) for name in ("polyak", "jax")}}
     if suite.published:
-        result["published"] = json.loads((PUBLISHED / suite.published).read_text())
+        result["published"] = json.loads((PUBLISHED_CURVES / suite.published).read_text())
     report(table(HEADER, [row]), {**result, **figures, "reached": reached, "summaries": summaries}, args.json)
     if args.results:
         put_line(args.results, row)
