@@ -169,6 +169,26 @@ def test_learning_curves_show_the_recorded_results():
         assert f"(pictures/learning-{suite}.svg)" in PAGES["docs/results.md"], suite
 
 
+def test_the_table_of_results_has_the_lines_of_the_recorded_results(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    learning = importlib.import_module("learning")
+    page = PAGES["docs/results.md"].splitlines()
+    assert f"| {' | '.join(learning.HEADER)} |" in page
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        result = json.loads(path.read_text())
+        speeds = [summary["fps"] for summary in result["summaries"]]
+        row = learning.table_row(result["suite"], result["returns"], result["env_steps"], speeds)
+        assert f"| {' | '.join(row)} |" in page, path.name
+
+
+def test_a_target_for_more_seeds_than_were_trained_is_open(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table_row = importlib.import_module("learning").table_row
+    target, reached, seeds = table_row("td3-walker2d", [4800.0, 4900.0], 1_000_000, [400.0, 500.0])[4:7]
+    assert (target, reached, seeds) == ("4700", "open", "2 of 3")
+    assert table_row("td3-walker2d", [4800.0, 4900.0, 4500.0], 1_000_000, [400.0] * 3)[4:7] == ["4700", "yes", "3"]
+
+
 def test_the_comparison_shows_the_newest_episodes(monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
