@@ -169,6 +169,15 @@ def test_learning_curves_show_the_recorded_results():
         assert f"(pictures/learning-{suite}.svg)" in PAGES["docs/results.md"], suite
 
 
+def test_learning_curves_stand_under_the_heading_of_their_environment():
+    headings = {"ALE/Pong-v5": "Atari", "gymnax/Breakout-MinAtar": "MinAtar", "gymnax/Asterix-MinAtar": "MinAtar"}
+    page = PAGES["docs/results.md"].partition("## Learning curves")[2].partition("\n## ")[0]
+    sections = dict(section.split("\n", 1) for section in page.split("\n### ")[1:])
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        env = json.loads(path.read_text())["env"]
+        assert f"(pictures/learning-{path.stem}.svg)" in sections[headings.get(env, env.removeprefix("jax/"))], path.stem
+
+
 def test_the_table_of_results_has_the_lines_of_the_recorded_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     learning = importlib.import_module("learning")
