@@ -1,3 +1,5 @@
+import functools
+
 import gymnasium
 import jax
 import numpy as np
@@ -56,3 +58,36 @@ class NaN(gymnasium.Env):
 
     def step(self, action):
         return np.full(1, np.nan, np.float32), 0.0, False, False, {}
+
+
+class Faulty(gymnasium.Env):
+    """Raises, or returns a wrong observation."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        if self.fault == "raises":
+            raise ArithmeticError("of a test")
+        return np.full(3 + (self.fault == "shape"), np.nan, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("fault", ["raises", "shape", "nan"])
+def test_errors_of_a_part_name_the_environment_by_its_place_in_the_whole_batch(fault, vectorization):
+    part = split(EnvSource(functools.partial(Faulty, fault), {"vectorization": vectorization}), 4, 2)[1]()
+    try:
+        part.reset(0)
+        with pytest.raises((ArithmeticError, ValueError)) as caught:
+            part.step(np.zeros(2, np.int32))
+    finally:
+        part.close()
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert ": env 2, step 1" in text and ": env 0, step" not in text

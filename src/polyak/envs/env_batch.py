@@ -182,6 +182,7 @@ class SingleBatch:
     def take_part(self, start: int, total: int) -> None:
         """Use the seeds of environments `start`, ... of a batch of `total`."""
         self._start, self._total = start, total
+        self.group.call("set_index", [(start + i,) for i in range(self.num_envs)])
 
     def reset(self, seed: int) -> RawStep:
         """Start a new episode in every environment."""

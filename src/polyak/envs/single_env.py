@@ -61,6 +61,10 @@ class SingleEnv:
         """The environment and the step, with which errors begin."""
         return f"{self.name}: env {self.index}, step {self.steps}"
 
+    def set_index(self, index: int) -> None:
+        """Set its place in a batch of which others step the rest, for errors."""
+        self.index = index
+
     def probe(self) -> bool:
         """Reset once and return whether the environment has action masks."""
         self.has_mask = "action_mask" in self._reset(0)[1]
