@@ -11,6 +11,7 @@ import polyak
 from polyak.agents.a2c import A2C
 from polyak.agents.impala import IMPALA
 from polyak.copies.receive import Push
+from polyak.core.space_check import InvalidValue
 from polyak.core.struct import struct
 from polyak.networks.recurrent import lstm
 from polyak.workers.asynchronous_loop import train_asynchronously
@@ -362,6 +363,14 @@ def test_nan_of_an_environment_costs_its_worker_and_nothing_else():
     result = train(env=env)
     assert result.metrics["pushes/invalid"] == result.metrics["workers/restarts"] >= 1
     assert result.metrics["pushes/rejected"] == 0 and result.progress.env_steps >= 400
+
+
+def test_an_environment_that_is_always_wrong_ends_the_training_with_its_error(monkeypatch):
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    env = polyak.envs.make(lambda: Counting(nan_at=1), num_envs=4, vectorization="sync")
+    with pytest.raises(InvalidValue, match="the observation must be finite, got nan") as caught:
+        train(env=env)
+    assert any("Raised in worker" in note and "Traceback" in note for note in caught.value.__notes__)
 
 
 def test_a_worker_that_sends_nothing_but_nan_is_put_out(monkeypatch):

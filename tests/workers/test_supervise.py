@@ -155,9 +155,10 @@ def test_events_have_the_machine_and_the_process_of_their_worker():
 
 
 def test_the_pause_before_a_restart_doubles_and_ends_with_a_success():
-    supervisor, engine, _ = make([DEAD] * 9 + ["at last", DEAD, "b"], budget=100)
-    supervisor.request(0, "rollout", 1)
-    run(supervisor, 1)
+    supervisor, engine, _ = make(["first"] + [DEAD] * 9 + ["at last", DEAD, "b"], budget=100)
+    for number in range(2):
+        supervisor.request(0, "rollout", number)
+        run(supervisor, 1)
     # At once, then after 1 + 2 + 4 + ... + 60 + 60 seconds.
     assert engine.now == pytest.approx(1 + 2 + 4 + 8 + 16 + 32 + 2 * MAX_BACK_OFF, abs=0.2)
     before = engine.now
@@ -214,6 +215,49 @@ def test_a_worker_that_fails_again_and_again_is_given_up_where_others_suffice():
     supervisor.forget_failures()
     supervisor.request(0, "rollout", 2)
     assert run(supervisor, 1) == [(0, "again")], "another training"
+
+
+@pytest.mark.parametrize("min_workers", [None, 2])
+def test_failures_in_a_row_end_the_training_if_no_worker_has_ever_worked(min_workers):
+    supervisor, engine, events = make([DEAD] * 100, workers=2, budget=100, min_workers=min_workers)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 0)
+    with pytest.raises(RuntimeError, match="worker 0 died: of a test; failures in a row: 5"):
+        run(supervisor, 1)
+    assert engine.now == pytest.approx(1 + 2 + 4, abs=0.2) and events[-1].event == "lost"
+
+
+def test_the_error_of_a_worker_ends_the_training_if_no_worker_has_ever_worked():
+    supervisor, engine, _ = make(["raised"] * MAX_FAILURES)
+    with pytest.raises(ArithmeticError, match="of a test") as caught:
+        for number in range(MAX_FAILURES):
+            supervisor.request(0, "rollout", number)
+            while not engine.calls or engine.calls[-1][2] != (number,) or not supervisor.is_idle(0):
+                supervisor.results(1.0)
+            supervisor.fail(0, "raised", ArithmeticError("of a test"))
+    assert caught.value.__notes__ == ["No worker has returned a valid result; worker 0: failures in a row: 5"]
+
+
+def test_the_error_of_a_worker_is_the_cause_where_others_have_worked():
+    supervisor, _, _ = make(["a", "raised"], budget=0)
+    supervisor.request(0, "rollout", 0)
+    run(supervisor, 1)
+    error = ArithmeticError("of a test")
+    with pytest.raises(RuntimeError, match=r"no restart is left of restarts=0; --worker-restarts and Workers\(") as caught:
+        supervisor.fail(0, "raised", error)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("min_workers", [None, 2])
+def test_a_worker_that_does_not_start_in_time_twice_ends_the_training(min_workers):
+    supervisor, engine, _ = make([], workers=2, start_timeout=50.0, min_workers=min_workers)
+    call = engine.call
+    engine.call = lambda handle, method, arguments: (call(handle, method, arguments)[0], LATE)
+    for index, worker in enumerate(supervisor.workers):
+        worker.call = (index, LATE)
+    with pytest.raises(RuntimeError, match=r"the constructor or reset\(\) of the environment did not return"):
+        run(supervisor, 1)
+    assert engine.now == pytest.approx(100, abs=1)
 
 
 def test_fewer_workers_than_are_needed_end_the_training_with_the_reasons():

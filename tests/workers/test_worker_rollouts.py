@@ -14,6 +14,7 @@ import pytest
 import polyak
 from polyak.agents.impala import IMPALA
 from polyak.agents.ppo import PPO
+from polyak.core.space_check import InvalidValue
 from polyak.core.types import copy_buffers
 from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.loops.actor import acts_in_numpy
@@ -432,6 +433,22 @@ def test_an_exception_of_an_environment_is_the_users_with_its_worker():
     with pytest.raises(ArithmeticError, match="of a test") as caught:
         train(env, 2, steps=400)
     assert any("worker 0" in note and "envs 0 to 1" in note and "Traceback" in note for note in caught.value.__notes__)
+
+
+class WrongShape(Counting):
+    """Every step returns an observation of another shape."""
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("options", [{}, {"restarts": 3}, {"on_env_error": "restart"}], ids=str)
+def test_an_environment_that_is_always_wrong_ends_the_training_with_its_error(monkeypatch, options):
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    env = polyak.envs.make(WrongShape, num_envs=4)
+    with pytest.raises(InvalidValue, match=r"env \d, step 1: the observation must have shape \(3,\), got \(4,\)") as caught:
+        train(env, 2, steps=400, options=options)
+    assert any("Raised in worker" in note and "Traceback" in note for note in caught.value.__notes__)
 
 
 def test_an_exception_of_an_environment_can_start_new_episodes():

@@ -238,13 +238,13 @@ class _Pushes:
         self.replace(worker, f"sent NaN or infinity in {max_bad} pushes in a row")
         return senders.readmit(worker)
 
-    def replace(self, worker: int, reason: str) -> None:
-        """Start a worker again, in new episodes."""
+    def replace(self, worker: int, reason: str, error: Exception | None = None) -> None:
+        """Start a worker again, in new episodes; the error is what it raised."""
         state = self._group.states[worker]
         # Another seed at each failure: equal episodes would fail again.
         seed = seed_of_new_episodes(state.seed, self._numbers[worker] + 1)
         self._group.states[worker] = replace(state, snapshot=None, seed=seed)
-        self._group.supervisor.fail(worker, reason)
+        self._group.supervisor.fail(worker, reason, error)
 
     def metrics(self) -> dict[str, float]:
         """What the workers did since the last report."""
@@ -271,7 +271,7 @@ class _Pushes:
                 group.check_result(worker, result)
             self.invalid += is_invalid
             self._numbers[worker] -= 1
-            self.replace(worker, f"raised {result.summary}")
+            self.replace(worker, f"raised {result.summary}", result.exception(group.name_of(worker)))
             self.request(worker)
         elif method == "prepare":
             self.request(worker)

@@ -10,7 +10,10 @@ MAX_BACK_OFF = 60.0
 """Longest time in seconds before a worker is started again."""
 
 MAX_FAILURES = 5
-"""Failures in a row after which a worker is given up, where training may go on with fewer."""
+"""Failures in a row after which a worker is given up, where training may go on with fewer or nothing has ever worked."""
+
+MAX_LATE_STARTS = 2
+"""First starts of a worker that may take too long."""
 
 
 def back_off(failures: int) -> float:
@@ -114,6 +117,7 @@ class _Worker:
         last_failure: the reason of the last one.
         is_lost: it was given up.
         has_begun: it has started once.
+        late_starts: how often it did not start in time before it has.
         place: its machine and process, once it has started.
     """
 
@@ -129,6 +133,7 @@ class _Worker:
     last_failure: str = ""
     is_lost: bool = False
     has_begun: bool = False
+    late_starts: int = 0
     place: tuple[str | None, int | None] = (None, None)
 
     @property
@@ -143,6 +148,9 @@ class Supervisor:
 
     A request is repeated on a worker that begins with the state of before it, so nothing is lost or done twice; the result of
     a worker that was given up is ignored.
+
+    Where no result of any worker has been accepted yet, `MAX_FAILURES` in a row of one of them end the training: the fault is
+    that of the environment, and not of a machine.
 
     Attributes:
         engine: starts and calls them.
@@ -160,7 +168,8 @@ class Supervisor:
         place_of: machine and process of a worker by the result of its start.
 
     Raises:
-        RuntimeError: the budget is spent, or too few workers are left.
+        RuntimeError: the budget is spent, too few workers are left, or none has ever worked.
+        Exception: what the last failure raised, where none has ever worked.
     """
 
     engine: Engine
@@ -175,6 +184,7 @@ class Supervisor:
     min_workers: int | None = None
     place_of: Callable[[Any], tuple[str | None, int | None]] = lambda result: (None, None)
     workers: list[_Worker] = field(default_factory=list)
+    _has_worked: bool = False
 
     def start(self) -> None:
         """Start all workers, and return at once; the result of each start is named `"start"`."""
@@ -216,12 +226,12 @@ class Supervisor:
 
     def accept(self, index: int) -> None:
         """Count a result as a success: the next failure of its worker is the first in a row."""
-        self.workers[index].failures, self.workers[index].is_warm = 0, True
+        self.workers[index].failures, self.workers[index].is_warm, self._has_worked = 0, True, True
 
     def forget_failures(self) -> None:
         """Begin to count failures and restarts anew, for another training; workers that are lost are started again."""
         for worker in self.workers:
-            worker.failures = worker.restarts = 0
+            worker.failures = worker.restarts = worker.late_starts = 0
             worker.last_failure, worker.is_lost = "", False
 
     def results(self, seconds: float) -> list[tuple[int, str, Any]]:
@@ -254,24 +264,31 @@ class Supervisor:
                     self.fail(index, f"did not return from {method}() within timeout={self.timeout:g} s")
         return results
 
-    def fail(self, index: int, reason: str) -> None:
+    def fail(self, index: int, reason: str, error: Exception | None = None) -> None:
         """End a worker and start it again, at once after its first failure in a row, else after a while; or give it up.
 
+        Args:
+            reason: why, as a clause.
+            error: what it raised, if it did.
+
         Raises:
-            RuntimeError: the budget of restarts is spent, or too few workers are left.
+            RuntimeError: the budget of restarts is spent, too few workers are left, or none has ever worked.
+            Exception: `error`, where none has ever worked.
         """
         worker = self.workers[index]
         is_spent = sum(one.restarts for one in self.workers) >= self.budget
         worker.failures += 1
         never_began = not worker.has_begun and self.clock() >= worker.deadline
         is_hopeless = never_began or worker.failures >= MAX_FAILURES
-        worker.is_lost = is_spent or (is_hopeless and self._suffices(sum(not one.is_lost for one in self.workers) - 1))
+        is_useless = worker.failures >= MAX_FAILURES and not self._has_worked
+        suffices = self._suffices(sum(not one.is_lost for one in self.workers) - 1)
+        worker.is_lost = is_spent or is_useless or worker.late_starts >= MAX_LATE_STARTS or (is_hopeless and suffices)
         self.on_event(WorkerEvent(index, "lost" if worker.is_lost else "failed", reason, *worker.place))
         handle, worker.handle, worker.call, worker.last_failure = worker.handle, None, None, reason
         if worker.is_lost:
             worker.request = None
             self.engine.end(handle)
-            self._check_left(index, is_spent=is_spent)
+            self._check_left(index, error, is_spent=is_spent)
             return
         worker.restarts += 1
         pause = back_off(worker.failures)
@@ -295,23 +312,29 @@ class Supervisor:
         """Whether training may go on with so many workers."""
         return self.min_workers is not None and left >= self.min_workers
 
-    def _check_left(self, index: int, *, is_spent: bool) -> None:
+    def _check_left(self, index: int, raised: Exception | None, *, is_spent: bool) -> None:
         """Check that training can go on without a worker that is lost.
 
         Raises:
             RuntimeError: it cannot.
+            Exception: what the worker raised, where none has ever worked.
         """
         left = sum(not one.is_lost for one in self.workers)
         if self._suffices(left):
             return
-        failures = self.workers[index].failures
-        why = f"no restart is left of restarts={self.budget}" if is_spent else f"failures in a row: {failures}"
+        why = f"failures in a row: {self.workers[index].failures}"
+        if is_spent:
+            why = f"no restart is left of restarts={self.budget}"
         fewer = "" if self.min_workers is None else f", and only {left} others are left of min_workers={self.min_workers}"
-        error = RuntimeError(f"worker {index} {self.workers[index].last_failure}; {why}{fewer}")
+        advice = "; --worker-restarts and Workers(restarts=) allow more" if is_spent and self._has_worked else ""
+        error: Exception = RuntimeError(f"worker {index} {self.workers[index].last_failure}; {why}{fewer}{advice}")
+        if raised is not None and not self._has_worked:
+            error = raised
+            error.add_note(f"No worker has returned a valid result; worker {index}: {why}{fewer}")
         for other, one in enumerate(self.workers):
             if one.last_failure and other != index:
                 error.add_note(f"worker {other} before: {one.last_failure}")
-        raise error
+        raise error from (None if error is raised else raised)
 
     def _start(self, index: int) -> None:
         worker = self.workers[index]
@@ -337,7 +360,11 @@ class Supervisor:
             raise RuntimeError(
                 f"train: worker {index} did not start within {limit}: {shortage}; start fewer workers, or give them more time"
             )
-        self.fail(index, f"did not return from begin() within {limit}: {shortage or 'it is slow, or waits for a free CPU'}")
+        worker.late_starts += not worker.has_begun
+        why = shortage or "it is slow, or waits for a free CPU"
+        if worker.late_starts >= MAX_LATE_STARTS:
+            why = "the constructor or reset() of the environment did not return, or no CPU was free"
+        self.fail(index, f"did not return from begin() within {limit}: {why}")
 
     def _returned(self, index: int, result: Any) -> str:
         """Note that the worker's call has returned; the name of its method."""

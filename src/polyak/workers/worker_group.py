@@ -209,7 +209,7 @@ class WorkerGroup:
             reason += f"; begins new episodes in {self.lose_episodes(worker)} environments"
         self._failed_starts.add(worker)
         self.states[worker] = state
-        self.supervisor.fail(worker, reason)
+        self.supervisor.fail(worker, reason, result.exception(self.name_of(worker)))
 
     def gather(
         self, method: str, check: Callable[[], None] = lambda: None, workers: Sequence[int] | None = None

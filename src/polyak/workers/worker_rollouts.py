@@ -243,7 +243,7 @@ class WorkerRollouts:
                 group.check_result(worker, result)
             self._requested[worker] = number
             group.states[worker] = WorkerState(seed, carry=state.carry)
-            group.supervisor.fail(worker, f"raised {result.summary}")
+            group.supervisor.fail(worker, f"raised {result.summary}", result.exception(group.name_of(worker)))
             return
         wanted = number, self._versions[worker]
         if isinstance(result, WorkerRollout) and (result.number, result.version) != wanted:
@@ -261,7 +261,8 @@ class WorkerRollouts:
         self._invalid += 1
         self._received[worker].append(_without_weight(number, self._learned, self._expected, state))
         group.states[worker] = WorkerState(seed, carry=state.carry)
-        group.supervisor.fail(worker, f"returned a rollout in which {problem}")
+        error = result.exception(group.name_of(worker)) if isinstance(result, Failure) else None
+        group.supervisor.fail(worker, f"returned a rollout in which {problem}", error)
 
 
 def check_lag(agent: Agent, lag: int) -> None:
