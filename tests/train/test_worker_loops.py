@@ -172,6 +172,18 @@ def test_training_goes_on_without_a_worker_that_is_lost(tmp_path, monkeypatch, c
     assert "worker 1 died: of a test; it is not started again" in capsys.readouterr().out
 
 
+def test_without_progress_failures_of_workers_are_warnings(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
+    split = Workers(2, min_workers=1, make_engine=LastDies)
+    arguments = {"env_steps": 40, "num_envs": 4, "workers": split}
+    with pytest.warns(UserWarning, match="train: worker 1 died: of a test; starting it again"):
+        polyak.train.run("a2c", "CartPole-v1", settings=SETTINGS, run_dir=tmp_path / "run", progress=False, **arguments)
+    assert capsys.readouterr().out == "" and (tmp_path / "run" / "workers.jsonl").exists()
+    agent = polyak.A2C(polyak.envs.make("CartPole-v1", num_envs=1).spec, **SETTINGS)
+    with pytest.warns(UserWarning, match="train: worker 1 died: of a test; starting it again"):
+        polyak.train.distributed(agent, "CartPole-v1", key=KEY, **arguments)
+
+
 def test_a_cluster_is_told_where_the_workers_are_before_training(capsys):
     result = polyak.train.run(
         "a2c", "CartPole-v1", env_steps=40, num_envs=4, settings=SETTINGS, workers=workers(address="auto"), progress=False

@@ -27,7 +27,10 @@ def make_agent(spec, **settings):
 def make_workers(env, workers, engine=InProcessWorkers, **options):
     """The same environments, split over workers."""
     parts = split(env.source, env.num_envs, workers)
-    return WorkerEnvs(WorkerGroup(parts, env.spec, env.num_envs, engine, WorkerOptions(**options)), env.source)
+    group = WorkerGroup(parts, env.spec, env.num_envs, engine, WorkerOptions(**options))
+    # Failures are warnings otherwise, and most of these are meant.
+    group.on_event = lambda event: None
+    return WorkerEnvs(group, env.source)
 
 
 def train(env, workers=0, engine=InProcessWorkers, agent=None, steps=600, options=None, events=None, **arguments):

@@ -30,6 +30,7 @@ from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.learner_group import Learners, StoppedBeforeStart
 from polyak.workers.supervise import WorkerEvent
 from polyak.workers.worker_envs import WorkerEnvs
+from polyak.workers.worker_group import warn_of_failure
 
 
 @dataclass(frozen=True)
@@ -139,15 +140,15 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
 
 
 def report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], None]:
-    """A function that writes what happens to workers into `workers.jsonl`, and prints failures."""
+    """A function that writes what happens to workers into `workers.jsonl`, and prints failures; a quiet console warns."""
 
     def report(event: WorkerEvent) -> None:
         if run is not None:
             run.append_worker_event({"time": time.time(), **dataclasses.asdict(event)})
-        if event.event == "failed":
-            console.print_line(f"worker {event.worker} {event.detail}; starting it again")
-        elif event.event == "lost":
-            console.print_line(f"worker {event.worker} {event.detail}; it is not started again")
+        if console.quiet:
+            warn_of_failure(event)
+        elif (failure := event.failure()) is not None:
+            console.print_line(failure)
 
     return report
 

@@ -99,6 +99,11 @@ class WorkerEvent:
     node: str | None = None
     pid: int | None = None
 
+    def failure(self) -> str | None:
+        """What failed and whether the worker is started again, as a sentence; None if nothing did."""
+        ends = {"failed": "starting it again", "lost": "it is not started again"}
+        return f"worker {self.worker} {self.detail}; {ends[self.event]}" if self.event in ends else None
+
 
 @dataclass
 class _Worker:

@@ -12,6 +12,7 @@ import numpy as np
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import EpisodeRecord, HostEnv, PyTree, TimeStep
+from polyak.core.warn import warn
 from polyak.loops.loop import check_spec
 from polyak.workers.gradient_worker import GradientTask
 from polyak.workers.learner_group import StoppedBeforeStart
@@ -87,7 +88,7 @@ class WorkerGroup:
         under_way: what a snapshot holds of rollouts that were under way; see `WorkerRollouts`.
         episodes_lost: episodes of this training that were cut, as their worker was replaced and begins new ones.
         is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
-        on_event: called with what happens to workers.
+        on_event: called with what happens to workers; by default, failures are warnings.
         should_stop: called while waiting for the start of workers; True ends the wait.
         on_start: called with a line about where the workers are, when all have started; None for none.
 
@@ -116,7 +117,7 @@ class WorkerGroup:
         self.under_way: dict[str, Any] | None = None
         self.is_ahead = False
         self.episodes_lost = 0
-        self.on_event: Callable[[WorkerEvent], None] = lambda event: None
+        self.on_event: Callable[[WorkerEvent], None] = warn_of_failure
         self.should_stop: Callable[[], bool] = lambda: False
         self.on_start: Callable[[str], None] | None = None
         self._parts, self._make_engine = parts, make_engine
@@ -282,6 +283,12 @@ class WorkerGroup:
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.close()
+
+
+def warn_of_failure(event: WorkerEvent) -> None:
+    """Warn of a worker that failed."""
+    if (failure := event.failure()) is not None:
+        warn(f"train: {failure}")
 
 
 def check_versions(owner: str, versions: Mapping[str, str]) -> None:
