@@ -73,6 +73,20 @@ def test_a_named_metric_that_is_no_number_is_an_error(value):
         env.step(np.zeros(1, np.int32))
 
 
+def test_one_number_for_all_environments_of_a_vector_environment_is_no_metric_of_each():
+    class OneForAll(Through):
+        def step(self, actions):
+            return *self.env.step(actions)[:4], {"speed": 0.5, "is_success": True}
+
+    env = envs.make(OneForAll(vector(AutoresetMode.NEXT_STEP, lambda: toys.Scripted((1,)))))
+    env.reset(0)
+    assert env.step(np.zeros(2, np.int32)).last.all() and env.info == {}
+    env = envs.make(OneForAll(vector(AutoresetMode.NEXT_STEP)), info_metrics=("speed",))
+    env.reset(0)
+    with pytest.raises(TypeError, match=r"env 0, step 1: info\['speed'\] must have an entry for each environment, got 0.5"):
+        env.step(np.zeros(2, np.int32))
+
+
 def test_a_metric_that_info_lacks_is_left_out():
     env = envs.make(toys.Scripted, info_metrics=("speed",))
     env.reset(0)

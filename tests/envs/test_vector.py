@@ -137,7 +137,13 @@ class Fake(VectorEnv):
         ("reward", np.array(["1", "2"]), TypeError, r"the reward must be 2 numbers, got <U1"),
         ("terminated", np.zeros(2), TypeError, "terminated must be 2 bools, got float64"),
         ("truncated", False, TypeError, r"truncated must be 2 bools, got bool of shape \(\)"),
-        ("info", None, TypeError, r"step\(\) must return \(obs, .*\), info a dict"),
+        ("info", None, TypeError, r"step\(\) must return info as a dict of arrays, got NoneType"),
+        (
+            "info",
+            [{}, {}],
+            TypeError,
+            r"step\(\) must return info as a dict .*, got list; leave out the wrapper DictInfoToList",
+        ),
         (
             "info",
             {"action_mask": np.ones((2, 2))},
@@ -210,6 +216,37 @@ def test_a_same_step_environment_without_final_obs_is_an_error():
     env.step(np.zeros(3, np.int32))
     with pytest.raises(ValueError, match="step 2: info must have 'final_obs' where an episode ended"):
         env.step(np.zeros(3, np.int32))
+
+
+class Batches(Fake):
+    """Ends an episode of its second environment in each step, with all final observations in one tree of batches."""
+
+    def __init__(self, final_obs):
+        super().__init__(AutoresetMode.SAME_STEP, info={"final_obs": final_obs}, terminated=np.array([False, True]))
+        part = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.single_observation_space = gymnasium.spaces.Dict(a=part, b=gymnasium.spaces.Dict(c=part))
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": np.zeros((2, 3), np.float32), "b": {"c": np.zeros((2, 3), np.float32)}}, {}
+
+    def step(self, action):
+        return self.reset()[0], *super().step(action)[1:]
+
+
+def test_final_observations_may_be_a_tree_of_batches():
+    nan = np.full(3, np.nan, np.float32)  # no episode ended there
+    env = envs.make(Batches({"a": np.stack([nan, np.ones(3, np.float32)]), "b": {"c": np.array([[5.0] * 3, [0.5] * 3])}}))
+    env.reset(0)
+    obs = env.step(np.zeros(2, np.int32)).obs
+    assert obs["a"][:, 0].tolist() == [0, 1] and obs["b"]["c"][:, 0].tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize("final", [7, [None], [None, np.zeros(3), np.zeros(3)], np.zeros((1, 3), np.float32)])
+def test_final_observations_of_another_number_are_an_error(final):
+    env = envs.make(Batches(final))
+    env.reset(0)
+    with pytest.raises(ValueError, match=r"step 1: info\['final_obs'\] must have 2 entries, got"):
+        env.step(np.zeros(2, np.int32))
 
 
 def test_a_reward_on_a_reset_row_is_none():

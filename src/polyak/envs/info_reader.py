@@ -46,20 +46,28 @@ def read_info(info: Mapping[str, Any], names: tuple[str, ...], is_last: bool, lo
     return values
 
 
-def info_of_env(info: Mapping[str, Any], names: tuple[str, ...], env: int) -> dict[str, Any]:
+def info_of_env(info: Mapping[str, Any], names: tuple[str, ...], env: int, location: str) -> dict[str, Any]:
     """One environment's entries of a vector environment's `info`, in which `_key` says which environments have `key`.
 
     Where an episode ended in the same-step mode, they are those of `info["final_info"]`.
+
+    Raises:
+        TypeError: a named metric has no entry for each environment; other names may have another meaning.
     """
     own = {}
     for key in (*names, "is_success", "episode"):
         if key in info and _has(info, key, env):
             parts = info[key]
-            own[key] = {k: v[env] for k, v in parts.items() if np.ndim(v)} if isinstance(parts, dict) else parts[env]
+            if isinstance(parts, dict):
+                own[key] = {k: v[env] for k, v in parts.items() if np.ndim(v)}
+            elif isinstance(parts, list | tuple) or np.ndim(parts):
+                own[key] = parts[env]
+            elif key in names:
+                raise TypeError(f"{location}: info[{key!r}] must have an entry for each environment, got {parts!r:.80}")
     final = info.get("final_info")
     if final is not None and _has(info, "final_info", env):
         # A dict of arrays, or before Gymnasium 1.0 an array of dicts.
-        own |= info_of_env(final, names, env) if isinstance(final, dict) else final[env] or {}
+        own |= info_of_env(final, names, env, location) if isinstance(final, dict) else final[env] or {}
     return own
 
 

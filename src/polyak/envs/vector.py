@@ -177,10 +177,14 @@ class VectorBatch:
             error.add_note(f"{self.location()}: raised in {method}() of {type(self.env.unwrapped).__name__}; seed {self.seed}")
             raise
         length = 5 if method == "step" else 2
-        if type(result) is not tuple or len(result) != length or not isinstance(result[-1], dict):
+        if type(result) is tuple and len(result) == length and not isinstance(result[-1], dict):
+            advice = "; leave out the wrapper DictInfoToList" if isinstance(result[-1], list) else ""
+            got = type(result[-1]).__name__
+            raise TypeError(f"{self.location()}: {method}() must return info as a dict of arrays, got {got}{advice}")
+        if type(result) is not tuple or len(result) != length:
             names = "(obs, info)" if length == 2 else "(obs, reward, terminated, truncated, info)"
             got = f"{len(result)} values" if isinstance(result, tuple | list) else repr(result)
-            raise TypeError(f"{self.location()}: {method}() must return {names}, info a dict; got {got}")
+            raise TypeError(f"{self.location()}: {method}() must return {names}, got {got}")
         return result
 
     def _read(self, obs: Any) -> list[npt.NDArray[Any]]:
@@ -228,7 +232,7 @@ class VectorBatch:
             return {}
         values: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         for i in np.flatnonzero(reads).tolist():
-            own = info_of_env(info, self.info_metrics, i)
+            own = info_of_env(info, self.info_metrics, i, self._location_of(i))
             values[i] = read_info(own, self.info_metrics, bool(is_last[i]), lambda i=i: self._location_of(i))  # type: ignore[misc]
         return stack_info(values)
 
@@ -261,6 +265,15 @@ class VectorBatch:
             raise ValueError(
                 f"{self.location()}: info must have 'final_obs' where an episode ended (the mode is {self.mode}), got none"
             )
+        if isinstance(final, dict):
+            # One batch for each part; the environments whose episode goes on may have anything there.
+            for array, batch in zip(arrays, self._read(final), strict=True):
+                array[is_last] = batch[is_last]
+            return
+        # Not `np.ndim` of a list, which may hold arrays and None.
+        is_batch = isinstance(final, list | tuple) or np.ndim(final) > 0
+        if not is_batch or len(final) != self.num_envs:
+            raise ValueError(f"{self.location()}: info['final_obs'] must have {self.num_envs} entries, got {final!r:.80}")
         for i in np.flatnonzero(is_last).tolist():
             values = read_obs(self._leaves, final[i], lambda i=i: self._location_of(i))  # type: ignore[misc]
             for array, value in zip(arrays, values, strict=True):
