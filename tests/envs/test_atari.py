@@ -193,8 +193,9 @@ def test_closing_ends_the_threads_and_there_is_no_snapshot():
     env.close()
     env.close()
     assert len(os.listdir("/proc/self/task")) == before
-    with pytest.raises(RuntimeError, match="must be called before step"):
-        env.step(np.zeros(2, np.int32))
+    for use in (lambda: env.step(np.zeros(2, np.int32)), lambda: env.reset(0)):
+        with pytest.raises(RuntimeError, match="ALE/Pong-v5: the environment is closed"):
+            use()
 
 
 @pytest.mark.parametrize(

@@ -285,9 +285,14 @@ def test_a_spec_of_a_tree_keeps_its_order_by_name():
     assert list(envs.make(toys.Tree).spec.obs.spaces) == ["a", "b", "c"]
 
 
-def test_a_closed_environment_says_so():
-    env = envs.make("Pendulum-v1", num_envs=2)
+@pytest.mark.parametrize("name", ["Pendulum-v1", "CartPole-v1"])
+def test_a_closed_environment_says_so(name):
+    env = envs.make(name, num_envs=2)
+    action = env.spec.action.low[None].repeat(2, 0) if name == "Pendulum-v1" else np.zeros(2, np.int32)
     env.reset(0)
+    snapshot = env.snapshot()
     env.close()
-    with pytest.raises(RuntimeError, match="Pendulum-v1: the environment is closed"):
-        env.reset(0)
+    for use in (lambda: env.reset(0), lambda: env.step(action), lambda: env.restore(snapshot)):
+        with pytest.raises(RuntimeError, match=f"{name}: the environment is closed; create a new one"):
+            use()
+    assert env.snapshot() is None

@@ -79,6 +79,7 @@ class GymnasiumEnv:
         self._single_leaf = len(self._check_obs) == 1 and self._check_obs[0].leaf.path == ""
         self._seed = self._start = 0
         self._steps = 0
+        self._is_closed = False
         self._last: npt.NDArray[np.bool_] | None = None
         self.info: Mapping[str, npt.NDArray[np.float64]] = {}
 
@@ -98,10 +99,12 @@ class GymnasiumEnv:
         Raises:
             TypeError, ValueError: the seed is not an integer, or negative.
             TypeError, InvalidValue: the environment returned an invalid value; the second is a ValueError.
+            RuntimeError: the environment is closed.
         """
         if isinstance(seed, np.integer):
             seed = int(seed)
         check_integer(f"{self.spec.id}: reset", "seed", seed, at_least=0)
+        self._check_open()
         self._last, self._seed, self._steps = None, seed, 0
         raw = self._batch.reset(seed)
         return self._time_step(raw, np.ones(self.num_envs, bool))
@@ -117,6 +120,7 @@ class GymnasiumEnv:
         """
         native = self._read_action(action)
         if self._last is None:
+            self._check_open()
             raise RuntimeError(f"{self.spec.id}: reset() must be called before step(), and after an error")
         first, self._last = self._last, None
         self._steps += 1
@@ -142,7 +146,9 @@ class GymnasiumEnv:
 
         Raises:
             ValueError: it is not a snapshot, or one of another environment.
+            RuntimeError: the environment is closed.
         """
+        self._check_open()
         expected = {"id": self.spec.id, "num_envs": self.num_envs, "form": self._batch.form}
         got = {name: snapshot.get(name) for name in expected}
         if got != expected:
@@ -158,8 +164,13 @@ class GymnasiumEnv:
 
     def close(self) -> None:
         """Close the environments and end worker processes within two seconds; a second call does nothing."""
-        self._last = None
-        self._batch.close()
+        if not self._is_closed:
+            self._is_closed, self._last = True, None
+            self._batch.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"{self.spec.id}: the environment is closed; create a new one")
 
     def _location(self, env: int) -> str:
         seeds = self._batch.seeds(self._seed)
