@@ -131,6 +131,12 @@ def test_a_supported_gymnasium_space_becomes_ours(space, expected):
     assert from_gymnasium(space) == expected
 
 
+def test_keys_of_a_gymnasium_dict_must_be_strings():
+    space = gym.Dict({"a": gym.Dict({1: gym.Discrete(2)})})
+    with pytest.raises(ValueError, match=r"obs\['a'\]: the keys of a Dict must be strings, got 1; rename it in"):
+        from_gymnasium(space, "obs")
+
+
 @pytest.mark.parametrize("space", [gym.Text(5), gym.Graph(gym.Box(0, 1), None), gym.Sequence(gym.Discrete(2))])
 def test_an_unsupported_space_is_rejected_by_name_and_place(space):
     nested = gym.Dict({"words": gym.Tuple((gym.Discrete(2), space))})

@@ -17,11 +17,14 @@ def from_gymnasium(space: Any, what: str = "space") -> Space:
 
     Raises:
         TypeError: for Graph, Sequence, Text, OneOf and other spaces without a fixed shape.
-        ValueError: for an empty Box or a MultiDiscrete that is not flat.
+        ValueError: for an empty Box, a MultiDiscrete that is not flat, or a Dict with a key that is not a string.
     """
     import gymnasium.spaces as gym
 
     if isinstance(space, gym.Dict):
+        for key in space.spaces:
+            if not isinstance(key, str):
+                raise ValueError(f"{what}: the keys of a Dict must be strings, got {key!r}; rename it in the environment")
         return Dict({str(k): from_gymnasium(v, f"{what}[{k!r}]") for k, v in space.spaces.items()})
     if isinstance(space, gym.Tuple):
         return Tuple(tuple(from_gymnasium(v, f"{what}[{i}]") for i, v in enumerate(space.spaces)))
