@@ -85,6 +85,50 @@ def test_an_integer_out_of_its_space_is_always_an_error(rule):
             env.reset(0)
 
 
+@pytest.mark.parametrize(("dtype", "value"), [(np.int64, 2**40), (np.int64, -(2**40)), (np.uint64, 2**40)])
+def test_an_integer_beyond_32_bits_is_an_error_that_names_the_limit(dtype, value):
+    class Large(toys.Scripted):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = gymnasium.spaces.Box(-(2**50) if dtype is np.int64 else 0, 2**50, (4,), dtype)
+
+        def obs(self, action):
+            return np.array([0, 0, value if self.t else 0, 0], dtype)
+
+        def step(self, action):
+            self.t += 1
+            return self.obs(action), 0.0, False, False, {}
+
+    env = envs.make(Large)
+    env.reset(0)
+    with pytest.raises(
+        ValueError, match=r"must be in \[.*\], got -?1099511627776 at \[2\]; agents get integers of 32 bits \(u?int"
+    ):
+        env.step(np.zeros(1, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "expected"),
+    [
+        (gymnasium.spaces.Discrete(3, start=2**40), np.array([2], np.int32), 2**40 + 2),
+        (gymnasium.spaces.MultiDiscrete([2, 3], start=[2**40, -(2**40)]), np.array([[1, 2]], np.int32), [2**40 + 1, 2 - 2**40]),
+    ],
+)
+def test_actions_may_start_beyond_32_bits(space, action, expected):
+    class Seeing(toys.Scripted):
+        def __init__(self):
+            super().__init__()
+            self.action_space = space
+
+        def step(self, action):
+            assert self.action_space.contains(action) and np.all(action == expected), action
+            return self.advance(0)
+
+    env = envs.make(Seeing)
+    env.reset(0)
+    env.step(action)
+
+
 def test_a_leaf_of_a_tree_is_named():
     tree = toys.Tree()
     obs = tree.obs(0)

@@ -81,19 +81,27 @@ class ObsCheck:
             raise InvalidValue(self._message(array, ~finite, -FLOAT32_MAX, FLOAT32_MAX, location))
         outside = finite & ((array < low) | (array > high))
         if outside.any() and not (self.warned and self.out_of_bounds == "warn" and floats):
-            message = self._message(array, outside, low, high, location)
+            message = self._message(array, outside, low, high, location) + self._advice(array)
             if self.out_of_bounds == "error" or not floats:
                 raise InvalidValue(message)
             if self.out_of_bounds == "warn":
                 self.warned = True
                 warn(f"{message} (this warning is shown once)")
-        if self.out_of_bounds == "clip" or not floats:
+        if self.out_of_bounds == "clip":
             array = np.clip(array, low, high)
         if not finite.all():
             # Floats too large for float32 become infinite here, which `nonfinite="pass"` requests; without NumPy's warning.
             with np.errstate(over="ignore"):
                 array = array.astype(self.dtype)
         return array
+
+    def _advice(self, array: npt.NDArray[Any]) -> str:
+        """What to do about integers of 64 bits that agents, whose integers have 32, cannot get."""
+        if self.dtype.kind not in "iu" or self.leaf.dtype.itemsize <= self.dtype.itemsize or self.start is not None:
+            return ""
+        narrow = np.iinfo(self.dtype)
+        fits = (array >= narrow.min) & (array <= narrow.max)
+        return "" if fits.all() else f"; agents get integers of 32 bits ({self.dtype}), so return floats, or smaller ones"
 
     def _message(self, array: npt.NDArray[Any], bad: npt.NDArray[np.bool_], low: Any, high: Any, location: Location) -> str:
         """The error of the first environment with a bad value."""
@@ -140,7 +148,7 @@ class ActionCheck:
         self.size = int(np.prod(self.shape))
         self.dtype = np.dtype(gym_space.dtype)
         self.is_box = isinstance(space, Box)
-        self.converts = self.is_box or bool(np.any(getattr(space, "start", 0)))
+        self.start = np.asarray(getattr(space, "start", 0), np.int64)
         self.highest = np.array(np.broadcast_to(0 if self.is_box else np.asarray(array.high, np.uint64), self.shape))
 
     def __call__(self, action: Any) -> npt.NDArray[Any]:
@@ -157,7 +165,9 @@ class ActionCheck:
             # A finite Box action out of bounds is clipped, so that its bounds are not checked.
             low, high = (-FLOAT32_MAX, FLOAT32_MAX) if self.is_box else (self.array.low, self.array.high)
             check_range(self.name, np.where(good, 0, array), low, high, batched=True)
-        native: npt.NDArray[Any] = (self.spec.native_action(array) if self.converts else array).astype(self.dtype)
+        # Not `native_action` of integers: a start may need the 64 bits that the environment's dtype has.
+        native: npt.NDArray[Any] = self.spec.native_action(array) if self.is_box else array + self.start
+        native = native.astype(self.dtype)
         if native.dtype == np.float64:
             # A bound in float64 need not be one in float32.
             native = np.clip(native, self.gym_space.low, self.gym_space.high)
