@@ -90,6 +90,19 @@ def test_settings_reach_the_environment():
     assert envs.make("Pendulum-v1", env_kwargs={"g": 9.5})._batch.group.envs[0].env.unwrapped.g == 9.5
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("disable", [True, False])
+def test_gymnasiums_checker_can_be_named_in_the_settings(name, disable):
+    env = envs.make(name, num_envs=2, env_kwargs={"disable_env_checker": disable})
+    assert env.reset(0).obs.shape[0] == 2
+    assert source_of(env).options["env_kwargs"] == {"disable_env_checker": disable}
+
+
+def test_a_function_that_creates_a_vector_environment_is_told_to_pass_it():
+    with pytest.raises(TypeError, match=r"must be a gymnasium.Env, got CartPoleVectorEnv; pass the vector environment itself"):
+        envs.make(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2))
+
+
 def test_a_function_a_class_and_an_environment_are_taken():
     assert envs.make(toys.Scripted, num_envs=3).spec.id == "Scripted"
     assert envs.make(lambda: gymnasium.make("Pendulum-v1"), num_envs=2).num_envs == 2

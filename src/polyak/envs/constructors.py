@@ -235,13 +235,15 @@ def _batch_by_name(id: str, options: _Options, settings: dict[str, Any], import_
     with _name_missing_extra(id, spec):
         if vectorization in ("auto", "own") and has_own:
             _check_render_mode(id, settings, spec.vector_entry_point)
-            own = gymnasium.make_vec(spec, num_envs=options.num_envs, vectorization_mode="vector_entry_point", **settings)
+            # Only `gymnasium.make` takes the option of the checker.
+            own_settings = {name: value for name, value in settings.items() if name != "disable_env_checker"}
+            own = gymnasium.make_vec(spec, num_envs=options.num_envs, vectorization_mode="vector_entry_point", **own_settings)
             with _closing_on_error([own]):
                 return _vector_batch(own, id, options)
         _check_render_mode(id, settings, spec.entry_point)
         # `GymnasiumEnv` checks in every step what Gymnasium's checker warns of in the first two. The registration is passed
         # along because a worker process has only Gymnasium's own.
-        make_env = functools.partial(gymnasium.make, spec, disable_env_checker=True, **settings)
+        make_env = functools.partial(gymnasium.make, spec, **{"disable_env_checker": True} | settings)
         return _single_batch(make_env, id, options)
 
 

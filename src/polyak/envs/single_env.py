@@ -39,7 +39,9 @@ class SingleEnv:
 
     def __init__(self, env: Any, name: str, index: int, options: EnvOptions) -> None:
         if not isinstance(env, gymnasium.Env):
-            raise TypeError(f"{name}: env {index} must be a gymnasium.Env, got {type(env).__name__}{conversion(env)}")
+            is_vector = isinstance(env, gymnasium.vector.VectorEnv)
+            advice = "; pass the vector environment itself to make" if is_vector else conversion(env)
+            raise TypeError(f"{name}: env {index} must be a gymnasium.Env, got {type(env).__name__}{advice}")
         for space in ("observation_space", "action_space"):
             if getattr(env, space, None) is None:
                 raise TypeError(f"{name}: env {index} has no {space}; set it to a gymnasium.spaces.Space")
