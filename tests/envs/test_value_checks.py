@@ -41,6 +41,14 @@ def test_nan_obs_is_an_error_naming_env_and_step(bad, space):
         env.step(np.zeros(2, np.int32))
 
 
+def test_one_environment_has_the_seed_alone():
+    env = envs.make(lambda: toys.Faulty(at=1, answer=lambda obs, *rest: (obs * np.nan, *rest)))
+    env.reset(0)
+    with pytest.raises(ValueError, match=rf"env 0, step 1 \(seed {np.random.SeedSequence(0).generate_state(1)[0]}\): the obs"):
+        for _ in range(2):
+            env.step(np.zeros(1, np.int32))
+
+
 def test_a_float64_too_large_for_float32_is_an_error():
     env = at_step_20(np.array([0, 0, 1e300]), space=gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64))
     with pytest.raises(ValueError, match=r"env 1, step 20 .*the observation must be finite, got 1e\+300 at \[2\]"):

@@ -174,7 +174,8 @@ class GymnasiumEnv:
 
     def _location(self, env: int) -> str:
         seeds = self._batch.seeds(self._seed)
-        seed = f"seed {seeds[env]}" if len(seeds) > 1 else f"seed {seeds[0]} of all"
+        # A vector environment has one seed for all.
+        seed = f"seed {seeds[env]}" if len(seeds) == self.num_envs else f"seed {seeds[0]} of all"
         return f"{self.spec.id}: env {self._start + env}, step {self._steps} ({seed})"
 
     def _time_step(self, raw: RawStep, first: npt.NDArray[np.bool_]) -> TimeStep:
