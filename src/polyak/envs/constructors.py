@@ -91,7 +91,7 @@ def make(
             a process each (`async`, faster only where a step takes milliseconds); `auto` is `own` where it exists, else `sync`.
         timeout: seconds that a step or reset of an `async` environment may take.
         nonfinite: how NaN and infinity in observations and rewards of a Gymnasium environment are handled; see `GymnasiumEnv`.
-        out_of_bounds: how observations outside their bounds are handled; see `GymnasiumEnv`.
+        out_of_bounds: how floats of observations outside their bounds are handled; see `GymnasiumEnv`.
         drop_unsupported_obs: remove the entries of a Gymnasium Dict observation, and of Dicts in it, whose spaces are not
             supported. None removes only texts, with a warning; False raises a `TypeError` for them too.
         action_mask_key: the entry of a Gymnasium Dict observation that is its action mask; it is removed from the observation.
