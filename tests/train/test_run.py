@@ -286,6 +286,16 @@ def test_an_environment_object_that_can_be_called_stays_open(directory):
         polyak.train.run(polyak.PPO(spec=spec, **SMALL), env, env_steps=16, eval_every=16, progress=False)
 
 
+def test_settings_of_an_environment_in_numbers_of_numpy_are_stored(directory):
+    env = polyak.envs.make("CartPole-v1", env_kwargs={"max_episode_steps": np.int64(9), "sutton_barto_reward": np.bool_(True)})
+    with prepare(small(env), env, env_steps=16, run_dir="run", source=source_of(env)) as training:
+        assert not training.config.own_env
+    stored = read_config(open_run("run")).env_kwargs
+    assert stored == {"max_episode_steps": 9, "sutton_barto_reward": True}
+    env = polyak.envs.make("Pendulum-v1", env_kwargs={"g": np.float32(9.5)})
+    assert type(env._batch.group.envs[0].env.unwrapped.g) is float
+
+
 def test_an_error_of_close_costs_no_result(directory):
     class Stuck(Pole):
         def close(self):

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
+import numpy as np
+
 from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
@@ -97,8 +99,8 @@ def make(
         action_mask_key: the entry of a Gymnasium Dict observation that is its action mask; it is removed from the observation.
             Masks in `info["action_mask"]` and of a method `action_masks()` are found without it.
         info_metrics: names of numbers in the `info` of a Gymnasium environment, whose means become the metrics `env/NAME`.
-        env_kwargs: arguments of the environment's constructor, if `id` is a name. Those of `ALE/` are the fields of
-            `envs.atari.Atari`.
+        env_kwargs: arguments of the environment's constructor, if `id` is a name; numbers of NumPy become Python's. Those of
+            `ALE/` are the fields of `envs.atari.Atari`.
         import_modules: whether `"module:Name-v0"` may import the module, as in Gymnasium; pass False for a name from a file.
 
     Returns:
@@ -116,7 +118,8 @@ def make(
     is_jax = is_in_jax(id)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
     check_integer("make", "num_envs", num_envs, at_most=most)
-    settings = dict(env_kwargs or {})
+    # Numbers of Python, which a run stores, so that a resumed environment gets the same.
+    settings = {k: v.item() if isinstance(v, np.number | np.bool_) else v for k, v in (env_kwargs or {}).items()}
     arguments: dict[str, Any] = {"action_scaling": action_scaling, "vectorization": vectorization, "timeout": timeout}
     arguments |= {"nonfinite": nonfinite, "out_of_bounds": out_of_bounds, "drop_unsupported_obs": drop_unsupported_obs}
     arguments |= {"action_mask_key": action_mask_key, "info_metrics": tuple(info_metrics), "env_kwargs": settings}
