@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from polyak import PPO, load_policy
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Tuple
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.struct import static, struct
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole, Pendulum
+from polyak.envs.env_check import check_env
 from polyak.export.write_policy import write_policy
 
 
@@ -326,3 +327,94 @@ def test_training_predict_and_exports_see_the_same_observations_whatever_their_s
         np.testing.assert_array_equal(trained.mode(), exported.predict(native)[0])
         np.testing.assert_array_equal(trained.entropy(), logits.entropy())
         state, time_step = env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0))
+
+
+@struct
+class Typed(Script):
+    """Observations and masks of a dtype, shape or tree that are not the space's."""
+
+    what: str = static(default="")
+
+    @property
+    def spec(self):
+        box = Box([0] * 2, [255] * 2, dtype=np.uint8)
+        spaces = {"integer": Discrete(3), "binary": MultiBinary((2,)), "bytes": box, "tree": Dict({"a": Discrete(3)})}
+        spaces["long"] = Tuple((Discrete(3),))
+        obs = spaces.get(self.what, Box([-9.0] * 2, [9.0] * 2))
+        choices = Dict({"a": Discrete(3), "b": Box([0.0], [1.0])}) if self.what.startswith("tree of masks") else Discrete(3)
+        return EnvSpec(obs, choices, "typed", has_action_mask="mask" in self.what)
+
+    def observe(self, state):
+        zeros, pairs = jnp.zeros(4, jnp.int32), jnp.zeros((4, 2))
+        values = {"integer": jnp.full(4, 0.5), "binary": pairs + 0.5, "complex": pairs.astype(jnp.complex64), "bytes": pairs}
+        values |= {"floats": pairs.astype(jnp.uint8), "tree": {"a": zeros, "more": zeros}, "long": (zeros, zeros)}
+        return values.get(self.what, pairs)
+
+    def action_mask(self, state):
+        ones = jnp.ones((4, 3), bool)
+        values = {"mask of 1": ones[:, :1], "mask of 2": ones[:, :2], "mask of int32": ones.astype(jnp.int32)}
+        values |= {"mask of floats": jnp.ones((4, 3)), "mask of one environment": ones[0], "no mask": None}
+        values |= {"tree of masks: more": {"a": ones, "b": None, "c": ones}, "tree of masks: box": {"a": ones, "b": ones}}
+        return values.get(self.what, {"a": None, "b": None})
+
+
+@pytest.mark.parametrize("check", [lambda env: env.init(jax.random.key(0)), check_env], ids=["init", "check_env"])
+@pytest.mark.parametrize(
+    ("what", "error", "says"),
+    [
+        ("integer", TypeError, r"typed: observation must have dtype int32 \(integers or bools\), got float32"),
+        ("binary", TypeError, r"typed: observation must have dtype int8 \(integers or bools\), got float32"),
+        ("complex", TypeError, r"typed: observation must have dtype float32 \(floats\), got complex64"),
+        ("bytes", TypeError, r"typed: observation must have dtype uint8 \(integers or bools\), got float32"),
+        ("floats", TypeError, r"typed: observation must have dtype float32 \(floats\), got uint8"),
+        ("tree", ValueError, r"typed: observation must be a dict with keys \['a'\]; 'more' is not in the space"),
+        ("long", ValueError, r"typed: observation must be a tuple of length 1, got length 2"),
+        ("mask of 1", ValueError, r"typed: action_mask must have shape \(4, 3\), got \(4, 1\)"),
+        ("mask of 2", ValueError, r"typed: action_mask must have shape \(4, 3\), got \(4, 2\)"),
+        ("mask of one environment", ValueError, r"typed: action_mask must have shape \(4, 3\), got \(3,\)"),
+        ("mask of int32", TypeError, r"typed: action_mask must have dtype bool \(bools\), got int32"),
+        ("mask of floats", TypeError, r"typed: action_mask must have dtype bool \(bools\), got float32"),
+        ("no mask", ValueError, r"typed: action_mask must be given with has_action_mask=True, got NoneType None"),
+        ("tree of masks: empty", ValueError, r"typed: action_mask must be given with has_action_mask=True"),
+        ("tree of masks: more", ValueError, r"typed: action_mask must be a dict with keys \['a', 'b'\]; 'c' is not in the"),
+        ("tree of masks: box", ValueError, r"typed: action_mask 'b' must be None, as Box.* has no mask"),
+    ],
+)
+def test_observations_and_masks_of_another_type_are_rejected_before_compilation(what, error, says, check):
+    with pytest.raises(error, match=says):
+        check(AutoReset(Typed(what=what), 4))
+
+
+class WithoutReset:
+    """Lacks `reset` and `step`."""
+
+    spec = Script().spec
+
+    def observe(self, state):
+        return state
+
+
+class Unmasked(Script):
+    """Says that it has masks, and has none."""
+
+    spec = EnvSpec(Box([0.0], [1.0]), Discrete(2), has_action_mask=True)
+
+
+class Unspecified(Script):
+    """Its spec is a space."""
+
+    spec = Discrete(3)
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "says"),
+    [
+        (Script, r"AutoReset: dynamics must be an object, got the class Script; pass Script\(\)"),
+        (WithoutReset(), "AutoReset: dynamics must have spec, reset, step, observe, got WithoutReset without reset, step"),
+        (Unmasked(), r"AutoReset: dynamics must have action_mask\(state\) with has_action_mask=True, got Unmasked without it"),
+        (Unspecified(), r"AutoReset: dynamics.spec must be an EnvSpec, got Discrete Discrete"),
+    ],
+)
+def test_dynamics_that_lack_a_member_are_rejected(dynamics, says):
+    with pytest.raises(TypeError, match=says):
+        AutoReset(dynamics)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from polyak import envs
-from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary
 from polyak.core.struct import static, struct
 from polyak.envs.autoreset import AutoReset
+from polyak.envs.env_check import _random_action
 from tests.envs import toys
 
 
@@ -176,3 +177,64 @@ def test_wrong_values_in_jax_are_reported_with_environment_and_step(how, message
     with pytest.raises(ValueError, match=message):
         envs.check_env(AutoReset(Broken(how), 2))
     envs.check_env(AutoReset(Broken(how), 2), num_steps=4)
+
+
+@struct
+class Outside(Growing):
+    """Dynamics whose observations are values of another space from step 3 on."""
+
+    kind: str = static(default="float")
+
+    @property
+    def spec(self):
+        spaces = {"bytes": Box(0, 9, (1,), np.uint8), "binary": MultiBinary((1,)), "counted": Discrete(6, start=-3)}
+        return EnvSpec(spaces.get(self.kind, Box([0.0], [1.0])), Discrete(2), "outside")
+
+    def step(self, state, action, key):
+        return super().step(state + 1, action, key)
+
+    def observe(self, state):
+        is_outside = (state >= 3) & (jnp.arange(state.shape[0]) == 1)
+        if self.kind == "counted":
+            return jnp.where(is_outside, 3, -3).astype(jnp.int32)
+        return jnp.where(is_outside, 20, 1)[:, None].astype(self.spec.obs.dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("bytes", r"outside: step 3: the observation must be in \[0, 9\], got 20 in environment 1 at \[0\]"),
+        ("binary", r"outside: step 3: the observation must be in \[0, 1\], got 20 in environment 1 at \[0\]"),
+        ("counted", r"outside: step 3: the observation must be in \[-3, 2\], got 3 in environment 1"),
+    ],
+)
+def test_integers_of_observations_out_of_their_space_are_reported(kind, message):
+    with pytest.raises(ValueError, match=message):
+        envs.check_env(AutoReset(Outside("int32", kind=kind), 2))
+    envs.check_env(AutoReset(Outside("int32", kind=kind), 2), num_steps=2)
+
+
+def test_floats_of_observations_out_of_their_box_are_reported_by_one_warning():
+    message = r"outside: step 3: the observation must be in \[0, 1\], got 20\.0 in environment 1 at \[0\]"
+    with pytest.warns(UserWarning, match=message) as caught:
+        envs.check_env(AutoReset(Outside("int32"), 2))
+    assert len(caught) == 1
+
+
+INFINITY = np.inf
+
+
+@pytest.mark.parametrize(("scaling", "bounds"), [("clip", (5.0, 10.0)), ("rescale", (-1.0, 1.0))])
+def test_actions_of_a_box_are_drawn_over_all_of_its_bounds(scaling, bounds):
+    spec = EnvSpec(Box([0.0], [1.0]), Box(5, 10, (3,)), action_scaling=scaling)
+    drawn = _random_action(spec, 1000, np.random.default_rng(0), None, "")
+    low, high = bounds
+    assert drawn.dtype == np.float32 and drawn.min() >= low and drawn.max() <= high
+    assert np.histogram(drawn, 10, bounds)[0].min() > 200
+
+
+def test_actions_of_a_box_without_bounds_are_drawn_beyond_one():
+    space = Box([-INFINITY, 2, -INFINITY], [INFINITY, INFINITY, -4])
+    drawn = _random_action(EnvSpec(Box([0.0], [1.0]), space), 1000, np.random.default_rng(0), None, "")
+    assert np.isfinite(drawn).all() and (np.abs(drawn[:, 0]) > 1).any() and abs(drawn[:, 0].mean()) < 0.2
+    assert (drawn[:, 1] >= 2).all() and (drawn[:, 2] <= -4).all() and np.ptp(drawn[:, 1:], axis=0).min() > 3

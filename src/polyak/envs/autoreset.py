@@ -5,11 +5,20 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_same_types
-from polyak.core.space_check import action_specs, check_dtype, check_shape, obs_specs, read_leaves
-from polyak.core.spaces import EnvSpec
+from polyak.core.space_check import (
+    action_specs,
+    check_dtype,
+    check_no_others,
+    check_shape,
+    describe,
+    obs_specs,
+    read_leaves,
+)
+from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, TimeStep
 
@@ -64,7 +73,8 @@ class AutoReset:
     accelerator and in a compiled loop on a CPU.
 
     Raises:
-        TypeError: `num_envs` is not an integer; in `init` and `step`, an action or an output has the wrong dtype.
+        TypeError: `num_envs` is not an integer; `dynamics` lacks a member, or is a class; in `init` and `step`, an action or an
+            output has the wrong dtype.
         ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `init` and `step`, an array has the wrong shape.
     """
 
@@ -74,6 +84,7 @@ class AutoReset:
 
     def __post_init__(self) -> None:
         check_integer("AutoReset", "num_envs", self.num_envs)
+        _check_dynamics(self.dynamics)
         _ = self.spec
 
     @property
@@ -86,12 +97,9 @@ class AutoReset:
         """Start a new episode in every environment: the state, and `first` time steps."""
         state = self.dynamics.reset(key, self.num_envs)
         _check_batched(self.spec, state, self.num_envs)
-        obs = self.dynamics.observe(state)
-        _check_obs(self.spec, obs, self.num_envs)
+        obs = self._observe(state)
         no = jnp.zeros(self.num_envs, bool)
-        time_step = TimeStep(
-            self.spec.agent_obs(obs), jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state)
-        )
+        time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state))
         return AutoResetState(state, no), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
@@ -107,13 +115,40 @@ class AutoReset:
         after = jax.tree.map(lambda new, old: jnp.where(_expand(first, old), new, old), fresh, after)
         terminated, truncated = terminated & ~first, truncated & ~first
         reward = jnp.where(first, 0.0, jnp.asarray(reward, jnp.float32))
-        obs, mask = spec.agent_obs(self.dynamics.observe(after)), self._action_mask(after)
-        time_step = TimeStep(obs, reward, terminated, truncated, first, mask)
+        time_step = TimeStep(self._observe(after), reward, terminated, truncated, first, self._action_mask(after))
         return AutoResetState(after, terminated | truncated), time_step
+
+    def _observe(self, state: PyTree) -> PyTree:
+        obs = self.dynamics.observe(state)
+        check_obs(self.spec, obs, self.num_envs)
+        return self.spec.agent_obs(obs)
 
     def _action_mask(self, state: PyTree) -> PyTree:
         dynamics: Any = self.dynamics
-        return dynamics.action_mask(state) if self.spec.has_action_mask else None
+        if not self.spec.has_action_mask:
+            return None
+        mask = dynamics.action_mask(state)
+        check_masks(self.spec, mask, self.num_envs)
+        return mask
+
+
+def _check_dynamics(dynamics: Any) -> None:
+    """Check that dynamics are an object with the members of `Dynamics`.
+
+    Raises:
+        TypeError: they are a class, or lack a member.
+    """
+    name = dynamics.__name__ if isinstance(dynamics, type) else type(dynamics).__name__
+    if isinstance(dynamics, type):
+        raise TypeError(f"AutoReset: dynamics must be an object, got the class {name}; pass {name}()")
+    members = ["spec", "reset", "step", "observe"]
+    missing = [member for member in members if getattr(dynamics, member, None) is None]
+    if missing:
+        raise TypeError(f"AutoReset: dynamics must have {', '.join(members)}, got {name} without {', '.join(missing)}")
+    if not isinstance(dynamics.spec, EnvSpec):
+        raise TypeError(f"AutoReset: dynamics.spec must be an EnvSpec, got {describe(dynamics.spec)}")
+    if dynamics.spec.has_action_mask and getattr(dynamics, "action_mask", None) is None:
+        raise TypeError(f"AutoReset: dynamics must have action_mask(state) with has_action_mask=True, got {name} without it")
 
 
 def _expand(mask: Any, like: Any) -> Any:
@@ -153,15 +188,40 @@ def _check_step(spec: EnvSpec, before: PyTree, result: Any, num_envs: int) -> No
     check_same_types(spec.id, "the state", before, after)
 
 
-def _check_obs(spec: EnvSpec, obs: PyTree, num_envs: int) -> None:
-    """Check tree and shapes of a batch of observations.
+def check_obs(spec: EnvSpec, obs: PyTree, num_envs: int) -> None:
+    """Check tree, dtypes and shapes of a batch of observations; integers and bools may have another width than the space.
 
     Raises:
-        ValueError: a leaf is missing, or its shape is not `[num_envs, ...]`.
+        TypeError: a float for an integer space or the other way round, or no array.
+        ValueError: a leaf is missing or not in the space, or its shape is not `[num_envs, ...]`.
     """
     what, arrays = f"{spec.id}: observation", obs_specs(spec.obs)
-    for array, leaf in zip(arrays, read_leaves(what, arrays, obs), strict=True):
+    leaves = read_leaves(what, arrays, obs)
+    check_no_others(what, arrays, obs)
+    for array, leaf in zip(arrays, leaves, strict=True):
+        check_dtype(array.name(what), leaf, array.dtype, exact=True)
         check_shape(array.name(what), leaf, (num_envs, *array.shape))
+
+
+def check_masks(spec: EnvSpec, mask: PyTree, num_envs: int) -> None:
+    """Check tree, dtypes and shapes of a batch of action masks; None, for a part of the action, allows everything.
+
+    Raises:
+        TypeError: a mask is not bool.
+        ValueError: a mask is missing, of a part that has none, or not `[num_envs, n]`, with a flag for each choice.
+    """
+    what, arrays = f"{spec.id}: action_mask", action_specs(spec)
+    if not jax.tree.leaves(mask):
+        raise ValueError(f"{what} must be given with has_action_mask=True, got {describe(mask)}")
+    masks = read_leaves(what, arrays, mask)
+    check_no_others(what, arrays, mask)
+    for array, (_, space), leaf in zip(arrays, leaf_spaces(spec.action), masks, strict=True):
+        if leaf is None:
+            continue
+        if not isinstance(space, Discrete | MultiDiscrete):
+            raise ValueError(f"{array.name(what)} must be None, as {space} has no mask")
+        check_dtype(array.name(what), leaf, np.dtype(bool))
+        check_shape(array.name(what), leaf, (num_envs, space.n if isinstance(space, Discrete) else sum(space.nvec)))
 
 
 def check_actions(spec: EnvSpec, action: PyTree, num_envs: int) -> None:

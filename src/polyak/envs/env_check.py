@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from polyak.core.checks import check_same_types
-from polyak.core.space_check import FLOAT32_MAX, check_range, obs_specs, read_leaves
-from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, map_space
+from polyak.core.space_check import FLOAT32_MAX, check_range, obs_specs, range_error, read_leaves
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, leaf_spaces, map_space
 from polyak.core.types import Env, HostEnv, PyTree, TimeStep
+from polyak.core.warn import warn
+from polyak.envs.autoreset import check_masks, check_obs
 
 
 def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> None:
@@ -21,11 +24,13 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
     only while they are compiled, so a counter of the object or a number of NumPy's generator would keep the value that it had
     then. What such a function compiles itself, by `jax.jit`, is traced once and not compared.
 
+    Floats outside of the bounds of their Box are reported by one warning, as in training.
+
     Raises:
         ValueError: two plays from the same seed differ, with leaf, environment and step; `init` or `step` in JAX gives
-            another program the second time it is traced; or a value is not finite, out of its space, or a mask without an
-            action.
-        TypeError: a step changes a type.
+            another program the second time it is traced; or a value is not finite, an integer out of its space, of another
+            shape, or a mask without an action.
+        TypeError: a step changes a type, or a dtype is not that of the space.
     """
     if isinstance(env, HostEnv):
         first, second = (_play(env, num_steps, seed) for _ in range(2))
@@ -34,6 +39,9 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
     else:
         key = jax.random.key(seed)
         state, time_step = jax.eval_shape(env.init, key)
+        check_obs(env.spec, time_step.obs, env.num_envs)
+        if env.spec.has_action_mask:
+            check_masks(env.spec, time_step.action_mask, env.num_envs)
         action = _random_action(env.spec, env.num_envs, np.random.default_rng(seed), None, env.spec.id)
         action = jax.tree.map(jax.numpy.asarray, action)
         after = jax.eval_shape(env.step, state, action, key)
@@ -51,16 +59,37 @@ def _play_in_jax(env: Env, num_steps: int, seed: int) -> None:
         ValueError: one is not finite or out of its space, with environment and step.
     """
     rng, key, compiled_step = np.random.default_rng(seed), jax.random.key(seed), jax.jit(env.step)
-    specs = obs_specs(env.spec.obs)
     state, time_step = jax.jit(env.init)(key)
+    warned: set[str] = set()
     for step in range(num_steps + 1):
         where, (obs, reward, mask) = f"{env.spec.id}: step {step}", (time_step.obs, time_step.reward, time_step.action_mask)
-        for spec, leaf in zip(specs, read_leaves(f"{where}: the observation", specs, obs), strict=True):
-            if spec.low is not None:
-                check_range(f"{where}: {spec.name('the observation')}", np.asarray(leaf), spec.low, spec.high, batched=True)
+        _check_obs_values(env.spec, f"{where}: the observation", jax.tree.map(np.asarray, obs), warned)
         check_range(f"{where}: the reward", np.asarray(reward), -FLOAT32_MAX, FLOAT32_MAX, batched=True)
         action = _random_action(env.spec, env.num_envs, rng, jax.tree.map(np.asarray, mask), where)
         state, time_step = compiled_step(state, jax.tree.map(jax.numpy.asarray, action), jax.random.fold_in(key, step))
+
+
+def _check_obs_values(spec: EnvSpec, name: str, obs: PyTree, warned: set[str]) -> None:
+    """Check the values of a batch of observations, as the environment counts them.
+
+    Args:
+        warned: paths of the leaves whose floats were found out of bounds, which is warned of once.
+
+    Raises:
+        ValueError: one is not finite, or an integer out of its space.
+    """
+    arrays = obs_specs(spec.obs)
+    leaves = read_leaves(name, arrays, spec.native_obs(obs))
+    for array, (path, space), leaf in zip(arrays, leaf_spaces(spec.obs), leaves, strict=True):
+        if array.low is not None:
+            check_range(array.name(name), leaf, array.low, array.high, batched=True)
+        low, high = (space.low, space.high) if isinstance(space, Box) else (0, 1)
+        if isinstance(space, Box | MultiBinary) and (message := range_error(array.name(name), leaf, low, high, batched=True)):
+            if space.dtype.kind != "f":
+                raise ValueError(message)
+            if path not in warned:
+                warned.add(path)
+                warn(f"{message} (this warning is shown once)")
 
 
 def _play(env: HostEnv, num_steps: int, seed: int) -> list[TimeStep]:
@@ -85,9 +114,20 @@ def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask:
             return rng.integers(0, leaf.n, shape, np.int32)
         if isinstance(leaf, MultiDiscrete):
             return rng.integers(0, leaf.nvec, shape, np.int32)
-        return rng.uniform(-1, 1, shape).astype(np.float32) if isinstance(leaf, Box) else rng.integers(0, 2, shape, np.int8)
+        return _draw_box(spec, leaf, rng, shape) if isinstance(leaf, Box) else rng.integers(0, 2, shape, np.int8)
 
     return map_space(draw, spec.action, map_space(lambda leaf: None, spec.action) if mask is None else mask)
+
+
+def _draw_box(spec: EnvSpec, space: Box, rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Actions of a Box, as an agent chooses them: uniform between finite bounds, exponential from one, else normal."""
+    low, high = (bound.astype(np.float64) for bound in spec.action_bounds(space))
+    has_low, has_high = np.isfinite(low), np.isfinite(high)
+    start, end = np.where(has_low, low, 0.0), np.where(has_high, high, 0.0)
+    beyond, width = rng.exponential(size=shape), np.where(has_low & has_high, end - start, 0.0)
+    drawn = np.where(has_high, start + width * rng.uniform(size=shape), start + beyond)
+    drawn = np.where(has_low, drawn, np.where(has_high, end - beyond, rng.normal(size=shape)))
+    return drawn.astype(np.float32)
 
 
 def _check_pure(env_id: str, name: str, function: Callable[..., Any], *arguments: PyTree) -> None:
