@@ -86,6 +86,8 @@ class RunConfig:
         env_kwargs: keyword arguments of the environment; numbers and bools only.
         threads: number of XLA threads on a CPU, which affects the last bits of large matrix products; None is XLA's default.
         own_env: the environment is the caller's own object, which has to be passed again to resume or evaluate the run.
+        own_flags: the flags of `polyak train` that named it: `env` and `wrapper`, and the names of texts in `env_kwargs`. They
+            are compared with those that are given again; nothing is imported from them.
         env_options: further arguments of `polyak.envs.make`.
         eval_every: env_steps between evaluations of the greedy policy while training; None for none.
         eval_episodes: episodes of each of them.
@@ -119,6 +121,7 @@ class RunConfig:
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     threads: int | None = None
     own_env: bool = False
+    own_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     eval_every: int | None = None
     eval_episodes: int = 0
@@ -180,6 +183,7 @@ class RunConfig:
         check_choice("run", "replay_on", self.replay_on, ("device", "host"))
         _check_env_kwargs(self.env_kwargs)
         _check_env_options(self.env_options)
+        _check_own_flags(self.own_flags)
 
     def episodes_at_end(self, unknown: int) -> int:
         """Episodes of the evaluation at the end: as stored, else those of each evaluation while training, else `unknown`."""
@@ -252,6 +256,17 @@ def _check_env_options(options: Any) -> None:
         parts = value if isinstance(value, list | tuple) else (value,)
         if not all(part is None or isinstance(part, bool | int | float | str) for part in parts):
             raise ValueError(f"run: env_options[{name!r}] must be plain data, got {value!r:.80}")
+
+
+def _check_own_flags(own_flags: Any) -> None:
+    """Check that they are names, which can be printed."""
+    if not isinstance(own_flags, Mapping):
+        raise TypeError(f"run: own_flags must be a mapping, got {own_flags!r:.80}")
+    for name, value in own_flags.items():
+        check_choice("run", "own_flags: a name", name, ("env", "wrapper", "env_kwargs"))
+        names = value if name == "env_kwargs" and isinstance(value, list) else [value]
+        if not all(isinstance(part, str) and part.isprintable() for part in names):
+            raise ValueError(f"run: own_flags[{name!r}] must be printable names, got {value!r:.80}")
 
 
 def algorithm_name(agent: Agent) -> str:

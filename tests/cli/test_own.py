@@ -1,5 +1,6 @@
 """Agents, environments and wrappers of a person's own, named on the command line."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
         code, _, err = command(words)
         assert (code, "pass it again as agent= (--agent in a shell)" in err) == (2, True), err
     code, _, err = command("resume parts --env-steps 200 --agent mine_of_me:make_agent")
-    assert code == 2 and "was trained in mine_of_me:make_pole with --env, --wrapper or a text in --env-kwargs" in err
+    message = "was trained in mine_of_me:make_pole with --env mine_of_me:make_pole, which a run does not store; give --env mine"
+    assert code == 2 and message in err, err
     code, _, err = command(f"resume parts --env-steps 200 --eval-episodes 2 {OWN}")
     assert code == 0, err
     assert last_checkpoint("parts") == last_checkpoint("whole")
@@ -122,7 +124,8 @@ def test_a_failure_prints_the_flags_that_resume_needs(command, monkeypatch, work
 def test_a_wrapper_is_named_again_too(command):
     assert command("train ppo CartPole-v1 --wrapper mine_of_me:Scaled --run-dir run --env-steps 64", SETTINGS)[0] == 0
     code, _, err = command("evaluate run --episodes 2")
-    assert code == 2 and "was trained in CartPole-v1 with --env, --wrapper" in err
+    message = "was trained in CartPole-v1 with --wrapper mine_of_me:Scaled, which a run does not store; give --wrapper mine"
+    assert code == 2 and message in err, err
     code, out, err = command("evaluate run --episodes 2 --wrapper mine_of_me:Scaled")
     assert code == 0, err
     greedy, length = float(out.split("greedy return ")[1].split()[0]), float(out.split("mean length ")[1].rstrip(")\n"))
@@ -135,8 +138,48 @@ def test_texts_for_the_environment_are_never_taken_from_a_file(command):
     assert code == 0, err
     assert "rgb_array" not in Path("run/config.json").read_text()
     code, _, err = command("resume run --env-steps 128 --eval-episodes 2")
-    assert code == 2 and "a text in --env-kwargs, which a run does not store; give them again" in err
+    message = "with --env-kwargs render_mode=..., which a run does not store; give --env-kwargs render_mode=... again"
+    assert code == 2 and message in err, err
     code, _, err = command("resume run --env-steps 128 --eval-episodes 2 --env-kwargs render_mode=rgb_array")
+    assert code == 0, err
+
+
+def test_a_missing_or_another_flag_of_the_environment_is_an_error_that_names_it(command):
+    words = "train ppo --env mine_of_me:make_pole --wrapper mine_of_me:Scaled --env-kwargs length=7 --run-dir run"
+    assert command(words, SETTINGS, "--env-steps 64")[0] == 0
+    for given, missing in (
+        ("", "--env mine_of_me:make_pole --wrapper mine_of_me:Scaled"),
+        ("--env mine_of_me:make_pole", "--wrapper mine_of_me:Scaled"),
+        ("--wrapper mine_of_me:Scaled", "--env mine_of_me:make_pole"),
+        ("--env-kwargs length=7", "--env mine_of_me:make_pole --wrapper mine_of_me:Scaled"),
+    ):
+        for subcommand in ("evaluate run", "resume run --env-steps 128"):
+            code, _, err = command(f"{subcommand} {given}")
+            assert code == 2 and err.rstrip().endswith(f"give {missing} again"), err
+    code, _, err = command("evaluate run --env mine_of_me:make_other --wrapper mine_of_me:Scaled")
+    message = "was trained with --env mine_of_me:make_pole, got --env mine_of_me:make_other; give the same"
+    assert code == 2 and message in err, err
+
+
+def test_settings_of_an_own_environment_are_those_of_the_training(command):
+    words = "train ppo --env mine_of_me:make_pole --env-kwargs length=7 --run-dir run --env-steps 64"
+    assert command(words, SETTINGS)[0] == 0
+    for given, length in (("", 7), ("--env-kwargs length=5", 5)):
+        code, out, err = command(f"evaluate run --episodes 2 --env mine_of_me:make_pole {given}")
+        assert code == 0 and f"mean length {length}.0" in out, err
+    code, _, err = command("resume run --env-steps 128 --eval-episodes 2 --env mine_of_me:make_pole")
+    assert code == 0, err
+    assert open_run("run").read_summary()["eval_mean_length"] == 7
+
+
+def test_runs_that_do_not_store_their_flags_can_be_evaluated(command):
+    assert command(f"train {OWN} --run-dir run --env-steps 64", SHORT)[0] == 0
+    path = Path("run/config.json")
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("own_flags", "sha256")}
+    path.write_text(json.dumps(config | {"env_kwargs": {}}))
+    code, _, err = command("evaluate run --episodes 2 --agent mine_of_me:make_agent")
+    assert code == 2 and "with --env, --wrapper or a text in --env-kwargs, which a run does not store; give them again" in err
+    code, _, err = command(f"evaluate run --episodes 2 {OWN}")
     assert code == 0, err
 
 

@@ -13,7 +13,7 @@ from polyak.cli.agent_flags import changed_settings
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import TrainFlags, UsageError, fail
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.own import env_maker, make_own_agent
+from polyak.cli.own import env_maker, make_own_agent, store_own_flags
 from polyak.cli.own_flags import OwnFlags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
 from polyak.core.checks import check_integer, check_number
@@ -190,7 +190,7 @@ def _prepare(
         algorithm=algorithm,
         learners=learners,
     )
-    return dataclasses.replace(training, resume_flags=str(own))
+    return store_own_flags(training, own)
 
 
 def _workers(flags: TrainFlags) -> Workers | None:

@@ -13,6 +13,7 @@ from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
 from polyak.runs import RunConfig, read_config
 from polyak.storage.run_directory import Run
+from polyak.train.training import Training
 
 
 def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -81,15 +82,11 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
     """The config of a run, and what makes its environment; parts that the run does not store are those that flags name.
 
     Raises:
-        UsageError: the run needs a flag that is not there.
+        UsageError: the run needs a flag that is missing, or that names something else.
         ConfigError: `config.json` cannot be read.
     """
     config = read_config(run, flags.agent)
-    if config.own_env and flags.env is None and flags.wrapper is None and flags.env_kwargs is None:
-        raise UsageError(
-            f"{run.directory}: was trained in {config.env} with --env, --wrapper or a text in --env-kwargs, which a run does "
-            "not store; give them again"
-        )
+    _check_own_flags(run, config, flags)
     named = flags.env is None and flags.wrapper is None
     may_import = check_import(config.env, imports) if named else True
     target, kwargs = env_maker(flags, config.env, config.env_kwargs)
@@ -110,3 +107,44 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
 def with_agent(config: RunConfig, flags: OwnFlags, spec: EnvSpec) -> RunConfig:
     """The config with the agent that `--agent` makes, if there is one."""
     return config if flags.agent is None else dataclasses.replace(config, agent=make_own_agent(flags.agent, spec))
+def store_own_flags(training: Training, flags: OwnFlags) -> Training:
+    """The training, whose run directory stores which flags name its environment, for `read_own_run`."""
+    if flags.stored and training.run is not None:
+        numbers = {name: value for name, value in flags.kwargs.items() if not isinstance(value, str)}
+        changes = {"own_flags": flags.stored, "env_kwargs": numbers}
+        training.run.change_config(**changes)
+        training = dataclasses.replace(training, config=dataclasses.replace(training.config, **changes))
+    return dataclasses.replace(training, resume_flags=str(flags))
+
+
+def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags) -> None:
+    """Check that the flags that named the run's environment are here again; names in a file are compared, never imported.
+
+    Raises:
+        UsageError: one is missing, or names something else.
+    """
+    if config.own_env and not config.own_flags and flags.env is None and flags.wrapper is None and flags.env_kwargs is None:
+        # A run of a version that did not store them, or of `polyak.train.run`.
+        raise UsageError(
+            f"{run.directory}: was trained in {config.env} with --env, --wrapper or a text in --env-kwargs, which a run does "
+            "not store; give them again"
+        )
+    given = {"env": flags.env, "wrapper": flags.wrapper, "env_kwargs": list(flags.kwargs)}
+    words: dict[str, str] = {}
+    missing: list[str] = []
+    for name, stored in config.own_flags.items():
+        if isinstance(stored, str):
+            words[name] = f"--{name} {stored}"
+            if given[name] not in (None, stored):
+                raise UsageError(f"{run.directory}: was trained with {words[name]}, got --{name} {given[name]}; give the same")
+            missing += [words[name]] if given[name] is None else []
+        else:
+            words[name] = f"--env-kwargs {' '.join(f'{text}=...' for text in stored)}"
+            missing += [] if set(stored) <= set(flags.kwargs) else [words[name]]
+    if missing:
+        raise UsageError(
+            f"{run.directory}: was trained in {config.env} with {' '.join(words.values())}, which a run does not store; give "
+            f"{' '.join(missing)} again"
+        )
+
+

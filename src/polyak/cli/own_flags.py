@@ -25,6 +25,13 @@ class OwnFlags:
         """The settings of the environment."""
         return {} if self.env_kwargs is None else parse_settings("--env-kwargs", self.env_kwargs)
 
+    @property
+    def stored(self) -> dict[str, str | list[str]]:
+        """What a run stores of these flags: `env` and `wrapper`, and the names of texts in `env_kwargs`."""
+        named = {"env": self.env, "wrapper": self.wrapper}
+        texts = [name for name, value in self.kwargs.items() if isinstance(value, str)]
+        return {name: value for name, value in {**named, "env_kwargs": texts}.items() if value}
+
     def __str__(self) -> str:
         """The flags that are set, as they are passed."""
         words: dict[str, tuple[str, ...]] = {
