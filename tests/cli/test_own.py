@@ -201,6 +201,10 @@ def test_own_environments_take_settings(command):
         ("train --agent mine_of_me:make_number CartPole-v1", "must be a function of an EnvSpec that returns an agent, got 3"),
         ("train ppo CartPole-v1 --env mine_of_me:make_pole", "takes the place of ENV; got ppo CartPole-v1 too"),
         ("train ppo jax/CartPole-v1 --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got jax/CartPole-v1"),
+        (
+            "train ppo ALE/Pong-v5 --wrapper mine_of_me:Scaled",
+            "ALE/Pong-v5 plays all games in one vector environment",
+        ),
         ("train ppo brax/ant --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got brax/ant"),
         ("train ppo jumanji/Snake-v1 --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got jumanji/Snake-v1"),
         ("train --agent mine_of_me:make_agent CartPole-v1 --gamma 0.5", "--gamma"),

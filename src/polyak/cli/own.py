@@ -34,6 +34,11 @@ def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
         return env_id, kwargs
     if make is None and env_id.startswith(JAX_PREFIXES):
         raise UsageError(f"--wrapper {flags.wrapper}: wraps Gymnasium's environments, got {env_id}")
+    if make is None and env_id.startswith("ALE/"):
+        raise UsageError(
+            f"--wrapper {flags.wrapper}: {env_id} plays all games in one vector environment, which has no single environments "
+            "to wrap; give --env MODULE:NAME, a function that makes a game with its preprocessing and wraps it"
+        )
 
     def make_one() -> Any:
         import gymnasium
@@ -104,9 +109,6 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
     return OwnRun(config, make_env)
 
 
-def with_agent(config: RunConfig, flags: OwnFlags, spec: EnvSpec) -> RunConfig:
-    """The config with the agent that `--agent` makes, if there is one."""
-    return config if flags.agent is None else dataclasses.replace(config, agent=make_own_agent(flags.agent, spec))
 def store_own_flags(training: Training, flags: OwnFlags) -> Training:
     """The training, whose run directory stores which flags name its environment, for `read_own_run`."""
     if flags.stored and training.run is not None:
@@ -148,3 +150,6 @@ def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags) -> None:
         )
 
 
+def with_agent(config: RunConfig, flags: OwnFlags, spec: EnvSpec) -> RunConfig:
+    """The config with the agent that `--agent` makes, if there is one."""
+    return config if flags.agent is None else dataclasses.replace(config, agent=make_own_agent(flags.agent, spec))
