@@ -14,7 +14,7 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from polyak import envs
+from polyak import envs, train
 from polyak.core.types import HostEnv
 from polyak.envs import constructors
 from polyak.envs.autoreset import AutoReset
@@ -183,6 +183,23 @@ def test_an_older_name_of_the_ale_is_told_what_it_is_called(monkeypatch):
     monkeypatch.setattr(constructors, "names", lambda: {"atari": [gymnasium.registry.setdefault(older.id, older).id]})
     with pytest.raises(ValueError, match="take 'ALE/Breakout-v5', or the ALE's older 'ale_py:BreakoutNoFrameskip-v4' without"):
         envs.make(older.id)
+
+
+class Own:
+    """Dynamics whose spec is an attribute of the class."""
+
+    spec = CartPole().spec
+    reset, step, observe = CartPole.reset, CartPole.step, CartPole.observe
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("dynamics", [CartPole(), Own(), Own])
+def test_dynamics_are_rejected_with_the_call_that_makes_an_environment_of_them(dynamics):
+    message = r"make: (\w+) is dynamics in JAX; pass AutoReset\(\1\(\.\.\.\), num_envs=\.\.\.\) in its place"
+    with pytest.raises(TypeError, match=message):
+        envs.make(dynamics, num_envs=4)
+    with pytest.raises(TypeError, match=message):
+        train.run("ppo", dynamics, env_steps=10)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "jax/CartPole-v1"])

@@ -114,6 +114,9 @@ def make(
     check_choice("make", "vectorization", vectorization, ("auto", "own", "sync", "async"))
     check_number("make", "timeout", timeout, above=0.0)
     if isinstance(getattr(id, "spec", None), EnvSpec):  # that of Gymnasium's environments is of another class
+        if isinstance(id, Dynamics):
+            name = id.__name__ if isinstance(id, type) else type(id).__name__
+            raise TypeError(f"make: {name} is dynamics in JAX; pass AutoReset({name}(...), num_envs=...) in its place")
         raise TypeError(f"make: id is an environment of make already, of {id.spec.id}; use it as it is")
     is_jax = is_in_jax(id)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
