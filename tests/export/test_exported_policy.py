@@ -42,6 +42,14 @@ print([name for name in sys.modules if name in training or name.startswith(tuple
     assert ran.returncode == 0 and ran.stdout.strip() == "[]", ran.stdout + ran.stderr
 
 
+@pytest.mark.parametrize("high", [1, 4, 255])
+@pytest.mark.parametrize("kind", ["stablehlo", "numpy"])
+def test_exported_policies_scale_bytes_as_the_network_does(tmp_path, kind, high):
+    policy, path = exported(tmp_path, EnvSpec(Box(0, high, (3,), np.uint8), Box([-1.0] * 9, [1.0] * 9)), kind=kind)
+    obs = np.random.default_rng(0).integers(0, high + 1, (20, 3), np.uint8)
+    np.testing.assert_allclose(load_policy(path).predict(obs)[0], policy.predict(obs)[0], atol=1e-6)
+
+
 def test_first_resets_the_carry_of_single_observations(tmp_path):
     policy, path = exported(tmp_path, EnvSpec(VECTOR, Discrete(4)), network=lstm(4, (4,)))
     loaded = load_policy(path)

@@ -8,12 +8,13 @@ import jaxtyping
 import numpy as np
 import pytest
 import scipy.stats
+from flax import nnx
 
 import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import Network
 from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn, network_for
-from polyak.networks.layers import channels_first, is_image
+from polyak.networks.layers import Encoder, channels_first, is_image
 from polyak.ops.distributions import for_space, parameter_shapes
 from tests.agents.rollouts import same_bits, sample
 
@@ -99,6 +100,19 @@ def test_images_are_found_and_told_apart_by_their_channels():
     assert channels_first((4, 84, 84)) and not channels_first((84, 84, 4)) and not channels_first((40, 40, 40))
     assert network_for(EnvSpec(HWC, Discrete(2))) == nature_cnn() and network_for(EnvSpec(VECTOR, Discrete(2))) == mlp()
     assert network_for(EnvSpec(Dict({"cam": CHW, "x": VECTOR}), Discrete(2))) == nature_cnn()
+
+
+@pytest.mark.parametrize(("high", "scale"), [(255, 255), (1, 1), ([[1, 10], [2, 4]], 10), (0, 1)])
+def test_bytes_are_divided_by_the_largest_bound_of_their_box(high, scale):
+    space = Box(0, high, (2, 2), np.uint8)
+    encoded = Encoder(space, nnx.Rngs(0))(jnp.asarray(space.high)[None])
+    np.testing.assert_array_equal(encoded, (space.high.reshape(1, -1) / np.float32(scale)).astype(np.float32))
+
+
+def test_images_of_few_levels_are_divided_by_the_largest_one():
+    image = jnp.asarray(sample(HWC, np.random.default_rng(0), (2,)) // 128)
+    few, many = (Encoder(Box(0, high, HWC.shape, np.uint8), nnx.Rngs(0)) for high in (1, 255))
+    np.testing.assert_array_equal(few(image), many(255 * image))
 
 
 def test_channels_may_come_first_or_last():

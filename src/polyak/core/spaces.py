@@ -101,6 +101,11 @@ class Box(_ByValue):
         """Every bound is finite."""
         return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
 
+    @property
+    def byte_scale(self) -> float:
+        """What networks divide arrays of bytes by: the largest bound, 255 of images."""
+        return max(float(self.high.max()), 1.0)
+
     def _identity(self) -> tuple[Any, ...]:
         return (self.low.shape, str(self.dtype), self.low.tobytes(), self.high.tobytes())
 

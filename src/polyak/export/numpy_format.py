@@ -22,7 +22,7 @@ def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any]
         raise ValueError(f"the action is {spec.action}"[:300])
     if spec.has_action_mask:
         raise ValueError("the environment has action masks")
-    divide = 255.0 if spec.obs.dtype == np.uint8 else 1.0
+    divide = spec.obs.byte_scale if spec.obs.dtype == np.uint8 else 1.0
     action = spec.action
     if isinstance(action, Discrete):
         return {"divide": divide, "action": "discrete", "start": action.start}, {}

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -191,7 +191,7 @@ def has_images(space: Space) -> bool:
     return any(is_image(leaf) for _, leaf in leaf_spaces(space))
 
 
-def is_image(space: Space) -> bool:
+def is_image(space: Space) -> TypeGuard[Box]:
     """A uint8 Box of three axes, large enough for the convolutions (36 pixels a side)."""
     if not (isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3):
         return False
@@ -238,7 +238,9 @@ class Dense(nnx.Module):
 class Convolutions(nnx.Module):
     """The three convolutions of Mnih et al. 2015 on one image."""
 
-    def __init__(self, shape: tuple[int, ...], rngs: nnx.Rngs) -> None:
+    def __init__(self, space: Box, rngs: nnx.Rngs) -> None:
+        shape = space.shape
+        self.byte_scale = space.byte_scale
         self.channels_first = channels_first(shape)
         channels = shape[0] if self.channels_first else shape[-1]
         init = orthogonal(np.sqrt(2.0))
@@ -250,7 +252,7 @@ class Convolutions(nnx.Module):
 
     def __call__(self, x: Array) -> Float[Array, "B features"]:
         """The features of each image."""
-        x = x.astype(jnp.float32) / 255.0
+        x = x.astype(jnp.float32) / self.byte_scale
         if self.channels_first:
             x = jnp.moveaxis(x, -3, -1)
         for layer, stride in zip(self.layers, self.strides, strict=True):
@@ -263,9 +265,7 @@ class Encoder(nnx.Module):
 
     def __init__(self, space: Space, rngs: nnx.Rngs) -> None:
         self.space = space
-        self.images = nnx.Dict(
-            {_name(path): Convolutions(leaf.shape, rngs) for path, leaf in leaf_spaces(space) if is_image(leaf)}
-        )
+        self.images = nnx.Dict({_name(path): Convolutions(leaf, rngs) for path, leaf in leaf_spaces(space) if is_image(leaf)})
 
     def __call__(self, obs: PyTree) -> Float[Array, "B features"]:
         """The vector of each observation."""
@@ -429,7 +429,7 @@ def _flat(space: Leaf, x: Array) -> Array:
         case MultiDiscrete():
             return jnp.concatenate([jax.nn.one_hot(x[..., i], n) for i, n in enumerate(space.nvec)], axis=-1)
         case Box() if space.dtype == np.uint8:
-            return x.astype(jnp.float32).reshape(x.shape[0], -1) / 255.0
+            return x.astype(jnp.float32).reshape(x.shape[0], -1) / space.byte_scale
         case _:
             return x.astype(jnp.float32).reshape(x.shape[0], -1)
 

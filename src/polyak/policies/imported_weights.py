@@ -16,7 +16,7 @@ from polyak.policies.network_policy import NetworkPolicy
 def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "rescale"] = "clip") -> None:
     """Check that observations are vectors and actions Discrete or a Box.
 
-    Observations of uint8 are rejected: polyak's networks divide them by 255, and the saved network may have received them as
+    Observations of uint8 are rejected: polyak's networks scale them, and the saved network may have received them as
     they are.
 
     Args:
@@ -31,7 +31,7 @@ def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "res
         raise ValueError(f"{owner}: obs must be a Box of numbers, got {spec.obs}")
     if spec.obs.dtype == np.uint8:
         raise ValueError(
-            f"{owner}: obs must not be uint8, which polyak's networks divide by 255, got {spec.obs}; convert observations "
+            f"{owner}: obs must not be uint8, which polyak's networks scale, got {spec.obs}; convert observations "
             "to the float32 numbers that the saved network received"
         )
     if not isinstance(spec.action, Discrete | Box):
