@@ -111,6 +111,15 @@ RESCALED = EnvSpec(VECTOR, BOX.action, action_scaling="rescale")
 PAIR = EnvSpec(Dict({"x": VECTOR, "n": Discrete(3, start=1)}), Discrete(2))
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_policy_of_an_environment_with_masks_needs_one(deterministic):
+    message = r"predict: action_mask must be given, as the environment has action masks; pass .*info\['action_mask'\]"
+    with pytest.raises(ValueError, match=message):
+        greedy(MASKED).predict(np.zeros(3), deterministic=deterministic, key=KEY)
+    with pytest.raises(ValueError, match="as_python: action_mask must be given"):
+        greedy(MASKED).as_python()(np.zeros(3))
+
+
 @pytest.mark.parametrize(
     ("spec", "obs", "said"),
     [

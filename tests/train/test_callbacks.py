@@ -6,6 +6,8 @@ import sys
 import types
 
 import gymnasium
+import jax
+import numpy as np
 import pytest
 
 import polyak
@@ -97,6 +99,51 @@ def test_a_missing_library_names_its_pip_command(monkeypatch, tmp_path):
         callbacks.record_videos(agent, gymnasium.make("CartPole-v1", render_mode="rgb_array"), tmp_path, every=10)
     with pytest.raises(ValueError, match="env must have render_mode='rgb_array', got None"):
         callbacks.record_videos(agent, gymnasium.make("CartPole-v1"), tmp_path, every=10)
+
+
+@pytest.mark.parametrize("convention", ["info", "method", "entry"])
+def test_an_episode_for_a_video_respects_action_masks(convention):
+    played, key = [], "action_mask" if convention == "entry" else None
+
+    class Masked(gymnasium.Env):
+        """Allows one action in each step, and ends when another is taken or after 30 steps."""
+
+        action_space = gymnasium.spaces.Discrete(4, start=2)
+        x = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+        mask_space = gymnasium.spaces.MultiBinary(4)
+        observation_space = gymnasium.spaces.Dict({"x": x} | ({"action_mask": mask_space} if key else {}))
+
+        def state(self):
+            self.allowed = len(played) * 7 % 4
+            mask = np.eye(4, dtype=np.int8)[self.allowed]
+            obs = {"x": np.zeros(2, np.float32)} | ({"action_mask": mask} if key else {})
+            return obs, {"action_mask": mask} if convention == "info" else {}
+
+        def reset(self, *, seed=None, options=None):
+            played.clear()
+            return self.state()
+
+        def step(self, action):
+            assert action - 2 == self.allowed
+            played.append(action)
+            obs, info = self.state()
+            return obs, 0.0, len(played) == 30, False, info
+
+    if convention == "method":
+        Masked.action_masks = lambda self: np.eye(4, dtype=bool)[self.allowed]
+    spec = polyak.envs.make(Masked, action_mask_key=key).spec
+    assert spec.has_action_mask
+    agent = polyak.PPO(spec=spec, network=polyak.mlp((4,)))
+    callbacks.play_episode(agent.policy(agent.init(jax.random.key(0))), spec, Masked(), action_mask_key=key)
+    assert len(played) == 30
+
+
+def test_an_episode_for_a_video_that_does_not_end_is_left_with_a_warning():
+    env = gymnasium.make("MountainCar-v0", max_episode_steps=10_000)
+    spec = polyak.envs.make("MountainCar-v0").spec
+    policy = polyak.policies.Scripted(spec, [(10_000, 1)])
+    with pytest.warns(UserWarning, match="record_videos: the episode had not ended after 50 steps, where it is left"):
+        callbacks.play_episode(policy, spec, env, max_steps=50)
 
 
 def test_videos_are_recorded(tmp_path):

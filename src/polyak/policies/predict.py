@@ -84,13 +84,14 @@ def predict(
         carry: what the previous call returned; None at the start of an episode.
         deterministic: the mode of the distribution; else a sample, for which a `key` is needed.
         first: one bool per observation, True where an episode begins: its carry is reset.
-        action_mask: which actions are allowed, as the observation single or batched, and in the tree of the action space.
+        action_mask: which actions are allowed, as the observation single or batched, and in the tree of the action space;
+            needed where the environment has masks.
 
     Raises:
         TypeError: an observation of the wrong kind of number.
         ValueError: the observation does not fit the space (leaf, shape got, shape expected) or holds NaN or infinity; a
-            mask that does not fit the action space or allows nothing; a carry or `first` of another batch size; a sample
-            without a key.
+            mask that is missing, does not fit the action space or allows nothing; a carry or `first` of another batch size;
+            a sample without a key.
     """
     spec = policy.spec
     batched, batch = obs_batch(spec.obs, obs)
@@ -101,13 +102,14 @@ def predict(
     if not deterministic and key is None:
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
     resets = first_of_batch(first, size, carry is None)
-    form = _form_of(policy) if deterministic and action_mask is None else None
+    mask = _mask_batch(spec, action_mask, batch, "predict")
+    form = _form_of(policy) if deterministic and mask is None else None
     if form is not None and form.mode is not None and size <= form.max_batch:
         # An overflow in the network is silent in JAX too.
         with np.errstate(all="ignore"):
             action, carry = form.mode(batched), () if carry is None else carry
     else:
-        time_step = _time_step(batched, size, resets, _mask_batch(spec, action_mask, batch, "predict"))
+        time_step = _time_step(batched, size, resets, mask)
         carry = policy.initial_state(size) if carry is None else carry
         action, carry = _act(policy, time_step, carry, None if deterministic else key)
     native = spec.native_action(action)
@@ -300,8 +302,17 @@ def _obs_leaf(name: str, spec: ArraySpec, leaf: Any, batch: int | None, native: 
 
 
 def _mask_batch(spec: EnvSpec, action_mask: Any, batch: int | None, owner: str) -> PyTree:
-    """The mask in the tree of the action space, with a batch axis; None for the parts that are not masked."""
+    """The mask in the tree of the action space, with a batch axis; None for the parts that are not masked.
+
+    Raises:
+        ValueError: it is missing, does not fit the space, or allows nothing.
+    """
     if action_mask is None:
+        if spec.has_action_mask:
+            raise ValueError(
+                f"{owner}: action_mask must be given, as {spec.id or 'the environment'} has action masks; pass the mask of the "
+                "observation, e.g. action_mask=info['action_mask']"
+            )
         return None
     masks = read_leaves(f"{owner}: action_mask", action_specs(spec), action_mask)
     parts = zip(leaf_spaces(spec.action), masks, strict=True)

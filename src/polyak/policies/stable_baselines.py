@@ -13,6 +13,8 @@ from polyak.core.types import PredictingPolicy, PyTree
 class StableBaselinesPolicy:
     """Predicts as Stable-Baselines3's models do: `predict(obs, state, episode_start, deterministic) -> (action, state)`.
 
+    Where the environment has action masks, `predict` takes `action_masks` as the models of sb3-contrib do.
+
     Args:
         policy: a polyak policy, also one that `load_policy` returned.
         seed: of the samples drawn with `deterministic=False`.
@@ -30,19 +32,27 @@ class StableBaselinesPolicy:
         self._policy, self._seed, self._step = policy, seed, 0
 
     def predict(
-        self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
+        self,
+        observation: Any,
+        state: PyTree = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
     ) -> tuple[Any, PyTree]:
         """The actions for a batch of observations (or for one), and the recurrent state, None for a policy without one.
 
         Args:
             state: what the previous call returned; None at the start.
             episode_start: `[N]` bool: where an episode begins, and the state is reset.
+            action_masks: which actions are allowed.
         """
         first = None if episode_start is None or state is None else np.asarray(episode_start, bool)
+        # Exported policies take no masks.
+        masks = {} if action_masks is None else {"action_mask": action_masks}
         if deterministic:
-            action, carry = self._policy.predict(observation, state, first=first)
+            action, carry = self._policy.predict(observation, state, first=first, **masks)
         else:
             key = jax.random.fold_in(jax.random.key(self._seed), self._step)
             self._step += 1
-            action, carry = self._policy.predict(observation, state, deterministic=False, first=first, key=key)
+            action, carry = self._policy.predict(observation, state, deterministic=False, first=first, key=key, **masks)
         return action, carry if jax.tree.leaves(carry) else None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyak.core.checks import check_integer, check_number
+from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, map_space
 from polyak.core.suggestions import unknown_name
 from polyak.core.types import Agent, Callback, Progress, PyTree
 from polyak.core.warn import warn
@@ -17,6 +18,9 @@ from polyak.storage.callbacks import with_time
 __all__ = ["log_to_mlflow", "log_to_wandb", "record_videos", "stop_at_reward", "stop_without_improvement"]
 
 EVALUATED = "eval/mean_reward"
+
+MAX_STEPS_OF_A_VIDEO = 100_000
+"""Steps after which a video ends if its episode does not; the longest games of Atari have 27,000."""
 
 
 def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
@@ -108,14 +112,18 @@ def log_to_mlflow() -> Callback:
     return log
 
 
-def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int) -> Callback:
+def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, action_mask_key: str | None = None) -> Callback:
     """Record one episode of the greedy policy whenever `every` env_steps have passed, as `FOLDER/ENV_STEPS.mp4`.
+
+    A video ends after 100,000 steps, with a warning, if the episode does not.
 
     Args:
         agent: the agent that is trained.
         env: a `gymnasium.Env` of its own with `render_mode="rgb_array"`.
         folder: where the videos go.
         every: env_steps between videos.
+        action_mask_key: as in `polyak.envs.make`, the entry of the observation that is the action mask; masks in
+            `info["action_mask"]` and of a method `action_masks()` are found without it.
 
     Raises:
         ImportError: the package `moviepy` is not installed.
@@ -135,12 +143,13 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int) -> 
         nonlocal last
         if progress.env_steps - last >= every:
             last = progress.env_steps
-            play_episode(agent.policy(state.agent), env, Path(folder) / f"{progress.env_steps:012d}.mp4")
+            video = Path(folder) / f"{progress.env_steps:012d}.mp4"
+            _record_episode(agent.policy(state.agent), agent.spec, env, video, action_mask_key)
 
     return record
 
 
-def play_episode(policy: Any, env: Any, video: Path) -> None:
+def _record_episode(policy: Any, spec: EnvSpec, env: Any, video: Path, action_mask_key: str | None) -> None:
     """Play one episode of the policy and write its video."""
     import gymnasium
 
@@ -148,11 +157,43 @@ def play_episode(policy: Any, env: Any, video: Path) -> None:
     with tempfile.TemporaryDirectory(dir=video.parent) as directory:
         # A new folder: in one that exists RecordVideo warns of files that it would overwrite.
         recorder = gymnasium.wrappers.RecordVideo(env, f"{directory}/video", disable_logger=True)
-        obs, _ = recorder.reset(seed=0)
-        carry, ended = None, False
-        while not ended:
-            action, carry = policy.predict(obs, carry)
-            obs, _, terminated, truncated, _ = recorder.step(action)
-            ended = bool(terminated or truncated)
+        play_episode(policy, spec, recorder, action_mask_key=action_mask_key)
         recorder.stop_recording()
         shutil.move(next(Path(directory).glob("video/*.mp4")), video)
+
+
+def play_episode(
+    policy: Any, spec: EnvSpec, env: Any, *, action_mask_key: str | None = None, max_steps: int = MAX_STEPS_OF_A_VIDEO
+) -> None:
+    """Play one episode of the greedy policy in a `gymnasium.Env`, with its action masks where the spec has them.
+
+    Args:
+        spec: the agent's.
+        action_mask_key: as of `record_videos`.
+        max_steps: the number of steps after which an episode that has not ended is left, with a warning.
+
+    Raises:
+        ValueError: the environment returns no action mask, though the agent's has them.
+    """
+    from polyak.envs.env_options import EnvOptions, adapt
+
+    masked = adapt(env, EnvOptions(drop_unsupported_obs=False, action_mask_key=action_mask_key), "record_videos")
+    obs, info = masked.reset(seed=0)
+    carry = None
+    for _ in range(max_steps):
+        mask = {"action_mask": _read_mask(spec, masked.action_space, info)} if spec.has_action_mask else {}
+        action, carry = policy.predict(obs, carry, **mask)
+        obs, _, terminated, truncated, info = masked.step(action)
+        if terminated or truncated:
+            return
+    warn(f"record_videos: the episode had not ended after {max_steps:,} steps, where it is left; give env a time limit")
+
+
+def _read_mask(spec: EnvSpec, space: Any, info: Mapping[str, Any]) -> PyTree:
+    """The mask in `info`, in the tree of the action space."""
+    from polyak.envs.masks import read_masks
+
+    if "action_mask" not in info:
+        raise ValueError("record_videos: env must have action masks, as that of the agent; see action_mask_key")
+    masks = iter(read_masks(space, info["action_mask"], "record_videos"))
+    return map_space(lambda leaf: next(masks) if isinstance(leaf, Discrete | MultiDiscrete) else None, spec.action)
