@@ -107,11 +107,12 @@ def test_a_run_without_a_checkpoint_is_rejected(run, command, workdir):
     assert "no valid checkpoint" in err
 
 
-def test_an_environment_named_in_a_file_imports_no_module(run, command, workdir, monkeypatch):
+@pytest.mark.parametrize("flags", ["", "--wrapper gymnasium.wrappers:RecordEpisodeStatistics"])
+def test_an_environment_named_in_a_file_imports_no_module(flags, run, command, workdir, monkeypatch):
     (workdir / "planted.py").write_text("open('imported', 'w')")
     monkeypatch.syspath_prepend(workdir)
     edit_config(run, '"env": "CartPole-v1"', '"env": "planted:CartPole-v1"')
-    code, _, err = command("evaluate run")
+    code, _, err = command("evaluate run", flags)
     assert code == 2
     assert "would import 'planted'" in err
     assert not (workdir / "imported").exists()

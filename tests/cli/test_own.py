@@ -119,6 +119,9 @@ def test_a_failure_prints_the_flags_that_resume_needs(command, monkeypatch, work
     assert out.splitlines()[-1].endswith(f" with: polyak resume {workdir / 'run'}")
     _, out, _ = command("train ppo gymnasium:CartPole-v1 --run-dir named", SETTINGS)
     assert out.splitlines()[-1].endswith(f" with: polyak resume {workdir / 'named'} --import gymnasium")
+    words = "gymnasium:CartPole-v1 --wrapper mine_of_me:Scaled"
+    _, out, _ = command(f"train ppo {words} --run-dir wrapped", SETTINGS)
+    assert out.splitlines()[-1].endswith(f"{workdir / 'wrapped'} --wrapper mine_of_me:Scaled --import gymnasium")
 
 
 def test_a_wrapper_is_named_again_too(command):

@@ -87,13 +87,13 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
     """The config of a run, and what makes its environment; parts that the run does not store are those that flags name.
 
     Raises:
-        UsageError: the run needs a flag that is missing, or that names something else.
+        UsageError: the run needs a flag that is missing, or that names something else; or its environment a module that
+            `imports` does not name.
         ConfigError: `config.json` cannot be read.
     """
     config = read_config(run, flags.agent)
     _check_own_flags(run, config, flags)
-    named = flags.env is None and flags.wrapper is None
-    may_import = check_import(config.env, imports) if named else True
+    may_import = check_import(config.env, imports) if flags.env is None else True
     target, kwargs = env_maker(flags, config.env, config.env_kwargs)
 
     def make_env(num_envs: int) -> Env | HostEnv:
@@ -113,7 +113,7 @@ def store_own_flags(training: Training, flags: OwnFlags) -> Training:
     """The training, whose run directory stores which flags name its environment, for `read_own_run`."""
     if flags.stored and training.run is not None:
         numbers = {name: value for name, value in flags.kwargs.items() if not isinstance(value, str)}
-        changes = {"own_flags": flags.stored, "env_kwargs": numbers}
+        changes: dict[str, Any] = {"own_flags": flags.stored, "env_kwargs": numbers}
         training.run.change_config(**changes)
         training = dataclasses.replace(training, config=dataclasses.replace(training.config, **changes))
     return dataclasses.replace(training, resume_flags=str(flags))

@@ -265,7 +265,7 @@ def resume_command(training: Training) -> str:
         own = {"env": config.own_env, "agent": _has_own_agent(training.run)}
         if any(own.values()):
             return f"polyak.resume({', '.join([repr(directory), *(f'{name}=...' for name in own if own[name])])})"
-    module = "" if {"--env", "--wrapper"} & set(flags.split()) else config.env.rpartition(":")[0]
+    module = "" if "--env" in flags.split() else config.env.rpartition(":")[0]
     return " ".join(filter(None, ["polyak resume", shlex.quote(directory), flags, module and f"--import {module}"]))
 
 
