@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from polyak.core.types import Callback, Env, HostEnv, Policy, Progress, PyTree
+from polyak.core.warn import warn
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.host_loop import host
@@ -24,6 +25,7 @@ from polyak.storage.run_directory import Run, RunError
 from polyak.train.display import Display, Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt
+from polyak.train.no_step import explain_no_step
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
 from polyak.workers.asynchronous_loop import train_asynchronously
@@ -168,6 +170,9 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
             _write_result(training, result)
     if result.diagnosis is not None:
         return result
+    reason = explain_no_step(training.config.agent, result.progress, result.metrics)
+    if reason is not None and result.stopped is None:
+        warn(f"{training.title}: {reason}")
     if result.stopped is None:
         seconds = time.monotonic() - training.started_at if result.evaluations else None
         console.print_text(summary_line(training.title, result.progress, result.evaluation, seconds))

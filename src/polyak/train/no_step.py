@@ -1,0 +1,32 @@
+"""Why a training took no gradient step, which its result does not show: the policy is that of the beginning."""
+
+from collections.abc import Mapping
+
+from polyak.core.types import Agent, HasReplay, Progress
+from polyak.ops.gradient_step import QUANTITIES
+
+
+def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, float]) -> str | None:
+    """Why no gradient step was taken; None if one was, or if the agent does not report them.
+
+    Args:
+        agent: the agent that was trained.
+        progress: at the end.
+        metrics: of the last report.
+    """
+    updates, skipped = metrics.get("train/n_updates"), metrics.get("train/skipped_steps", 0)
+    if updates is None:
+        return None
+    # Agents with a replay count their gradient steps, the others the rollouts, of which these had no good gradient step.
+    has_taken = updates > (0 if isinstance(agent, HasReplay) else metrics.get("train/skipped_in_a_row", 0))
+    if has_taken:
+        return None
+    if skipped:
+        quantity = QUANTITIES[int(metrics.get("train/first_bad", 1)) - 1]
+        return f"all {skipped:,.0f} gradient steps were skipped, as {quantity} was NaN or infinite; nothing was learned"
+    learning_starts = getattr(agent, "learning_starts", None)
+    if learning_starts is not None and learning_starts >= progress.env_steps:
+        why = f"learning_starts={learning_starts} must be less than env_steps={progress.target_env_steps}"
+    else:
+        why = f"{progress.env_steps} env_steps are too few for one"
+    return f"no gradient step was taken; {why}"
