@@ -22,6 +22,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.other_libraries import find_replacement
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
+from polyak.ops.gradient_step import QUANTITIES
 from tests.test_architecture import MAY_IMPORT
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -159,6 +160,11 @@ def test_every_function_of_the_ppo_page_is_in_the_named_file():
                 found = module
                 for part in name.split("."):
                     found = getattr(found, part)
+
+
+def test_the_numbers_of_quantities_are_documented():
+    numbered = ", ".join(f"{i} {name}" for i, name in enumerate(QUANTITIES, start=1))
+    assert f"0 none, {numbered} |" in (DOCS / "runs.md").read_text()
 
 
 def test_every_setting_of_ppo_is_documented():
