@@ -363,17 +363,39 @@ def test_an_environment_that_fails_while_training_is_exit_code_1_with_its_traceb
     monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleVectorEnv.step", broken)
     code, out, err = command("train ppo CartPole-v1 --run-dir new", SETTINGS)
     assert code == 1
-    assert "in broken" in err
+    assert "in broken" in err and "src/polyak" not in err
     assert "ZeroDivisionError" in err.splitlines()[-1]
     assert "the pole is gone" in err.splitlines()[-1]
     assert "polyak resume" in out
     assert "the pole is gone" in summary_of(workdir / "new")["stopped"]
 
 
+INVALID = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Invalid(CartPoleEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan"), *rest
+gymnasium.register("Invalid-v0", Invalid, max_episode_steps=50)
+"""
+
+
+def test_an_invalid_value_of_an_environment_is_an_error_of_one_line(command, workdir, monkeypatch):
+    (workdir / "invalid.py").write_text(INVALID)
+    monkeypatch.syspath_prepend(workdir)
+    code, _, err = command("train ppo invalid:Invalid-v0 --env-steps 64 --run-dir new", SETTINGS)
+    assert code == 1
+    (line,) = err.splitlines()
+    assert line.startswith("error: InvalidValue: ") and "the reward must be finite, got nan" in line
+
+
 def test_training_that_diverges_is_exit_code_1_and_names_the_quantity(command, monkeypatch, workdir):
     monkeypatch.setattr("polyak.agents.ppo.PPO.diagnose", lambda self, metrics: "PPO: the first bad quantity is 'reward'")
-    code, _, err = command("train ppo CartPole-v1 --run-dir new", SETTINGS)
+    code, out, err = command("train ppo CartPole-v1 --run-dir new", SETTINGS)
     assert (code, err) == (1, "error: PPO: the first bad quantity is 'reward'\n")
+    *_, where, advice = out.splitlines()
+    assert where == f"run: {workdir / 'new'}" and "a smaller learning rate" in advice
     assert summary_of(workdir / "new")["stopped"].endswith("'reward'")
 
 

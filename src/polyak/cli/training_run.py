@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import shlex
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from polyak.cli.flags import fail
+from polyak.cli.own_frames import print_own_frames
 from polyak.cli.signals import NAMES, Signals, handle_signals
+from polyak.core.space_check import InvalidValue
 from polyak.loops.loop import TrainingDiverged
 from polyak.storage.directory import find
 from polyak.storage.run_directory import SUMMARY, open_run
@@ -91,16 +92,35 @@ def _finish(training: Training, result: Result, signals: Signals, console: Scree
     if signals.received is not None and result.diagnosis is None:
         result = dataclasses.replace(result, stopped=NAMES[signals.received])
     finish(training, result, console)
-    return signals.exit_code if result.diagnosis is None else fail(f"{result.run_dir}: {result.diagnosis}", 1)
+    if result.diagnosis is None:
+        return signals.exit_code
+    code = fail(f"{result.run_dir}: {result.diagnosis}", 1)
+    _print_advice(training)
+    return code
 
 
 def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
     """Print the error that ended the training or its evaluation, and how to continue; returns the exit code."""
     if isinstance(error, TrainingDiverged):
-        return fail(error, 1)
-    traceback.print_exception(error)
+        code = fail(error, 1)
+        for training in trainings:
+            _print_advice(training)
+        return code
+    # The message of an invalid value names the environment, the value and what to do.
+    if not isinstance(error, InvalidValue):
+        print_own_frames(error)
     _print_resumption(trainings)
     return fail(f"{type(error).__name__}: {error}", 1)
+
+
+def _print_advice(training: Training) -> None:
+    """Print where a training that diverged is, and what may help."""
+    if training.run is not None:
+        print(f"run: {training.run.directory}")
+    print(
+        "what may help: for obs, reward or action, polyak.envs.check_env on the environment; for any other quantity, a smaller "
+        "learning rate or smaller rewards"
+    )
 
 
 def _print_resumption(trainings: Sequence[Training]) -> None:
