@@ -18,6 +18,17 @@ def test_lines_fit_into_110_columns(command):
     assert max(len(line) for line in out.splitlines()) <= 110
 
 
+def test_lines_fit_into_the_terminal(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")
+    _, out, _ = command("list")
+    assert max(len(line) for line in out.splitlines()) <= 72
+
+
+def test_what_is_not_installed_names_its_extra(command, monkeypatch):
+    monkeypatch.setattr("polyak.envs.names", lambda: {"brax": []})
+    assert command("list")[1].endswith("  brax: not installed; pip install 'polyak[brax]'\n")
+
+
 def test_it_takes_no_arguments(command):
     code, out, err = command("list presets")
     assert (code, out) == (2, "")

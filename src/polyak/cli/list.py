@@ -1,11 +1,15 @@
 """polyak list: algorithms, presets and environments."""
 
+import shutil
 import textwrap
 
 from polyak import envs
 from polyak.agents import AGENTS
 from polyak.cli.agent_source import agent_summary
 from polyak.presets import DEFAULTS, PRESETS
+
+MAX_WIDTH = 110
+"""Columns of a line in a wider terminal, and in a file."""
 
 
 def list_names(arguments: list[str]) -> int:
@@ -19,12 +23,22 @@ def list_names(arguments: list[str]) -> int:
         return print_usage("polyak list\n\nAlgorithms, presets and environments.", arguments)
     print("algorithms")
     for name, agent in AGENTS.items():
-        print(f"  {name:7} {DEFAULTS[name].source if name in DEFAULTS else agent_summary(agent)}")
+        _print(f"{name:7} {DEFAULTS[name].source if name in DEFAULTS else agent_summary(agent)}")
     print("\npresets (algorithm, environment, env_steps, source)")
     for (algorithm, env_id), preset in PRESETS.items():
-        print(f"  {algorithm:7} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
+        _print(f"{algorithm:7} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
     print("\nenvironments")
     for source, names in envs.names().items():
-        text = f"{source}: {', '.join(names) if names else 'not installed'}"
-        print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
+        # Extras have the names of the sources.
+        missing = f"not installed; pip install 'polyak[{source}]'"
+        _print(f"{source}: {', '.join(names) or missing}")
     return 0
+
+
+def _print(text: str) -> None:
+    """Print an entry, in lines that fit into the terminal."""
+    width = min(shutil.get_terminal_size((MAX_WIDTH, 0)).columns, MAX_WIDTH)
+    lines = textwrap.wrap(
+        text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
+    print("\n".join(lines))
