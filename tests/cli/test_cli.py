@@ -171,3 +171,13 @@ def test_a_flag_that_an_algorithm_has_or_has_no_other_name_for_is_no_other_libra
 def test_the_name_of_an_algorithm_may_be_in_capitals(tmp_path, capsys):
     words = f"train PPO jax/CartPole-v1 --env-steps 20 --num-envs 2 --run-dir {tmp_path / 'run'} --eval-episodes 0"
     assert main(words.split()) == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_characters_that_the_output_cannot_encode_are_replaced(settings):
+    words = [sys.executable, "-m", "polyak", "train", "dqn", "CartPole-v1", "--help"]
+    done = subprocess.run(words, env={**os.environ, **settings}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"--epsilon" in done.stdout

@@ -1,5 +1,6 @@
 """The command line: polyak train | resume | evaluate | export | list."""
 
+import io
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ exit codes: 0 success, 1 runtime error, 2 usage error, 129 terminal closed, 130 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    if argv is None:
+        _replace_unencodable_characters()
     try:
         code = _run(argv)
         if sys.stdout is not None:  # as it is after `>&-`
@@ -69,6 +72,13 @@ def _run(argv: Sequence[str] | None) -> int:
         # Only outside of training, which handles signals itself.
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
+
+
+def _replace_unencodable_characters() -> None:
+    """Print `?` for what the encoding of the output lacks, as that of `…` in latin-1: an error would end the training."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _show_warning(
