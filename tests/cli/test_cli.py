@@ -181,3 +181,8 @@ def test_characters_that_the_output_cannot_encode_are_replaced(settings):
     done = subprocess.run(words, env={**os.environ, **settings}, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"--epsilon" in done.stdout
+
+
+def test_errors_of_environments_name_no_function(command):
+    code, _, err = command("train ppo CartPoel-v1")
+    assert code == 2 and err.startswith("error: unknown environment 'CartPoel-v1'; did you mean 'CartPole-v1'")

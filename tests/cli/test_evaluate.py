@@ -31,6 +31,7 @@ def test_it_leaves_the_run_as_it_was(run, command, workdir):
     [
         ("evaluate nothing", "nothing: there is no such directory; a run was expected"),
         ("evaluate run/tb", "run/tb: holds no run"),
+        ("evaluate run other", "polyak evaluate takes one RUN, or the directory of several; got run other"),
         ("evaluate run --episodes 0", "--episodes must be an integer >= 1, got 0"),
         ("evaluate run --seed -1", "--seed must be an integer >= 0, got -1"),
         ("evaluate run --seed 4294967296", "--seed must be an integer in [0, 4294967295]"),

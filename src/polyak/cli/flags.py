@@ -4,7 +4,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -45,12 +45,16 @@ def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, desc
     """The directory and the flags of `polyak COMMAND RUN [flags]`, as by `parse`; `--help` needs no directory.
 
     Raises:
-        UsageError: the directory is missing, or a flag is set twice.
+        UsageError: the directory is missing, there are several, or a flag is set twice.
     """
     is_named = len(arguments) > 0 and not arguments[0].startswith("-")
     if not is_named and not {"-h", "--help"} & set(arguments):
         raise UsageError(f"a run directory is missing: polyak {command} RUN [flags]; `polyak {command} --help` shows the flags")
     directory, *flags = arguments if is_named else ["RUN", *arguments]
+    others = list(takewhile(lambda word: not word.startswith("-"), flags))
+    if others:
+        several = ", or the directory of several" if command == "evaluate" else ""
+        raise UsageError(f"polyak {command} takes one RUN{several}; got {' '.join([directory, *others])}")
     return Path(directory), parse(kind, flags, prog=f"polyak {command} {directory}", description=description)
 
 
@@ -231,5 +235,6 @@ def print_usage(text: str, arguments: Sequence[str]) -> int:
 
 def fail(message: object, code: int = 2) -> int:
     """Print an error; returns the exit code."""
-    print(f"error: {escape_control(str(message))}", file=sys.stderr)
+    # `polyak.envs.make` is a function of Python, which the person has not called.
+    print(f"error: {escape_control(str(message).removeprefix('make: '))}", file=sys.stderr)
     return code

@@ -124,7 +124,8 @@ def replace_file(path: Path, data: bytes) -> None:
             raise FileExistsError("exists and is not a plain file; a file was wanted")
         write_file(path, data, shared=True)
     except OSError as error:
-        raise ExportError(f"{path}: cannot be written: {error}") from error
+        # Not the whole error, which names the temporary file.
+        raise ExportError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def read_export(path: str | os.PathLike[str]) -> Export:
