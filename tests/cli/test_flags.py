@@ -4,6 +4,7 @@ import dataclasses
 import re
 import typing
 
+import docstring_parser
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,13 @@ from polyak import envs
 from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.cli import main
 from polyak.cli.agent_flags import agent_flags
+from polyak.cli.evaluate import EvaluateFlags
+from polyak.cli.export import ExportFlags
 from polyak.cli.flags import TrainFlags, UsageError, parse, parse_settings
 from polyak.cli.network_flags import Activation, NetworkFlags
 from polyak.cli.new_run import _change_network
 from polyak.cli.own_flags import OwnFlags
+from polyak.cli.resume import ResumeFlags
 from polyak.networks.layers import ACTIVATIONS
 from polyak.ops.schedules import Linear
 from polyak.presets import preset
@@ -392,3 +396,17 @@ def test_the_error_says_what_to_write(words, said, command):
     # Whether in a frame or not, and however it is wrapped.
     text, wanted = ("".join(re.findall(r"[^\s│╭╮╰╯─-]", part)) for part in (err, said))
     assert text == wanted or f":{wanted}Argumenthelptext" in text
+
+
+@pytest.mark.parametrize("kind", [TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags, OwnFlags])
+def test_no_help_breaks_where_the_source_does(kind):
+    texts = {param.arg_name: param.description for param in docstring_parser.parse_from_object(kind).params}
+    assert texts and not [name for name, text in texts.items() if "\n" in text]
+
+
+def test_groups_of_flags_are_named_for_people(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "ppo", "CartPole-v1", "--help"])
+    text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    titles = re.findall(r"[─-] ([a-z ]+) options [─-]", text)
+    assert titles == ["training", "your own agent and environment", "algorithm", "network"]

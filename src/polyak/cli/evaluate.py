@@ -16,7 +16,7 @@ from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import UsageError, fail, parse_for_run
 from polyak.cli.imports import ImportFlag, import_object
 from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnFlagsOfRun
+from polyak.cli.own_flags import OwnGroupOfRun
 from polyak.core.checks import check_integer
 from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
@@ -41,7 +41,7 @@ PolicyFlag: TypeAlias = Annotated[
 class EvaluateFlags:
     """How many episodes, and where they start."""
 
-    own: OwnFlagsOfRun
+    own: OwnGroupOfRun
 
     episodes: int = 100
     """number of episodes"""

@@ -8,7 +8,7 @@ import tyro
 
 from polyak.cli.flags import UsageError, fail, parse_for_run
 from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnFlags, OwnFlagsOfRun
+from polyak.cli.own_flags import OwnFlags, OwnGroupOfRun
 from polyak.core.types import HostEnv
 from polyak.export.archive import ExportError
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
@@ -26,7 +26,7 @@ OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", hel
 class ExportFlags:
     """Format and output file."""
 
-    own: OwnFlagsOfRun
+    own: OwnGroupOfRun
 
     format: Format
     """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of dense layers, with a reader"""

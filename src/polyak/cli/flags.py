@@ -140,6 +140,8 @@ def default_hint(text: str, metavar: str | None = None) -> Any:
 EVAL_EPISODES = 100
 
 
+# The help of a flag is the text below it. One of several lines is put together from strings: tyro shows the line breaks of a
+# docstring.
 @tyro.conf.configure(tyro.conf.DisallowNone)
 @dataclasses.dataclass(frozen=True)
 class TrainFlags:
@@ -156,8 +158,10 @@ class TrainFlags:
     run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME", "PATH")] = None
     """run directory; must not hold a run yet"""
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
-    """compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python;
-    distributed: in --workers processes; asynchronous: these push gradients (A3C)"""
+    (
+        "compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python; "
+        "distributed: in --workers processes; asynchronous: these push gradients (A3C)"
+    )
     workers: Annotated[int | None, default_hint("none: the environments step in this process", "INT")] = None
     """processes that step the environments, in equal parts; needs polyak[ray]"""
     lag: int = 0
@@ -175,13 +179,17 @@ class TrainFlags:
     worker_restarts: int = 100
     """how many times workers may be replaced before training ends with an error"""
     on_env_error: Literal["raise", "restart"] = "raise"
-    """raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which
-    counts as a restart"""
+    (
+        "raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which "
+        "counts as a restart"
+    )
     min_workers: Annotated[int | None, default_hint("all", "INT")] = None
     """continue without workers that keep failing while at least this many are left; their environments have weight 0"""
     learners: int = 1
-    """processes that train together in the compiled loop and split --devices; if one dies, all start again from the newest
-    checkpoint"""
+    (
+        "processes that train together in the compiled loop and split --devices; if one dies, all start again from the newest "
+        "checkpoint"
+    )
     devices: Annotated[
         int | None,
         default_hint("two cores for rollouts of images on the host and for 64 or more JAX environments; else one", "INT"),

@@ -19,8 +19,10 @@ class NetworkFlags:
     """The built-in network."""
 
     network: Annotated[Literal["mlp", "cnn", "lstm", "gru"] | None, default_hint(NETWORK_DEFAULT, "{mlp,cnn,lstm,gru}")] = None
-    """dense layers, dense layers behind convolutions of images (both shared), or a recurrent network; DQN learns with it from
-    sequences of 16 steps, unless --sequence-length sets another"""
+    (
+        "dense layers, dense layers behind convolutions of images (both shared), or a recurrent network; DQN learns with it "
+        "from sequences of 16 steps, unless --sequence-length sets another"
+    )
     hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
     """widths of the dense layers"""
     activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
@@ -42,8 +44,10 @@ class NetworkFlags:
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None
-    """draw the weights of Q-networks with learned noise at every step, to explore by with --epsilon 0; without, exploration is
-    left to --epsilon or --temperature"""
+    (
+        "draw the weights of Q-networks with learned noise at every step, to explore by with --epsilon 0; without, exploration "
+        "is left to --epsilon or --temperature"
+    )
     dropout: Annotated[float | None, default_hint("the preset's, else 0", "FLOAT")] = None
     """probability with which a unit of the critics is dropped while training"""
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import shlex
-from typing import Annotated
+from typing import Annotated, TypeAlias
+
+import tyro
 
 from polyak.cli.flags import default_hint, parse_settings
 
@@ -52,3 +54,10 @@ class OwnFlagsOfRun(OwnFlags):
     """function or class that makes a Gymnasium environment, in place of the run's"""
     env_kwargs: Annotated[tuple[str, ...] | None, default_hint("the run's", "NAME=VALUE [NAME=VALUE ...]")] = None
     """settings of the environment, which change the run's: `--env-kwargs frameskip=2 xml_file=mine.xml`"""
+
+
+GROUP = tyro.conf.arg(name="your own agent and environment")
+"""In `--help` the title of these flags."""
+
+OwnGroup: TypeAlias = Annotated[OwnFlags, GROUP]
+OwnGroupOfRun: TypeAlias = Annotated[OwnFlagsOfRun, GROUP]

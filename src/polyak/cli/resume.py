@@ -22,7 +22,7 @@ from polyak.cli.flags import (
 from polyak.cli.imports import ImportFlag
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnFlagsOfRun
+from polyak.cli.own_flags import OwnGroupOfRun
 from polyak.cli.training_run import run_to_exit_code
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
@@ -44,7 +44,7 @@ from polyak.train.worker_settings import Workers
 class ResumeFlags:
     """How long to train."""
 
-    own: OwnFlagsOfRun
+    own: OwnGroupOfRun
 
     env_steps: Annotated[int | None, default_hint("the run's", "INT")] = None
     """environment steps to train for, including those already done; saved in the run's config.json"""
@@ -63,8 +63,10 @@ class ResumeFlags:
     worker_restarts: Annotated[int | None, default_hint("the run's", "INT")] = None
     """how many times workers may be replaced before training ends with an error"""
     on_env_error: Annotated[Literal["raise", "restart"] | None, default_hint("the run's", "{raise,restart}")] = None
-    """raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which
-    counts as a restart"""
+    (
+        "raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which "
+        "counts as a restart"
+    )
     min_workers: Annotated[int | None, default_hint("the run's", "INT")] = None
     """continue without workers that keep failing while at least this many are left; their environments have weight 0"""
     learners: Annotated[int | None, default_hint("the run's", "INT")] = None

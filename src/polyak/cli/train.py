@@ -8,7 +8,7 @@ from polyak.cli.agent_flags import agent_flags, setting_names
 from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.garbage import without_garbage_collection
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
-from polyak.cli.own_flags import OwnFlags
+from polyak.cli.own_flags import OwnFlags, OwnGroup
 from polyak.core.suggestions import unknown_name
 from polyak.presets import Preset, preset
 
@@ -56,8 +56,8 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     with without_garbage_collection(is_own_process=is_own_process):
         from polyak.cli.new_run import train_new_run
 
-    agent, network = (flags.agent_settings, flags.network) if algorithm else (None, None)
-    return train_new_run(algorithm or "", env_id, flags.train, flags.own, agent, network)
+    agent, network = (flags.algorithm, flags.network) if algorithm else (None, None)
+    return train_new_run(algorithm or "", env_id, flags.training, flags.own, agent, network)
 
 
 def _own_last(arguments: list[str]) -> list[str]:
@@ -84,15 +84,15 @@ def _defaults(preset: Preset) -> TrainFlags:
 def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
-        ("train", TrainFlags, dataclasses.field(default=_defaults(defaults))),
-        ("own", OwnFlags, dataclasses.field(default=OwnFlags())),
+        ("training", TrainFlags, dataclasses.field(default=_defaults(defaults))),
+        ("own", OwnGroup, dataclasses.field(default=OwnFlags())),
     ]
     if algorithm:
         agent = agent_flags(AGENTS[algorithm], defaults.values)
         # Where they are parsed, all are known, so that an error can say why the algorithm rejects one.
         network = network_flags_in_help(setting_names(AGENTS[algorithm])) if HELP & set(arguments) else NetworkFlags
         groups += [
-            ("agent_settings", agent, dataclasses.field(default_factory=agent)),
+            ("algorithm", agent, dataclasses.field(default_factory=agent)),
             ("network", network, dataclasses.field(default_factory=network)),
         ]
     name = algorithm or "your own agent"
