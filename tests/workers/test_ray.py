@@ -220,4 +220,13 @@ def check_that_nothing_is_left(process, pids):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
+def test_a_training_ends_when_the_head_of_its_private_ray_is_killed(tmp_path):
+    process, pids = start_forever(tmp_path)
+    (head,) = (pid for pid in pids if "polyak.workers.ray_head" in read(f"/proc/{pid}/cmdline").split("\0"))
+    os.kill(head, signal.SIGKILL)
+    assert process.wait(30) == 1
+    assert "the private Ray has ended" in (tmp_path / "stderr").read_text()
+    check_that_nothing_is_left(process, pids)
+
+
     assert not any(Path("/tmp").glob(f"polyak-ray-{process.pid}-*"))

@@ -71,7 +71,7 @@ def main() -> None:
         )
         worker: Any = ray._private.worker
         daemons = worker._global_node
-        print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
+        print(json.dumps({"address": context.address_info["gcs_address"], "directory": private}), flush=True)
         # The rest of what Ray prints here would fill a file that nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         while not is_closed.wait(LOOK_SECONDS):

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import shutil
 import socket
 import subprocess
 import sys
@@ -167,6 +168,7 @@ class RayWorkers:
         self._kills: list[threading.Thread] = []
         self._workers, self._address = workers, address
         if self._head is None:
+        self._directory = ""
             print(self.describe())
             if (free := self._ray.available_resources().get("CPU", 0)) < workers:
                 print(
@@ -274,6 +276,7 @@ class RayWorkers:
         for _ in range(START_TRIES):
             with tempfile.TemporaryFile() as log:
                 head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+            self._end_remains(self._head)
                 self._head = head
                 try:
                     # While the head imports it too.
@@ -299,13 +302,12 @@ class RayWorkers:
         if head is not None:
             assert head.stdin is not None and head.stdout is not None, "pipes"
             with contextlib.suppress(OSError):
+                    self._directory = report["directory"]
                 head.stdin.close()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 head.wait(CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(head.pid, 9)
-                head.wait()
+            self._end_remains(head)
+            head.wait()
             head.stdout.close()
 
 
@@ -324,6 +326,11 @@ def set_private_environment() -> None:
     # Ray reads the token once in a process, so later ones of this process need the same.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    def _end_remains(self, head: subprocess.Popen[str]) -> None:
+        """End what a head that was killed, or hangs, leaves: itself, its processes and their files."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
