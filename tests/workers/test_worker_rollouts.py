@@ -435,6 +435,17 @@ def test_an_exception_of_an_environment_is_the_users_with_its_worker():
     assert any("worker 0" in note and "envs 0 to 1" in note and "Traceback" in note for note in caught.value.__notes__)
 
 
+class Leaving(Counting):
+    def step(self, action):
+        return sys.exit(4)
+
+
+def test_an_environment_that_calls_exit_ends_the_training_with_its_worker():
+    env = polyak.envs.make(Leaving, num_envs=4)
+    with pytest.raises(RuntimeError, match=r"worker 0 .* raised SystemExit: 4"):
+        train(env, 2, steps=400)
+
+
 class WrongShape(Counting):
     """Every step returns an observation of another shape."""
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import signal
 import shutil
@@ -125,6 +126,15 @@ def _address_of_this_machine() -> str | None:
 
 
 def first_line(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why an actor died: how its process ended where Ray tells, else the first line of the exception."""
+    detail = re.search(r"Worker exit detail: (.*?)\.?(?: Some common causes|\n|$)", str(error))
+    if detail is None:
+        return first_line(error)
+    is_killed = "connection error" in detail[1]
+    return detail[1] + (": it was killed (by the system, for its memory?), crashed, or called os._exit" if is_killed else "")
+
+
     """The first line of an exception's text that is not empty, without a full stop."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
@@ -222,7 +232,9 @@ class RayWorkers:
         try:
             return self._ray.get(call, timeout=CLOSE_SECONDS)
         except self._ray.exceptions.RayError as error:
-            raise WorkerLost(f"died: {first_line(error)}") from error
+            raise WorkerLost(f"died: {reason_of(error)}") from error
+        self._warnings.issue(found)
+        return result
 
     def end(self, handle: Any) -> None:
         """Kill the actor, in a thread: for a stopped process it takes five seconds."""

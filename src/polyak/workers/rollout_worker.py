@@ -135,7 +135,7 @@ class Failure:
     invalid_value: str | None = None
 
     @classmethod
-    def of(cls, error: Exception) -> "Failure":
+    def of(cls, error: BaseException) -> "Failure":
         """The exception that is being handled."""
         # The name of a file is no longer among the arguments of an OSError.
         file = (error.filename,) if isinstance(error, OSError) and error.filename is not None and len(error.args) == 2 else ()
@@ -318,7 +318,8 @@ def find_sources(paths: list[str]) -> None:
 def _failure_of(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # An environment that calls sys.exit would end its worker without a word.
         return Failure.of(error)
 
 
