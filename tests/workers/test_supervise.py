@@ -338,6 +338,14 @@ def test_a_worker_that_compiles_gets_more_time_until_its_first_result():
     assert 26 <= engine.now < 26.4, "a result was accepted before"
 
 
+def test_the_end_closes_environments_and_waits_for_two_seconds_at_most():
+    supervisor, engine, _ = make({b"0": [DEAD, "a"], b"1": ["closed"], b"2": [LATE]}, workers=3)
+    supervisor.results(1.0)
+    supervisor.close()
+    assert [call for call in engine.calls if call[1] == "close"] == [(b"%d" % i, "close", ()) for i in range(3)]
+    assert engine.now == pytest.approx(2.0)
+
+
 def test_a_second_training_has_the_whole_budget_again():
     supervisor, _, _ = make([DEAD, "a", DEAD, "b"], budget=1)
     for number in range(2):

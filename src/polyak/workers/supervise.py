@@ -1,5 +1,6 @@
 """Supervision of workers: deadlines, restarts with back-off, a budget of restarts. It knows neither Ray nor environments."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,10 @@ def last_line(log: IO[bytes]) -> str:
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""
+
+
+CLOSE_SECONDS = 2.0
+"""How long the end waits for environments that close; a worker may hang, or be in a rollout."""
 
 
 class WorkerLost(Exception):
@@ -309,9 +314,23 @@ class Supervisor:
         return {"workers/alive": alive, "workers/restarts": sum(worker.restarts for worker in self.workers)}
 
     def close(self) -> None:
-        """End all workers, and the engine; a second call does nothing."""
-        self.workers = []
-        self.engine.close()
+        """Close the environments of the workers that are there, and end all, and the engine; a second call does nothing."""
+        workers, self.workers = self.workers, []
+        try:
+            self._close_environments([one for one in workers if one.has_started])
+        finally:
+            self.engine.close()
+
+    def _close_environments(self, workers: Sequence[_Worker]) -> None:
+        """Let workers close their environments, which takes them `CLOSE_SECONDS` at most; those that fail are ended anyway."""
+        deadline = self.clock() + CLOSE_SECONDS
+        with contextlib.suppress(Exception):
+            calls = [self.engine.call(one.handle, "close", ()) for one in workers]
+            while calls and (left := deadline - self.clock()) > 0:
+                done = self.engine.wait(calls, left)
+                calls = [call for call in calls if call not in done]
+                if not done:
+                    break
 
     def _suffices(self, left: int) -> bool:
         """Whether training may go on with so many workers."""
