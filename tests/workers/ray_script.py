@@ -11,10 +11,13 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 
+import polyak
 from polyak.cli import main as polyak_main
 from polyak.loops.host_loop import host
 from polyak.workers.ray_workers import RayWorkers, set_private_environment
@@ -215,6 +218,58 @@ def forever():
     host(make_agent(env.spec), envs, env_steps=10**9, key=KEY, callbacks=[show], report_every=1)
 
 
+class Talking(gymnasium.Env):
+    """Prints and warns in its fifth step; the first of all workers that has done 20 steps ends its process."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        if self.count == 5:
+            print("said")
+            os.write(2, b"written\n")
+            warnings.warn("of a test", DeprecationWarning, stacklevel=1)
+            warnings.warn("warned of a test", RuntimeWarning, stacklevel=1)
+        if self.count == 20:
+            with contextlib.suppress(FileExistsError):
+                Path("died").touch(exist_ok=False)
+                os._exit(7)
+        return np.zeros(3, np.float32), 1.0, self.count % 10 == 0, False, {}
+
+    def close(self):
+        Path(f"closed-{os.getpid()}").touch()
+
+
+def output():
+    """Train with environments that print and warn, of which one ends its process."""
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            polyak.train.run("a2c", Talking, env_steps=400, num_envs=4, workers=2, run_dir="run", settings={"num_steps": 10})
+        except RuntimeError as error:
+            if "did not start in 3 tries" not in str(error):
+                raise
+            print(error, file=sys.stderr)
+            sys.exit(NO_RAY)
+    events = [json.loads(line) for line in Path("run/workers.jsonl").read_text().splitlines()]
+    report = {
+        "warnings": [(one.category.__name__, str(one.message)) for one in caught],
+        "logs": {path.name: path.read_text() for path in Path("run/workers").iterdir()},
+        "reasons": [event["detail"] for event in events if event["event"] == "failed"],
+        "closed": sorted(int(path.name.partition("-")[2]) for path in Path().glob("closed-*")),
+        "pids": sorted(event["pid"] for event in events if event["event"] != "failed"),
+        "own": os.getpid(),
+    }
+    print(json.dumps(report))
+
+
 def cluster():
     """Train on a cluster of three nodes on this machine, of which one is removed while its worker works."""
     # Before JAX has threads: the cluster's daemons are forked from this process, and share its token.
@@ -270,4 +325,4 @@ def remove_node(nodes):
 
 
 if __name__ == "__main__":
-    {"forever": forever, "cluster": cluster}.get("".join(sys.argv[1:]), main)()
+    {"forever": forever, "cluster": cluster, "output": output}.get("".join(sys.argv[1:]), main)()

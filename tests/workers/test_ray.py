@@ -160,6 +160,34 @@ def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_pa
     assert report["listening"] == ["127.0.0.1"]
 
 
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """What is left of a training whose environments print, warn, and end a process."""
+    return run(tmp_path_factory.mktemp("output"), "output")
+
+
+def test_what_environments_print_is_in_a_file_of_each_worker(output):
+    assert sorted(output["logs"]) == ["0.log", "1.log"]
+    for text in output["logs"].values():
+        assert "said\n" in text and "written\n" in text and "RuntimeWarning: warned of a test" in text
+    assert "said" not in output["terminal"] and "written" not in output["terminal"]
+
+
+def test_warnings_of_workers_are_issued_once_in_the_learner(output):
+    assert output["warnings"] == [["RuntimeWarning", "warned of a test"]]
+
+
+def test_a_worker_whose_process_ends_tells_how(output):
+    (reason,) = output["reasons"]
+    assert reason.startswith("died: Worker unexpectedly exits") and "it was killed" in reason and "Some common" not in reason
+
+
+def test_environments_of_workers_are_closed_at_the_end(output):
+    """Those of the processes that are there; the learner closes the one that tells the spaces."""
+    closed = set(output["closed"]) - {output["own"]}
+    assert len(output["pids"]) == 3 and len(closed) == 2 and closed < set(output["pids"])
+
+
 def start_forever(directory):
     """A training with workers that does not end, in a process of its own: `(process, pids of what it started)`."""
     command = [sys.executable, str(SCRIPT), "forever"]
@@ -187,6 +215,15 @@ def test_a_training_ends_when_a_daemon_of_its_private_ray_dies(tmp_path):
     assert directory.stat().st_mode & 0o077 == 0
     (daemon,) = (pid for pid in pids if "gcs_server" in read(f"/proc/{pid}/cmdline").split("\0")[0])
     os.kill(daemon, signal.SIGKILL)
+    assert process.wait(30) == 1
+    assert "the private Ray has ended" in (tmp_path / "stderr").read_text()
+    check_that_nothing_is_left(process, pids)
+
+
+def test_a_training_ends_when_the_head_of_its_private_ray_is_killed(tmp_path):
+    process, pids = start_forever(tmp_path)
+    (head,) = (pid for pid in pids if "polyak.workers.ray_head" in read(f"/proc/{pid}/cmdline").split("\0"))
+    os.kill(head, signal.SIGKILL)
     assert process.wait(30) == 1
     assert "the private Ray has ended" in (tmp_path / "stderr").read_text()
     check_that_nothing_is_left(process, pids)
@@ -220,13 +257,4 @@ def check_that_nothing_is_left(process, pids):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
-def test_a_training_ends_when_the_head_of_its_private_ray_is_killed(tmp_path):
-    process, pids = start_forever(tmp_path)
-    (head,) = (pid for pid in pids if "polyak.workers.ray_head" in read(f"/proc/{pid}/cmdline").split("\0"))
-    os.kill(head, signal.SIGKILL)
-    assert process.wait(30) == 1
-    assert "the private Ray has ended" in (tmp_path / "stderr").read_text()
-    check_that_nothing_is_left(process, pids)
-
-
     assert not any(Path("/tmp").glob(f"polyak-ray-{process.pid}-*"))

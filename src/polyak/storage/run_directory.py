@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json", "summary.json"
-WORKERS = "workers.jsonl"
+WORKERS, WORKER_OUTPUT = "workers.jsonl", "workers"
 CHECKPOINTS, BEST, TENSORBOARD, LOCK = "checkpoints", "best", "tb", "run.lock"
 
 # What a killed `create` may leave: without a config it is no run yet.
@@ -300,7 +300,7 @@ def open_for_parent(directory: Path) -> Run:
 
 def is_run_file(path: Path) -> bool:
     """Whether a run writes this path itself. A run has both config.json and system.json; other programs have the first too."""
-    own = {CONFIG, METRICS, WORKERS, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
+    own = {CONFIG, METRICS, WORKERS, WORKER_OUTPUT, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
     real = Path(os.path.realpath(path))
     runs = [root for root in real.parents if all(os.path.lexists(root / name) for name in (CONFIG, SYSTEM))]
     names = [real.relative_to(root).parts[0] for root in runs]

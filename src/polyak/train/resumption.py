@@ -32,7 +32,7 @@ from polyak.train.learners import as_learners, check_learners
 from polyak.train.new_training import close_if_made
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
-from polyak.train.training import Start, Training, report_events
+from polyak.train.training import Start, Training, watch_workers
 from polyak.train.worker_loops import check_workers, split_over_workers, with_new_episodes
 from polyak.train.worker_settings import Workers, as_workers, config_fields, options_of
 from polyak.workers.learner_group import Learners
@@ -207,7 +207,7 @@ def prepare_resumption(
         check_learners(learners, env, config.devices)
     if isinstance(env, WorkerEnvs):
         check_workers(config.agent, config.loop, env.group.options, config.devices)
-        env.group.on_event = report_events(run, Screen())
+        watch_workers(env.group, run, Screen())
     key = run_key(config.seed or 0)
     made = env if config.loop == "compiled" else as_host_env(env, key)
     start = restore_start(run, config, made, force=force)

@@ -21,7 +21,7 @@ from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_log
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_state
-from polyak.storage.run_directory import Run, RunError
+from polyak.storage.run_directory import WORKER_OUTPUT, Run, RunError
 from polyak.train.display import Display, Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt
@@ -32,7 +32,7 @@ from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.learner_group import Learners, StoppedBeforeStart
 from polyak.workers.supervise import WorkerEvent
 from polyak.workers.worker_envs import WorkerEnvs
-from polyak.workers.worker_group import warn_of_failure
+from polyak.workers.worker_group import WorkerGroup, warn_of_failure
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
         split["replay_on"] = config.replay_on
     with record_failure([training]) as notes, ExitStack() as stack:
         if isinstance(training.env, WorkerEnvs):
-            training.env.group.on_event = report_events(training.run, console)
+            watch_workers(training.env.group, run, console)
             training.env.group.should_stop = should_stop
         display = stack.enter_context(show_progress(console, training.title, config.env_steps, start.env_steps))
         evaluation = stack.enter_context(periodic_evaluation(training, display))
@@ -141,7 +141,17 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
     return with_evaluations(make_result(training, trained, snapshot), evaluation)
 
 
-def report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], None]:
+def watch_workers(group: WorkerGroup, run: Run | None, console: Screen) -> None:
+    """Let workers report to the run and the console, and write what their environments print into the run.
+
+    On other machines the output stays where Ray writes it.
+    """
+    group.on_event = _report_events(run, console)
+    if run is not None and group.is_on_this_machine:
+        group.output_directory = run.directory / WORKER_OUTPUT
+
+
+def _report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], None]:
     """A function that writes what happens to workers into `workers.jsonl`, and prints failures; a quiet console warns."""
 
     def report(event: WorkerEvent) -> None:

@@ -62,6 +62,7 @@ def split_over_workers(
         )
         group = WorkerGroup(parts, env.spec, num_envs, make_engine, workers.options())
         group.should_stop = should_stop
+        group.is_on_this_machine = workers.make_engine is None and workers.address is None
         if workers.address is not None:
             group.on_start = print
         return WorkerEnvs(group, source)

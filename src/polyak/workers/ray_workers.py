@@ -6,8 +6,8 @@ import json
 import os
 import re
 import secrets
-import signal
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +21,7 @@ from typing import Any
 from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.rollout_worker import RolloutWorker, configure_process, find_sources
 from polyak.workers.supervise import WorkerLost, last_line
+from polyak.workers.worker_output import RecordedWarnings, WarningsOfWorkers, WorkerWarning
 
 START_TRIES = 3
 START_SECONDS = 60.0
@@ -125,7 +126,6 @@ def _address_of_this_machine() -> str | None:
         return None
 
 
-def first_line(error: Exception) -> str:
 def reason_of(error: Exception) -> str:
     """Why an actor died: how its process ended where Ray tells, else the first line of the exception."""
     detail = re.search(r"Worker exit detail: (.*?)\.?(?: Some common causes|\n|$)", str(error))
@@ -135,6 +135,7 @@ def reason_of(error: Exception) -> str:
     return detail[1] + (": it was killed (by the system, for its memory?), crashed, or called os._exit" if is_killed else "")
 
 
+def first_line(error: Exception) -> str:
     """The first line of an exception's text that is not empty, without a full stop."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
@@ -167,6 +168,7 @@ class RayWorkers:
         _check_installed()
         self._should_stop = should_stop
         self._head: subprocess.Popen[str] | None = None
+        self._directory = ""
         if address is None:
             size = store_bytes or max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER)
             address = self._start_head(workers, size)
@@ -176,9 +178,9 @@ class RayWorkers:
             self._end_head()
             raise
         self._kills: list[threading.Thread] = []
+        self._warnings = WarningsOfWorkers()
         self._workers, self._address = workers, address
         if self._head is None:
-        self._directory = ""
             print(self.describe())
             if (free := self._ray.available_resources().get("CPU", 0)) < workers:
                 print(
@@ -195,7 +197,7 @@ class RayWorkers:
 
     def call(self, handle: Any, method: str, arguments: Sequence[Any]) -> Any:
         """Call a method; returns a reference to its result."""
-        return getattr(handle, method).remote(*arguments)
+        return handle.call.remote(method, *arguments)
 
     def share(self, value: Any) -> Any:
         """A reference to the arrays in Ray's store; a few small ones travel with every call."""
@@ -226,11 +228,13 @@ class RayWorkers:
     def result(self, call: Any) -> Any:
         """The result of a call that has returned; the arrays of one above 1 MB are in Ray's shared memory.
 
+        Warnings that were issued in the worker are issued here, once.
+
         Raises:
             WorkerLost: the actor died.
         """
         try:
-            return self._ray.get(call, timeout=CLOSE_SECONDS)
+            result, found = self._ray.get(call, timeout=CLOSE_SECONDS)
         except self._ray.exceptions.RayError as error:
             raise WorkerLost(f"died: {reason_of(error)}") from error
         self._warnings.issue(found)
@@ -272,6 +276,7 @@ class RayWorkers:
         """
         if self._head is not None and self._head.poll() is not None:
             self._ray.shutdown()
+            self._end_remains(self._head)
             raise RuntimeError("train: the private Ray has ended, and with it all workers; polyak.resume continues a run")
 
     def _kill(self, handle: Any) -> None:
@@ -288,7 +293,6 @@ class RayWorkers:
         for _ in range(START_TRIES):
             with tempfile.TemporaryFile() as log:
                 head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-            self._end_remains(self._head)
                 self._head = head
                 try:
                     # While the head imports it too.
@@ -298,6 +302,7 @@ class RayWorkers:
                     self._end_head()
                     raise
                 if "address" in report:
+                    self._directory = report["directory"]
                     address: str = report["address"]
                     return address
                 self._end_head()
@@ -314,7 +319,6 @@ class RayWorkers:
         if head is not None:
             assert head.stdin is not None and head.stdout is not None, "pipes"
             with contextlib.suppress(OSError):
-                    self._directory = report["directory"]
                 head.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 head.wait(CLOSE_SECONDS)
@@ -322,14 +326,24 @@ class RayWorkers:
             head.wait()
             head.stdout.close()
 
+    def _end_remains(self, head: subprocess.Popen[str]) -> None:
+        """End what a head that was killed, or hangs, leaves: itself, its processes and their files."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
-class _RayWorker(RolloutWorker):
+
+class _RayWorker:
     """A worker that is alone in its process."""
 
     def __init__(self, make_env: bytes, paths: list[str]) -> None:
         configure_process()
         find_sources(paths)
-        super().__init__(make_env)
+        self._worker, self._warnings = RolloutWorker(make_env), RecordedWarnings()
+
+    def call(self, method: str, *arguments: Any) -> tuple[Any, list[WorkerWarning]]:
+        """The result of a method, and the warnings since the last one."""
+        return getattr(self._worker, method)(*arguments), self._warnings.take()
 
 
 def set_private_environment() -> None:
@@ -338,11 +352,6 @@ def set_private_environment() -> None:
     # Ray reads the token once in a process, so later ones of this process need the same.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    def _end_remains(self, head: subprocess.Popen[str]) -> None:
-        """End what a head that was killed, or hangs, leaves: itself, its processes and their files."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(head.pid, signal.SIGKILL)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

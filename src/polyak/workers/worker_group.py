@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import cloudpickle
@@ -18,6 +19,7 @@ from polyak.workers.gradient_worker import GradientTask
 from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, own_versions
 from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
+from polyak.workers.worker_output import WithOutputFile
 
 WAIT_SECONDS = 0.05
 """How long the wait for workers may delay a request to stop."""
@@ -90,6 +92,8 @@ class WorkerGroup:
         is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
         on_event: called with what happens to workers; by default, failures are warnings.
         should_stop: called while waiting for the start of workers; True ends the wait.
+        is_on_this_machine: each worker has a process of its own here.
+        output_directory: where each of these writes what its environments print; None leaves it to the engine.
         on_start: called with a line about where the workers are, when all have started; None for none.
 
     Raises:
@@ -120,14 +124,19 @@ class WorkerGroup:
         self.on_event: Callable[[WorkerEvent], None] = warn_of_failure
         self.should_stop: Callable[[], bool] = lambda: False
         self.on_start: Callable[[str], None] | None = None
-        self._parts, self._make_engine = parts, make_engine
+        self.is_on_this_machine = False
+        self.output_directory: Path | None = None
+        self._parts, self._make_engine = list(parts), make_engine
         self._supervisor: Supervisor | None = None
 
     @property
     def supervisor(self) -> Supervisor:
         """The supervisor of the workers, made when it is first needed."""
         if self._supervisor is None:
-            options, payloads = self.options, [cloudpickle.dumps(part) for part in self._parts]
+            options, parts = self.options, self._parts
+            if (directory := self.output_directory) is not None:
+                parts = [WithOutputFile(part, str(directory / f"{worker}.log")) for worker, part in enumerate(parts)]
+            payloads = [cloudpickle.dumps(part) for part in parts]
             self._supervisor = Supervisor(
                 self._make_engine(),
                 payloads,

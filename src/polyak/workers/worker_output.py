@@ -1,0 +1,79 @@
+"""What environments print and warn of in workers: into a file of each worker, and as warnings of the learner."""
+
+import builtins
+import os
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from polyak.core.types import HostEnv
+
+WorkerWarning: TypeAlias = tuple[str, str, str, int]
+"""Category, text, file and line."""
+
+MAX_WARNINGS = 20
+"""That travel with one result."""
+
+
+@dataclass(frozen=True)
+class WithOutputFile:
+    """Creates environments in a process that from then on writes its standard output and error into a file.
+
+    Attributes:
+        make: creates them.
+        path: of the file, to which is appended.
+    """
+
+    make: Callable[[], HostEnv]
+    path: str
+
+    def __call__(self) -> HostEnv:
+        """Create the environments."""
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        # Also what libraries in C write, and the traceback of a crash.
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
+        return self.make()
+
+
+class RecordedWarnings:
+    """The warnings of this process, which are also shown."""
+
+    def __init__(self) -> None:
+        self._found: list[WorkerWarning] = []
+        show = warnings.showwarning
+
+        def record(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            if len(self._found) < MAX_WARNINGS:
+                self._found.append((category.__name__, str(message), filename, lineno))
+            show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = record
+
+    def take(self) -> list[WorkerWarning]:
+        """Those since the last call."""
+        found, self._found = self._found, []
+        return found
+
+
+class WarningsOfWorkers:
+    """Issues the warnings of workers in this process, each once."""
+
+    def __init__(self) -> None:
+        self._issued: set[tuple[str, str]] = set()
+
+    def issue(self, found: Sequence[WorkerWarning]) -> None:
+        """Issue those that no worker has sent before; those of two environments differ in their numbers only."""
+        for name, text, filename, lineno in found:
+            key = name, re.sub(r"\d+", "", text)
+            if key in self._issued:
+                continue
+            self._issued.add(key)
+            category = vars(builtins).get(name)
+            is_known = isinstance(category, type) and issubclass(category, Warning)
+            warnings.warn_explicit(text, category if is_known else UserWarning, filename, lineno)
