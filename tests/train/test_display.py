@@ -36,6 +36,12 @@ def test_a_broken_pipe_silences_the_console_and_raises_nothing(monkeypatch):
     assert screen.file.getvalue() == "a [b] c\n" and len(silenced) == 1
 
 
+def test_names_between_colons_are_no_emoji():
+    screen = Screen(file=io.StringIO())
+    screen.print_line("envs:snake: compiling")
+    assert screen.file.getvalue() == "envs:snake: compiling\n"
+
+
 def test_no_terminal_gets_plain_lines():
     out = shown([100, 1000], terminal=False, metrics={"rollout/ep_rew_mean": 21.25})
     assert out.splitlines() == [

@@ -169,7 +169,7 @@ def _name(task: _Task, parent: Path) -> str:
 
 def _play(task: _Task, flags: EvaluateFlags) -> dict[str, Evaluation]:
     """The evaluations by the names of the policies; closes the environments."""
-    with Console().status("") as status, _closing(env for _, env in task.policies.values()):
+    with Console(markup=False, emoji=False).status("") as status, _closing(env for _, env in task.policies.values()):
         status.update(f"evaluating {flags.episodes} episodes of {task.directory} …")
         return {name: evaluate_policy(env, policy, flags.episodes, flags.seed) for name, (policy, env) in task.policies.items()}
 

@@ -39,12 +39,12 @@ class Screen(Console):
         discard_output(sys.stdout.fileno())
 
     def print_line(self, line: str) -> None:
-        """Print one line without markup or wrapping: a path or a command stays whole."""
-        self.print(escape_control(line), highlight=False, soft_wrap=True, markup=False)
+        """Print one line without markup, emoji such as `:snake:`, or wrapping: a path or a command stays whole."""
+        self.print(escape_control(line), highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def print_text(self, text: str) -> None:
-        """Print text without markup, which a terminal breaks between words."""
-        self.print(escape_control(text), highlight=False, soft_wrap=not self.is_terminal, markup=False)
+        """Print text without markup and emoji, which a terminal breaks between words."""
+        self.print(escape_control(text), highlight=False, soft_wrap=not self.is_terminal, markup=False, emoji=False)
 
 
 class Display:
