@@ -324,6 +324,6 @@ def _key_bits(key: PRNGKeyArray, worker: Array, number: Array) -> Array:
 
 
 def _counts(senders: Any) -> Mapping[str, float]:
-    """How many pushes were applied, dropped as too old, and rejected so far."""
-    names = ("applied", "stale", "rejected", "repeated")
+    """How many pushes were applied, dropped as too old, and rejected so far; workers send none twice."""
+    names = ("applied", "stale", "rejected")
     return {f"pushes/{name}": float(np.sum(getattr(senders, name))) for name in names}
