@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from polyak.cli.own_flags import OwnFlags, resume_flags
 from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.run_directory import open_run
@@ -236,3 +237,15 @@ def test_evaluation_while_training_keeps_the_best(command):
     assert len(rows) == 4 and rows[best] == max(rows.values())
     code, out, _ = command("evaluate run/best --episodes 2")
     assert code == 0 and f"at {best:,} env_steps" in out
+
+
+def test_the_command_that_resumes_names_the_ray_cluster(command, workdir):
+    flags = OwnFlags(env="my:make")
+    assert resume_flags(flags, "host:6379") == "--env my:make --ray-address host:6379"
+    assert resume_flags(OwnFlags(), "auto") == "--ray-address auto" and resume_flags(OwnFlags(), None) == ""
+
+
+def test_a_ray_address_that_nothing_answers_at_leaves_no_run(command, workdir):
+    code, _, err = command("train ppo CartPole-v1 --num-envs 4 --workers 2 --run-dir run --ray-address 127.0.0.1:1")
+    assert code == 2 and err.startswith("error: train: nothing answers at the Ray address") and "Traceback" not in err
+    assert not (workdir / "run").exists()

@@ -14,7 +14,7 @@ from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import TrainFlags, UsageError, fail
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.own import env_maker, make_own_agent, store_own_flags
-from polyak.cli.own_flags import OwnFlags
+from polyak.cli.own_flags import OwnFlags, resume_flags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
 from polyak.core.checks import check_integer, check_number
 from polyak.core.spaces import Box, leaf_spaces
@@ -190,7 +190,7 @@ def _prepare(
         algorithm=algorithm,
         learners=learners,
     )
-    return store_own_flags(training, own)
+    return dataclasses.replace(store_own_flags(training, own), resume_flags=resume_flags(own, flags.ray_address))
 
 
 def _workers(flags: TrainFlags) -> Workers | None:

@@ -116,7 +116,7 @@ def store_own_flags(training: Training, flags: OwnFlags) -> Training:
         changes: dict[str, Any] = {"own_flags": flags.stored, "env_kwargs": numbers}
         training.run.change_config(**changes)
         training = dataclasses.replace(training, config=dataclasses.replace(training.config, **changes))
-    return dataclasses.replace(training, resume_flags=str(flags))
+    return training
 
 
 def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags) -> None:

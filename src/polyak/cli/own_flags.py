@@ -44,6 +44,12 @@ class OwnFlags:
         return shlex.join(word for flag, values in words.items() for word in (flag, *values))
 
 
+def resume_flags(own: OwnFlags, ray_address: str | None) -> str:
+    """The flags of `polyak resume` that name what a run does not store."""
+    address = "" if ray_address is None else f"--ray-address {shlex.quote(ray_address)}"
+    return " ".join(filter(None, [str(own), address]))
+
+
 @dataclasses.dataclass(frozen=True)
 class OwnFlagsOfRun(OwnFlags):
     """What a run does not store: an agent and an environment of your own, and texts in the environment's settings."""

@@ -22,7 +22,7 @@ from polyak.cli.flags import (
 from polyak.cli.imports import ImportFlag
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnGroupOfRun
+from polyak.cli.own_flags import OwnGroupOfRun, resume_flags
 from polyak.cli.training_run import run_to_exit_code
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
@@ -149,7 +149,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:
                 print(f"{directory}: env_steps changed from {planned:,} to {config.env_steps:,}")
-            episodes, own_flags = _eval_episodes(config, flags), str(flags.own)
+            episodes, own_flags = _eval_episodes(config, flags), resume_flags(flags.own, flags.ray_address)
             return run_to_exit_code(dataclasses.replace(training, eval_episodes=episodes, resume_flags=own_flags))
         finally:
             if isinstance(env, HostEnv):
