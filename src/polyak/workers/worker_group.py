@@ -98,6 +98,7 @@ class WorkerGroup:
 
     Raises:
         ValueError: the workers cannot have equal parts, or training needs more workers.
+        TypeError: the parts cannot be sent.
     """
 
     def __init__(
@@ -114,6 +115,13 @@ class WorkerGroup:
         if options.min_workers is not None and options.min_workers > len(parts):
             raise ValueError(f"train: min_workers={options.min_workers} must be at most workers={len(parts)}")
         self.spec, self.num_envs, self.num_workers, self.options = spec, num_envs, len(parts), options
+        try:
+            cloudpickle.dumps(parts[0])
+        except Exception as error:
+            raise TypeError(
+                f"train: the function that creates the environment cannot be sent to workers: {type(error).__name__}: {error}; "
+                "create such objects inside it"
+            ) from error
         self.acting: Acting | GradientTask | None = None
         self.states = [WorkerState(seed=0)] * self.num_workers
         self.snapshots: list[bytes | None] = []
