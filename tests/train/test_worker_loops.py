@@ -5,8 +5,10 @@ import json
 import platform
 import re
 import signal
+import threading
 import time
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -196,7 +198,37 @@ def test_a_cluster_is_told_where_the_workers_are_before_training(capsys):
     assert re.fullmatch(rf"workers: 2 on {re.escape(platform.node())} \(a call takes {number} ms\); {versions}", lines[0])
 
 
+def test_what_ray_needs_is_checked_before_a_run_directory_is_made(tmp_path, monkeypatch):
+    arguments = {"env_steps": 40, "num_envs": 4, "settings": SETTINGS, "run_dir": tmp_path / "run"}
+    with pytest.raises(RuntimeError, match="nothing answers at the Ray address"):
+        polyak.train.run("a2c", "CartPole-v1", workers=Workers(2, address="127.0.0.1:1"), **arguments)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="workers need Ray"):
+        polyak.train.run("a2c", "CartPole-v1", workers=2, **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", [Workers, polyak.train.Learners])
+def test_an_address_is_not_empty(kind):
+    with pytest.raises(ValueError, match="ray_address must be HOST:PORT or auto"):
+        kind(2, address="")
+
+
+def test_an_environment_that_cannot_be_sent_to_workers_is_an_error_before_they_start(tmp_path):
+    lock = threading.Lock()
+
+    def make_env():
+        with lock:
+            return gymnasium.make("CartPole-v1")
+
+    message = "the function that creates the environment cannot be sent to workers: TypeError: cannot pickle .*lock.*inside it"
+    with pytest.raises(TypeError, match=message):
+        polyak.train.run("a2c", make_env, env_steps=40, num_envs=4, workers=workers(), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_algorithm_of_workers_takes_four_where_none_are_given(monkeypatch):
+    monkeypatch.setattr("polyak.train.worker_loops.check_ray", lambda address: None)
     monkeypatch.setattr("polyak.train.worker_loops.RayWorkers", lambda number, address, should_stop: InProcessWorkers())
     result = polyak.train.run("A3C", "CartPole-v1", env_steps=40, settings=SETTINGS, progress=False)
     assert (result.config.loop, result.config.workers, result.config.num_envs) == ("asynchronous", 4, 8)

@@ -48,6 +48,7 @@ from polyak.train.training import Training
 from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners
+from polyak.workers.ray_workers import ClusterError
 
 ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
 Q_NETWORKS: Mapping[str, Any] = {"mlp": q_mlp, "cnn": q_nature_cnn, "lstm": q_lstm, "gru": q_gru}
@@ -133,7 +134,7 @@ def train_new_run(
         finally:
             if isinstance(env, HostEnv):
                 close_envs(env)
-    except (UsageError, ValueError, TypeError, ImportError, RunError) as error:
+    except (UsageError, ValueError, TypeError, ImportError, ClusterError, RunError) as error:
         return fail(error)
 
 

@@ -38,6 +38,7 @@ from polyak.train.evaluation import close_envs
 from polyak.train.resumption import prepare_resumption, with_learners, with_workers
 from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers
+from polyak.workers.ray_workers import ClusterError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def resume(arguments: list[str]) -> int:
     try:
         _check_settings(arguments)
         return _resume(*parse_for_run(ResumeFlags, arguments, command="resume", description="Continue a run directory RUN."))
-    except (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError) as error:
+    except (UsageError, ValueError, TypeError, ImportError, ClusterError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
 
 

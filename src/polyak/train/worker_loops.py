@@ -22,7 +22,7 @@ from polyak.loops.loop import LoopState, Reporter, Target, TrainResult
 from polyak.train.worker_settings import Workers, as_workers, with_options
 from polyak.workers.asynchronous_loop import check_shares_gradients, train_asynchronously
 from polyak.workers.learner_group import StoppedBeforeStart
-from polyak.workers.ray_workers import RayWorkers
+from polyak.workers.ray_workers import RayWorkers, check_ray
 from polyak.workers.worker_envs import WorkerEnvs
 from polyak.workers.worker_group import WorkerGroup, WorkerOptions
 from polyak.workers.worker_rollouts import check_lag
@@ -39,6 +39,8 @@ def split_over_workers(
 
     Raises:
         ValueError: the environment is in JAX, was made as an object, or cannot be split.
+        ImportError: Ray is not installed.
+        ClusterError: no Ray cluster answers at the address.
     """
     try:
         if not isinstance(env, HostEnv):
@@ -57,6 +59,9 @@ def split_over_workers(
         from polyak.envs.parts import split
 
         parts = split(source, num_envs, workers.number)
+        if workers.make_engine is None:
+            # Before a run directory is created.
+            check_ray(workers.address)
         make_engine = workers.make_engine or (
             lambda: RayWorkers(workers.number, workers.address, should_stop=lambda: group.should_stop())
         )

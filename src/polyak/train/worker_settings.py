@@ -69,6 +69,8 @@ class Workers:
         check_integer("train", "workers", self.number)
         if not (self.address is None or isinstance(self.address, str)):
             raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
+        if self.address == "":
+            raise ValueError("train: ray_address must be HOST:PORT or auto, got an empty one")
         if isinstance(self.min_workers, int) and self.min_workers > self.number:
             raise ValueError(f"train: min_workers={self.min_workers} must be at most workers={self.number}")
         self.options()

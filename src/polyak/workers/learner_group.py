@@ -99,6 +99,8 @@ class Learners:
         check_integer("train", "timeout", self.timeout)
         if not (self.address is None or isinstance(self.address, str)):
             raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
+        if self.address == "":
+            raise ValueError("train: ray_address must be HOST:PORT or auto, got an empty one")
 
 
 @runtime_checkable

@@ -60,6 +60,22 @@ PRIVATE_SETTINGS = {
 """Of a private Ray, in the environment; Ray reads them when it is imported."""
 
 
+class ClusterError(RuntimeError):
+    """No Ray cluster answers at an address."""
+
+
+def check_ray(address: str | None) -> None:
+    """Check that Ray is installed, and that something listens at the address of a cluster, if there is one.
+
+    Raises:
+        ImportError: it is not.
+        ClusterError: nothing does.
+    """
+    _check_installed()
+    if address is not None:
+        _check_reachable(address)
+
+
 def connect(address: str) -> Any:
     """Connect this process to a Ray cluster, as for `ray.init`; returns the package.
 
@@ -67,8 +83,7 @@ def connect(address: str) -> Any:
         ImportError: Ray is not installed.
         RuntimeError: it cannot be reached, has another version, or is in use by this process.
     """
-    _check_installed()
-    _check_reachable(address)
+    check_ray(address)
     ray = _import_ray()
     if ray.is_initialized():
         raise RuntimeError("train: Ray is already connected in this process; call ray.shutdown() before")
@@ -98,7 +113,7 @@ def _check_reachable(address: str) -> None:
     """Check that something listens at `host:port`, or where `auto` leads: Ray would try for two minutes, deaf to Ctrl-C.
 
     Raises:
-        RuntimeError: nothing does.
+        ClusterError: nothing does.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or _address_of_this_machine() or address
@@ -111,7 +126,7 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RuntimeError(
+        raise ClusterError(
             f"train: nothing answers at the Ray address {address}: {reason}; start the cluster with `ray start --head`, or "
             "pass the host:port of its head"
         ) from error
