@@ -104,6 +104,32 @@ def test_a_hang_is_noticed_at_the_timeout_and_named():
     assert "did not return from rollout() within timeout=3 s" in events[1].detail
 
 
+def test_a_worker_that_is_too_slow_gets_twice_the_time_and_the_message_tells_how_much():
+    supervisor, engine, events = make(["a", LATE, LATE, LATE, LATE, "b", LATE, "c"], timeout=3.0)
+    for number in range(3):
+        supervisor.request(0, "rollout", number)
+        run(supervisor, 1)
+    details = [event.detail.partition(" within ")[2].partition(";")[0] for event in events if event.event == "failed"]
+    times = ["timeout=3 s", "2 times timeout=3 s", "4 times timeout=3 s", "4 times timeout=3 s", "timeout=3 s"]
+    assert details == times and events[1].detail.endswith("; --worker-timeout and Workers(timeout=) allow more")
+    assert engine.now == pytest.approx(3 + 6 + 12 + 12 + (1 + 2 + 4) + 3, abs=0.5)
+
+
+def test_a_slow_worker_keeps_its_time_until_a_rollout_is_fast_enough():
+    supervisor, engine, events = make(["a", LATE, "b", LATE, "c"], timeout=3.0)
+    supervisor.request(0, "rollout", 0)
+    run(supervisor, 1)
+    supervisor.request(0, "rollout", 1)
+    while engine.started == 1:
+        supervisor.results(1.0)
+    supervisor.results(1.0)
+    engine.now += 5.0
+    run(supervisor, 1)
+    supervisor.request(0, "rollout", 2)
+    run(supervisor, 1)
+    assert "within 2 times timeout=3 s" in [event.detail for event in events if event.event == "failed"][1]
+
+
 def test_a_slow_start_has_a_patience_of_its_own():
     supervisor, engine, _ = make(["a"], timeout=3.0, start_timeout=50.0)
     supervisor.workers[0].call = (0, LATE)
@@ -328,11 +354,12 @@ def test_results_that_are_not_accepted_do_not_end_the_pauses():
 
 
 def test_a_worker_that_compiles_gets_more_time_until_its_first_result():
-    supervisor, engine, _ = make([LATE, "a", LATE, "b"], timeout=3.0)
+    supervisor, engine, events = make([LATE, "a", LATE, "b"], timeout=3.0)
     supervisor.warm_up = 20.0
     supervisor.request(0, "rollout", 1)
     run(supervisor, 1)
     assert 23 <= engine.now < 23.2
+    assert " within timeout=3 s and 20 s to compile;" in events[1].detail
     supervisor.request(0, "rollout", 2)
     run(supervisor, 1)
     assert 26 <= engine.now < 26.4, "a result was accepted before"

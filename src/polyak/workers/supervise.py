@@ -13,6 +13,9 @@ MAX_BACK_OFF = 60.0
 MAX_FAILURES = 5
 """Failures in a row after which a worker is given up, where training may go on with fewer or nothing has ever worked."""
 
+MAX_PATIENCE = 4
+"""How many times `timeout` a request may take of a worker that was too slow before."""
+
 MAX_LATE_STARTS = 2
 """First starts of a worker that may take too long."""
 
@@ -117,7 +120,9 @@ class _Worker:
     Attributes:
         handle: the engine's; None while it waits to be started again.
         call: the call that has not returned, or None.
+        sent_at: when it was made.
         deadline: when it must have.
+        patience: how many times `timeout` its requests may take.
         is_starting: the call is `begin`.
         request: the method and arguments to call once it has started, or again after a restart.
         failures: since the last result that was accepted.
@@ -133,7 +138,9 @@ class _Worker:
 
     handle: Any = None
     call: Any = None
+    sent_at: float = 0.0
     deadline: float = math.inf
+    patience: int = 1
     is_starting: bool = False
     request: tuple[str, Sequence[Any]] | None = None
     failures: int = 0
@@ -166,7 +173,8 @@ class Supervisor:
         engine: starts and calls them.
         payloads: what each worker is made of.
         begin_arguments: the arguments of the `begin` of a worker, new or made again.
-        timeout: seconds that a request may take.
+        timeout: seconds that a request may take. Of a worker that takes longer, each next one may take twice as long, at most
+            `MAX_PATIENCE` times `timeout`, until one takes less than `timeout`.
         start_timeout: seconds that a start may take.
         budget: restarts of all workers together, after which the training ends.
         on_event: called with every event.
@@ -242,6 +250,7 @@ class Supervisor:
         """Begin to count failures and restarts anew, for another training; workers that are lost are started again."""
         for worker in self.workers:
             worker.failures = worker.restarts = worker.late_starts = 0
+            worker.patience = 1
             worker.last_failure, worker.is_lost = "", False
 
     def results(self, seconds: float) -> list[tuple[int, str, Any]]:
@@ -270,8 +279,9 @@ class Supervisor:
                 if worker.is_starting:
                     self._fail_to_start(index)
                 else:
-                    method = "begin" if worker.request is None else worker.request[0]
-                    self.fail(index, f"did not return from {method}() within timeout={self.timeout:g} s")
+                    reason = self._describe_timeout(worker)
+                    worker.patience = min(2 * worker.patience, MAX_PATIENCE)
+                    self.fail(index, reason)
         return results
 
     def fail(self, index: int, reason: str, error: Exception | None = None) -> None:
@@ -369,8 +379,19 @@ class Supervisor:
 
     def _send(self, worker: _Worker) -> None:
         assert worker.request is not None, "checked by the callers"
-        worker.deadline = self.clock() + self.timeout + (0.0 if worker.is_warm else self.warm_up)
+        worker.sent_at = self.clock()
+        worker.deadline = worker.sent_at + worker.patience * self.timeout + (0.0 if worker.is_warm else self.warm_up)
         worker.call = self.engine.call(worker.handle, *worker.request)
+
+    def _describe_timeout(self, worker: _Worker) -> str:
+        """What a worker did not do in which time, and how it gets more."""
+        assert worker.request is not None, "it was called"
+        limit = f"timeout={self.timeout:g} s"
+        if worker.patience > 1:
+            limit = f"{worker.patience} times {limit}"
+        if self.warm_up and not worker.is_warm:
+            limit += f" and {self.warm_up:g} s to compile"
+        return f"did not return from {worker.request[0]}() within {limit}; --worker-timeout and Workers(timeout=) allow more"
 
     def _fail_to_start(self, index: int) -> None:
         """Give up a start that takes too long, as `fail`.
@@ -397,6 +418,8 @@ class Supervisor:
         if not worker.is_starting:
             assert worker.request is not None, "it was called"
             method, worker.request = worker.request[0], None
+            if self.clock() - worker.sent_at <= self.timeout:
+                worker.patience = 1
             return method
         worker.is_starting, worker.has_begun, worker.place = False, True, self.place_of(result)
         self.on_event(WorkerEvent(index, "restarted" if worker.restarts else "started", "", *worker.place))
