@@ -455,7 +455,7 @@ def check_env_spec(owner: str, spec: Any) -> None:
     raise TypeError(f"{owner}: spec must be an EnvSpec, got {got}")
 
 
-def _like(value: Any, action: Any, dtype: npt.DTypeLike = None) -> Any:
+def _like(value: Any, action: Any, dtype: np.dtype[Any] | None = None) -> Any:
     """A constant of a space in this dtype, or that of an action, with leading axes of length 1."""
     array = np.asarray(value, action.dtype if dtype is None else dtype)
     return array.reshape((1,) * (action.ndim - array.ndim) + array.shape)
