@@ -218,7 +218,7 @@ def test_what_reset_of_a_vector_environment_does_wrong_beside_a_mask_is_an_error
 
     error = ValueError if answer == ({"obs": 0}, {}) else TypeError
     with pytest.raises(
-        error, match=r"step 0: (reset\(\) must return \(obs, info\)|the observation must be a dict with the act)"
+        error, match=r"step 0: (reset\(\) must return (\(obs, info\)|info as a dict)|the observation must be a dict with)"
     ):
         envs.make(vector(toys.MaskObs, wrapper=Wrong), action_mask_key="action_mask")
 
