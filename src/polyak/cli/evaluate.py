@@ -153,8 +153,8 @@ def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlag
     for group in groups:
         names = [_name(task, parent) for task, _ in group]
         if len(env_ids) == 1:
-            rows = [((name,), evaluation) for name, (_, evaluation) in zip(names, group, strict=True)]
-            print("\n".join(_table((*env_ids,), rows)))
+            named = [((name,), evaluation) for name, (_, evaluation) in zip(names, group, strict=True)]
+            print("\n".join(_table((*env_ids,), named)))
         if len(group) > 1:
             whose = f"{names[0]} and seeds like it: " if len(env_ids) > 1 else ""
             print(f"{whose}{seed_statistics([evaluation.mean_return for _, evaluation in group])}")

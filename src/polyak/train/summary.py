@@ -49,7 +49,7 @@ def seed_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     Args:
         summaries: of each, as in `summary.json`.
     """
-    rows = [("seed", "env_steps", "return", "±", "mean length")]
+    rows: list[tuple[str, ...]] = [("seed", "env_steps", "return", "±", "mean length")]
     for one in summaries:
         steps_done = NOTHING if one["env_steps"] is None else f"{one['env_steps']:,}"
         returns = [NOTHING if one[name] is None else format_number(one[name]) for name in RETURN_FIELDS]
