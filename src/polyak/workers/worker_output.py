@@ -74,6 +74,6 @@ class WarningsOfWorkers:
             if key in self._issued:
                 continue
             self._issued.add(key)
-            category = vars(builtins).get(name)
-            is_known = isinstance(category, type) and issubclass(category, Warning)
-            warnings.warn_explicit(text, category if is_known else UserWarning, filename, lineno)
+            known: Any = vars(builtins).get(name)
+            is_warning = isinstance(known, type) and issubclass(known, Warning)
+            warnings.warn_explicit(text, known if is_warning else UserWarning, filename, lineno)
