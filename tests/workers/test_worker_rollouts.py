@@ -25,6 +25,7 @@ from polyak.workers.packing import Packing
 from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
 from polyak.workers.rollout_worker import PLAIN, Failure, pack_snapshot, unpack_snapshot
 from polyak.workers.worker_group import check_versions
+from polyak.workers.worker_rollouts import check_lag
 from tests.workers.setting import (
     KEY,
     Counting,
@@ -413,6 +414,14 @@ def test_more_lag_stays_within_its_bound(cartpole, monkeypatch):
 def test_an_agent_that_bears_no_lag_is_rejected_by_name(cartpole):
     with pytest.raises(ValueError, match=r"lag=1, but PPO .* at most 0 updates old"):
         train(cartpole, 2, options={"lag": 1})
+
+
+def test_the_error_about_a_lag_names_the_setting_that_allows_one(cartpole):
+    with pytest.raises(ValueError, match="set lag=0, or values_when='collect', which allows 1, or take an agent"):
+        check_lag(make_agent(cartpole.spec), 1)
+    with pytest.raises(ValueError, match="set lag=1, or take an agent"):
+        check_lag(make_agent(cartpole.spec, values_when="collect"), 2)
+    check_lag(make_agent(cartpole.spec, values_when="collect"), 1)
 
 
 def test_environments_without_snapshots_begin_new_episodes():

@@ -270,6 +270,11 @@ class PPO:
         """1 with `values_when="collect"`: the ratio is to the policy that acted; at `"update"` time it would begin at 1."""
         return 1 if self.values_when == "collect" else 0
 
+    @property
+    def lag_advice(self) -> str:
+        """The setting that allows a lag, for errors."""
+        return "" if self.max_lag else "values_when='collect', which allows 1"
+
     def partition(self, axis_name: str) -> PartitionSpec:
         """The whole state is replicated on every device."""
         return PartitionSpec()

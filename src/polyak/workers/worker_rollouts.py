@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,16 @@ LEARNING_SECONDS = 0.005
 
 ARRAYS = ("time_steps", "actions", "info", "carry")
 """What a worker's arrays are called in errors."""
+
+
+@runtime_checkable
+class AdvisesOnLag(Protocol):
+    """An agent that allows a larger lag with other settings."""
+
+    @property
+    def lag_advice(self) -> str:
+        """The settings, and the lag that they allow; empty if it is the largest."""
+        ...
 
 
 class WorkerRollouts:
@@ -273,9 +283,10 @@ def check_lag(agent: Agent, lag: int) -> None:
     """
     limit = agent.max_lag if isinstance(agent, SupportsLag) else 0
     if limit is not None and lag > limit:
+        advice = f", or {agent.lag_advice}" if isinstance(agent, AdvisesOnLag) and agent.lag_advice else ""
         raise ValueError(
             f"train: lag={lag}, but {type(agent).__name__} with these settings learns only from rollouts that are at most "
-            f"{limit} updates old; set lag={limit}, or take IMPALA, which corrects for older policies"
+            f"{limit} updates old; set lag={limit}{advice}, or take an agent that corrects for older policies, such as IMPALA"
         )
 
 
