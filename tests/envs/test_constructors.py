@@ -16,12 +16,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from polyak import envs, train
 from polyak.core.types import HostEnv
-from polyak.envs import constructors
+from polyak.envs import host_batches
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
-from polyak.envs.constructors import _check_render_mode
 from polyak.envs.env_batch import SingleBatch
 from polyak.envs.gymnasium import GymnasiumEnv
+from polyak.envs.host_batches import _check_render_mode
 from polyak.envs.source import source_of
 from polyak.envs.vector import VectorBatch
 from tests.envs import toys
@@ -180,7 +180,7 @@ def test_an_older_name_of_the_ale_is_told_what_it_is_called(monkeypatch):
     older = gymnasium.registry["BreakoutNoFrameskip-v4"]
     # As in a process that has not imported ale-py yet, which registers the name.
     monkeypatch.delitem(gymnasium.registry, older.id)
-    monkeypatch.setattr(constructors, "names", lambda: {"atari": [gymnasium.registry.setdefault(older.id, older).id]})
+    monkeypatch.setattr(host_batches, "names", lambda: {"atari": [gymnasium.registry.setdefault(older.id, older).id]})
     with pytest.raises(ValueError, match="take 'ALE/Breakout-v5', or the ALE's older 'ale_py:BreakoutNoFrameskip-v4' without"):
         envs.make(older.id)
 

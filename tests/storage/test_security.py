@@ -319,7 +319,7 @@ def _suspicions(node, modules):
 # So is the `module:name` of `polyak evaluate --policy`.
 # The names are constants, keys of a table in the source, or typed by the user; none is read from a file.
 ALLOWED = {
-    "envs/constructors.py": {"import_module"},
+    "envs/host_batches.py": {"import_module"},
     "envs/available.py": {"find_spec"},
     "dynamics/names.py": {"find_spec"},
     # An unpickler that accepts tensors only, and `genops`, which reads a pickle's opcodes and runs none of them;

@@ -1,15 +1,8 @@
 """Create batches of environments, from a name, a function, an environment or a vector environment."""
 
 import contextlib
-import dataclasses
-import difflib
-import functools
-import importlib
-import importlib.util
 import inspect
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
@@ -19,24 +12,21 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
-from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, names, register_atari, register_minatar
+from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
 from polyak.envs.classic import DYNAMICS
+from polyak.envs.host_batches import BatchOptions, Vectorization, check_no_settings, named_batch
 from polyak.envs.info_reader import check_info_metrics
-from polyak.envs.libraries import conversion, is_from
+from polyak.envs.libraries import is_from
 from polyak.envs.source import EnvSource, can_make_again
 
 if TYPE_CHECKING:
     import gymnasium
 
-    from polyak.envs.env_options import EnvOptions
-
 JaxName: TypeAlias = Literal["jax/Acrobot-v1", "jax/CartPole-v1", "jax/MountainCar-v0", "jax/Pendulum-v1"]
-Vectorization: TypeAlias = Literal["auto", "own", "sync", "async"]
 # What a file or an argument may request: more would fill the memory, or run for hours, before anything is trained.
 MAX_ENVS_IN_JAX = 2**20
 MAX_ENVS_ON_HOST = 2**16
 MAX_PROCESSES = 2**10
-MAX_FRAME_SKIP = 1000
 
 
 class MakeOptions(TypedDict, total=False):
@@ -113,11 +103,7 @@ def make(
     """
     check_choice("make", "vectorization", vectorization, ("auto", "own", "sync", "async"))
     check_number("make", "timeout", timeout, above=0.0)
-    if isinstance(getattr(id, "spec", None), EnvSpec):  # that of Gymnasium's environments is of another class
-        if isinstance(id, Dynamics):
-            name = id.__name__ if isinstance(id, type) else type(id).__name__
-            raise TypeError(f"make: {name} is dynamics in JAX; pass AutoReset({name}(...), num_envs=...) in its place")
-        raise TypeError(f"make: id is an environment of make already, of {id.spec.id}; use it as it is")
+    _check_not_made(id)
     is_jax = is_in_jax(id)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
     check_integer("make", "num_envs", num_envs, at_most=most)
@@ -134,9 +120,9 @@ def make(
     from polyak.envs.gymnasium import GymnasiumEnv
 
     env_options = EnvOptions(drop_unsupported_obs, action_mask_key, check_info_metrics(info_metrics))
-    options = _Options(num_envs, vectorization, timeout, env_options)
+    options = BatchOptions(num_envs, vectorization, timeout, env_options)
     source = EnvSource(id, arguments) if can_make_again(id) else None
-    name, batch = _named_batch(id, options, settings, import_modules)
+    name, batch = named_batch(id, options, settings, import_modules)
     try:
         return GymnasiumEnv(
             batch, name, action_scaling=action_scaling, nonfinite=nonfinite, out_of_bounds=out_of_bounds, source=source
@@ -146,6 +132,19 @@ def make(
         with contextlib.suppress(Exception):
             batch.close()
         raise
+
+
+def _check_not_made(id: Any) -> None:
+    """Check that what `make` takes is neither an environment that it has made, nor dynamics.
+
+    Raises:
+        TypeError: it is; the message says what to use.
+    """
+    if isinstance(getattr(id, "spec", None), EnvSpec):  # that of Gymnasium's environments is of another class
+        if isinstance(id, Dynamics):
+            name = (id if isinstance(id, type) else type(id)).__name__
+            raise TypeError(f"make: {name} is dynamics in JAX; pass AutoReset({name}(...), num_envs=...) in its place")
+        raise TypeError(f"make: id is an environment of make already, of {id.spec.id}; use it as it is")
 
 
 def _check_host_only(env: Any, arguments: Mapping[str, Any]) -> None:
@@ -165,14 +164,6 @@ def is_in_jax(env: Any) -> bool:
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
     return isinstance(env, Env) or any(is_from(library, env) for library in JAX_LIBRARIES)
-
-
-def _named_batch(id: Any, options: "_Options", settings: dict[str, Any], import_modules: bool) -> tuple[str, Any]:
-    if isinstance(id, str):
-        _check_frame_skip(settings)
-        return id, _batch_by_name(id, options, settings, import_modules)
-    _check_no_settings(settings)
-    return _batch_of_object(id, options)
 
 
 def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
@@ -197,7 +188,7 @@ def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
 
 def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
     """The dynamics of an environment object of gymnax, Brax or Jumanji."""
-    _check_no_settings(settings)
+    check_no_settings(settings)
     name = type(getattr(env, "unwrapped", env)).__name__
     if is_from("gymnax", env):
         from polyak.dynamics import gymnax
@@ -210,216 +201,3 @@ def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
     from polyak.dynamics import jumanji
 
     return jumanji.dynamics_of(env, f"jumanji/{name}")
-
-
-def _check_no_settings(settings: dict[str, Any]) -> None:
-    if settings:
-        raise TypeError("make: env_kwargs must be None unless id is a name; set them in the function that creates the env")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """The arguments of `make` that say how a batch of Gymnasium environments is made."""
-
-    num_envs: int
-    vectorization: Vectorization
-    timeout: float
-    env: "EnvOptions"
-
-
-def _batch_by_name(id: str, options: _Options, settings: dict[str, Any], import_modules: bool) -> Any:
-    import gymnasium
-
-    vectorization = options.vectorization
-    spec = _find_spec(id, import_modules)
-    if spec.namespace == "ALE":
-        return _atari_batch(spec, options, settings)
-    # The vectorized forms of phys2d reset the state of no other environment whenever one resets (Gymnasium 1.4).
-    has_own = spec.vector_entry_point is not None and not id.startswith("phys2d/")
-    if vectorization == "own" and not has_own:
-        raise ValueError(f"make: vectorization must be 'sync' or 'async', as {id} has no vectorized form, got 'own'")
-    with _name_missing_extra(id, spec):
-        if vectorization in ("auto", "own") and has_own:
-            _check_render_mode(id, settings, spec.vector_entry_point)
-            # Only `gymnasium.make` takes the option of the checker.
-            own_settings = {name: value for name, value in settings.items() if name != "disable_env_checker"}
-            own = gymnasium.make_vec(spec, num_envs=options.num_envs, vectorization_mode="vector_entry_point", **own_settings)
-            with _closing_on_error([own]):
-                return _vector_batch(own, id, options)
-        _check_render_mode(id, settings, spec.entry_point)
-        # `GymnasiumEnv` checks in every step what Gymnasium's checker warns of in the first two. The registration is passed
-        # along because a worker process has only Gymnasium's own.
-        make_env = functools.partial(gymnasium.make, spec, **{"disable_env_checker": True} | settings)
-        return _single_batch(make_env, id, options)
-
-
-@contextlib.contextmanager
-def _closing_on_error(envs: Sequence[Any]) -> Iterator[None]:
-    """Close the environments that exist if one cannot be used; the first error is raised."""
-    try:
-        yield
-    except BaseException:
-        for env in envs:
-            with contextlib.suppress(Exception):  # it may have no close()
-                env.close()
-        raise
-
-
-def _check_frame_skip(settings: dict[str, Any]) -> None:
-    """Check the repetitions of an action: a step takes as many times longer."""
-    for name in ("frame_skip", "frameskip"):
-        if name in settings:
-            check_integer("make", f"env_kwargs[{name!r}]", settings[name], at_most=MAX_FRAME_SKIP)
-
-
-def _check_render_mode(id: str, settings: dict[str, Any], entry_point: Any) -> None:
-    """Check `render_mode` before anything is created; Gymnasium only warns of an unknown one.
-
-    Raises:
-        ValueError: neither the environment nor a wrapper of Gymnasium's has it.
-    """
-    import gymnasium
-
-    mode = settings.get("render_mode")
-    creator = gymnasium.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    metadata = getattr(creator, "metadata", None)
-    if mode is None or metadata is None:
-        return
-    modes = list(metadata.get("render_modes", []))
-    # Gymnasium's wrappers make these of arrays.
-    from_arrays = {"rgb_array": ["human", "rgb_array_list"], "rgb_array_list": ["human"], "ansi": ["ansi_list"]}
-    supported = modes + [name for own in modes for name in from_arrays.get(own, [])]
-    if mode not in supported:
-        expected = " or ".join(map(repr, dict.fromkeys(supported))) or "None"
-        raise ValueError(f"make: env_kwargs['render_mode'] must be {expected} for {id}, got {mode!r}")
-
-
-def _atari_batch(spec: Any, options: _Options, settings: dict[str, Any]) -> Any:
-    if options.vectorization not in ("auto", "own"):
-        raise ValueError(
-            f"make: vectorization must be 'auto' or 'own' for {spec.id}, which runs in the ALE's threads, "
-            f"got {options.vectorization!r}"
-        )
-    if options.env.info_metrics or options.env.action_mask_key is not None:
-        raise ValueError(f"make: info_metrics and action_mask_key must be left out for {spec.id}, got {options.env}")
-    from polyak.envs.atari import Atari, AtariBatch
-
-    registered = {name: value for name, value in spec.kwargs.items() if name != "game"}
-    return AtariBatch(spec.kwargs["game"], options.num_envs, Atari(**registered | settings), spec.id)
-
-
-def _single_batch(make_env: Callable[[], Any], name: str, options: _Options) -> Any:
-    from polyak.envs.env_batch import InProcessEnvs, SingleBatch
-    from polyak.envs.process_workers import WorkerProcesses
-
-    if options.vectorization != "async":
-        envs: list[Any] = []
-        with _closing_on_error(envs):
-            for _ in range(options.num_envs):
-                envs.append(make_env())
-            return SingleBatch(InProcessEnvs(envs, name, options.env), name)
-    workers = WorkerProcesses([make_env] * options.num_envs, name, options.timeout, options.env)
-    try:
-        return SingleBatch(workers, name)
-    except BaseException:
-        workers.close()
-        raise
-
-
-def _batch_of_object(id: Any, options: _Options) -> tuple[str, Any]:
-    """The name and the batch of a vector environment, an environment, or a function that creates one."""
-    import gymnasium
-
-    num_envs, vectorization = options.num_envs, options.vectorization
-    if isinstance(id, gymnasium.vector.VectorEnv):
-        if num_envs not in (1, id.num_envs) or vectorization not in ("auto", "own"):
-            raise ValueError(
-                f"make: num_envs and vectorization must be left out for a vector environment (it has {id.num_envs} "
-                f"environments), got {num_envs} and {vectorization!r}"
-            )
-        # A SyncVectorEnv is stepped through its environments, which then reset on the next step whatever its mode.
-        if type(id) is gymnasium.vector.SyncVectorEnv and id.observation_mode == "same":
-            return _name_of(id.envs[0]), _batch_of_envs(id.envs, options)
-        return _name_of(id), _vector_batch(id, _name_of(id), options)
-    if vectorization == "own":
-        raise ValueError("make: vectorization='own' needs the name of an environment, or pass a VectorEnv")
-    if isinstance(id, gymnasium.Env):
-        if num_envs != 1 or vectorization == "async":
-            raise ValueError(
-                f"make: num_envs must be 1 and vectorization not 'async' for a single environment, got {num_envs} and "
-                f"{vectorization!r}; pass a function that creates it"
-            )
-        return _name_of(id), _batch_of_envs([id], options)
-    if not callable(id):
-        expected = "a name, a function that creates a gymnasium.Env, or a gymnasium.vector.VectorEnv"
-        raise TypeError(f"make: id must be {expected}, got {type(id).__name__}{conversion(id)}")
-    name = getattr(id, "__name__", type(id).__name__)
-    return name, _single_batch(id, name, options)
-
-
-def _batch_of_envs(envs: Any, options: _Options) -> Any:
-    """A batch of environments that exist."""
-    from polyak.envs.env_batch import InProcessEnvs, SingleBatch
-
-    name = _name_of(envs[0])
-    return SingleBatch(InProcessEnvs(envs, name, options.env), name)
-
-
-def _vector_batch(env: Any, name: str, options: _Options) -> Any:
-    from polyak.envs.vector import VectorBatch
-
-    if is_from("envpool", env):
-        from polyak.envs.envpool import SeededEnvPool
-
-        env = SeededEnvPool(env)
-    if is_from("supersuit", env):
-        from polyak.envs.supersuit import SuperSuitEnv
-
-        env = SuperSuitEnv(env)
-    return VectorBatch(env, name, options.env)
-
-
-def _name_of(env: Any) -> str:
-    """The registered name; that of the class where there is none, as in EnvPool, whose spec has no `id`."""
-    return str(getattr(env.spec, "id", type(env.unwrapped).__name__))
-
-
-def _find_spec(id: str, import_modules: bool) -> Any:
-    """Gymnasium's registration of a name."""
-    import gymnasium
-
-    module, _, name = id.rpartition(":")
-    if module and module not in sys.modules:
-        if not import_modules:
-            raise ValueError(f"make: {id} must not import the module {module!r} here; if you trust it, import it before")
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise ImportError(f"make: {id} needs the module {module!r}: {error}") from error
-    if name.startswith("ALE/") and not register_atari():
-        raise ImportError(f"make: {id} needs ale-py: pip install 'polyak[atari]'")
-    if name.startswith("MinAtar/") and not register_minatar():
-        raise ImportError(f"make: {id} needs MinAtar: pip install minatar")
-    if name not in gymnasium.registry:
-        known = [n for group in names().values() for n in group]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"if it is of another package, name that too: 'package:{name}'"
-        if name in gymnasium.registry:  # An older name of the ALE's, which `names` has registered.
-            game = re.split(r"NoFrameskip|Deterministic|-", name)[0]
-            hint = f"take 'ALE/{game}-v5', or the ALE's older 'ale_py:{name}' without preprocessing"
-        raise ValueError(f"make: unknown environment {id!r}; {hint} (`polyak list` or polyak.envs.names() shows all)")
-    return gymnasium.spec(name)
-
-
-@contextlib.contextmanager
-def _name_missing_extra(id: str, spec: Any) -> Iterator[None]:
-    """Name the extra of polyak that installs a missing dependency."""
-    import gymnasium
-
-    try:
-        yield
-    except gymnasium.error.DependencyNotInstalled as error:
-        entry = str(spec.entry_point)
-        extra = next((name for name in ("mujoco", "box2d") if f".{name}" in entry), None)
-        how = f"pip install 'polyak[{extra}]'" if extra else str(error)
-        raise ImportError(f"make: {id} needs a package that is not installed: {how}") from error
