@@ -1,10 +1,9 @@
 """What environments print and warn of in workers: into a file of each worker, and as warnings of the learner."""
 
-import builtins
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,8 +13,14 @@ from polyak.core.types import HostEnv
 WorkerWarning: TypeAlias = tuple[str, str, str, int]
 """Category, text, file and line."""
 
+CATEGORIES: Mapping[str, type[Warning]] = {
+    category.__name__: category
+    for category in (DeprecationWarning, FutureWarning, PendingDeprecationWarning, ResourceWarning, RuntimeWarning, UserWarning)
+}
+"""Of the warnings that a worker names; another is a UserWarning here."""
+
 MAX_WARNINGS = 20
-"""That travel with one result."""
+"""Most warnings that travel with one result."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,4 @@ class WarningsOfWorkers:
             if key in self._issued:
                 continue
             self._issued.add(key)
-            known: Any = vars(builtins).get(name)
-            is_warning = isinstance(known, type) and issubclass(known, Warning)
-            warnings.warn_explicit(text, known if is_warning else UserWarning, filename, lineno)
+            warnings.warn_explicit(text, CATEGORIES.get(name, UserWarning), filename, lineno)
