@@ -253,6 +253,30 @@ def test_failures_in_a_row_end_the_training_if_no_worker_has_ever_worked(min_wor
     assert engine.now == pytest.approx(1 + 2 + 4, abs=0.2) and events[-1].event == "lost"
 
 
+def test_failures_in_a_row_end_no_training_whose_other_workers_have_not_failed():
+    results = {b"0": [DEAD] * 6 + ["a"], b"1": [LATE, "b"]}
+    supervisor, engine, _ = make(results, workers=2, budget=100, warm_up=300.0)
+    for worker in range(2):
+        supervisor.request(worker, "rollout", 0)
+    assert run(supervisor, 1) == [(0, "a")] and engine.now < 300, "the other still compiles"
+
+
+def test_a_request_that_returns_at_once_takes_no_time_from_a_slow_rollout():
+    supervisor, _, events = make(["a", LATE, "noted", LATE, "b"], timeout=3.0)
+    supervisor.request(0, "rollout", 0)
+    run(supervisor, 1)
+    supervisor.request(0, "rollout", 1)
+    while not [event for event in events if event.event == "failed"]:
+        supervisor.results(1.0)
+    supervisor.withdraw(0)
+    supervisor.request(0, "note", 1)
+    while not supervisor.is_settled():
+        supervisor.results(1.0)
+    supervisor.request(0, "rollout", 2)
+    run(supervisor, 1)
+    assert "within 2 times timeout=3 s" in [event.detail for event in events if event.event == "failed"][1]
+
+
 def test_the_error_of_a_worker_ends_the_training_if_no_worker_has_ever_worked():
     supervisor, engine, _ = make(["raised"] * MAX_FAILURES)
     with pytest.raises(ArithmeticError, match="of a test") as caught:

@@ -123,6 +123,7 @@ class _Worker:
         sent_at: when it was made.
         deadline: when it must have.
         patience: how many times `timeout` its requests may take.
+        late_method: the method for which it has more than once `timeout`.
         is_starting: the call is `begin`.
         request: the method and arguments to call once it has started, or again after a restart.
         failures: since the last result that was accepted.
@@ -141,6 +142,7 @@ class _Worker:
     sent_at: float = 0.0
     deadline: float = math.inf
     patience: int = 1
+    late_method: str = ""
     is_starting: bool = False
     request: tuple[str, Sequence[Any]] | None = None
     failures: int = 0
@@ -166,15 +168,15 @@ class Supervisor:
     A request is repeated on a worker that begins with the state of before it, so nothing is lost or done twice; the result of
     a worker that was given up is ignored.
 
-    Where no result of any worker has been accepted yet, `MAX_FAILURES` in a row of one of them end the training: the fault is
-    that of the environment, and not of a machine.
+    Where no result of any worker has been accepted yet, and each has failed, `MAX_FAILURES` in a row of one of them end the
+    training: the fault is that of the environment, and not of a machine.
 
     Attributes:
         engine: starts and calls them.
         payloads: what each worker is made of.
         begin_arguments: the arguments of the `begin` of a worker, new or made again.
         timeout: seconds that a request may take. Of a worker that takes longer, each next one may take twice as long, at most
-            `MAX_PATIENCE` times `timeout`, until one takes less than `timeout`.
+            `MAX_PATIENCE` times `timeout`, until one of the same method takes less than `timeout`.
         start_timeout: seconds that a start may take.
         budget: restarts of all workers together, after which the training ends.
         on_event: called with every event.
@@ -280,7 +282,8 @@ class Supervisor:
                     self._fail_to_start(index)
                 else:
                     reason = self._describe_timeout(worker)
-                    worker.patience = min(2 * worker.patience, MAX_PATIENCE)
+                    assert worker.request is not None, "it was called"
+                    worker.patience, worker.late_method = min(2 * worker.patience, MAX_PATIENCE), worker.request[0]
                     self.fail(index, reason)
         return results
 
@@ -300,7 +303,8 @@ class Supervisor:
         worker.failures += 1
         never_began = not worker.has_begun and self.clock() >= worker.deadline
         is_hopeless = never_began or worker.failures >= MAX_FAILURES
-        is_useless = worker.failures >= MAX_FAILURES and not self._has_worked
+        have_all_failed = not self._has_worked and all(one.failures for one in self.workers if not one.is_lost)
+        is_useless = worker.failures >= MAX_FAILURES and have_all_failed
         suffices = self._suffices(sum(not one.is_lost for one in self.workers) - 1)
         worker.is_lost = is_spent or is_useless or worker.late_starts >= MAX_LATE_STARTS or (is_hopeless and suffices)
         self.on_event(WorkerEvent(index, "lost" if worker.is_lost else "failed", reason, *worker.place))
@@ -407,7 +411,7 @@ class Supervisor:
             )
         worker.late_starts += not worker.has_begun
         why = shortage or "it is slow, or waits for a free CPU"
-        if worker.late_starts >= MAX_LATE_STARTS:
+        if worker.late_starts >= MAX_LATE_STARTS and not shortage:
             why = "the constructor or reset() of the environment did not return, or no CPU was free"
         self.fail(index, f"did not return from begin() within {limit}: {why}")
 
@@ -418,7 +422,7 @@ class Supervisor:
         if not worker.is_starting:
             assert worker.request is not None, "it was called"
             method, worker.request = worker.request[0], None
-            if self.clock() - worker.sent_at <= self.timeout:
+            if method == worker.late_method and self.clock() - worker.sent_at <= self.timeout:
                 worker.patience = 1
             return method
         worker.is_starting, worker.has_begun, worker.place = False, True, self.place_of(result)
