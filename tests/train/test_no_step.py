@@ -46,6 +46,12 @@ def test_a_training_that_ends_before_learning_starts_warns():
     [
         ({}, None),
         ({"train/n_updates": 3.0, "train/skipped_steps": 4.0, "train/skipped_in_a_row": 2.0}, None),
+        # The asynchronous loop counts no rejected pushes among its updates.
+        ({"train/n_updates": 3.0, "train/skipped_steps": 5.0, "train/skipped_in_a_row": 5.0, "pushes/applied": 3.0}, None),
+        (
+            {"train/n_updates": 0.0, "train/skipped_steps": 5.0, "train/first_bad": 5.0, "pushes/applied": 0.0},
+            "all 5 gradient steps were skipped, as loss was NaN or infinite; nothing was learned",
+        ),
         (
             {"train/n_updates": 3.0, "train/skipped_steps": 6.0, "train/skipped_in_a_row": 3.0, "train/first_bad": 5.0},
             "all 6 gradient steps were skipped, as loss was NaN or infinite; nothing was learned",

@@ -17,9 +17,7 @@ def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, floa
     updates, skipped = metrics.get("train/n_updates"), metrics.get("train/skipped_steps", 0)
     if updates is None:
         return None
-    # Agents with a replay count their gradient steps, the others the rollouts, of which these had no good gradient step.
-    has_taken = updates > (0 if isinstance(agent, HasReplay) else metrics.get("train/skipped_in_a_row", 0))
-    if has_taken:
+    if _has_taken_step(agent, updates, metrics):
         return None
     if skipped:
         quantity = QUANTITIES[int(metrics.get("train/first_bad", 1)) - 1]
@@ -30,3 +28,13 @@ def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, floa
     else:
         why = f"{progress.env_steps} env_steps are too few for one"
     return f"no gradient step was taken; {why}"
+
+
+def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) -> bool:
+    """Whether there was a gradient step: agents with a replay count theirs, and the asynchronous loop the pushes applied."""
+    if isinstance(agent, HasReplay):
+        return updates > 0
+    if (applied := metrics.get("pushes/applied")) is not None:
+        return applied > 0
+    # Others count the updates, of which these had no good gradient step.
+    return updates > metrics.get("train/skipped_in_a_row", 0)
