@@ -12,6 +12,7 @@ import pytest
 
 import polyak
 from polyak.core.types import Progress
+from polyak.envs.env_options import EnvOptions, adapt
 from polyak.train import callbacks
 
 PROGRESS = Progress(100, 1000, 10, 2.0, 1.0, 50.0)
@@ -134,7 +135,8 @@ def test_an_episode_for_a_video_respects_action_masks(convention):
     spec = polyak.envs.make(Masked, action_mask_key=key).spec
     assert spec.has_action_mask
     agent = polyak.PPO(spec=spec, network=polyak.mlp((4,)))
-    callbacks.play_episode(agent.policy(agent.init(jax.random.key(0))), spec, Masked(), action_mask_key=key)
+    env = adapt(Masked(), EnvOptions(drop_unsupported_obs=False, action_mask_key=key), "Masked")
+    callbacks.play_episode(agent.policy(agent.init(jax.random.key(0))), spec, env)
     assert len(played) == 30
 
 
@@ -144,6 +146,16 @@ def test_an_episode_for_a_video_that_does_not_end_is_left_with_a_warning():
     policy = polyak.policies.Scripted(spec, [(10_000, 1)])
     with pytest.warns(UserWarning, match="record_videos: the episode had not ended after 50 steps, where it is left"):
         callbacks.play_episode(policy, spec, env, max_steps=50)
+
+
+def test_missing_action_masks_are_named_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "moviepy", object())
+    spec = dataclasses.replace(polyak.envs.make("CartPole-v1").spec, has_action_mask=True)
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    with pytest.raises(ValueError, match="record_videos: env must have action masks, as that of the agent"):
+        callbacks.record_videos(polyak.PPO(spec=spec), env, tmp_path, every=10)
+    with pytest.raises(ValueError, match="make: action_mask_key='m'"):
+        callbacks.record_videos(polyak.PPO(spec=spec), env, tmp_path, every=10, action_mask_key="m")
 
 
 def test_videos_are_recorded(tmp_path):

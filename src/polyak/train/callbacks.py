@@ -22,6 +22,9 @@ EVALUATED = "eval/mean_reward"
 MAX_STEPS_OF_A_VIDEO = 100_000
 """Steps after which a video ends if its episode does not; the longest games of Atari have 27,000."""
 
+MAX_VIDEO_BYTES = 2**31
+"""Of the frames of a video, which ends there too: Gymnasium has all in memory until the video is written."""
+
 
 def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
     """Stop when a metric reaches this value.
@@ -127,7 +130,7 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
 
     Raises:
         ImportError: the package `moviepy` is not installed.
-        ValueError: the environment renders no images.
+        ValueError: the environment renders no images, or has no action masks where those of the agent have.
     """
     check_integer("record_videos", "every", every)
     mode = getattr(env, "render_mode", None)
@@ -137,6 +140,12 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
         import moviepy  # noqa: F401  (RecordVideo needs it at the end of an episode)
     except ModuleNotFoundError:
         raise ImportError("record_videos needs the package moviepy: pip install moviepy") from None
+    from polyak.envs.env_options import EnvOptions, adapt
+
+    options = EnvOptions(drop_unsupported_obs=False, action_mask_key=action_mask_key)
+    masked = adapt(env, options, agent.spec.id or type(env.unwrapped).__name__)
+    if agent.spec.has_action_mask:
+        _read_mask(agent.spec, masked.action_space, masked.reset(seed=0)[1])
     last = 0
 
     def record(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
@@ -144,46 +153,43 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
         if progress.env_steps - last >= every:
             last = progress.env_steps
             video = Path(folder) / f"{progress.env_steps:012d}.mp4"
-            _record_episode(agent.policy(state.agent), agent.spec, env, video, action_mask_key)
+            _record_episode(agent.policy(state.agent), agent.spec, masked, video)
 
     return record
 
 
-def _record_episode(policy: Any, spec: EnvSpec, env: Any, video: Path, action_mask_key: str | None) -> None:
-    """Play one episode of the policy and write its video."""
+def _record_episode(policy: Any, spec: EnvSpec, env: Any, video: Path) -> None:
+    """Play one episode of the policy and write its video, whose frames are in memory until then."""
     import gymnasium
 
+    env.reset(seed=0)
+    max_steps = max(1, MAX_VIDEO_BYTES // max(1, np.asarray(env.render()).nbytes))
     video.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=video.parent) as directory:
         # A new folder: in one that exists RecordVideo warns of files that it would overwrite.
         recorder = gymnasium.wrappers.RecordVideo(env, f"{directory}/video", disable_logger=True)
-        play_episode(policy, spec, recorder, action_mask_key=action_mask_key)
+        play_episode(policy, spec, recorder, max_steps=min(max_steps, MAX_STEPS_OF_A_VIDEO))
         recorder.stop_recording()
         shutil.move(next(Path(directory).glob("video/*.mp4")), video)
 
 
-def play_episode(
-    policy: Any, spec: EnvSpec, env: Any, *, action_mask_key: str | None = None, max_steps: int = MAX_STEPS_OF_A_VIDEO
-) -> None:
+def play_episode(policy: Any, spec: EnvSpec, env: Any, *, max_steps: int = MAX_STEPS_OF_A_VIDEO) -> None:
     """Play one episode of the greedy policy in a `gymnasium.Env`, with its action masks where the spec has them.
 
     Args:
         spec: the agent's.
-        action_mask_key: as of `record_videos`.
+        env: it has its masks in `info`.
         max_steps: the number of steps after which an episode that has not ended is left, with a warning.
 
     Raises:
         ValueError: the environment returns no action mask, though the agent's has them.
     """
-    from polyak.envs.env_options import EnvOptions, adapt
-
-    masked = adapt(env, EnvOptions(drop_unsupported_obs=False, action_mask_key=action_mask_key), "record_videos")
-    obs, info = masked.reset(seed=0)
+    obs, info = env.reset(seed=0)
     carry = None
     for _ in range(max_steps):
-        mask = {"action_mask": _read_mask(spec, masked.action_space, info)} if spec.has_action_mask else {}
+        mask = {"action_mask": _read_mask(spec, env.action_space, info)} if spec.has_action_mask else {}
         action, carry = policy.predict(obs, carry, **mask)
-        obs, _, terminated, truncated, info = masked.step(action)
+        obs, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             return
     warn(f"record_videos: the episode had not ended after {max_steps:,} steps, where it is left; give env a time limit")
