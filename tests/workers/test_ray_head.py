@@ -159,8 +159,9 @@ def test_other_addresses_are_left_to_ray(address, monkeypatch, tmp_path):
         ray_workers.connect(address)
 
 
-def test_the_head_reports_why_ray_cannot_be_imported():
-    code = "import sys; sys.modules['ray'] = None; from polyak.workers.ray_head import main; sys.argv[1:] = '1', '1'; main()"
+def test_the_head_reports_why_ray_cannot_be_imported(tmp_path):
+    words = "1", "1", str(tmp_path / "ray")
+    code = f"import sys; sys.modules['ray'] = None; from polyak.workers.ray_head import main; sys.argv[1:] = {words}; main()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         report = json.loads(process.stdout.readline())
         assert process.wait() == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""A private Ray of one training, in a process of its own: `python -m polyak.workers.ray_head CPUS OBJECT_STORE_BYTES`.
+"""A private Ray of one training, in a process of its own: `python -m polyak.workers.ray_head CPUS STORE_BYTES DIRECTORY`.
 
 Ray starts its daemons by a fork, which must not happen in a process where JAX runs. This process starts them on loopback,
 prints their address as a line of JSON, and ends them, their files and itself when its standard input closes: nothing is left
@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from typing import Any
 
@@ -46,7 +45,7 @@ def main() -> None:
     # What is preloaded imports NumPy before Ray sets this, and OpenBLAS would use all cores in every worker.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Ray opens its own directory, which has its sockets, to every user of the machine.
-    private = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getppid()}-")
+    private = sys.argv[3]
     directory = os.path.join(private, "r")
     is_closed = threading.Event()
     # A training may end while Ray still starts, or while its end hangs.
@@ -71,7 +70,7 @@ def main() -> None:
         )
         worker: Any = ray._private.worker
         daemons = worker._global_node
-        print(json.dumps({"address": context.address_info["gcs_address"], "directory": private}), flush=True)
+        print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
         # The rest of what Ray prints here would fill a file that nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         while not is_closed.wait(LOOK_SECONDS):

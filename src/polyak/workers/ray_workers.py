@@ -303,9 +303,11 @@ class RayWorkers:
     def _start_head(self, workers: int, store_bytes: int) -> str:
         _check_not_imported()
         set_private_environment()
-        command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes)]
         reason = ""
         for _ in range(START_TRIES):
+            # Here, so that what the head leaves is known whenever it is killed.
+            self._directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getpid()}-")
+            command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes), self._directory]
             with tempfile.TemporaryFile() as log:
                 head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
                 self._head = head
@@ -317,7 +319,6 @@ class RayWorkers:
                     self._end_head()
                     raise
                 if "address" in report:
-                    self._directory = report["directory"]
                     address: str = report["address"]
                     return address
                 self._end_head()
@@ -343,7 +344,8 @@ class RayWorkers:
 
     def _end_remains(self, head: subprocess.Popen[str]) -> None:
         """End what a head that was killed, or hangs, leaves: itself, its processes and their files."""
-        with contextlib.suppress(ProcessLookupError):
+        # Of another user, if the number of the group has been taken since.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(head.pid, signal.SIGKILL)
         shutil.rmtree(self._directory, ignore_errors=True)
 
