@@ -118,16 +118,17 @@ def test_a_death_loses_no_evaluation(tmp_path):
 
     threading.Thread(target=kill, daemon=True).start()
     agent = make_agent(make_env())
-    learned = polyak.train.run(
-        agent,
-        make_env(),
-        env_steps=20_000,
-        learners=2,
-        run_dir=tmp_path / "run",
-        progress=False,
-        checkpoint_every=1000,
-        **options,
-    )
+    with pytest.warns(UserWarning, match="learner 1 was killed by SIGKILL; starting all again from the newest checkpoint"):
+        learned = polyak.train.run(
+            agent,
+            make_env(),
+            env_steps=20_000,
+            learners=2,
+            run_dir=tmp_path / "run",
+            progress=False,
+            checkpoint_every=1000,
+            **options,
+        )
     here = polyak.train.run(agent, make_env(), env_steps=20_000, devices=2, progress=False, checkpoint_every=1000, **options)
     assert (tmp_path / "run" / "workers.jsonl").exists() and len(here.evaluations) == 20
     assert list(learned.evaluations) == list(here.evaluations)

@@ -40,6 +40,7 @@ from polyak.train.result import Result
 from polyak.train.training import Start, Training, make_result, record_failure, train_here
 from polyak.workers.learner_group import MAX_LEARNERS, Learners, StoppedBeforeStart, run_group, start_here
 from polyak.workers.ray_learners import RayLearners
+from polyak.workers.ray_workers import check_ray
 from polyak.workers.supervise import WorkerEvent
 
 CACHE_DIRECTORY = "jax_compilation_cache_dir"
@@ -143,6 +144,7 @@ def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None
 
     Raises:
         ValueError: the environment steps on the host, or the devices or environments cannot be split equally.
+        ImportError, RuntimeError: they are to be on a cluster, and Ray is not installed or nothing answers at its address.
     """
     if isinstance(env, HostEnv):
         raise ValueError(
@@ -152,6 +154,8 @@ def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None
     if devices % learners.number:
         raise ValueError(f"train: devices={devices} must be a multiple of learners={learners.number}")
     check_shares(devices, env.num_envs)
+    if learners.address is not None:
+        check_ray(learners.address)
 
 
 def train_with_learners(training: Training, learners: Learners, console: Screen, should_stop: Callable[[], bool]) -> Result:
@@ -290,4 +294,8 @@ def _report(run: Run, console: Screen, cache: Path | None, event: WorkerEvent) -
     drop_incomplete_programs(cache)
     run.append_worker_event({"time": time.time(), "learner": event.worker, "event": event.event, "detail": event.detail})
     if event.event == "failed":
-        console.print_line(f"learner {event.worker} {event.detail}; starting all again from the newest checkpoint")
+        message = f"learner {event.worker} {event.detail}; starting all again from the newest checkpoint"
+        if console.quiet:
+            warn(message)
+        else:
+            console.print_line(message)

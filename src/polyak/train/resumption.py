@@ -115,7 +115,7 @@ def resume(
             if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
                 require_source(made)
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
-            training = prepare_resumption(run, config, made, force=force, learners=group)
+            training = prepare_resumption(run, config, made, force=force, learners=group, progress=progress)
             training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
@@ -190,9 +190,18 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
 
 
 def prepare_resumption(
-    run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False, learners: Learners | None = None
+    run: Run,
+    config: RunConfig,
+    env: Env | HostEnv,
+    *,
+    force: bool = False,
+    learners: Learners | None = None,
+    progress: bool = True,
 ) -> Training:
     """Restore the checkpoint, and drop what was written after it.
+
+    Args:
+        progress: False warns of workers that fail; True prints it.
 
     Raises:
         ValueError: the agent's spec is not the environment's, or it has another number of copies.
@@ -207,7 +216,7 @@ def prepare_resumption(
         check_learners(learners, env, config.devices)
     if isinstance(env, WorkerEnvs):
         check_workers(config.agent, config.loop, env.group.options, config.devices)
-        watch_workers(env.group, run, Screen())
+        watch_workers(env.group, run, Screen(quiet=not progress))
     key = run_key(config.seed or 0)
     made = env if config.loop == "compiled" else as_host_env(env, key)
     start = restore_start(run, config, made, force=force)
