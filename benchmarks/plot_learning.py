@@ -121,7 +121,7 @@ def training_returns(suite: str, curve: dict[str, list[float]]) -> tuple[Any, An
 def tick_distance(env_steps: int) -> float:
     """A fifth, sixth or quarter of the axis: the first with a single digit that is not 0, else a fifth."""
     parts = (5, 6, 4)
-    return next((env_steps / n for n in parts if len(f"{env_steps / n:g}".rstrip("0")) == 1), env_steps / parts[0])
+    return next((env_steps / n for n in parts if len(f"{env_steps / n:.15g}".rstrip("0")) == 1), env_steps / parts[0])
 
 
 def compare(by_steps: Axes, by_time: Axes, results: dict[str, dict[str, Any]]) -> None:

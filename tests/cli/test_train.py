@@ -117,7 +117,7 @@ def test_evaluations_while_training_are_printed(seeds, train):
     whose = "seed 0 " if seeds > 1 else ""
     (first,) = re.findall(rf"{whose}evaluated at 2\d\d env_steps: mean return [\d.]+ \(best, saved in best/\)", out)
     assert out.index("compiled in") < out.index(first) < out.index("evaluated at 4")
-    assert re.search(r"400 env_steps in [\d.]+ s \(.*/s, compiled in [\d.]+ s; [\d.]+ s with evaluations\)", out)
+    assert re.search(r"400 env_steps in [\d.]+ s \(.*/s, compiled in [\d.]+ s; [\d.]+ s in all, with evaluations\)", out)
 
 
 def test_a_run_is_put_into_runs_by_default(command, workdir):

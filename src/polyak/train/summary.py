@@ -29,7 +29,7 @@ def summary_line(title: str, progress: Progress, evaluation: Evaluation | None, 
         title: algorithm and environment.
         wall_seconds: seconds of the whole training, if it was evaluated meanwhile, which the speed leaves out.
     """
-    wall = "" if wall_seconds is None else f"; {wall_seconds:.1f} s with evaluations"
+    wall = "" if wall_seconds is None else f"; {wall_seconds:.1f} s in all, with evaluations"
     training = (
         f"{title}: {progress.env_steps:,} of {progress.target_env_steps:,} env_steps in "
         f"{progress.seconds:.1f} s ({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s{wall})"

@@ -20,7 +20,7 @@ CATEGORIES: Mapping[str, type[Warning]] = {
 """Of the warnings that a worker names; another is a UserWarning here."""
 
 MAX_WARNINGS = 20
-"""Most warnings that travel with one result."""
+"""Most warnings that travel with one result, or are issued of one line of a source file."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,16 @@ class WarningsOfWorkers:
     """Issues the warnings of workers in this process, each once."""
 
     def __init__(self) -> None:
-        self._issued: set[tuple[str, str]] = set()
+        self._issued: dict[tuple[str, str, int], set[str]] = {}
 
     def issue(self, found: Sequence[WorkerWarning]) -> None:
-        """Issue those that no worker has sent before; those of two environments differ in their numbers only."""
+        """Issue those that no worker has sent before, at most `MAX_WARNINGS` of a line in a source file.
+
+        Those of two environments differ in their numbers only.
+        """
         for name, text, filename, lineno in found:
-            key = name, re.sub(r"\d+", "", text)
-            if key in self._issued:
+            issued, kind = self._issued.setdefault((name, filename, lineno), set()), re.sub(r"\d+", "", text)
+            if kind in issued or len(issued) >= MAX_WARNINGS:
                 continue
-            self._issued.add(key)
+            issued.add(kind)
             warnings.warn_explicit(text, CATEGORIES.get(name, UserWarning), filename, lineno)
