@@ -88,6 +88,9 @@ def compiled_seeds(
         limits = np.zeros(count, np.uint32)
         chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, limits).compile()
 
+    # Each device iterates until its own seeds have enough env_steps: a chunk in which one has nothing to do has no metrics.
+    newest: dict[int, Any] = {}
+    since_report: set[int] = set()
     max_iterations, stopped = 1, None
     due = target.next_report(0)
     while stopped is None and any(reporter.env_steps < env_steps for reporter in active.values()):
@@ -102,17 +105,22 @@ def compiled_seeds(
         max_iterations = iterations_for(CHUNK_SECONDS, (time.monotonic() - start_time) / int(iterations.max()))
         for i, reporter in active.items():
             reporter.advance(int(steps[i]), int(iterations[i]), _select_seed(i, finished))
+        updated = {i: _select_seed(i, metrics) for i in active if iterations[i]}
+        newest |= updated
         stopped = "request" if should_stop() else None
-        has_diverged = any(agent.diagnose(_select_seed(i, metrics)) is not None for i in active)
+        has_diverged = any(agent.diagnose(of_seed) is not None for of_seed in updated.values())
         if stopped or has_diverged or all(reporter.env_steps >= due for reporter in active.values()):
-            go_on, newly_diverged = _report_each(active, metrics, _on_one_device(state, mesh), callbacks)
+            reported = {i: {} if i in since_report and i not in updated else newest[i] for i in active}
+            since_report.clear()
+            go_on, newly_diverged = _report_each(active, reported, _on_one_device(state, mesh), callbacks)
             stopped = stopped or (None if go_on else "callback")
             diverged |= newly_diverged
             active = {i: reporter for i, reporter in active.items() if i not in diverged}
             due = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
         else:
-            for i, reporter in active.items():
-                reporter.add_metrics(_select_seed(i, metrics))
+            for i, of_seed in updated.items():
+                active[i].add_metrics(of_seed)
+                since_report.add(i)
     if all(reporter.env_steps >= env_steps for reporter in active.values()):
         stopped = None
     state = _on_one_device(state, mesh)
@@ -218,7 +226,7 @@ def _iteration(env: Env, agent: Agent, state: LoopState) -> tuple[LoopState, Arr
 
 
 def _report_each(
-    active: Mapping[int, Reporter], metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Sequence[Callback]]
+    active: Mapping[int, Reporter], metrics: Mapping[int, Any], state: LoopState, callbacks: Sequence[Sequence[Callback]]
 ) -> tuple[bool, dict[int, TrainResult]]:
     """Report every seed; returns False if a callback stops training, and the results of the seeds that diverged."""
     go_on, diverged = True, {}
@@ -226,7 +234,7 @@ def _report_each(
         seed_state = _select_seed(i, state)
         try:
             # The slices are new arrays, so a callback may keep them; the loop continues with `state`.
-            seed_goes_on, _ = reporter.report(_select_seed(i, metrics), seed_state, callbacks[i] if callbacks else ())
+            seed_goes_on, _ = reporter.report(metrics[i], seed_state, callbacks[i] if callbacks else ())
             go_on &= seed_goes_on
         except TrainingDiverged as error:
             warn(f"train: training with keys[{i}] has diverged: {error}")
