@@ -114,6 +114,23 @@ def test_gymnasiums_vector_recorder_counts_each_episode_whatever_the_mode(mode, 
     assert (num_ended > 5).all()
 
 
+class KnowsNoOptions(toys.Scripted):
+    """Rejects options of `reset` that it does not know."""
+
+    def reset(self, *, seed=None, options=None):
+        assert not options, options
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_the_mask_of_a_reset_does_not_reach_the_environments(mode):
+    inner = SyncVectorEnv([functools.partial(KnowsNoOptions, (n,)) for n in (1, 2)], autoreset_mode=mode)
+    env = envs.make(gymnasium.wrappers.vector.RecordEpisodeStatistics(inner))
+    env.reset(0)
+    ends = np.array([env.step(np.zeros(2, np.int32)).last for _ in range(9)])
+    assert ends.sum(0).tolist() == [5, 3]
+
+
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_a_wrapper_whose_reset_clears_all_environments_is_rejected(mode):
     normalized = Through(gymnasium.wrappers.vector.NormalizeReward(vector(mode, toys.Scripted)))

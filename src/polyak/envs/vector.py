@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import NormalizeReward
 
 from polyak.core.space_check import ArraySpec
@@ -18,18 +18,23 @@ from polyak.envs.obs_reader import obs_leaves, read_obs
 
 
 class ResetOptions(dict[str, Any]):
-    """Options of `reset` that keep their `reset_mask`.
+    """Options of `reset` that keep their `reset_mask` for the wrappers of a vector environment.
 
-    Gymnasium's vector environments remove it from the dict, so that a wrapper around them, such as `RecordEpisodeStatistics`,
-    would take a reset of some environments for one of all. Another process receives the rest as a plain dict.
+    Gymnasium's vector environments and wrappers remove it from the dict, so that the next wrapper outside, such as
+    `RecordEpisodeStatistics`, would take a reset of some environments for one of all.
     """
 
     def pop(self, key: str, *default: Any) -> Any:
         """Return a value without removing it."""
         return self.get(key, *default)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, ({key: value for key, value in self.items() if key != "reset_mask"},)
+
+class PlainOptions(VectorWrapper):  # without type arguments, which Gymnasium's vector wrappers do not take when running
+    """Passes `ResetOptions` on as a plain dict, of which a vector environment passes the rest to its environments."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environments."""
+        return self.env.reset(seed=seed, options=None if options is None else dict(options))
 
 
 class VectorBatch:
@@ -63,6 +68,10 @@ class VectorBatch:
             got = env.metadata.get("autoreset_mode")
             raise ValueError(f"{name}: metadata['autoreset_mode'] must be {modes}, got {got!r}") from None
         self._check_wrappers()
+        layers = layers_of(env)
+        self._is_wrapped = len(layers) > 1 and self.mode is not AutoresetMode.NEXT_STEP
+        if self._is_wrapped and not isinstance(layers[-2], PlainOptions):
+            layers[-2].env = PlainOptions(layers[-1])
         self._report_state = snapshots.StateWarning(name)
         self.has_mask = False
         self._is_direct = False
@@ -241,7 +250,8 @@ class VectorBatch:
 
     def _reset_envs(self, reset_mask: Flags) -> tuple[Any, dict[str, Any]]:
         result: tuple[Any, dict[str, Any]]
-        result = self._call("reset", options=ResetOptions(reset_mask=reset_mask.copy()))
+        options = (ResetOptions if self._is_wrapped else dict)(reset_mask=reset_mask.copy())
+        result = self._call("reset", options=options)
         return result
 
     def _insert_first_obs(self, arrays: list[Any], masks: list[Flags] | None, reset_mask: Flags) -> None:
