@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 import tyro
 
 from polyak.cli.flags import UsageError, fail, parse_for_run
+from polyak.cli.imports import ImportFlag
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnFlags, OwnGroupOfRun
 from polyak.core.types import HostEnv
@@ -32,6 +33,8 @@ class ExportFlags:
     """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of dense layers, with a reader"""
     output: OutputFlag = None
     """file to write, replaced if it exists; numpy also writes numpy_reader.py next to it"""
+    imports: ImportFlag = None
+    """import the module of the run's environment, with --agent, where config.json names it as module:Name"""
 
 
 def export(arguments: list[str]) -> int:
@@ -43,8 +46,8 @@ def export(arguments: list[str]) -> int:
         return fail(error)
 
 
-def _config_with_own_agent(run: Run, flags: OwnFlags) -> RunConfig:
-    own = read_own_run(run, flags, None)
+def _config_with_own_agent(run: Run, flags: OwnFlags, imports: str | None) -> RunConfig:
+    own = read_own_run(run, flags, imports)
     env = own.make_env(1)
     try:
         return with_agent(own.config, flags, env.spec)
@@ -60,7 +63,7 @@ def _export(directory: Path, flags: ExportFlags) -> int:
         raise UsageError(
             f"--output {flags.output}: must be a file of its own, not the standard output or one that the run keeps"
         )
-    config = read_config(run) if flags.own.agent is None else _config_with_own_agent(run, flags.own)
+    config = read_config(run) if flags.own.agent is None else _config_with_own_agent(run, flags.own, flags.imports)
     policy, env_steps = restore_policy(checkpoints, config.agent)
     output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"
     about = {"algorithm": config.algorithm, "env": config.env, "env_steps": env_steps}
