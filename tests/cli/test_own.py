@@ -165,6 +165,12 @@ def test_a_missing_or_another_flag_of_the_environment_is_an_error_that_names_it(
     assert code == 2 and message in err, err
 
 
+def test_a_run_is_not_resumed_in_another_environment_than_its_own(command):
+    assert command("train ppo CartPole-v1 --run-dir run --env-steps 100", SHORT)[0] == 0
+    code, _, err = command("resume run --env-steps 200 --wrapper mine_of_me:Scaled")
+    assert code == 2 and "run: was not trained with --wrapper mine_of_me:Scaled; leave it out" in err, err
+
+
 def test_settings_of_an_own_environment_are_those_of_the_training(command):
     words = "train ppo --env mine_of_me:make_pole --env-kwargs length=7 --run-dir run --env-steps 64"
     assert command(words, SETTINGS)[0] == 0

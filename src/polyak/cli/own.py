@@ -43,7 +43,7 @@ def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
     def make_one() -> Any:
         import gymnasium
 
-        env = make(**kwargs) if make else gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+        env = make(**kwargs) if make else gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
         return wrap(env) if wrap else env
 
     make_one.__name__ = env_id if flags.env is None else flags.env
@@ -83,8 +83,12 @@ class OwnRun:
     make_env: Callable[[int], Env | HostEnv]
 
 
-def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
+def read_own_run(run: Run, flags: OwnFlags, imports: str | None, *, exact: bool = False) -> OwnRun:
     """The config of a run, and what makes its environment; parts that the run does not store are those that flags name.
+
+    Args:
+        imports: the module that `--import` names.
+        exact: flags may not name another environment than the run's, such as one with a further wrapper.
 
     Raises:
         UsageError: the run needs a flag that is missing, or that names something else; or its environment a module that
@@ -92,7 +96,7 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None) -> OwnRun:
         ConfigError: `config.json` cannot be read.
     """
     config = read_config(run, flags.agent)
-    _check_own_flags(run, config, flags)
+    _check_own_flags(run, config, flags, exact=exact)
     may_import = check_import(config.env, imports) if flags.env is None else True
     target, kwargs = env_maker(flags, config.env, config.env_kwargs)
 
@@ -119,7 +123,7 @@ def store_own_flags(training: Training, flags: OwnFlags) -> Training:
     return training
 
 
-def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags) -> None:
+def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: bool) -> None:
     """Check that the flags that named the run's environment are here again; names in a file are compared, never imported.
 
     Raises:
@@ -143,6 +147,10 @@ def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags) -> None:
         else:
             words[name] = f"--env-kwargs {' '.join(f'{text}=...' for text in stored)}"
             missing += [] if set(stored) <= set(flags.kwargs) else [words[name]]
+    is_known = not config.own_env or bool(config.own_flags)
+    further = [f"--{name} {value}" for name in ("env", "wrapper") if name not in words and (value := given[name]) is not None]
+    if exact and is_known and further:
+        raise UsageError(f"{run.directory}: was not trained with {' '.join(further)}; leave it out")
     if missing:
         raise UsageError(
             f"{run.directory}: was trained in {config.env} with {' '.join(words.values())}, which a run does not store; give "

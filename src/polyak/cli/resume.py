@@ -121,7 +121,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
     # Raises before the run is opened for writing.
     _with_workers(config, flags)
     with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
-        own = read_own_run(run, flags.own, flags.imports)
+        own = read_own_run(run, flags.own, flags.imports, exact=True)
         config = own.config
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
