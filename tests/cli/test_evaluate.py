@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 
+from polyak.train.evaluation import evaluate_policy
 from polyak.train.statistics import seed_statistics
 from tests.cli.processes import edit_config
 
@@ -33,7 +34,7 @@ def test_it_leaves_the_run_as_it_was(run, command, workdir):
         ("evaluate run/tb", "run/tb: holds no run"),
         ("evaluate run other", "polyak evaluate takes one RUN, or the directory of several; got run other"),
         ("evaluate run --episodes 0", "--episodes must be an integer >= 1, got 0"),
-        ("evaluate run --seed -1", "--seed must be an integer >= 0, got -1"),
+        ("evaluate run --seed -1", "--seed must be an integer in [0, 4294967295], got -1"),
         ("evaluate run --seed 4294967296", "--seed must be an integer in [0, 4294967295]"),
         ("evaluate run --episode 3", "--episodes"),
         ("evaluate run --episodes three", "--episodes"),
@@ -75,6 +76,23 @@ def test_a_damaged_run_among_several_is_named_and_the_others_are_evaluated(run, 
     code, out, err = command("evaluate runs --policy module:rule")
     assert (code, out) == (2, "")
     assert "--policy is compared with one run; give one of runs/seed-0, runs/seed-1" in err
+
+
+def test_an_environment_that_raises_costs_its_own_run_alone(run, command, workdir, monkeypatch):
+    for name in ("seed-0", "seed-1"):
+        shutil.copytree(run, workdir / "runs" / name)
+    played, play = [], evaluate_policy
+
+    def fail_once(*args):
+        played.append(args)
+        if len(played) == 1:
+            raise RuntimeError("the simulator is lost")
+        return play(*args)
+
+    monkeypatch.setattr("polyak.cli.evaluate.evaluate_policy", fail_once)
+    code, out, err = command("evaluate runs --episodes 2")
+    assert code == 1 and out.splitlines()[-1] == "seed-0  — (RuntimeError: the simulator is lost)"
+    assert "seed-1: ppo at" in out and "the simulator is lost" in err
 
 
 def test_runs_of_several_environments_and_seeds_in_a_directory_of_their_own_are_one_table(run, command, train, workdir):

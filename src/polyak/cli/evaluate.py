@@ -17,6 +17,7 @@ from polyak.cli.flags import UsageError, fail, parse_for_run
 from polyak.cli.imports import ImportFlag, import_object
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnGroupOfRun
+from polyak.cli.own_frames import print_own_frames
 from polyak.core.checks import check_integer
 from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
@@ -143,6 +144,9 @@ def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlag
             (evaluation,) = _play(task, flags).values()
         except (*ERRORS, UnendedEpisodes) as error:
             failed[str(directory.relative_to(parent))] = str(error)
+        except Exception as error:  # of an environment or a policy, which may raise anything
+            print_own_frames(error)
+            failed[str(directory.relative_to(parent))] = f"{type(error).__name__}: {error}"
         else:
             played.setdefault(task.settings, []).append((task, evaluation))
     groups = list(played.values())
