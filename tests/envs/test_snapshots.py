@@ -224,6 +224,12 @@ class Raising(toys.Counting):
         raise RuntimeError("not while rendering")
 
 
+class Cyclic(toys.Counting):
+    def get_state(self):
+        state = {}
+        return state | {"self": [state, state.setdefault("state", state)]}
+
+
 @pytest.mark.parametrize(
     ("make_env", "says"),
     [
@@ -237,6 +243,7 @@ class Raising(toys.Counting):
         (NeedsArgument, r"NeedsArgument.get_state\(\) must take no argument: missing a required argument: 'part'"),
         (StateProperty, r"StateProperty.get_state must be a method, got property"),
         (LikeMujoco, r"LikeMujoco.set_state\(\) must take the state: missing a required argument: 'qvel'"),
+        (Cyclic, r"Cyclic.get_state\(\) refers to itself"),
         (Raising, r"Raising.get_state\(\) raised RuntimeError: not while rendering"),
     ],
 )

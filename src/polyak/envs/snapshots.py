@@ -154,9 +154,12 @@ def _own_state(layer: Any) -> dict[str, Any]:
         own_state = cls.get_state(layer)
     except Exception as error:
         raise NotPlain(f"{_name(layer)}.get_state() raised {type(error).__name__}: {error}") from error
-    if _is_plain(own_state):
-        return {"given": copy.deepcopy(own_state)}  # the environment may go on changing it
-    return {"encoded": encode(own_state, f"{_name(layer)}.get_state()")}
+    try:
+        if _is_plain(own_state):
+            return {"given": copy.deepcopy(own_state)}  # the environment may go on changing it
+        return {"encoded": encode(own_state, f"{_name(layer)}.get_state()")}
+    except RecursionError:
+        raise NotPlain(f"{_name(layer)}.get_state() refers to itself") from None
 
 
 def load_layer(layer: Any, state: dict[str, Any]) -> None:
