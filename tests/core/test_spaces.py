@@ -41,6 +41,8 @@ OBS = Box([0.0], [1.0])
         (lambda: Box(0.5, 1, (2,), np.int32), ValueError, "Box: low must be integers in .* with dtype=int32, got 0.5"),
         (lambda: Box(-1, 255, (2,), np.uint8), ValueError, r"low must be integers in \[0, 255\] with dtype=uint8, got -1"),
         (lambda: Box(0, np.inf, (2,), np.int32), ValueError, "high must be integers in .* got inf"),
+        (lambda: Box(0, 2.0**63, (2,), np.int64), ValueError, "high must be integers in .* got 9.2"),
+        (lambda: Box(0, np.float32([2**31]), dtype=np.int32), ValueError, "high must be integers in .* got array"),
         (lambda: Discrete(2.5), ValueError, "n must be a positive integer, got 2.5"),
         (lambda: Discrete(3, 1.5), ValueError, "Discrete: start must be an integer, got 1.5"),
         (lambda: MultiDiscrete((2, 3), (0.5, 1)), ValueError, "MultiDiscrete: start must be integers"),
@@ -66,6 +68,11 @@ def test_a_bad_space_is_rejected(make, error, says, unchecked):
 
 def test_a_box_with_equal_bounds_is_a_space():
     assert Box([1.0], [1.0]).bounded
+
+
+def test_bounds_may_be_integers_beyond_64_bits_where_floats_hold_them():
+    assert Box(-(2**70), 2**70, (2,)).high[0] == np.float32(2**70)
+    assert Box(-(2**31), 2**31 - 1, (2,), np.int32).high[0] == 2**31 - 1
 
 
 def test_a_bound_of_minus_zero_is_zero():

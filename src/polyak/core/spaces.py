@@ -121,11 +121,15 @@ class Box(_ByValue):
 def _as_bound(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """A bound of a Box in its dtype, checked to be one that an integer dtype holds."""
     array = np.array(value)
+    if array.dtype.kind == "O" and dtype.kind == "f":
+        array = np.array(value, np.float64)  # integers beyond 64 bits
     if array.dtype.kind not in "fiub":
         raise TypeError(f"Box: {name} must be numbers, got {value!r:.80}")
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
-        if not np.all((array == np.rint(array)) & (array >= limits.min) & (array <= limits.max)):
+        # Floats round the largest integer up, to a power of two.
+        fits = (array < limits.max + 1) & (array == np.rint(array)) if array.dtype.kind == "f" else array <= limits.max
+        if not np.all(fits & (array >= limits.min)):
             raise ValueError(
                 f"Box: {name} must be integers in [{limits.min}, {limits.max}] with dtype={dtype}, got {value!r:.80}"
             )
