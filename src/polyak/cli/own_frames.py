@@ -1,5 +1,6 @@
 """Tracebacks of errors in a person's own code, without the frames of the libraries that called it."""
 
+import os
 import sys
 import sysconfig
 import traceback
@@ -7,7 +8,13 @@ from pathlib import Path
 
 import polyak
 
-LIBRARIES = tuple({str(Path(polyak.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))})
+LIBRARIES = tuple(
+    os.path.join(directory, "")
+    for directory in (
+        str(Path(polyak.__file__).parent),
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    )
+)
 
 
 def print_own_frames(error: BaseException) -> None:

@@ -1,0 +1,35 @@
+"""Which frames of a traceback are a person's own."""
+
+import functools
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+
+import polyak
+from polyak.cli.own_frames import is_own, print_own_frames
+
+
+def test_files_of_polyak_and_of_installed_libraries_are_not_ones_own():
+    package = Path(polyak.__file__).parent
+    assert is_own(__file__) and is_own(f"{package}_envs/mine.py")
+    for name in (f"{package}/cli/own.py", np.__file__, f"{sysconfig.get_path('stdlib')}/json/decoder.py", "<string>"):
+        assert not is_own(name)
+
+
+def test_each_error_of_a_chain_begins_at_ones_own_frame(capsys):
+    def fail(_):
+        try:
+            np.zeros(2).reshape(3)
+        except ValueError as error:
+            raise KeyError("mine") from error
+
+    try:
+        functools.reduce(lambda _, x: np.apply_along_axis(fail, 0, x), [np.ones(1), np.ones(1)])
+    except KeyError as error:
+        error.__traceback__ = error.__traceback__.tb_next.tb_next  # into NumPy, which calls `fail`
+        print_own_frames(error)
+    err = capsys.readouterr().err
+    assert "cannot reshape" in err and err.rstrip().endswith("KeyError: 'mine'")
+    first, second = (part.splitlines()[1] for part in err.split("Traceback (most recent call last):")[1:])
+    assert "in fail" in first and "in fail" in second
