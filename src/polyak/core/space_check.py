@@ -120,12 +120,17 @@ def check_no_others(name: str, specs: Sequence[ArraySpec], value: Any) -> None:
     Raises:
         ValueError: with the first such entry.
     """
+    _check_no_others(name, _tree_of(tuple([spec.keys for spec in specs])), value, ())
+
+
+@functools.lru_cache(maxsize=64)
+def _tree_of(paths: tuple[tuple[Any, ...], ...]) -> dict[Any, Any]:
     tree: dict[Any, Any] = {}
-    for spec in specs:
+    for keys in paths:
         node = tree
-        for key in spec.keys:
+        for key in keys:
             node = node.setdefault(key, {})
-    _check_no_others(name, tree, value, ())
+    return tree
 
 
 def _check_no_others(name: str, tree: dict[Any, Any], value: Any, keys: tuple[Any, ...]) -> None:

@@ -24,7 +24,7 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
     only while they are compiled, so a counter of the object or a number of NumPy's generator would keep the value that it had
     then. What such a function compiles itself, by `jax.jit`, is traced once and not compared.
 
-    Floats outside of the bounds of their Box are reported by one warning, as in training.
+    Floats outside of the bounds of their Box are reported by one warning.
 
     Raises:
         ValueError: two plays from the same seed differ, with leaf, environment and step; `init` or `step` in JAX gives

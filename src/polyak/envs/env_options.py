@@ -3,6 +3,7 @@
 No JAX here: worker processes use this.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def warn_of_unused_masks(env: Any, name: str) -> None:
     if own and not callable(own[0]):
         warn(f"make: action_masks of {name} is not used: it must be a method, got {type(own[0]).__name__}")
     inner = env.unwrapped
-    if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and any(inner.call("has_wrapper_attr", "action_masks")):
+    if _is_masked_vector(inner):
         advice = "return info['action_mask'], or pass the function that creates one environment, and num_envs"
         warn(f"make: action_masks of the environments in {type(inner).__name__} of {name} is not used; {advice}")
 
@@ -181,6 +182,17 @@ def layers_of(env: Any) -> list[Any]:
     while isinstance(layers[-1], gymnasium.Wrapper | VectorWrapper):
         layers.append(layers[-1].env)
     return layers
+
+
+def _is_masked_vector(env: Any) -> bool:
+    """Whether the environments in Gymnasium's own vector environment have `action_masks`."""
+    if isinstance(env, SyncVectorEnv):
+        return any(_mask_attribute(layer) is not None for one in env.envs for layer in layers_of(one))
+    if isinstance(env, AsyncVectorEnv):
+        # Evaluates a property there, which may fail.
+        with contextlib.suppress(Exception):
+            return any(env.call("has_wrapper_attr", "action_masks"))
+    return False
 
 
 def _mask_attribute(layer: Any) -> Any:

@@ -133,7 +133,9 @@ def _atari_batch(spec: Any, options: BatchOptions, settings: dict[str, Any]) -> 
     from polyak.envs.atari import Atari, AtariBatch
 
     registered = {name: value for name, value in spec.kwargs.items() if name != "game"}
-    return AtariBatch(spec.kwargs["game"], options.num_envs, Atari(**registered | settings), spec.id)
+    # Gymnasium's checker is of single environments.
+    fields = {name: value for name, value in settings.items() if name != "disable_env_checker"}
+    return AtariBatch(spec.kwargs["game"], options.num_envs, Atari(**registered | fields), spec.id)
 
 
 def _single_batch(make_env: Callable[[], Any], name: str, options: BatchOptions) -> Any:
