@@ -77,7 +77,8 @@ def _run(argv: Sequence[str] | None) -> int:
 def _replace_unencodable_characters() -> None:
     """Print `?` for what the encoding of the output lacks, as that of `…` in latin-1: an error would end the training."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        # Standard error has another way to print them.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
 
 
