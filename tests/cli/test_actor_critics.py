@@ -67,6 +67,8 @@ def test_an_agent_by_name_gets_rescaled_actions():
         ),
     ],
 )
+# The trainings are too short to learn.
+@pytest.mark.filterwarnings("ignore:.*no gradient step was taken")
 def test_noise_of_the_network_follows_state_dependent_exploration(command, std, tmp_path):
     assert polyak_command(f"train {command} --env-steps 8 --eval-episodes 0 --run-dir {tmp_path / 'run'}") == 0
     agent = config_of(tmp_path / "run").agent

@@ -179,6 +179,8 @@ def test_kinds_of_networks_of_action_values(algorithm):
     jax.eval_shape(changed.init, jax.random.key(0))
 
 
+# The trainings are too short to learn.
+@pytest.mark.filterwarnings("ignore:.*no gradient step was taken")
 def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = "--num-envs 2 --env-steps 8 --learning-starts 16 --hidden 16 --eval-episodes 0 --epsilon 0.1 --run-dir run"
