@@ -166,19 +166,25 @@ MANY = {
 }
 
 
+def every_action(policy, *batch):
+    """A mask that allows every action, where the policy needs one."""
+    return {"a": np.ones((*batch, 3), bool), "b": None} if policy.spec.has_action_mask else None
+
+
 @pytest.mark.parametrize("policy", MANY.values(), ids=MANY.keys())
 def test_as_python_returns_the_same_bits(policy):
     plain = policy.as_python()
     now = time_step(OBS)
     action = jax.jit(lambda policy, now: policy.distribution(now, ())[0].mode())(policy, now)
-    many = plain(np.asarray(OBS))
+    mask = every_action(policy, len(OBS))
+    many = plain(np.asarray(OBS), mask)
     for got, wanted in zip(jax.tree.leaves(many), jax.tree.leaves(action), strict=True):
         assert isinstance(got, np.ndarray) and got.dtype == wanted.dtype
         bounded = np.clip(wanted, *policy.spec.action_bounds(BOX.action)) if got.dtype == np.float32 else wanted
         assert np.array_equal(got, bounded)
-    one = plain(np.asarray(OBS[2]))
+    one = plain(np.asarray(OBS[2]), every_action(policy))
     assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y[2]), one, many))
-    native, _ = policy.predict(np.asarray(OBS))
+    native, _ = policy.predict(np.asarray(OBS), action_mask=mask)
     # What is small, `predict` finds in NumPy, up to rounding.
     alike = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
     jax.tree.map(alike, native, policy.spec.native_action(many))
@@ -219,7 +225,8 @@ def test_as_python_rejects_observations_outside_the_space(unchecked):
 
 def test_as_python_accepts_lists():
     plain = policy_for(MASKED).as_python()
-    assert plain([0, 1, 2])["a"] == plain(np.array([0.0, 1.0, 2.0]))["a"]
+    every = {"a": [True, True, True], "b": None}
+    assert plain([0, 1, 2], every)["a"] == plain(np.array([0.0, 1.0, 2.0]), every)["a"]
     mask = {"a": [False, True, False], "b": None}
     assert plain([0, 1, 2], mask)["a"] == 1
     assert np.array_equal(plain(OBS.tolist(), mask | {"a": [[False, False, True]] * 4})["a"], [2] * 4)

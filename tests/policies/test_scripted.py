@@ -190,9 +190,11 @@ def test_greedy_mixture_draws_a_policy_and_without_key_takes_the_largest_weight(
     distribution, after = policy.distribution(now, carry)
     assert np.all(distribution.mode() == 1) and np.all(act(policy, time_step(2000), after, KEY).action == 1)
     alone = mixture((1.0, 2.0), batch=1)
-    assert all(alone.predict(np.zeros(2))[0] == 1 for _ in range(2))
-    drawn = [int(alone.predict(np.zeros(2), deterministic=False, key=jax.random.key(seed))[0]) for seed in range(12)]
-    assert set(drawn) == {0, 1}
+    every = np.ones(4, bool)
+    assert all(alone.predict(np.zeros(2), action_mask=every)[0] == 1 for _ in range(2))
+    keys = [jax.random.key(seed) for seed in range(12)]
+    drawn = [alone.predict(np.zeros(2), deterministic=False, key=key, action_mask=every)[0] for key in keys]
+    assert set(map(int, drawn)) == {0, 1}
 
 
 def test_mixtures_nest_and_report_policy_ids():

@@ -88,7 +88,8 @@ def test_a_learner_that_is_killed_loses_a_checkpoint_interval_at_most(whole, tmp
 
 def test_what_happens_to_workers_is_in_the_run_directory(whole, tmp_path):
     """When, which worker, and why."""
-    result = run(tmp_path / "run", lambda: FaultyWorkers({6: "lost"}), workers=2)
+    with pytest.warns(UserWarning, match=r"worker \d died: of a test; starting it again"):
+        result = run(tmp_path / "run", lambda: FaultyWorkers({6: "lost"}), workers=2)
     events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["started", "started", "failed", "restarted"]
     assert events[2]["worker"] == events[3]["worker"] and events[2]["detail"] == "died: of a test"

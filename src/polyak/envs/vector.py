@@ -32,7 +32,7 @@ class ResetOptions(dict[str, Any]):
 class PlainOptions(VectorWrapper):  # without type arguments, which Gymnasium's vector wrappers do not take when running
     """Passes `ResetOptions` on as a plain dict, of which a vector environment passes the rest to its environments."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environments."""
         return self.env.reset(seed=seed, options=None if options is None else dict(options))
 

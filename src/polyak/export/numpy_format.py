@@ -41,7 +41,7 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
         ValueError: which part of them is not.
     """
     settings, bounds = describe_spaces(spec, squash_mean=about.get("squash_mean") is True)
-    if spec.obs.dtype == np.uint8 and about.get("divide") == 255.0:
+    if isinstance(spec.obs, Box) and spec.obs.dtype == np.uint8 and about.get("divide") == 255.0:
         settings["divide"] = 255.0  # for all bytes, in files of versions before the largest bound was taken
     wrong = [name for name, value in settings.items() if about.get(name) != value]
     wrong += [name for name, x in bounds.items() if not np.array_equal(arrays.get(name, ()), x)]

@@ -88,10 +88,7 @@ def compiled_seeds(
         limits = np.zeros(count, np.uint32)
         chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, limits).compile()
 
-    # Each device iterates until its own seeds have enough env_steps: a chunk in which one has nothing to do has no metrics.
-    newest: dict[int, Any] = {}
-    since_report: set[int] = set()
-    max_iterations, stopped = 1, None
+    max_iterations, stopped, seed_metrics = 1, None, _SeedMetrics()
     due = target.next_report(0)
     while stopped is None and any(reporter.env_steps < env_steps for reporter in active.values()):
         # The program still computes the diverged seeds, but a limit of 0 never prolongs the chunk.
@@ -106,26 +103,48 @@ def compiled_seeds(
         for i, reporter in active.items():
             reporter.advance(int(steps[i]), int(iterations[i]), _select_seed(i, finished))
         updated = {i: _select_seed(i, metrics) for i in active if iterations[i]}
-        newest |= updated
         stopped = "request" if should_stop() else None
         has_diverged = any(agent.diagnose(of_seed) is not None for of_seed in updated.values())
         if stopped or has_diverged or all(reporter.env_steps >= due for reporter in active.values()):
-            reported = {i: {} if i in since_report and i not in updated else newest[i] for i in active}
-            since_report.clear()
+            reported = seed_metrics.report(active, updated)
             go_on, newly_diverged = _report_each(active, reported, _on_one_device(state, mesh), callbacks)
             stopped = stopped or (None if go_on else "callback")
             diverged |= newly_diverged
             active = {i: reporter for i, reporter in active.items() if i not in diverged}
             due = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
         else:
-            for i, of_seed in updated.items():
-                active[i].add_metrics(of_seed)
-                since_report.add(i)
+            seed_metrics.add(active, updated)
     if all(reporter.env_steps >= env_steps for reporter in active.values()):
         stopped = None
     state = _on_one_device(state, mesh)
     results = {i: reporter.result(_select_seed(i, state), stopped) for i, reporter in active.items()}
     return [(results | diverged)[i] for i in range(count)]
+
+
+@dataclasses.dataclass
+class _SeedMetrics:
+    """Metrics between reports. Each device iterates until its own seeds are done, so a chunk may have none of some seeds.
+
+    Attributes:
+        newest: the last ones of each seed.
+        added: seeds with metrics since the last report.
+    """
+
+    newest: dict[int, Any] = dataclasses.field(default_factory=dict)
+    added: set[int] = dataclasses.field(default_factory=set)
+
+    def add(self, reporters: Mapping[int, Reporter], updated: Mapping[int, Any]) -> None:
+        """Add the metrics of a chunk after which there is no report."""
+        self.newest |= updated
+        for i, metrics in updated.items():
+            reporters[i].add_metrics(metrics)
+            self.added.add(i)
+
+    def report(self, seeds: Iterable[int], updated: Mapping[int, Any]) -> dict[int, Any]:
+        """The metrics to report after a chunk: of a seed without any since the last report, those of then."""
+        self.newest |= updated
+        added, self.added = self.added, set()
+        return {i: {} if i in added and i not in updated else self.newest[i] for i in seeds}
 
 
 def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: Sequence[Sequence[Callback]]) -> None:
