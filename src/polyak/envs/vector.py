@@ -70,6 +70,7 @@ class VectorBatch:
         self._check_wrappers()
         layers = layers_of(env)
         self._is_wrapped = len(layers) > 1 and self.mode is not AutoresetMode.NEXT_STEP
+        # Below the wrappers, which read the mask after the reset; once, where an environment is made twice.
         if self._is_wrapped and not isinstance(layers[-2], PlainOptions):
             layers[-2].env = PlainOptions(layers[-1])
         self._report_state = snapshots.StateWarning(name)
