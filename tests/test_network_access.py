@@ -42,9 +42,9 @@ def findings(text: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")))
-def test_no_source_file_reaches_the_network_or_starts_a_program(path):
-    assert findings((SOURCE / path).read_text()) <= ALLOWED.get(path, set())
+def test_no_source_file_reaches_the_network_or_starts_a_program():
+    found = {str(path.relative_to(SOURCE)): findings(path.read_text()) for path in SOURCE.rglob("*.py")}
+    assert not {path: names - ALLOWED.get(path, set()) for path, names in found.items() if names - ALLOWED.get(path, set())}
 
 
 def test_the_format_of_tensorboard_is_written_without_its_server():
