@@ -37,6 +37,8 @@ import pytest
 
 from tests import typechecker
 
+pytest_plugins = ("tests.budget",)
+
 # Until all tests are collected nothing becomes garbage.
 gc.disable()
 typechecker.install()
@@ -51,22 +53,41 @@ hypothesis.settings.load_profile("the same")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Files that take twenty seconds and more.
+# The longest files begin, so that both processes end at about the same time.
 LONGEST = (
-    "test_killed.py",
-    "test_ppo_options.py",
-    "test_ppo_memory.py",
-    "test_to_the_bit.py",
-    "test_loops.py",
-    "test_train.py",
-    "test_actor_critic.py",
-    "test_docs.py",
-    "test_flags.py",
-    "test_examples.py",
-    "test_users_week.py",
-    "test_run.py",
-    "test_seeds.py",
+    "tests/test_docs.py",
+    "tests/test_examples.py",
+    "tests/cli/test_killed.py",
+    "tests/workers/test_ray.py",
+    "tests/workers/test_worker_rollouts.py",
+    "tests/agents/test_actor_critics.py",
+    "tests/train/test_learners.py",
+    "tests/test_to_the_bit.py",
+    "tests/agents/test_value_family.py",
+    "tests/train/test_run.py",
+    "tests/workers/test_asynchronous_loop.py",
+    "tests/cli/test_dqn.py",
+    "tests/agents/test_on_policy.py",
+    "tests/agents/test_normalized_replay.py",
+    "tests/agents/test_ppo_options.py",
+    "tests/loops/test_host_replay.py",
+    "tests/agents/test_dqn_prioritized.py",
+    "tests/agents/test_dqn_recurrent.py",
+    "tests/workers/test_ray_learners.py",
+    "tests/cli/test_flags.py",
+    "tests/cli/test_train.py",
+    "tests/cli/test_resume.py",
+    "tests/loops/test_actor.py",
+    "tests/loops/test_loops.py",
+    "tests/agents/test_ppo_update.py",
 )
+
+
+def pytest_report_header(config):
+    return {
+        "not slow": "polyak: the quick tests, about 10 minutes on two cores; `pytest -m slow` runs the others, about as long",
+        "slow": "polyak: the slow tests (documentation, examples, killed runs, Ray), about 10 minutes on two cores",
+    }.get(config.option.markexpr, [])
 
 
 def pytest_collection_finish():
@@ -77,8 +98,8 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    # So that both processes end at about the same time.
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
     if "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]:
         for item in items:
             if item.get_closest_marker("to_the_bit"):
@@ -95,10 +116,10 @@ def _user_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs():
-    """Those of earlier files are dropped where they take much memory: each of the two processes would grow beyond 8 GiB."""
+    """Drop the programs of earlier files where this process has a quarter of the memory: a second one runs beside it."""
     yield
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    if pages * os.sysconf("SC_PAGE_SIZE") > 4 * 2**30:
+    # Later files compile again what is dropped, so this is not done sooner.
+    if int(Path("/proc/self/statm").read_text().split()[1]) > os.sysconf("SC_PHYS_PAGES") / 4:
         jax.clear_caches()
         gc.collect()
 

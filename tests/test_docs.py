@@ -19,6 +19,7 @@ import pytest
 
 import polyak
 from tests.run_page import POLYAK_COMMANDS, blocks, run_command, run_page, shorten
+from tests.selection import quick
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -43,7 +44,7 @@ def working_directory(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", quick("README.md", "docs/getting-started.md", of=RUNNABLE))
 def test_code_blocks_of_a_page_run_in_order(name, working_directory, unchecked):
     # As users have it: the tests' stricter promotion rules are for the package.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -136,6 +137,7 @@ def test_a_misspelt_setting_gets_the_documented_error():
         eval(call, names)
 
 
+@pytest.mark.slow
 def test_every_file_of_a_run_directory_is_documented(tmp_path, unchecked):
     assert run_command(f"polyak train ppo CartPole-v1 --run-dir {tmp_path / 'run'}") == 0
     named = set(re.findall(r"^\| `([\w.]+)/?` \|", PAGES["docs/runs.md"], re.MULTILINE))
@@ -264,6 +266,7 @@ def test_learning_curves_are_interrupted_where_a_run_was_resumed(monkeypatch):
     assert "stopped and resumed" in labels
 
 
+@pytest.mark.slow
 def test_plotting_draws_the_picture_of_each_result(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
@@ -285,6 +288,7 @@ def site(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site):
     assert (site / "index.html").exists()
     for page in site.rglob("*.html"):

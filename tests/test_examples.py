@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from benchmarks.code_to_read import code_lines
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

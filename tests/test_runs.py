@@ -214,6 +214,7 @@ class Given(Run):
 JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(([], {}, 10**400, -(10**400)))
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_mutated_config_raises_only_config_errors(run_and_policy, data):

@@ -10,6 +10,8 @@ import pytest
 
 import polyak
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("users_script.py")
 SOURCES = Path(polyak.__file__).parents[1]
 # mypy finds an installed polyak by itself, and refuses to run when MYPYPATH names site-packages.

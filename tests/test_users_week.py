@@ -15,6 +15,8 @@ import polyak
 from polyak.storage.run_directory import open_run
 from tests.users_week import MINE, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):

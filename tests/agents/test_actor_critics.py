@@ -18,13 +18,15 @@ from polyak.learning.soft_actor import SoftActorCopies, default_target_entropy
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
 from polyak.replay.uniform import Replay, Transition
+from tests.selection import quick
 
 KEY = jax.random.key(0)
 OBS = Box([-9.0] * 3, [9.0] * 3)
 SPEC = EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2))
 AGENTS = {"ddpg": polyak.DDPG, "td3": polyak.TD3, "sac": polyak.SAC}
-every_agent = pytest.mark.parametrize("name", AGENTS)
-every_agent_and_tqc = pytest.mark.parametrize("name", [*AGENTS, "tqc"])
+# What agents share is quick for one that has a distribution and one that has none.
+every_agent = pytest.mark.parametrize("name", quick("td3", "sac", of=list(AGENTS)))
+every_agent_and_tqc = pytest.mark.parametrize("name", quick("td3", "sac", of=[*AGENTS, "tqc"]))
 
 
 def make(name, spec=SPEC, **settings):
@@ -88,6 +90,7 @@ def equal(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.slow
 @every_agent
 def test_actions_are_uniform_and_nothing_is_trained_before_learning_starts(name):
     agent = make(name, learning_starts=17)
@@ -107,6 +110,7 @@ def test_actions_are_uniform_and_nothing_is_trained_before_learning_starts(name)
         assert float(actions.std(axis=0).max()) < 0.5
 
 
+@pytest.mark.slow
 @every_agent
 @pytest.mark.parametrize(("num_envs", "ratio", "steps"), [(1, 1.0, 4), (4, 0.25, 4), (2, 2.0, 16)])
 def test_gradient_steps_are_a_ratio_of_transitions(name, num_envs, ratio, steps):
@@ -115,6 +119,7 @@ def test_gradient_steps_are_a_ratio_of_transitions(name, num_envs, ratio, steps)
     assert int(state.updates) == steps
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_rows_that_only_reset_do_not_reach_the_networks(name):
     agent = make(name)
@@ -240,6 +245,7 @@ def test_each_network_learns_at_its_own_rate(name):
     assert largest == pytest.approx(rates, rel=1e-2) and int(state.updates) == 1
 
 
+@pytest.mark.slow
 def test_the_actor_of_ddpg_learns_from_the_new_critic(monkeypatch):
     """The gradients by the action in TF-Agents' reference are clipped so much that those of old and new critic agree."""
     rows = batch()
@@ -269,6 +275,7 @@ def test_evaluation_is_greedy(name):
     np.testing.assert_array_equal(*actions)
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_an_average_of_the_actor_follows_every_gradient_step_and_is_evaluated(name):
     agent, plain = make(name, num_steps=1, ema_tau=0.25), make(name, num_steps=1)
@@ -335,6 +342,7 @@ def test_td3_asks_critics_only_for_actions_within_the_bounds():
     assert float(targets.max()) == 1.0
 
 
+@pytest.mark.slow
 def test_the_target_actor_is_never_in_its_training_phase():
     """TF-Agents runs TD3's target actor with dropout on."""
 
@@ -348,6 +356,7 @@ def test_the_target_actor_is_never_in_its_training_phase():
         assert int(updated(agent, [random_rollout(agent)])[0].updates) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "delay"), [("td3", 2), ("sac", 3), ("tqc", 3)])
 def test_the_actor_steps_once_per_policy_delay_however_updates_are_cut(name, delay):
     for ratio, updates in ((0.5, 7), (2.0, 2)):
@@ -403,6 +412,7 @@ def test_sac_target_of_known_numbers(monkeypatch):
     np.testing.assert_allclose(targets, 5.257, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_learned_temperature_moves_the_entropy_towards_its_target():
     agent = make("sac", learning_rate=1e-2, target_entropy=-1.0, updates_per_step=8.0)
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(12)])
@@ -413,6 +423,7 @@ def test_a_learned_temperature_moves_the_entropy_towards_its_target():
     assert float(metrics["train/alpha"]) == 0.25 and float(state.copies.temperature.log_alpha) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sac", "td3"])
 def test_a_subset_of_critics_is_drawn_for_each_target(name):
     values = jnp.arange(5.0)
@@ -458,6 +469,7 @@ def test_losses_of_redq_and_droq_beside_numpy(num_critics, monkeypatch):
     np.testing.assert_allclose(loss, np.sum(np.asarray(rows.weight) * (alpha * log_prob - q.mean(1))), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_and_layer_norm_of_critics_are_on_while_training_only():
     agent = make("sac", critics=polyak.Critics((8,), num_critics=3, dropout=0.5, layer_norm=True))
     state = agent.init(KEY)
@@ -499,6 +511,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(name):
     assert "65536" in text and not [line for line in text.splitlines() if " copy(" in line and "[65536" in line]
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_host_and_compiled_loop_and_two_devices_learn(name):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
@@ -513,6 +526,7 @@ def test_host_and_compiled_loop_and_two_devices_learn(name):
         assert equal(*(shard.data for shard in jax.tree.leaves(weights)[0].addressable_shards))
 
 
+@pytest.mark.slow
 def test_two_seeds_of_sac_in_one_program_are_two_single_runs():
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
     agent = make("sac", env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25, policy_delay=2, ema_tau=0.1)
@@ -525,6 +539,7 @@ def test_two_seeds_of_sac_in_one_program_are_two_single_runs():
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_actions_in_a_tree():
     spec = EnvSpec(OBS, Dict({"a": Box([-1.0], [1.0]), "b": Box([[-1.0, -1.0]], [[1.0, 1.0]])}))
     for name in AGENTS:
@@ -573,6 +588,7 @@ def test_settings_are_checked(name, settings, message):
         make(name, **settings).init(KEY)
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_rewards_are_summed_over_n_steps(name):
     def td_errors(gamma):
@@ -601,6 +617,7 @@ def test_ddpg_takes_one_critic():
         make("ddpg", critics=polyak.Critics((8,))).init(KEY)
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_prioritized_replay_learns_and_gives_new_priorities(name):
     agent = make(name, prioritized=True)
@@ -685,7 +702,8 @@ def test_an_actor_that_fails_in_every_step_is_diagnosed():
     assert "'gradient'" in agent.diagnose(metrics) and int(state.guard.in_a_row) == 3
 
 
-@pytest.mark.parametrize("name", ["td3", "sac", "tqc"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", quick("td3", "sac", of=["td3", "sac", "tqc"]))
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_an_actor_that_fails_whenever_it_is_its_turn_is_diagnosed_in_time(name, delay):
     std = "fixed" if name == "td3" else "state"
@@ -775,6 +793,7 @@ def test_a_state_with_another_replay_is_rejected(name):
         update(prioritized, state, random_rollout(agent), KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -817,6 +836,7 @@ class TransposedActor(polyak.Actor):
         return (jax.tree.map(jnp.transpose, params), value), carry, stats
 
 
+@pytest.mark.slow
 def test_networks_whose_outputs_are_transposed_are_rejected():
     with pytest.raises(ValueError, match=r"q of B = 97 observations must have shape \[B, N\], got \[2, 97\]"):
         make("sac", critics=Transposed((8,))).init(KEY)

@@ -68,6 +68,7 @@ def rollout(agent, num_envs=4):
     return Rollout(steps, actions), Rollout(flat_steps, jnp.asarray(number, jnp.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS)
 def test_updates_and_actions_are_those_of_one_discrete_action(make):
     multi, flat = make(MULTI), make(FLAT)
@@ -116,6 +117,7 @@ def test_a_distribution_over_combinations():
     assert (frequency[p == 0] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("explore", [lambda policy: EpsilonGreedy(policy, 1.0), lambda policy: Boltzmann(policy, 1e6)])
 def test_exploration_draws_uniformly_among_the_allowed_combinations(explore):
     agent = AGENTS["dqn"](MULTI)
@@ -146,6 +148,7 @@ class Locks(gymnasium.Env):
         return *self.reset()[:1], reward, True, False, self.reset()[1]
 
 
+@pytest.mark.slow
 def test_dqn_learns_a_combination_and_never_takes_a_forbidden_one(tmp_path):
     settings = {"network": polyak.q_mlp((16,)), "learning_starts": 32, "learning_rate": 1e-2, "period": 10, "epsilon": 0.5}
     result = train.run("dqn", Locks, env_steps=600, num_envs=4, settings=settings, run_dir=tmp_path / "run", progress=False)

@@ -111,6 +111,7 @@ def test_the_target_is_copied_every_period_and_stays_in_between():
     assert int(state.copies.target_count.fired) == 1 and int(state.copies.target_count.elapsed) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [dict, tuple])
 def test_dict_and_tuple_observations_are_learned_from_as_the_vector_of_their_parts(kind):
     low, high = np.full(3, -9.0, np.float32), np.full(3, 9.0, np.float32)
@@ -235,6 +236,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(loop):
     assert "65536" in text and not [line for line in text.splitlines() if " copy(" in line and "[65536" in line]
 
 
+@pytest.mark.slow
 def test_host_and_compiled_loop_and_two_devices_learn():
     settings = {"network": q_mlp((16,)), "num_steps": 4, "learning_starts": 64, "capacity": 4096}
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)

@@ -18,6 +18,7 @@ KEY = jax.random.key(0)
 SMALL = {"network": q_mlp((8,)), "num_steps": 2, "learning_starts": 32, "capacity": 128, "batch_size": 16, "period": 5}
 
 
+@pytest.mark.slow
 def test_the_error_of_a_transition_becomes_its_priority():
     agent = make(prioritized=True, learning_starts=0, priority_alpha=1.0, priority_eps=0.0, updates_per_step=0.125)
     rollout = random_rollout(agent)
@@ -64,6 +65,7 @@ def test_training_that_diverges_leaves_priorities_finite_and_is_diagnosed():
     assert bool(jnp.isfinite(state.replay.priorities.tree.nodes).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("loop", ["compiled", "host", "seeds"])
 def test_no_copy_of_the_replay_in_the_compiled_update(loop, prioritized):
@@ -82,6 +84,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(loop, prioritized):
     assert "65536" in text and not copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "env", "devices"),
     [("compiled", "jax/CartPole-v1", 1), ("host", "CartPole-v1", 1), ("compiled", "jax/CartPole-v1", 2)],
@@ -106,6 +109,7 @@ def test_a_run_resumes_to_the_bit_from_a_checkpoint(loop, env, devices, tmp_path
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_two_devices_agree_on_what_is_replicated():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = DQN(env.spec, **SMALL, prioritized=True)
@@ -121,6 +125,7 @@ def test_two_devices_agree_on_what_is_replicated():
     assert (priority[0] != priority[1]).any()
 
 
+@pytest.mark.slow
 def test_compiled_seeds_learn_by_their_own_priorities():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = DQN(env.spec, **SMALL, prioritized=True)
@@ -131,6 +136,7 @@ def test_compiled_seeds_learn_by_their_own_priorities():
     np.testing.assert_allclose(*trees, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [polyak.DQN, polyak.C51, polyak.QRDQN, polyak.IQN])
 def test_priorities_are_in_32_bits_where_jax_has_64(agent, unchecked):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)

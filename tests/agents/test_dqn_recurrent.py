@@ -46,6 +46,7 @@ class Recall:
         return jnp.stack([jnp.where(steps == 0, sign, 0.0), steps.astype(jnp.float32) / 4.0 - 0.5], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [q_lstm(8, ()), q_gru(8, (4,), dueling=True)])
 def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
     env = AutoReset(Recall(), 3)
@@ -73,6 +74,7 @@ def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
     np.testing.assert_allclose(shifted[from_zero], wanted[start[from_zero], env_number[from_zero]], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_gradient_flows_into_the_burn_in():
     env = AutoReset(Recall(), 2)
     agent = DQN(env.spec, network=q_lstm(8, ()), **SMALL)
@@ -88,6 +90,7 @@ def test_no_gradient_flows_into_the_burn_in():
     assert not gradient[:2].any() and gradient[2:8].any(axis=(1, 2)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loop", "devices"), [("compiled", 1), ("compiled", 2), ("host", 1)])
 def test_a_recurrent_run_resumes_to_the_bit(loop, devices, tmp_path):
     name = "CartPole-v1" if loop == "host" else "jax/CartPole-v1"
@@ -109,6 +112,7 @@ def test_a_recurrent_run_resumes_to_the_bit(loop, devices, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["compiled", "host", "seeds"])
 def test_no_copy_of_the_replay_in_the_compiled_update(loop):
     env = AutoReset(Recall(), 4)

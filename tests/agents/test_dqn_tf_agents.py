@@ -186,6 +186,7 @@ def loss_and_gradient(case, step):
     return jax.value_and_grad(lambda params: agent.loss(params, batch, online=online, target=target)[0])(online.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "step"), [(case, k) for case in CASES for k in range(1, 5) if not is_c51(case)])
 def test_td_errors_and_losses_of_each_row(case, step):
     agent, batch = agent_of(case), batch_of(case, step)
@@ -206,6 +207,7 @@ def test_loss_and_gradient(case, step):
     near(gradient if clip is None else clip_each(clip)(gradient, None), weights(case, f"g/{step}", "q"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_optimizer_steps_and_target_updates(case):
     """All four calls in a row."""

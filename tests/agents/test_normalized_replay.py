@@ -72,6 +72,7 @@ def update_of_normalised(plain, before, first, second):
     return after
 
 
+@pytest.mark.slow
 @every_agent
 def test_statistics_are_those_of_the_valid_rows_of_all_rollouts(name):
     agent = make(name)
@@ -94,6 +95,7 @@ def test_a_row_with_nan_is_left_out_of_the_statistics():
     assert bool(jnp.isfinite(state.normalizers.obs.stats.mean).all())
 
 
+@pytest.mark.slow
 @every_agent
 def test_batches_are_normalised_by_the_statistics_of_now(name):
     """The update equals one on a replay of normalised rows, with an agent that normalises nothing."""
@@ -108,6 +110,7 @@ def test_batches_are_normalised_by_the_statistics_of_now(name):
     np.testing.assert_array_equal(found.replay.rows.obs[:4], np.asarray(first.obs)[:2].reshape(4, 3))
 
 
+@pytest.mark.slow
 @every_agent
 def test_policies_see_normalised_observations_in_jax_numpy_and_exports(name, tmp_path):
     agent = make(name, normalize_obs=True)
@@ -131,6 +134,7 @@ def test_policies_see_normalised_observations_in_jax_numpy_and_exports(name, tmp
         np.testing.assert_allclose(session.run(["action"], {"obs": obs})[0], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
     agent = make("sac", normalize_reward="return", gamma=0.9)
     rollout = collected(agent)
@@ -145,6 +149,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
         agent.update(state, random_rollout(agent), KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [train.compiled, train.host])
 def test_normalised_agents_train_in_both_loops(loop):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
@@ -164,6 +169,7 @@ def test_observations_without_numbers_are_rejected():
             make(name, spec)
 
 
+@pytest.mark.slow
 @every_q_agent
 def test_policies_of_action_values_see_normalised_observations_in_jax_and_exports(name, tmp_path):
     agent, plain = make_q(name, epsilon=0.0), make_q(name, epsilon=0.0, normalize_obs=False)
@@ -193,6 +199,7 @@ def test_reward_scale_is_a_factor_of_the_rewards_of_action_values(name):
     assert float(found[0]) != float(test_value_family.loss_of(make_q(name), batch)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize_reward", ["reward", "return"])
 def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
     network = polyak.q_gru(4, (4,))
@@ -215,6 +222,7 @@ def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [train.compiled, train.host])
 def test_normalised_action_values_train_in_both_loops(loop):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)

@@ -186,6 +186,7 @@ def test_nan_in_a_valid_sample_skips_the_step_and_is_reported(cls, name):
     assert agent.diagnose(metrics) is None and not same_bits(good.copies.online, state.copies.online)
 
 
+@pytest.mark.slow
 def test_impala_on_policy_is_a2c_with_n_step_returns():
     """Also through its recurrent state, a mask and normalised rewards; the ratios are 1 up to rounding."""
     both = [small(cls, MASKED, network=gru(3, (3,)), gae_lambda=1.0, normalize_reward="return") for cls in (A2C, IMPALA)]
@@ -198,6 +199,7 @@ def test_impala_on_policy_is_a2c_with_n_step_returns():
         np.testing.assert_allclose(of_b.terms[name], term, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a2c_is_ppo_with_one_step():
     ppo = PPO(SPEC, network=mlp((4,)), num_steps=6, gamma=0.9, gae_lambda=0.8, learning_rate=1e-2, num_epochs=1,
               num_minibatches=1, normalize_advantage="batch", normalize_obs=True, normalize_reward="reward")  # fmt: skip
@@ -227,6 +229,7 @@ def test_an_update_is_its_two_halves(cls):
     assert int(whole.env_steps) == int(np.asarray(data.valid).sum()) and int(whole.updates) == 1
 
 
+@pytest.mark.slow
 @every_agent
 def test_an_update_over_devices_is_that_of_one(cls):
     agent = small(cls, normalize_obs=True, normalize_advantage=True)
@@ -261,6 +264,7 @@ def test_bad_settings_are_rejected_by_name(cls):
         cls(EnvSpec(Discrete(4), Discrete(3)), normalize_obs=True)
 
 
+@pytest.mark.slow
 def test_rollouts_and_states_that_do_not_fit_are_rejected():
     agent = small(IMPALA)
     state = fresh(agent)
@@ -320,11 +324,13 @@ def trained(request):
     return answers
 
 
+@pytest.mark.slow
 def test_the_value_depends_on_the_observation(trained):
     value, _ = trained("value of the obs")
     assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(-1.0) == pytest.approx(-1.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_value_is_bootstrapped_over_two_steps(trained):
     value, _ = trained("two steps")
     assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(0.0) == pytest.approx(GAMMA, abs=0.05)
@@ -343,6 +349,7 @@ def test_truncation_does_not_lower_the_value_and_termination_does(trained):
         assert value(float(step)) == pytest.approx(sum(GAMMA**k for k in range(4 - step)), abs=0.2)
 
 
+@pytest.mark.slow
 @every_agent
 def test_both_loops_train_a_recurrent_network(cls):
     agent = polyak.envs.make("jax/CartPole-v1", num_envs=2).spec

@@ -47,6 +47,7 @@ def params(variables):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(variables.params)])
 
 
+@pytest.mark.slow
 def test_the_target_follows_the_online_copy_after_every_update():
     agent = make(ema_tau=0.25)
     state = agent.init(KEY)
@@ -87,6 +88,7 @@ def test_state_without_a_target_is_rejected_with_ema_tau():
         jax.eval_shape(make(ema_tau=0.1).update, fresh(make()), data(), KEY)
 
 
+@pytest.mark.slow
 def test_any_optimizer_trains_on_the_tree_of_parameters():
     """One epoch of one minibatch is one step of it along the gradient that plain SGD takes."""
     one_step = {"num_epochs": 1, "num_minibatches": 1}

@@ -48,6 +48,7 @@ def close(a, b):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_update_on_several_devices_equals_update_on_one(split, whole):
     one = many = fresh(AGENT)
     for i in range(3):

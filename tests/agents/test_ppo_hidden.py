@@ -29,6 +29,7 @@ def small(spec=SPEC, **settings):
     return PPO(spec, **{"network": mlp((4,)), "num_steps": 6, "num_epochs": 2, "num_minibatches": 2, **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("junk", [1e9, np.nan])
 def test_environment_with_zero_weight_changes_no_bit_of_a_recurrent_update(junk):
     agent = small(network=gru(4, (4,)))

@@ -62,6 +62,7 @@ def step_by_step(agent, variables, data):
     return jax.lax.scan(step, data.carry, (data.time_steps.first, data.time_steps.obs))[1]
 
 
+@pytest.mark.slow
 @EACH_NETWORK
 def test_recurrent_minibatches_are_whole_sequences(network):
     share = 0.1
@@ -159,6 +160,7 @@ def test_num_minibatches_that_does_not_divide_num_envs_is_rejected():
     make(mlp((4,)), num_minibatches=8).check(6)
 
 
+@pytest.mark.slow
 def test_recurrent_update_on_two_devices_equals_update_on_one():
     agent = make(NETWORKS["lstm"], normalize_obs=True, kl_beta=1.0, kl_target=0.01, normalize_advantage="batch")
     whole, split = (jax.jit(update_on(mesh)) for mesh in (None, mesh_over(2, NUM_ENVS)))
@@ -243,13 +245,13 @@ def mean_return(network):
     return float(jnp.mean(jnp.stack([play(policy, jax.random.key(i)) for i in range(20)])))
 
 
-@pytest.mark.parametrize(
-    "network", [lstm(16, (16,)), pytest.param(gru(16, (16,), shared_torso=True), marks=pytest.mark.slow)], ids=["lstm", "gru"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [lstm(16, (16,)), gru(16, (16,), shared_torso=True)], ids=["lstm", "gru"])
 def test_recurrent_network_learns_a_task_that_needs_memory(network):
     assert mean_return(network) > 0.9
 
 
+@pytest.mark.slow
 def test_feedforward_network_does_not_learn_a_task_that_needs_memory():
     assert abs(mean_return(mlp((16, 16)))) < 0.2
 

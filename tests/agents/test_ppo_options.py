@@ -243,6 +243,7 @@ class TestInPartsAndOnDevices:
         jax.eval_shape(agent.update, state, data, KEY)
         assert seen - {1} == rows
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("spec", "devices", "microbatch_size"),
         [(SPEC, 2, None), (ZOO, 8, None), (SPEC, 2, 4)],
@@ -396,6 +397,7 @@ def looped():
     return ended
 
 
+@pytest.mark.slow
 def test_values_stored_while_collecting_equal_those_of_the_update(looped):
     for x, y in zip(*(jax.tree.leaves(looped[when]) for when in ("update", "collect")), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-4, atol=2e-5)
@@ -551,6 +553,7 @@ class Aim:
         return jnp.zeros((len(state), 1))
 
 
+@pytest.mark.slow
 def test_a_squashed_policy_learns_and_stays_inside_the_bounds():
     env = AutoReset(Aim(), 32, action_scaling="rescale")
     agent = PPO(

@@ -47,11 +47,13 @@ def trained():
     return answers
 
 
+@pytest.mark.slow
 def test_one_step_reward_is_the_value(trained):
     value, _ = trained("one step")
     assert value(0.0) == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_value_depends_on_the_observation(trained):
     value, _ = trained("value of the obs")
     assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(-1.0) == pytest.approx(-1.0, abs=0.05)

@@ -80,6 +80,7 @@ def zoo_log_prob_and_entropy(params, mask, action):
     return sum(p for p, _ in parts), sum(e for _, e in parts)
 
 
+@pytest.mark.slow
 def test_a_tree_of_masked_spaces_has_the_log_probs_and_the_entropy_of_its_parts():
     agent, data = zoo_agent(), zoo_rollout()
     state = fresh(agent)

@@ -224,6 +224,7 @@ def test_single_valid_sample_trains_without_advantage_normalization():
     assert not same_bits(after.copies.online.params["policy"], state.copies.online.params["policy"])
 
 
+@pytest.mark.slow
 def test_minibatches_of_one_sample_train_without_advantage_normalization():
     agent = make(num_minibatches=NUM_STEPS * NUM_ENVS, num_epochs=1)
     state = fresh(agent)
@@ -416,6 +417,7 @@ def test_linear_schedules_follow_the_env_steps():
         assert state.env_steps == done and metrics["train/n_updates"] == i + 1
 
 
+@pytest.mark.slow
 def test_learning_rates_can_be_mapped_over():
     rates = [1e-3, 1e-2, 0.0]
     many = dataclasses.replace(make(), learning_rate=1.0)
@@ -466,6 +468,7 @@ class Narrow(nnx.Module):
         return self.policy(obs).astype(jnp.float32), self.value(obs)[..., 0].astype(jnp.float32)
 
 
+@pytest.mark.slow
 def test_narrow_parameters_are_trained_in_float32_and_stay_narrow():
     agent, data = make(network=FlaxNNX(Narrow), learning_rate=0.1), on_device(noise())
     state = agent.init(KEY)

@@ -88,6 +88,7 @@ def test_an_episode_that_is_truncated_where_no_action_is_allowed_bootstraps_from
     assert not np.allclose(returns[1][2, 1], rollout.time_steps.reward[3, 1])
 
 
+@pytest.mark.slow
 def test_one_step_of_gradient_descent_is_that_of_the_squared_error():
     agent = make(optimizer=optax.sgd(0.1), q_lambda=0.5)
     state, rollout = agent.init(KEY), rollout_of(make())
@@ -158,6 +159,7 @@ def test_observations_are_normalised_by_the_statistics_from_before_the_rollout()
         PQN(EnvSpec(Discrete(4), Discrete(3)), normalize_obs=True)
 
 
+@pytest.mark.slow
 def test_values_of_probe_environments():
     network = polyak.q_mlp((32,), layer_norm=True)
     settings = {"num_steps": 16, "num_minibatches": 4, "gamma": 0.9, "learning_rate": 1e-2, "epsilon": 0.3}
@@ -176,6 +178,7 @@ def test_values_of_probe_environments():
     assert int(agent.policy(states[0]).action(step, (), KEY).action[0]) == 1
 
 
+@pytest.mark.slow
 def test_host_and_compiled_loop_and_two_devices_agree():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = PQN(env.spec, network=polyak.q_mlp((16,), layer_norm=True), num_steps=8, num_minibatches=2, epsilon=0.2)

@@ -157,6 +157,7 @@ def test_the_target_entropy_counts_the_actions_that_are_allowed():
     np.testing.assert_allclose(default_target_entropy(make(), None), [0.98 * np.log(4.0)], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning_starts", [0, 1000])
 def test_forbidden_actions_are_never_taken(learning_starts):
     agent = make(MASKED, learning_starts=learning_starts)
@@ -169,6 +170,7 @@ def test_forbidden_actions_are_never_taken(learning_starts):
     assert set(actions) == {1, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"prioritized": True}, {"critics": polyak.Critics((8,), num_critics=4), "subset": 2}])
 def test_a_gradient_step_with_masks_trains_all_networks(settings):
     agent = make(MASKED, **settings)
@@ -181,6 +183,7 @@ def test_a_gradient_step_with_masks_trains_all_networks(settings):
     assert float(state.copies.temperature.log_alpha) != 0.0
 
 
+@pytest.mark.slow
 def test_the_better_action_of_each_state_is_learned():
     env = probe(8, sees="sign", pays="agreement", length=1)
     agent = polyak.SAC(
@@ -213,6 +216,7 @@ def test_cartpole_is_learned():
     assert train.evaluate(agent.policy(result.state), env, episodes=20, key=KEY).mean_return >= 66
 
 
+@pytest.mark.slow
 def test_a_discrete_agent_by_name_acts_exports_and_loads(tmp_path):
     settings = {"capacity": 256, "learning_starts": 16, "actor": polyak.Actor((8,)), "critics": polyak.Critics((8,))}
     result = train.run("sac", "CartPole-v1", env_steps=64, seed=0, progress=False, settings=settings)

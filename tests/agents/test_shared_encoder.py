@@ -45,6 +45,7 @@ def equal(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.slow
 @every_agent
 def test_the_actor_has_the_encoder_of_the_critics_and_no_gradient_of_it(name):
     # Of three gradient steps the actor learns in the second, but DDPG's in each.

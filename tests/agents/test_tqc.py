@@ -65,6 +65,7 @@ def slow_loss(found, targets, weight, delta):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1.0, 0.05])
 def test_critic_and_actor_loss_equal_the_slow_version(delta):
     agent = make(huber_delta=delta)
@@ -108,6 +109,7 @@ def test_rewards_are_scaled():
     np.testing.assert_allclose(scaled - plain, np.broadcast_to(2.0 * rows.reward[:, None], plain.shape), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gradient_step_trains_all_networks_and_nothing_of_nan():
     agent = make()
     before = agent.init(KEY)

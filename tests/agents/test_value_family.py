@@ -20,6 +20,7 @@ from polyak.networks.quantile_network import iqn_mlp
 from polyak.policies.q_policy import FreshNoise
 from polyak.replay.uniform import Transition
 from tests import probe_envs
+from tests.selection import quick
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
@@ -31,7 +32,8 @@ AGENTS = {
     "qrdqn": lambda spec=SPEC, noisy=False, **s: QRDQN(spec, network=polyak.q_mlp((8,), noisy=noisy), **SMALL | s),
     "iqn": lambda spec=SPEC, noisy=False, **s: IQN(spec, network=iqn_mlp((8, 8), noisy=noisy), **SMALL | s),
 }
-every_agent = pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS.keys())
+# What agents share is quick for one with values and one with distributions.
+every_agent = pytest.mark.parametrize("make", quick("dqn", "c51", of=AGENTS))
 
 
 def transitions(size=6, *, masked=False, seed=0, **changes):
@@ -241,6 +243,7 @@ def test_a_masked_environment_and_several_devices(make):
     agent.check(2, 2)
 
 
+@pytest.mark.slow
 @every_agent
 def test_values_of_probe_environments(make):
     network = iqn_mlp((32, 32)) if make is AGENTS["iqn"] else polyak.q_mlp((32,))

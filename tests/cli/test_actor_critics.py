@@ -27,9 +27,11 @@ def polyak_command(text):
     ("algorithm", "env"),
     [
         ("sac", "Pendulum-v1 --policy-delay 3"),
-        ("td3", "jax/Pendulum-v1 --sde-sample-freq 4 --prioritized --n-step 3 --normalize-obs"),
-        ("ddpg", "Pendulum-v1"),
-        ("tqc", "jax/Pendulum-v1 --target-entropy auto"),
+        pytest.param(
+            "td3", "jax/Pendulum-v1 --sde-sample-freq 4 --prioritized --n-step 3 --normalize-obs", marks=pytest.mark.slow
+        ),
+        pytest.param("ddpg", "Pendulum-v1", marks=pytest.mark.slow),
+        pytest.param("tqc", "jax/Pendulum-v1 --target-entropy auto", marks=pytest.mark.slow),
     ],
 )
 def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatch, capsys):
@@ -50,6 +52,7 @@ def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatc
         np.testing.assert_allclose(polyak.load_policy(f"whole/{file}").predict(obs)[0], actions, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_agent_by_name_gets_rescaled_actions():
     result = polyak.train.run(
         "SAC", "jax/Pendulum-v1", env_steps=8, seed=0, progress=False, settings={"capacity": 64, "learning_starts": 0}
@@ -57,6 +60,7 @@ def test_an_agent_by_name_gets_rescaled_actions():
     assert result.agent.spec.action_scaling == "rescale"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "std"),
     [

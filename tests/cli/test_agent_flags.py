@@ -139,6 +139,7 @@ def is_meant(value, text):
     return str(value) == text
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_arbitrary_settings_of_any_algorithm_are_what_they_say_or_an_error_that_names_one(data):
@@ -184,6 +185,7 @@ print("jax" in sys.modules, used.ru_utime + used.ru_stime)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["list", "train ppo CartPole-v1 --help", "train ppo HalfCheetah-v5 --help", "train ppo CartPole-v1 --gama 1"]
 )

@@ -7,6 +7,8 @@ import pytest
 from polyak.runs import read_config
 from polyak.storage.run_directory import open_run
 
+pytestmark = pytest.mark.slow
+
 # Too small for convolutions, so that little is compiled.
 SETTINGS = {"img_height": 8, "img_width": 8, "stack_num": 1, "max_num_frames_per_episode": 240}
 

@@ -168,6 +168,7 @@ def test_a_flag_that_an_algorithm_has_or_has_no_other_name_for_is_no_other_libra
     assert "error: in polyak" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_name_of_an_algorithm_may_be_in_capitals(tmp_path, capsys):
     words = f"train PPO jax/CartPole-v1 --env-steps 20 --num-envs 2 --run-dir {tmp_path / 'run'} --eval-episodes 0"
     assert main(words.split()) == 0

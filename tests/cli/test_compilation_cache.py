@@ -12,6 +12,8 @@ from polyak.cli import compilation_cache as module
 from polyak.cli.compilation_cache import cache_directory, open_directory
 from tests.cli.processes import environment, last_checkpoint
 
+pytestmark = pytest.mark.slow
+
 TRAIN = "train ppo CartPole-v1 --env-steps 64 --hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1"
 KILLED = """
 import os, pathlib, signal, sys

@@ -88,6 +88,7 @@ def test_threads_are_fixed_once_jax_has_started():
     assert choose_threads(polyak.PPO(SPEC), 1, 8) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -132,6 +133,7 @@ def test_the_environment_variable_is_restored(before, monkeypatch):
     assert os.environ.get(THREADS) == before
 
 
+@pytest.mark.slow
 def test_threads_are_chosen_before_jax_starts(trained, tmp_path):
     # Afterwards it would be too late, without a word.
     program = """

@@ -17,6 +17,7 @@ from polyak.storage.checkpoint import CheckpointError, read_manifest
 from polyak.storage.run_directory import open_run
 from polyak.train.new_training import make_agent
 from tests.cli.processes import last_checkpoint
+from tests.selection import quick
 from tests.test_second_algorithm import config_of
 
 SETTINGS = "--num-envs 2 --learning-starts 32 --capacity 128 --hidden 16 --report-every 64 --checkpoint-every 64"
@@ -26,7 +27,7 @@ def polyak_command(text):
     return main(text.split())
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "jax/CartPole-v1"])
+@pytest.mark.parametrize("env", quick("jax/CartPole-v1", of=["CartPole-v1", "jax/CartPole-v1"]))
 def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # 384 transitions: the replay wraps around twice before the checkpoint in the middle, and once after it.
@@ -58,6 +59,7 @@ def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch,
     np.testing.assert_array_equal(np.asarray(polyak.load_policy("whole/policy.stablehlo").predict(obs)[0]), actions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "jax/CartPole-v1"])
 def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_resume(env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -84,6 +86,7 @@ def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_res
     assert after >= 3 and rows[before] > 0
 
 
+@pytest.mark.slow
 def test_a_damaged_replay_is_noticed_where_it_is_needed_and_only_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = f"{SETTINGS} --eval-episodes 0".replace("--capacity 128", "--capacity 2000")
@@ -97,6 +100,7 @@ def test_a_damaged_replay_is_noticed_where_it_is_needed_and_only_there(tmp_path,
         polyak.resume("run", env_steps=512)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path):
     result = polyak.train.run(
         "dqn", "jax/CartPole-v1", num_envs=2, env_steps=128, eval_every=64, eval_episodes=2, run_dir=tmp_path / "run",
@@ -108,6 +112,7 @@ def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path)
     np.testing.assert_array_equal(best.predict(obs)[0], result.best_policy.predict(obs)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["c51", "qrdqn", "iqn", "rainbow"])
 def test_distributional_agents_train_resume_and_export(algorithm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -139,6 +144,7 @@ def test_settings_are_checked_before_anything_is_created(tmp_path, monkeypatch, 
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--network gru --sequence-length 4 --burn-in 2 --num-steps 2", "--network lstm"])
 def test_recurrent_networks_train_and_resume(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -180,6 +186,7 @@ def test_kinds_of_networks_of_action_values(algorithm):
 
 
 # The trainings are too short to learn.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no gradient step was taken")
 def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

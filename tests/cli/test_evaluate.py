@@ -46,6 +46,7 @@ def test_usage_errors_name_the_flag(run, command, words, message):
     assert message in err
 
 
+@pytest.mark.slow
 def test_the_runs_in_a_directory_are_evaluated_each_and_seeds_together(command, train, workdir):
     for seed in (10, 9):
         train("CartPole-v1", workdir / "runs" / f"seed-{seed}", f"--env-steps 400 --seed {seed}")
@@ -95,6 +96,7 @@ def test_an_environment_that_raises_costs_its_own_run_alone(run, command, workdi
     assert "seed-1: ppo at" in out and "the simulator is lost" in err
 
 
+@pytest.mark.slow
 def test_runs_of_several_environments_and_seeds_in_a_directory_of_their_own_are_one_table(run, command, train, workdir):
     for name in ("pole", "poles/seed-0", "poles/seed-1"):
         shutil.copytree(run, workdir / "runs" / name)

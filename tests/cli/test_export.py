@@ -92,6 +92,7 @@ def assert_same(got, wanted):
         np.testing.assert_allclose(x, y, atol=1e-4 if y.dtype.kind == "f" else 0)
 
 
+@pytest.mark.slow
 @each_policy
 def test_stablehlo_computes_the_same_as_the_policy_for_any_number_of_rows(name, answers, tmp_path):
     spec, policy, obs, first, second = answers(name)
@@ -308,6 +309,7 @@ def test_an_agent_for_a_file_is_an_error(exported, trained):
         polyak.load_policy(exported / "numpy", agent=read_config(open_run(trained)).agent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stablehlo", "numpy"])
 def test_damage_anywhere_is_an_error_that_names_the_file(kind, exported, tmp_path):
     whole = (exported / kind).read_bytes()

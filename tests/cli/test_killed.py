@@ -11,6 +11,8 @@ from polyak.storage.run_directory import open_run
 from tests.cli.fork_server import ForkServer
 from tests.cli.processes import SETTINGS, environment, finish, last_checkpoint, rows, start, wait_until
 
+pytestmark = pytest.mark.slow
+
 # These take seconds: much of them goes into a report and a checkpoint every hundred env steps.
 ENV_STEPS = {"jax/CartPole-v1": 10_000, "CartPole-v1": 5_000}
 TRAIN = f"--report-every 100 --checkpoint-every 100 {SETTINGS}"
@@ -44,7 +46,6 @@ def uninterrupted(tmp_path_factory, jax_cache):
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "settings", "env", "kills"),
     [
@@ -122,7 +123,6 @@ def test_a_signal_while_compiling_leaves_a_run_that_can_be_resumed(tmp_path, for
     assert "starting from the beginning" in out
 
 
-@pytest.mark.slow
 def test_a_long_iteration_is_not_waited_for(tmp_path):
     words = "--hidden 4 --num-envs 2 --num-minibatches 1 --env-steps 1000000 --num-steps 100000 --num-epochs 5000"
     process = start(f"train ppo jax/CartPole-v1 --run-dir run {words}", tmp_path, tmp_path / "compiled")

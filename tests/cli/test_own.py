@@ -69,6 +69,7 @@ def _module(workdir, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
 
 
+@pytest.mark.slow
 def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
     assert command(f"train {OWN} --run-dir whole --env-steps 200", SHORT)[0] == 0
     code, out, err = command(f"train {OWN} --run-dir parts --env-steps 100", SHORT)
@@ -165,6 +166,7 @@ def test_a_missing_or_another_flag_of_the_environment_is_an_error_that_names_it(
     assert code == 2 and message in err, err
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_in_another_environment_than_its_own(command):
     assert command("train ppo CartPole-v1 --run-dir run --env-steps 100", SHORT)[0] == 0
     code, _, err = command("resume run --env-steps 200 --wrapper mine_of_me:Scaled")
@@ -225,6 +227,7 @@ def test_usage_errors_name_the_flag(words, message, command):
     assert code == 2 and message in err, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"), [("lstm", "RecurrentActorCritic"), ("gru", "RecurrentActorCritic"), ("mlp", "ActorCritic")]
 )

@@ -59,9 +59,9 @@ def stopped_at(monkeypatch):
     ("env", "words"),
     [
         ("jax/CartPole-v1", "--env-steps 400"),
-        ("jax/CartPole-v1", "--env-steps 400 --loop host"),
+        pytest.param("jax/CartPole-v1", "--env-steps 400 --loop host", marks=pytest.mark.slow),
         ("CartPole-v1", "--env-steps 400 --normalize-obs --normalize-reward return"),
-        ("InvertedPendulum-v5", "--env-steps 400 --action-scaling rescale"),
+        pytest.param("InvertedPendulum-v5", "--env-steps 400 --action-scaling rescale", marks=pytest.mark.slow),
     ],
 )
 def test_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, train, command, stopped_at, workdir):
@@ -87,6 +87,7 @@ def test_stopped_and_resumed_is_the_same_as_uninterrupted(env, words, train, com
     assert open_run("parts").read_summary()["eval_mean_return"] == open_run("whole").read_summary()["eval_mean_return"]
 
 
+@pytest.mark.slow
 def test_several_seeds_are_stopped_together_and_resumed_one_by_one(command, stopped_at):
     stopped_at(200)
     code, out, _ = command("train ppo jax/CartPole-v1 --run-dir parts --env-steps 400 --seeds 2", SETTINGS)
@@ -145,6 +146,7 @@ gymnasium.register('Toy-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_e
 """
 
 
+@pytest.mark.slow
 def test_a_module_is_imported_only_if_it_is_named_on_the_command_line(train, command, workdir, monkeypatch):
     (workdir / "toymod.py").write_text(TOY)
     monkeypatch.syspath_prepend(workdir)
@@ -262,6 +264,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(run,
     assert last_checkpoint(run) == wanted
 
 
+@pytest.mark.slow
 @BOX2D
 def test_an_environment_without_snapshots_starts_new_episodes_with_a_warning(train, command):
     train("LunarLander-v3", "new", "--env-steps 100")
@@ -455,6 +458,7 @@ def test_a_malformed_checkpoint_is_rejected_by_the_name_of_its_field(meta, messa
     assert (code, message in err) == (2, True), err
 
 
+@pytest.mark.slow
 def test_control_characters_from_files_are_escaped_before_they_reach_the_terminal(run, workdir):
     forge(run / "checkpoints", lambda document: document | {"meta": {"\x1b[2J": {"$x": 1}}}, last_step(run))
     for words in (["evaluate", "run", "--episodes", "1"], ["evaluate", "run/\x1b[2J"]):

@@ -26,6 +26,7 @@ def summary_of(run):
     return json.loads((run / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_directory_holds_everything(run):
     assert {path.name for path in run.iterdir()} == {
         "config.json",
@@ -101,6 +102,7 @@ def test_reports_and_checkpoints_change_no_bit(run, train):
     assert last_checkpoint("again") == last_checkpoint(run)
 
 
+@pytest.mark.slow
 def test_without_a_terminal_progress_is_plain_lines(train):
     lines = train("jax/CartPole-v1", "new", "--env-steps 400").splitlines()
     assert lines[0] == "ppo jax/CartPole-v1: compiling …"
@@ -111,6 +113,7 @@ def test_without_a_terminal_progress_is_plain_lines(train):
     assert "\x1b" not in "".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_evaluations_while_training_are_printed(seeds, train):
     out = train("jax/CartPole-v1", "new", f"--env-steps 400 --eval-every 200 --seeds {seeds}")
@@ -128,6 +131,7 @@ def test_a_run_is_put_into_runs_by_default(command, workdir):
     assert out.splitlines()[-1] == f"run: {directory}"
 
 
+@pytest.mark.slow
 def test_the_loops_are_chosen_by_name_and_make_the_same_parameters_in_a_jax_environment(train, workdir):
     train("jax/CartPole-v1", "compiled", "--env-steps 400")
     train("jax/CartPole-v1", "host", "--env-steps 400 --loop host")
@@ -154,6 +158,7 @@ def test_settings_given_as_flags_reach_the_agent(train):
     assert agent.spec.action_scaling == "rescale"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_several_seeds_have_a_run_each(loop, train, workdir):
     out = train("jax/CartPole-v1", "many", f"--env-steps 100 --seeds 2 --seed 5 --loop {loop}")
@@ -222,6 +227,7 @@ print(json.dumps(found))
     return json.loads(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, cwd=directory).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_missing_extra_names_its_pip_command(extra, without_extras):
     code, err, left = without_extras[extra]
@@ -293,6 +299,7 @@ def test_flags_of_box_actions_are_rejected_where_there_are_none(flag, command, w
     assert re.search(r"Box.*got Discrete\(n=2", err)
 
 
+@pytest.mark.slow
 def test_several_devices_share_the_environments(train):
     train("jax/CartPole-v1", "new", "--env-steps 64 --devices 2")
     assert read_config(open_run("new")).devices == 2
@@ -399,6 +406,7 @@ def test_training_that_diverges_is_exit_code_1_and_names_the_quantity(command, m
     assert summary_of(workdir / "new")["stopped"].endswith("'reward'")
 
 
+@pytest.mark.slow
 def test_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_others_finish(command, monkeypatch, workdir):
     make = polyak.envs.make
     monkeypatch.setattr("polyak.envs.make", lambda *args, **options: Sick(make(*args, **options), run_key(0)))

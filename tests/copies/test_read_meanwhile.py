@@ -36,6 +36,7 @@ def checked_version(copies):
     return version
 
 
+@pytest.mark.slow
 def test_reads_during_concurrent_writes_are_consistent():
     current, stop = [published()], threading.Event()
     step = jax.jit(stepped)
@@ -75,6 +76,7 @@ def write_versions(directory, enough, seconds):
         checkpoint.save(directory, copies, step=int(copies.shared.version), meta={}, keep=1000)
 
 
+@pytest.mark.slow
 def test_reads_during_writes_by_another_process_are_of_one_version(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     enough = spawn.Event()

@@ -13,6 +13,7 @@ from polyak.ops.gradient_step import global_norm
 from tests.copies.line import ADAM, GOALS, INPUTS, KEY, NAN, Line, made, moved, normalized, same, squared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_training_returns_the_loss_before_the_step_and_leaves_the_target_unchanged(shared):
     copies = made(Follow(), shared=shared)

@@ -82,6 +82,7 @@ def objects():
     ]
 
 
+@pytest.mark.slow
 def test_every_public_object_prints_in_ten_lines_and_in_a_notebook(objects):
     for value in objects:
         lines = repr(value).splitlines()

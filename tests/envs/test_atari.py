@@ -171,6 +171,7 @@ class Still:
         return PolicyStep(jax.numpy.zeros(time_step.first.shape, jax.numpy.int32), carry)
 
 
+@pytest.mark.slow
 def test_evaluation_counts_whole_games_in_points():
     small = {"img_height": 8, "img_width": 8, "repeat_action_probability": 0.0}
     env = envs.make("ALE/MsPacman-v5", num_envs=2, env_kwargs=small)

@@ -444,6 +444,7 @@ def test_only_text_is_dropped_unasked():
         envs.make(Lists)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "arguments"),
     [

@@ -37,6 +37,7 @@ class Adapter(toys.Scripted):
         return object()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_env", [Adapter, lambda: gymnasium.wrappers.TimeLimit(gymnasium.wrappers.ClipReward(Adapter(), -1, 1), 4)]
 )

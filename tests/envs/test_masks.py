@@ -200,6 +200,7 @@ def test_an_action_space_without_a_choice_has_no_masks():
         envs.make(Odd)
 
 
+@pytest.mark.slow
 def test_ppo_trains_and_never_takes_what_is_forbidden():
     env = envs.make(functools.partial(toys.Choosy, "multi"), num_envs=2)
     agent = PPO(env.spec, network=mlp((4,)), num_steps=16, num_epochs=1, num_minibatches=1, learning_rate=0.1)

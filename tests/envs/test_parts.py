@@ -79,6 +79,7 @@ class Faulty(gymnasium.Env):
         return np.full(3 + (self.fault == "shape"), np.nan, np.float32), 0.0, False, False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("fault", ["raises", "shape", "nan"])
 def test_errors_of_a_part_name_the_environment_by_its_place_in_the_whole_batch(fault, vectorization):

@@ -67,6 +67,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "vectorization", "steps"), CASES)
 def test_a_fresh_environment_goes_on_bit_for_bit_from_a_snapshot(name, vectorization, steps):
     rng = np.random.default_rng(0)

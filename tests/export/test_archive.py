@@ -196,6 +196,7 @@ def test_an_onnx_file_is_reported_as_one_and_its_hash_is_checked(path):
             read_export(path)
 
 
+@pytest.mark.slow
 def test_every_bit_flip_of_a_file_for_the_numpy_reader_is_noticed_or_changes_nothing(tmp_path):
     spec = EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0], dtype=np.float32))
     weights = {"head_kernel": np.full((1, 1), 0.5, np.float32), "head_bias": np.ones(1, np.float32)}

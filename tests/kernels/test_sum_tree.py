@@ -63,6 +63,7 @@ def test_draws_are_those_of_a_search_in_the_running_sum():
     assert (np.abs(ends[np.asarray(index)] - ends[wanted]) <= 2 * priority.max()).all()
 
 
+@pytest.mark.slow
 def test_a_million_priorities_set_leave_no_drift():
     capacity, rows = 4_096, jnp.int32(4_096)
 

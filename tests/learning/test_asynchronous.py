@@ -36,6 +36,7 @@ def close(a, b):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_optimizer", [True, False])
 def test_one_worker_is_a_single_process(shared_optimizer):
     single = fresh(AGENT)

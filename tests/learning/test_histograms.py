@@ -19,6 +19,7 @@ from tests.loops.setting import AGENT, ENV
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.slow
 def test_they_are_numpys_of_the_rows_that_count_of_the_weights_and_of_the_gradient():
     agent = make(ZOO, histograms=True)
     state, data = fresh(agent), noise(agent)
@@ -39,6 +40,7 @@ def test_they_are_numpys_of_the_rows_that_count_of_the_weights_and_of_the_gradie
     assert float(found["advantages"].counts.sum()) == counts.sum()
 
 
+@pytest.mark.slow
 def test_loop_passes_histograms_to_callbacks_with_the_scalars():
     seen = []
     agent = type(AGENT)(AGENT.spec, network=AGENT.network, num_steps=8, num_epochs=1, num_minibatches=2, histograms=True)

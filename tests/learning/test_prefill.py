@@ -101,6 +101,7 @@ def test_no_transition_leads_into_or_out_of_an_added_rollout(kind, num_steps, ca
         assert weight[np.asarray(drawn.index)].all() and (np.asarray(drawn.weight) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_no_sequence_reaches_into_or_out_of_an_added_rollout(num_steps):
     ring, state = filled_around_a_demonstration("sequences", num_steps, 64)

@@ -20,6 +20,7 @@ def assert_close(one, other):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_seeds_trained_together_are_those_trained_alone_but_for_rounding():
     keys = jax.random.split(KEY, 2)
     reported = [[], []]
@@ -35,6 +36,7 @@ def test_seeds_trained_together_are_those_trained_alone_but_for_rounding():
     assert finished.progress.iteration > half.progress.iteration
 
 
+@pytest.mark.slow
 def test_states_that_callbacks_of_seeds_keep_stay_as_they_were():
     kept, copies = [], []
 
@@ -52,6 +54,7 @@ def test_callbacks_and_keys_of_different_lengths_are_rejected():
         train.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), callbacks=[[], []])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_each_agent_of_a_batch_trains_as_it_does_alone(devices):
     # Small rates: Adam makes the rounding of a gradient near 0 a share of its step, 1.2e-6 at 1e-2 on some processors.
@@ -66,6 +69,7 @@ def test_each_agent_of_a_batch_trains_as_it_does_alone(devices):
         result.agent.policy(result.state).predict(np.zeros(4, np.float32))
 
 
+@pytest.mark.slow
 def test_a_batch_may_be_made_by_vmap_and_share_other_settings():
     rates = jnp.array([1e-2, 1e-3])
     mapped = jax.vmap(lambda rate: dataclasses.replace(AGENT, learning_rate=rate))(rates)
@@ -104,6 +108,7 @@ def test_a_batch_of_another_length_than_the_keys_is_rejected_by_name():
         train.compiled_seeds(batch, ENV, env_steps=90, keys=jax.random.split(KEY, 2))
 
 
+@pytest.mark.slow
 def test_seeds_on_more_devices_are_those_on_one_but_for_rounding():
     keys = jax.random.split(KEY, 4)
     one, two, four = (train.compiled_seeds(AGENT, ENV, env_steps=200, keys=keys, devices=devices) for devices in (1, 2, None))

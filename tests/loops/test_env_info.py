@@ -27,6 +27,7 @@ def trained(make_env, **options):
     return train.run(agent, env, env_steps=128, key=KEY, report_every=32, callbacks=[record]), reports
 
 
+@pytest.mark.slow
 def test_training_reports_success_the_recorded_return_and_named_metrics():
     result, reports = trained(toys.recorded, info_metrics=("force",))
     for metrics in reports:

@@ -22,6 +22,7 @@ from polyak.loops.loop import Reporter
 from polyak.loops.replay_memory import check_memory
 from polyak.replay.drawn import Errors
 from polyak.storage import checkpoint
+from tests.selection import quick
 
 KEY = jax.random.key(0)
 SMALL = {"capacity": 256, "learning_starts": 32, "batch_size": 4, "num_steps": 4}
@@ -59,7 +60,7 @@ def other_device(monkeypatch):
     return device
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", quick("dqn", of=list(AGENTS)))
 def test_the_numbers_are_those_of_a_replay_on_the_device(name, other_device):
     agent, env = make(name)
     places = []
@@ -78,6 +79,7 @@ def test_the_numbers_are_those_of_a_replay_on_the_device(name, other_device):
     assert differing <= {"replay/mean_priority", "replay/max_priority"}
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on_with_the_same_numbers(other_device):
     agent, _ = make("dqn")
     hosted = polyak.envs.make("CartPole-v1", num_envs=2)
@@ -91,6 +93,7 @@ def test_a_stopped_training_goes_on_with_the_same_numbers(other_device):
         assert_same(whole.loop_state, rest.loop_state)
 
 
+@pytest.mark.slow
 def test_nothing_compiles_while_training_or_for_another_seed(other_device, monkeypatch):
     """Seconds and steps per second are without compilation. It learns on JAX's default device."""
     compiled, while_training = [], []
@@ -138,6 +141,7 @@ def prioritized_agent():
     return polyak.DQN(spec, **DENSE | {"num_steps": 8}, prioritized=True, priority_alpha=1.0, priority_eps=0.0)
 
 
+@pytest.mark.slow
 def test_no_batches_are_drawn_before_learning_starts():
     agent = prioritized_agent()
     replay, drawn = draw_batches(agent, agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(0))
@@ -145,6 +149,7 @@ def test_no_batches_are_drawn_before_learning_starts():
     assert drawn.batches.reward.shape == (8, 4) and not any(np.any(x) for x in jax.tree.leaves(drawn.batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_due", [True, False])
 def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_due):
     agent = prioritized_agent()
@@ -200,6 +205,7 @@ def test_the_host_has_the_memory_for_a_replay_that_does_not_fit_on_the_device(mo
     check_memory(agent, on_host=True)
 
 
+@pytest.mark.slow
 def test_a_run_stores_where_its_replay_stands_and_resumes_with_it(tmp_path, other_device, monkeypatch):
     places = []
 

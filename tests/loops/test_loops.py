@@ -43,6 +43,7 @@ def test_both_loops_give_the_same_parameters_to_the_bit_after_20_updates(whole):
     assert {name: compiled.metrics[name] for name in measured} == pytest.approx({name: host.metrics[name] for name in measured})
 
 
+@pytest.mark.slow
 def test_training_changes_the_parameters(whole):
     result, _ = whole["compiled"]
     fresh = AGENT.init(jax.random.split(KEY, 3)[0])
@@ -244,6 +245,7 @@ def test_training_resumes_from_a_state_kept_in_a_callback(whole, loop):
     assert same_bits(everything(result), whole[loop][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @BOTH
 def test_what_a_callback_keeps_stays_as_it_was_and_training_is_unchanged(whole, loop, devices):
@@ -360,6 +362,7 @@ def test_diverged_training_raises_an_error_that_names_the_quantity(loop):
     assert isinstance(caught.value, FloatingPointError) and seen == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_more_devices_give_the_same_numbers_but_for_rounding():
     one, two = (run("compiled", env_steps=90, devices=devices) for devices in (1, 2))
     assert one.progress.iteration == two.progress.iteration == 3
@@ -367,6 +370,7 @@ def test_more_devices_give_the_same_numbers_but_for_rounding():
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_host_loop_may_update_on_more_devices():
     one, two = (run("host", env_steps=90, devices=devices) for devices in (1, 2))
     for a, b in zip(jax.tree.leaves(everything(one)), jax.tree.leaves(everything(two)), strict=True):

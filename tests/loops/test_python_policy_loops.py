@@ -232,6 +232,7 @@ def test_ctrl_c_stops_a_slow_policy_promptly(loop):
     assert agent.chosen.num_calls == calls
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_policy_that_hangs_and_the_process_ends():
     program = """
 import os, signal, threading, time

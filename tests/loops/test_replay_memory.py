@@ -45,6 +45,7 @@ def test_every_loop_refuses_a_rollout_that_does_not_fit(train, monkeypatch):
         train(polyak.PPO(env.spec, num_steps=64, num_minibatches=1), env, env_steps=128, **keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_loop_uses_the_arrays_that_init_made(loop, monkeypatch):
     agent, env = make()
@@ -61,6 +62,7 @@ def test_the_loop_uses_the_arrays_that_init_made(loop, monkeypatch):
     assert made == [result.state.replay.rows.obs.unsafe_buffer_pointer()], "copied, or not updated in place"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_donated_state_is_not_copied_and_gives_the_same_bits(loop, devices):
@@ -112,6 +114,7 @@ def test_a_replay_that_does_not_fit_is_rejected_with_the_bytes_before_anything_r
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_replay_no_longer_fits_is_rejected_and_unchanged(tmp_path, monkeypatch):
     agent, env = make()
     polyak.train.run(agent, env, env_steps=64, run_dir=tmp_path / "run", progress=False)

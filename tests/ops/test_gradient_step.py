@@ -39,6 +39,7 @@ def step(optimizer, params, state, gradient, *, apply=TRUE):
     return apply_gradient(optimizer, params, state, gradient, jnp.isfinite(global_norm(gradient)), apply)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5, 100.0])
 def test_adam_is_optaxs_clip_and_adam_on_a_tree_or_a_vector(max_grad_norm):
     ours = adam(3e-2, eps=1e-5, max_grad_norm=max_grad_norm)

@@ -288,6 +288,7 @@ def test_sum_over_one_device_is_the_array_itself():
     assert losses.sum_over_devices(x, None) is x
 
 
+@pytest.mark.slow
 def test_sum_over_several_devices():
     mesh = Mesh(np.array(jax.devices()[:4]), ("rows",))
     add = jax.shard_map(lambda x: losses.sum_over_devices(x, "rows"), mesh=mesh, in_specs=P("rows"), out_specs=P())

@@ -113,6 +113,7 @@ def test_sac_learns_sigma():
     assert isinstance(agent.collect_policy(state).policy, StateDependentExploration)
 
 
+@pytest.mark.slow
 def test_sac_with_state_dependent_exploration_trains_in_both_loops():
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
     agent = make(env.spec, learning_starts=32, updates_per_step=0.25)
@@ -168,6 +169,7 @@ def test_log_probabilities_of_actor_critics_are_those_of_stable_baselines3():
     np.testing.assert_allclose(gradient["actor"]["dense"]["layers"][0]["kernel"], wanted, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ppo_learns_the_same_from_values_of_acting_and_of_updating():
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=2)
     settings = {"num_steps": 8, "num_minibatches": 2, "num_epochs": 1, "normalize_reward": "return"}

@@ -16,6 +16,7 @@ from polyak.presets import DEFAULT, PRESETS, Preset, preset
 from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, OPTIMIZER_SETTINGS, LinearOverTraining
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:builtin type")  # Box2D warns while it is imported, and dies where warnings are errors.
 @pytest.mark.parametrize(("algorithm", "env_id"), PRESETS)
 def test_a_preset_makes_an_agent_for_its_environment(algorithm, env_id):

@@ -75,6 +75,7 @@ def test_integers_that_do_not_count_from_0_and_rescaled_actions_become_the_agent
     np.testing.assert_array_equal(rollout.actions[:, 0], [[-0.5], [1.0]])
 
 
+@pytest.mark.slow
 def test_an_agent_learns_from_a_data_set_alone():
     agent = polyak.DQN(SPEC, **SMALL, num_steps=2)
     rollout = from_minari(data_set([7] * 20), SPEC, num_envs=2, num_steps=2)
@@ -91,6 +92,7 @@ def test_an_agent_learns_from_a_data_set_alone():
     assert int(updated.updates) == 1 and int(updated.replay.size) == len(rollout.reward) + 4
 
 
+@pytest.mark.slow
 def test_demonstrations_of_a_python_policy_fill_the_replay_of_a_run():
     env = polyak.envs.make("CartPole-v1", num_envs=2)
     policy = polyak.PythonPolicy(lambda obs: (obs[:, 2] > 0).astype(np.int32), env.spec)
@@ -156,6 +158,7 @@ def test_what_is_in_a_replay_is_not_lost_to_a_rollout_of_other_environments():
         other.add(state, from_minari(data_set([5, 5]), SPEC, num_envs=2, num_steps=2))
 
 
+@pytest.mark.slow
 def test_nothing_is_added_to_the_state_of_a_run_on_several_devices():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = polyak.DQN(env.spec, **SMALL, num_steps=4)

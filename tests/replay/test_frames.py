@@ -86,6 +86,7 @@ def test_drawn_stacks_are_those_of_the_environment(kind, padding, total, capacit
     assert total < capacity or not np.asarray(weight).all() or len(drawn) < len(stored) * envs
 
 
+@pytest.mark.slow
 def test_a_stream_that_begins_within_a_game_is_not_drawn_until_its_stacks_are_complete():
     steps = game_stream(60, 1, lives=False, padding="zero", seed=3)
     no = jnp.zeros_like(steps.first)
@@ -96,6 +97,7 @@ def test_a_stream_that_begins_within_a_game_is_not_drawn_until_its_stacks_are_co
     assert set(np.asarray(batch.action)[np.asarray(batch.weight) > 0].tolist()) == set(range(3, 12))
 
 
+@pytest.mark.slow
 def test_stacks_of_gymnasium_are_those_of_its_wrapper():
     env = gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), STACK)
     hosted = polyak.envs.make(lambda: env, num_envs=1)
@@ -144,6 +146,7 @@ class Sum:
         return state
 
 
+@pytest.mark.slow
 def test_a_training_with_frame_stacks_on_two_devices_resumes_to_the_bit(tmp_path):
     env = AutoReset(Sum(), 4)
     settings = {"network": polyak.q_mlp((8,)), "capacity": 128, "learning_starts": 32, "batch_size": 8, "n_step": 3}
@@ -188,6 +191,7 @@ def test_stacks_are_stored_in_a_quarter_of_the_memory_and_no_storage_is_copied()
     assert "[5000" in text and not slow_lines(text, 5_000)
 
 
+@pytest.mark.slow
 def test_stacks_of_atari_go_on_over_lost_lives_and_begin_black_with_a_game():
     settings = {"img_height": 20, "img_width": 16, "max_num_frames_per_episode": 600}
     env = polyak.envs.make("ALE/Breakout-v5", num_envs=2, env_kwargs=settings)

@@ -138,6 +138,7 @@ def test_another_number_of_environments_forgets_all_priorities(envs):
     assert set(np.asarray(batch.obs[:, 0]).tolist()) == obs and (np.asarray(batch.weight) == 1).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_stream_of_adds_and_priorities_leaves_the_tree_of_a_slow_reference(data):
@@ -190,6 +191,7 @@ def random_rollout(rng, num_steps, envs, last):
     return Rollout(steps, jnp.zeros((num_steps, envs), jnp.int32)), terminated[-1]
 
 
+@pytest.mark.slow
 def test_seeds_under_vmap_are_those_one_by_one():
     replay = PrioritizedReplay(64)
     rollouts = list(rollouts_of(stream(np.ones(9), terminated=[4]), 1))
@@ -210,6 +212,7 @@ def test_seeds_under_vmap_are_those_one_by_one():
         jax.tree.map(lambda a, b, n=number: np.testing.assert_allclose(a[n], b, rtol=1e-6), together, alone)
 
 
+@pytest.mark.slow
 def test_two_devices_have_a_tree_each_and_weights_of_one_batch():
     replay = PrioritizedReplay(60, 2)
     rollouts = list(rollouts_of(stream(np.ones(9), envs=4), 2))
@@ -242,6 +245,7 @@ def test_two_devices_have_a_tree_each_and_weights_of_one_batch():
     assert whole == specs.position
 
 
+@pytest.mark.slow
 def test_adding_sampling_and_setting_priorities_neither_copies_nor_sorts_the_storage():
     replay = PrioritizedReplay(50_000, 4)
     state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32))

@@ -69,6 +69,7 @@ def test_sequences_are_consecutive_time_steps_from_a_stored_state(length, burn_i
             assert float(batch.discount[row]) == (0.0 if bool(steps.terminated[t, 0]) else 0.5 ** (t - start))
 
 
+@pytest.mark.slow
 def test_nothing_is_learned_before_a_sequence_is_stored():
     replay = SequenceReplay(64, 2, 6)
     for total, weight in ((5, 0.0), (7, 1.0)):

@@ -83,6 +83,7 @@ def test_the_oldest_rows_are_overwritten(num_steps, capacity):
     assert max(next_obs for _, _, next_obs in drawn(replay, state, n_step=3).values()) == 32
 
 
+@pytest.mark.slow
 def test_draws_are_uniform_over_transitions_and_environments():
     replay, state = filled(stream(np.ones(41), terminated=[5, 20], truncated=[30], envs=3), capacity=90)
     batch = replay.sample(state, KEY, 60_000, num_envs=3, gamma=0.9)

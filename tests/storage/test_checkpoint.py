@@ -533,6 +533,7 @@ for name, segmented in (("whole", None), ("segments", "['replay']")):
 """
 
 
+@pytest.mark.slow
 def test_a_large_array_is_saved_and_restored_without_a_second_one_in_memory(tmp_path):
     """The peak is at most 1.2 times the array, whether it is in segments or not."""
     command = [sys.executable, "-c", MEMORY, str(tmp_path)]

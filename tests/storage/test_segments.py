@@ -62,6 +62,7 @@ def segment_of(root, step, row):
     return root / SEGMENTS / leaf.segments[row * 16 // SEGMENT]
 
 
+@pytest.mark.slow
 def test_only_segments_that_changed_are_written_and_every_checkpoint_restores(tmp_path):
     for step in range(1, 41):
         before = written(tmp_path) if step > 1 else {}

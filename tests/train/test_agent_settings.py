@@ -52,6 +52,7 @@ def edited(run, change):
     return opened
 
 
+@pytest.mark.slow
 def test_other_settings_resume_a_run_by_force_only_and_are_stored(run):
     before = config_of(run)
     with pytest.raises(ValueError, match=r"got gamma=0\.5 \(the run has 0\.99\); force=True accepts and stores them"):
@@ -122,6 +123,7 @@ class Own:
         return cls()
 
 
+@pytest.mark.slow
 def test_an_agent_that_can_only_be_described_is_not_compared(tmp_path):
     polyak.train.run(Own(), env(), env_steps=32, run_dir=tmp_path, progress=False)
     before = config_of(tmp_path)

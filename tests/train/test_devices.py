@@ -63,6 +63,7 @@ def test_jax_gets_two_devices_for_images_unless_it_has_more(monkeypatch):
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_resumes_on_the_devices_of_the_run(tmp_path, monkeypatch):
     def env():
         return AutoReset(ENV.dynamics, 8)
@@ -76,6 +77,7 @@ def test_an_environment_of_ones_own_resumes_on_the_devices_of_the_run(tmp_path, 
     assert {wanted for wanted, *_ in configured} == {4}
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_resumes_with_the_action_scaling_of_the_run(tmp_path):
     def make():
         return gymnasium.make("Pendulum-v1", max_episode_steps=20)

@@ -21,6 +21,8 @@ from polyak.train import Workers
 from polyak.workers.in_process_workers import InProcessWorkers
 from tests.workers.setting import FaultyWorkers, assert_same_bits, make_agent
 
+pytestmark = pytest.mark.slow
+
 ENV, ENV_STEPS, NUM_ENVS, EVERY = "CartPole-v1", 2_000, 8, 300
 
 

@@ -27,6 +27,8 @@ from tests.cli.conftest import compiled_once
 from tests.cli.processes import environment
 from tests.workers.setting import arrays_of, assert_same_bits
 
+pytestmark = pytest.mark.slow
+
 ENV, NUM_ENVS = "jax/CartPole-v1", 4
 FLAGS = "--hidden 4 --num-steps 8 --num-envs 4 --num-epochs 1 --num-minibatches 1 --eval-episodes 0"
 
@@ -106,7 +108,6 @@ def test_a_death_costs_no_bit_and_nothing_is_left_of_a_killed_supervisor(tmp_pat
     assert_same_bits(restored.tree, train_here(config.agent, restored.step).loop_state)
 
 
-@pytest.mark.slow
 def test_a_death_loses_no_evaluation(tmp_path):
     """Those before the checkpoint from which the new group goes on are not repeated."""
     checkpoints, killed, options = tmp_path / "run" / "checkpoints", [], {"eval_every": 1000, "eval_episodes": 2}

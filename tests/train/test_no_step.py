@@ -27,6 +27,7 @@ def test_a_training_without_a_good_gradient_step_warns():
         )
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_before_learning_starts_warns():
     message = "dqn CartPole-v1: no gradient step was taken; learning_starts=1000 must be less than env_steps=32"
     with pytest.warns(UserWarning, match=message):

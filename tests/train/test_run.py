@@ -86,6 +86,7 @@ def directory(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_directory_equals_that_of_the_command_line(directory):
     words = f"train ppo CartPole-v1 --run-dir shell --env-steps 400 --seed 3 {SETTINGS}"
     assert main(words.split()) == 0
@@ -104,6 +105,7 @@ def test_a_run_directory_equals_that_of_the_command_line(directory):
     assert (python["target_env_steps"], python["env_steps"]) == (400, result.progress.env_steps)
 
 
+@pytest.mark.slow
 def test_nothing_is_written_without_a_run_directory(directory, capsys):
     env = jax_env()
     result = train(env)
@@ -159,6 +161,7 @@ def test_the_compiled_loop_needs_an_environment_in_jax():
         train(env, loop="compiled")
 
 
+@pytest.mark.slow
 def test_an_environment_of_a_name_is_made_with_the_scaling_of_the_agent():
     spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
     small = {"actor": polyak.Actor((4,)), "critics": polyak.Critics((4,)), "capacity": 64, "learning_starts": 8}
@@ -209,6 +212,7 @@ def test_what_a_callback_adds_to_the_metrics_is_written(directory):
     assert result.metrics["my/iterations"] == result.progress.iteration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jax/CartPole-v1", "CartPole-v1"])
 def test_evaluation_while_training_changes_no_bit_and_keeps_the_best(name, directory):
     env = polyak.envs.make(name, num_envs=2)
@@ -226,6 +230,7 @@ def test_evaluation_while_training_changes_no_bit_and_keeps_the_best(name, direc
     same(result.evaluate(3).returns, result.evaluations[result.progress.env_steps].returns)
 
 
+@pytest.mark.slow
 def test_evaluation_while_training_leaves_the_target_as_it_is():
     env = jax_env()
     settings = {"capacity": 128, "learning_starts": 32, "batch_size": 8, "period": 7, "tau": 0.5}
@@ -237,6 +242,7 @@ def test_evaluation_while_training_leaves_the_target_as_it_is():
     same(result.loop_state, plain.loop_state)
 
 
+@pytest.mark.slow
 def test_evaluation_goes_on_after_resuming_as_if_never_stopped(directory):
     env = jax_env()
     options = {"eval_every": 100, "eval_episodes": 3}
@@ -249,12 +255,14 @@ def test_evaluation_goes_on_after_resuming_as_if_never_stopped(directory):
     assert polyak.resume("parts", env_steps=432, eval_episodes=5).evaluation.episodes == 5
 
 
+@pytest.mark.slow
 def test_an_environment_reports_its_success_rate(directory):
     env = polyak.envs.make(Pole, num_envs=2)
     result = train(env, 64, eval_every=64, eval_episodes=2)
     assert 0 <= result.metrics["eval/success_rate"] <= 1
 
 
+@pytest.mark.slow
 def test_an_environment_object_cannot_be_copied_for_evaluation(directory):
     env = polyak.envs.make(gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"eval_env must be passed: CartPole-v1 was given to polyak.envs.make as an object"):
@@ -296,6 +304,7 @@ def test_settings_of_an_environment_in_numbers_of_numpy_are_stored(directory):
     assert type(env._batch.group.envs[0].env.unwrapped.g) is float
 
 
+@pytest.mark.slow
 def test_an_error_of_close_costs_no_result(directory):
     class Stuck(Pole):
         def close(self):
@@ -338,6 +347,7 @@ def test_an_evaluation_that_does_not_end_costs_no_training(directory, monkeypatc
     assert open_run("run").read_summary()["eval_mean_return"] is None
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_with_new_episodes_in_an_environment_that_is_made_for_it():
     options = {"num_envs": 2, "progress": False, "settings": {"num_steps": 8, "num_minibatches": 1}}
     first = polyak.train.run("ppo", "CartPole-v1", env_steps=32, **options)
@@ -411,6 +421,7 @@ def test_a_result_is_saved_and_resumed_from_there(directory, unchecked):
         half.save("saved")
 
 
+@pytest.mark.slow
 def test_a_key_without_a_seed_is_kept_in_the_checkpoint(directory):
     env = jax_env()
     key = jax.random.split(jax.random.key(0))[1]
@@ -437,6 +448,7 @@ def test_a_result_prints_in_few_lines():
     assert "greedy return: " in repr(result)
 
 
+@pytest.mark.slow
 def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
     env = polyak.envs.make(Pole, num_envs=2)
     agent = small(env, network=polyak.FlaxNNX(Net))
@@ -491,6 +503,7 @@ def test_resume_rejects_fewer_steps_than_were_done(directory):
         polyak.resume("run", env_steps=10)
 
 
+@pytest.mark.slow
 def test_a_training_in_python_can_be_continued_by_the_command_line(directory):
     whole = train(jax_env(), 400)
     train(jax_env(), 200, run_dir="run")
@@ -514,6 +527,7 @@ class Restless(Pole):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_an_environment_that_prints_and_changes_directory_moves_no_file_of_the_run(directory):
     env = polyak.envs.make(Restless, num_envs=2)
     result = train(env, 200, run_dir="run", eval_every=100, eval_episodes=2)

@@ -18,6 +18,7 @@ SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polya
 COMMON = {"env_steps": 64, "num_envs": 2, "settings": SMALL}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["jax/CartPole-v1", "CartPole-v1"])
 def test_the_runs_equal_those_of_the_command_line(env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -34,6 +35,7 @@ def test_the_runs_equal_those_of_the_command_line(env, tmp_path, monkeypatch, ca
     assert shell.splitlines()[-1] == python.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["jax/CartPole-v1", "CartPole-v1"])
 def test_each_seed_has_its_own_callbacks(env):
     seen = {0: [], 1: []}
@@ -64,6 +66,7 @@ def test_ctrl_c_ends_the_seed_and_starts_no_other(tmp_path):
     assert polyak.resume(tmp_path / "runs/seed-1", progress=False).stopped is None
 
 
+@pytest.mark.slow
 def test_seeds_that_diverge_are_named(capsys):
     settings = SMALL | {"max_bad_steps": 2, "learning_rate": 1e30, "max_grad_norm": None}
     with pytest.warns(UserWarning, match="diverged"):

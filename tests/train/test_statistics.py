@@ -7,9 +7,10 @@ from polyak.train.statistics import seed_statistics
 
 
 def test_mean_and_interquartile_mean_by_hand():
-    statistics = seed_statistics([100.0, 1.0, 2.0, 3.0, -50.0, 4.0, 5.0, 6.0])
-    assert statistics.mean == pytest.approx(71 / 8)
-    assert statistics.iqm == pytest.approx((2 + 3 + 4 + 5) / 4)
+    statistics = seed_statistics([100.0, 0.0, 2.0, 3.0, -50.0, 4.0, 5.0, 7.0, 9.0])
+    assert statistics.mean == pytest.approx(80 / 9)
+    # A quarter of nine is two seeds; without one or three of them on each side, the mean would be another.
+    assert statistics.iqm == pytest.approx((2 + 3 + 4 + 5 + 7) / 5)
 
 
 def test_the_interval_holds_the_iqm_of_the_population_about_as_often_as_it_says():

@@ -56,6 +56,7 @@ def config_of(directory):
     return json.loads((directory / "config.json").read_text())
 
 
+@pytest.mark.slow
 def test_a3c_trains_evaluates_and_goes_on_with_other_workers_and_without(tmp_path):
     split = workers(max_staleness=8, shared_optimizer=False)
     result = polyak.train.run(
@@ -162,6 +163,7 @@ class LastDies(InProcessWorkers):
         return call
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_a_worker_that_is_lost(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
     split = Workers(2, min_workers=1, make_engine=LastDies)
@@ -349,6 +351,7 @@ def test_distributed_takes_workers_or_their_options_but_not_both(monkeypatch):
         train(Workers(number=2, restarts=3), restarts=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["asynchronous", "distributed"])
 def test_a_loop_state_is_continued_with_workers(loop):
     options = {"num_envs": 4, "settings": SETTINGS, "loop": loop, "progress": False}
@@ -359,6 +362,7 @@ def test_a_loop_state_is_continued_with_workers(loop):
     assert int(second.state.env_steps) == second.progress.env_steps >= done + 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_run_with_a_replay_and_workers_resumes_to_the_bit_also_with_others(prioritized, tmp_path):
     replay = {"capacity": 128, "batch_size": 8, "learning_starts": 32, "prioritized": prioritized}

@@ -17,6 +17,7 @@ from polyak.networks.recurrent import lstm
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
 from tests.envs import toys
+from tests.selection import quick
 from tests.workers.setting import (
     KEY,
     Counting,
@@ -63,6 +64,7 @@ def train(
         envs.close()
 
 
+@pytest.mark.slow
 def test_every_push_is_applied_once_and_steps_are_those_of_the_rollouts():
     reports = []
     result = train(callbacks=[lambda progress, metrics, state: reports.append(dict(metrics))])
@@ -79,6 +81,7 @@ def test_every_push_is_applied_once_and_steps_are_those_of_the_rollouts():
         assert 0 <= report["workers/idle_share"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_optimizer", [True, False])
 def test_the_result_is_a_state_of_the_host_loop_and_either_loop_goes_on(shared_optimizer):
     env, options = make_env(num_envs=4), {"shared_optimizer": shared_optimizer}
@@ -100,6 +103,7 @@ def test_the_result_is_a_state_of_the_host_loop_and_either_loop_goes_on(shared_o
     assert int(hosted.state.env_steps) == hosted.progress.env_steps
 
 
+@pytest.mark.slow
 def test_states_that_callbacks_keep_stay_usable():
     kept = []
     result = train(callbacks=[lambda progress, metrics, state: kept.append(state.agent)])
@@ -121,7 +125,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick("A2C", of=list(CASES)))
 def test_one_worker_without_waiting_has_the_weights_of_updates_on_its_rollouts(case):
     """Its pushes are never stale."""
     env_id, make = CASES[case]
@@ -187,6 +191,7 @@ class KeptPushes(FaultyPushes):
         return super().start(payload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_optimizer", [True, False])
 def test_workers_that_die_cost_nothing(shared_optimizer):
     """A push arrives wholly or not at all, whether its worker dies before, within or after it."""
@@ -241,6 +246,7 @@ def details_of(events, worker):
     return [event.detail for event in failed]
 
 
+@pytest.mark.slow
 def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
     """The worker is replaced, and computes its push again."""
     undisturbed, events = train(1, steps=200), []
@@ -255,6 +261,7 @@ def test_pushes_that_are_garbage_or_arrive_again_change_nothing():
     assert_same_bits(result.loop_state.agent, undisturbed.loop_state.agent)
 
 
+@pytest.mark.slow
 def test_every_part_of_a_push_is_checked():
     """By worker and part."""
     state, arrays = "the state of the environments is missing", "arrays of {} are missing"
@@ -318,6 +325,7 @@ class SlowPushes(InProcessWorkers):
         return [call for call in calls if call.returns_at <= self.now]
 
 
+@pytest.mark.slow
 def test_a_slow_worker_holds_nobody_back_and_what_is_too_old_is_dropped():
     engine = SlowPushes()
     reports = []
@@ -344,12 +352,14 @@ def test_a_stop_while_it_waits_reports_what_was_learned_since_the_last_report():
     assert reports == [(result.progress.env_steps, 5)]
 
 
+@pytest.mark.slow
 def test_stale_gradients_are_dropped():
     result = train(4, options={"max_staleness": 0})
     assert result.metrics["pushes/stale"] > 0
     assert result.metrics["pushes/applied"] + result.metrics["pushes/stale"] == result.progress.iteration
 
 
+@pytest.mark.slow
 def test_an_exception_of_an_environment_ends_the_training_or_its_episodes():
     env = polyak.envs.make(raising_env, num_envs=4)
     with pytest.raises(ArithmeticError, match="of a test"):
@@ -358,6 +368,7 @@ def test_an_exception_of_an_environment_ends_the_training_or_its_episodes():
     assert result.metrics["workers/restarts"] >= 1 and result.progress.env_steps >= 400
 
 
+@pytest.mark.slow
 def test_nan_of_an_environment_costs_its_worker_and_nothing_else():
     env = polyak.envs.make(lambda: Counting(nan_at=60), num_envs=4, vectorization="sync")
     result = train(env=env)
@@ -373,6 +384,7 @@ def test_an_environment_that_is_always_wrong_ends_the_training_with_its_error(mo
     assert any("Raised in worker" in note and "Traceback" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_a_worker_that_sends_nothing_but_nan_is_put_out(monkeypatch):
     """Pushes that are rejected are no success, so it is given up after five quarantines in a row."""
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
@@ -402,6 +414,7 @@ class CountingSeeds(Counting):
         return super().reset(seed=seed, options=options)
 
 
+@pytest.mark.slow
 def test_an_environment_that_raised_begins_with_another_seed_each_time():
     env = polyak.envs.make(lambda: CountingSeeds(raises_at=30), num_envs=4)
     CountingSeeds.seeds.clear()

@@ -1,8 +1,11 @@
 """Faults at random in runs of four workers: none changes a bit, none is lost, nothing hangs."""
 
 import numpy as np
+import pytest
 
 from tests.workers.setting import FaultyWorkers, assert_same_bits, make_agent, make_env, train
+
+pytestmark = pytest.mark.slow
 
 
 def test_many_deaths_and_hangs_leave_no_trace():

@@ -365,6 +365,7 @@ def act(directory, rank, should_stop, note):
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_real_processes_start_again_and_their_exceptions_arrive(tmp_path):
     events, notes, learners = [], [], Learners(2, timeout=HUNG_SECONDS)
     with pytest.raises(LookupError, match="of a test"):

@@ -17,6 +17,8 @@ from tests.workers.processes import descendants, is_running, read
 from tests.workers.ray_script import NO_RAY
 
 pytest.importorskip("ray")
+
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "ray_script.py"
 
@@ -151,7 +153,6 @@ def test_a_ray_that_is_connected_already_is_an_error(report):
     assert "Ray is already connected in this process" in report["connected"]
 
 
-@pytest.mark.slow
 def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_path):
     """With the same bits."""
     report = run(tmp_path, "cluster")

@@ -10,11 +10,12 @@ import pytest
 from tests.workers.test_ray import environment, skip_without_ray
 
 pytest.importorskip("ray")
+
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "ray_learners_script.py"
 NO_RAY = 77
 
 
-@pytest.mark.slow
 def test_a_learner_on_another_machine_dies_and_costs_no_bit(tmp_path):
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280

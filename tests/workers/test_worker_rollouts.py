@@ -26,6 +26,7 @@ from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
 from polyak.workers.rollout_worker import PLAIN, Failure, pack_snapshot, unpack_snapshot
 from polyak.workers.worker_group import check_versions
 from polyak.workers.worker_rollouts import check_lag
+from tests.selection import quick
 from tests.workers.setting import (
     KEY,
     Counting,
@@ -60,12 +61,14 @@ def test_workers_give_the_bits_of_the_host_loop(cartpole, undisturbed, workers):
     assert result.metrics["staleness/max"] == 0 and result.metrics["workers/alive"] == workers
 
 
+@pytest.mark.slow
 def test_box_actions_of_shares_of_four_have_the_bits_of_the_host_loop():
     env = make_env("Pendulum-v1")
     agent = make_agent(env.spec, normalize_obs=True, normalize_reward="return")
     assert_same_bits(train(env, 2, agent=agent).loop_state, train(env, agent=agent).loop_state)
 
 
+@pytest.mark.slow
 def test_box_actions_of_other_shares_agree_with_the_host_loop_up_to_rounding():
     """Within 1e-6 in one update."""
     env = make_env("Pendulum-v1", num_envs=6)
@@ -107,12 +110,14 @@ def test_small_policies_travel_in_the_call_and_large_ones_through_the_store():
     assert engine.share(small) is small and engine.share(large) == "reference"
 
 
+@pytest.mark.slow
 def test_impala_whose_rollouts_have_the_policys_outputs_has_the_bits_of_the_host_loop(cartpole):
     agent = IMPALA(cartpole.spec, num_steps=16)
     assert agent.collect_policy(agent.init(KEY)).suits_numpy(4)
     assert_same_bits(train(cartpole, 2, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [polyak.SAC, polyak.TQC, polyak.DDPG])
 def test_actor_critics_have_the_bits_of_the_host_loop_and_all_but_ddpgs_workers_act_in_numpy(kind):
     env = polyak.envs.make("Pendulum-v1", num_envs=8, vectorization="sync", action_scaling="rescale")
@@ -141,7 +146,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", quick("boltzmann", of=list(VALUES)))
 def test_agents_of_action_values_learn_from_workers_as_in_the_host_loop(cartpole, kind):
     agent = VALUES[kind](cartpole.spec)
     alone, one, two, again = (train(cartpole, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2, 2))
@@ -153,6 +158,7 @@ def test_agents_of_action_values_learn_from_workers_as_in_the_host_loop(cartpole
     assert_same_bits(two, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prioritized", "frames"])
 def test_dqn_whose_replay_has_priorities_or_frames_has_the_bits_of_the_host_loop(cartpole, kind):
     settings = {"prioritized": True} if kind == "prioritized" else {"frame_stack": 2, "frame_padding": "first", "n_step": 3}
@@ -183,11 +189,13 @@ def two_frames():
     return gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), 2)
 
 
+@pytest.mark.slow
 def test_one_worker_acts_in_jax_as_the_host_loop(cartpole):
     agent = make_agent(cartpole.spec, network=lstm(hidden=(), width=4))
     assert_same_bits(train(cartpole, 1, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
 
 
+@pytest.mark.slow
 def test_several_workers_act_in_jax_with_keys_of_their_own(cartpole):
     agent = make_agent(cartpole.spec, network=lstm(hidden=(), width=4))
     result = train(cartpole, 2, agent=agent)
@@ -278,6 +286,7 @@ def test_garbage_costs_the_rows_of_its_worker_and_nothing_else(cartpole, fault, 
     assert all(metrics.get("rollout/ep_len_mean", 20) >= 8 for _, metrics in reports)
 
 
+@pytest.mark.slow
 def test_lag_one_is_reproducible_and_one_update_old(cartpole):
     agent = make_agent(cartpole.spec, values_when="collect")
     results = [train(cartpole, 2, agent=agent, options={"lag": 1}) for _ in range(2)]
@@ -300,6 +309,7 @@ def make_ppo():
     return env, make_agent(env.spec, values_when="collect")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_ppo, make_td3])
 def test_lag_one_resumes_to_the_bit(make):
     env, agent = make()
@@ -424,6 +434,7 @@ def test_the_error_about_a_lag_names_the_setting_that_allows_one(cartpole):
     check_lag(make_agent(cartpole.spec, values_when="collect"), 1)
 
 
+@pytest.mark.slow
 def test_environments_without_snapshots_begin_new_episodes():
     env, events = polyak.envs.make(Counting, num_envs=4), []
     # The first two calls are those of the first rollout, whose worker repeats it from the same start.
@@ -477,6 +488,7 @@ def test_an_exception_of_an_environment_can_start_new_episodes():
     assert result.progress.env_steps >= 400 and result.metrics["workers/restarts"] >= 2
 
 
+@pytest.mark.slow
 def test_episodes_that_cannot_be_restored_make_way_for_new_ones(cartpole, monkeypatch):
     asked = []
 
@@ -544,6 +556,7 @@ def bad_workers(bad):
     return Bad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_worker_that_is_lost_costs_its_rows_and_nothing_else(cartpole, monkeypatch, lag):
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
