@@ -7,9 +7,58 @@ import pytest
 
 SECONDS = 30
 
+_EVERY_AGENT = "compiles the updates of several agents"
+_PROCESSES = "starts processes, and waits for them"
+_TRAININGS = "compiles and runs whole trainings"
+
 # Files that may take longer, with the reason.
 LONGER = {
-    "tests/test_docs.py": "trains on every page of the documentation and builds the site",
+    "tests/test_docs.py": "trains on every page of the documentation, and builds the site",
+    "tests/test_examples.py": "runs every example as it is printed",
+    "tests/test_to_the_bit.py": "compiles with the optimizing compiler",
+    "tests/test_types.py": "runs mypy on a user's script",
+    "tests/test_users_week.py": _PROCESSES,
+    "tests/agents/test_actor_critics.py": _EVERY_AGENT,
+    "tests/agents/test_combined_actions.py": _EVERY_AGENT,
+    "tests/agents/test_dqn_prioritized.py": _TRAININGS,
+    "tests/agents/test_dqn_recurrent.py": _TRAININGS,
+    "tests/agents/test_dqn_tf_agents.py": _EVERY_AGENT,
+    "tests/agents/test_normalized_replay.py": _EVERY_AGENT,
+    "tests/agents/test_on_policy.py": _EVERY_AGENT,
+    "tests/agents/test_ppo_memory.py": _TRAININGS,
+    "tests/agents/test_ppo_options.py": "compiles the update for each option of PPO",
+    "tests/agents/test_ppo_update.py": "compiles the update for each option of PPO",
+    "tests/agents/test_sac_discrete.py": _TRAININGS,
+    "tests/agents/test_value_family.py": _EVERY_AGENT,
+    "tests/cli/test_actor_critics.py": _TRAININGS,
+    "tests/cli/test_atari.py": _TRAININGS,
+    "tests/cli/test_compilation_cache.py": _PROCESSES,
+    "tests/cli/test_devices.py": _PROCESSES,
+    "tests/cli/test_dqn.py": _TRAININGS,
+    "tests/cli/test_flags.py": "parses every flag with wrong values",
+    "tests/cli/test_killed.py": _PROCESSES,
+    "tests/cli/test_resume.py": _TRAININGS,
+    "tests/cli/test_train.py": _TRAININGS,
+    "tests/envs/test_libraries.py": _PROCESSES,
+    "tests/loops/test_actor.py": "compiles each kind of actor for each kind of policy",
+    "tests/loops/test_compiled_seeds.py": _TRAININGS,
+    "tests/loops/test_diverged.py": _TRAININGS,
+    "tests/loops/test_host_replay.py": _TRAININGS,
+    "tests/loops/test_loops.py": _TRAININGS,
+    "tests/replay/test_frames.py": _TRAININGS,
+    "tests/replay/test_prioritized.py": _TRAININGS,
+    "tests/train/test_agent_settings.py": _TRAININGS,
+    "tests/train/test_killed_learners.py": _PROCESSES,
+    "tests/train/test_learners.py": _PROCESSES,
+    "tests/train/test_run.py": _TRAININGS,
+    "tests/train/test_seeds.py": _TRAININGS,
+    "tests/train/test_worker_loops.py": _TRAININGS,
+    "tests/workers/test_asynchronous_loop.py": _TRAININGS,
+    "tests/workers/test_fault_storm.py": _TRAININGS,
+    "tests/workers/test_learner_group.py": _PROCESSES,
+    "tests/workers/test_ray.py": _PROCESSES,
+    "tests/workers/test_ray_learners.py": _PROCESSES,
+    "tests/workers/test_worker_rollouts.py": _TRAININGS,
 }
 
 
