@@ -1,6 +1,7 @@
 """Atari games against the bare emulator: the nine details of Huang et al. 2022, the two accounts, and the resets."""
 
 import os
+import types
 
 import ale_py
 import jax
@@ -11,7 +12,7 @@ from ale_py import roms
 from polyak import envs, train
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep
-from polyak.envs.atari import Atari
+from polyak.envs.atari import Atari, AtariBatch
 
 # Whole screens are not resized, so that every pixel can be compared; no dice but the agent's.
 BARE = {"img_height": 210, "img_width": 160, "noop_max": 0, "repeat_action_probability": 0.0}
@@ -103,6 +104,7 @@ def test_images_are_grey_84x84_each_pixel_the_mean_of_its_area():
     assert np.abs(small - wanted).max() <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rom", "noop_max", "frames"), [("ms_pacman", 30, (0, 30)), ("breakout", 30, (1, 30)), ("pong", 0, (1, 1))]
 )
@@ -115,6 +117,7 @@ def test_a_game_begins_after_up_to_30_frames_of_nothing_the_press_of_fire_among_
     assert (min(seen), max(seen)) == frames and len(seen) >= 0.9 * (frames[1] - frames[0])
 
 
+@pytest.mark.slow
 def test_seeds_decide_sticky_actions_too_however_many_threads_there_are():
     runs = [play(envs.make("ALE/Pong-v5", num_envs=3, env_kwargs={"num_threads": n}), 40)[0] for n in (1, 3)]
     for a, b in zip(*runs, strict=True):
@@ -234,3 +237,15 @@ def test_the_settings_are_those_of_the_name_unless_env_kwargs_set_them():
     ]
     np.testing.assert_array_equal(sticks[0], sticks[1])
     assert (sticks[0] != sticks[2]).any()
+
+
+def test_points_of_the_step_after_a_lost_life_are_no_reward(monkeypatch):
+    batch, none = AtariBatch("breakout", 2, Atari(**BARE), "Breakout"), np.zeros(2, bool)
+    obs, info = batch._env.reset(seed=np.zeros(2, int))
+    answer = obs, np.array([2.0, 2.0]), none, none, info
+    monkeypatch.setattr(batch, "_env", types.SimpleNamespace(step=lambda action: answer))
+    batch._lives = info["lives"]
+    step = batch.step(np.zeros(2, np.int32), reset_mask=np.array([True, False]))
+    np.testing.assert_array_equal(step.reward, [0.0, 1.0])
+    # The points of the game count them.
+    np.testing.assert_array_equal(step.record[0], [2.0, 2.0])
