@@ -296,6 +296,7 @@ def test_the_site_loads_nothing_from_elsewhere(site):
         assert not [url for url in loaded if "polyak" not in url], f"{page}: {loaded} are loaded from elsewhere"
 
 
+@pytest.mark.slow
 def test_the_api_reference_states_the_defaults_of_settings(site):
     page = (site / "api" / "agents" / "index.html").read_text()
     assert 'id="polyak.PPO"' in page
@@ -305,6 +306,7 @@ def test_the_api_reference_states_the_defaults_of_settings(site):
     assert text.count(" Default: ") >= len(settings) - 3, "all but spec have a default"
 
 
+@pytest.mark.slow
 def test_flags_stay_in_one_line(site):
     for page in site.rglob("*.html"):
         text = re.sub(r"<pre\b.*?</pre>", "", page.read_text(), flags=re.DOTALL)
@@ -313,6 +315,7 @@ def test_flags_stay_in_one_line(site):
     assert '<span class="flag">--updates-per-step</span>' in (site / "actor-critics" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_links_of_the_site_lead_to_files(site):
     for page in site.rglob("*.html"):
         for link in re.findall(r'<a [^>]*href="((?![a-z]+:)[^"#?]+)', page.read_text()):

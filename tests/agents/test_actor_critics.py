@@ -149,6 +149,7 @@ def test_nan_reaches_neither_the_replay_nor_the_networks(name, where):
     assert int(metrics["train/skipped_steps"]) == 0 and int(state.updates) == 4
 
 
+@pytest.mark.slow
 @every_agent
 @pytest.mark.parametrize("where", ["obs", "reward", "action"])
 def test_rollouts_of_which_nothing_can_be_stored_are_diagnosed(name, where):
@@ -163,6 +164,7 @@ def test_rollouts_of_which_nothing_can_be_stored_are_diagnosed(name, where):
     assert "3 updates in a row were skipped by a network" in said and f"NaN or infinite is {where!r}" in said
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_a_state_goes_on_with_another_period_and_tau_of_the_agent(name):
     agent = make(name)
@@ -178,6 +180,7 @@ def test_a_state_goes_on_with_another_period_and_tau_of_the_agent(name):
     assert not equal(again.copies.critics.target, after.copies.critics.target)
 
 
+@pytest.mark.slow
 @every_agent
 def test_training_that_diverges_is_diagnosed(name):
     agent = make(name, learning_rate=1e38, max_bad_steps=2)
@@ -231,6 +234,7 @@ def params_of(copies):
     return jax.tree.map(np.array, found)
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_each_network_learns_at_its_own_rate(name):
     """The first step of Adam is as large as its rate, in every weight with a gradient."""
@@ -499,6 +503,7 @@ def test_the_gradient_of_ddpgs_actor_is_that_of_q_clipped_by_number():
     np.testing.assert_allclose(clipped / free, [0.5 / 3.0, 1.0], rtol=1e-5)
 
 
+@pytest.mark.slow
 @every_agent
 def test_no_copy_of_the_replay_in_the_compiled_update(name):
     agent = make(name, capacity=65_536, learning_starts=64, n_step=3)
@@ -601,6 +606,7 @@ def test_rewards_are_summed_over_n_steps(name):
     assert abs(one - three) > 1e-3
 
 
+@pytest.mark.slow
 @every_agent_and_tqc
 def test_actions_of_half_precision_are_learned_from(name):
     agent = make(name, EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2, dtype=np.float16)))

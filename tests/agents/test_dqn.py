@@ -65,6 +65,7 @@ def test_no_gradient_step_before_learning_starts():
     assert int(state.updates) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_envs", "ratio", "steps"), [(1, 0.25, 1), (2, 0.5, 4), (8, 1.0, 32)])
 def test_gradient_steps_are_a_ratio_of_transitions(num_envs, ratio, steps):
     agent = make(updates_per_step=ratio, learning_starts=0)
@@ -223,6 +224,7 @@ def test_skipped_steps_are_counted_for_the_update_and_for_the_network():
     assert int(state.guard.skipped) == int(state.copies.guard.skipped) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_no_copy_of_the_replay_in_the_compiled_update(loop):
     agent = make(capacity=65_536, learning_starts=64, n_step=3)

@@ -50,6 +50,7 @@ def test_the_loss_weighs_by_importance():
     assert float(corrected["train/loss"]) < float(plain["train/loss"])
 
 
+@pytest.mark.slow
 def test_nothing_is_set_before_learning_starts():
     agent = make(prioritized=True, learning_starts=17)
     state, _ = updated(agent, [random_rollout(agent, seed=i) for i in range(2)])

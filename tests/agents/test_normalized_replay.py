@@ -187,6 +187,7 @@ def test_policies_of_action_values_see_normalised_observations_in_jax_and_export
         np.testing.assert_array_equal(predicting.predict(np.asarray(obs))[0], wanted)
 
 
+@pytest.mark.slow
 @every_q_agent
 def test_reward_scale_is_a_factor_of_the_rewards_of_action_values(name):
     batch = test_value_family.transitions()

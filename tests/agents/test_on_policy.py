@@ -25,6 +25,7 @@ from tests.agents.oracle import advantages, forward, log_prob_and_entropy
 from tests.agents.rollouts import fresh, on_device, random_variables, rollout, same_bits
 from tests.ops.test_returns import slow_vtrace
 from tests.probe_envs import probe, settings
+from tests.selection import quick
 
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
 SPEC = EnvSpec(OBS, Discrete(3))
@@ -33,7 +34,7 @@ MASKED = dataclasses.replace(SPEC, has_action_mask=True)
 SIZES = {"num_steps": 6, "num_envs": 4}
 KEY = jax.random.key(3)
 AGENTS = {"a2c": A2C, "impala": IMPALA}
-every_agent = pytest.mark.parametrize("cls", AGENTS.values(), ids=AGENTS.keys())
+every_agent = pytest.mark.parametrize("cls", quick("a2c", of=AGENTS))
 
 update = jax.jit(lambda agent, state, data, weights=None: agent.update(state, data, KEY, weights=weights))
 gradients = jax.jit(lambda agent, state, data: agent.gradients(state, data, KEY))
@@ -336,11 +337,13 @@ def test_the_value_is_bootstrapped_over_two_steps(trained):
     assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(0.0) == pytest.approx(GAMMA, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_action_follows_the_observation(trained):
     _, policy = trained("action of the obs")
     assert policy(1.0) == 1 and policy(-1.0) == 0
 
 
+@pytest.mark.slow
 def test_truncation_does_not_lower_the_value_and_termination_does(trained):
     value, _ = trained("time limit")
     assert value(0.0) == pytest.approx(1 / (1 - GAMMA), rel=0.05)

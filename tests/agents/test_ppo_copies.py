@@ -47,7 +47,6 @@ def params(variables):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(variables.params)])
 
 
-@pytest.mark.slow
 def test_the_target_follows_the_online_copy_after_every_update():
     agent = make(ema_tau=0.25)
     state = agent.init(KEY)
@@ -140,6 +139,7 @@ def test_integer_ema_tau_works_in_a_compiled_loop():
     assert same_bits(after.copies.target, after.copies.online)
 
 
+@pytest.mark.slow
 def test_new_state_can_be_donated_with_any_optimizer():
     agent = make(optimizer=optax.contrib.prodigy(), kl_beta=jnp.float32(0.5), kl_target=0.01)
     state = agent.init(KEY)

@@ -211,6 +211,7 @@ def test_loss_and_gradient_are_those_of_the_formula(settings):
 class TestInPartsAndOnDevices:
     """All options at once: whatever way the batch is cut, loss and gradient are those of the whole."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("spec", [SPEC, ZOO], ids=["Discrete", "masked Joint"])
     def test_update_in_one_microbatch_matches_the_oracle(self, monkeypatch, spec):
         monkeypatch.undo()
@@ -218,6 +219,7 @@ class TestInPartsAndOnDevices:
         state, data = fresh(agent), noise(agent)
         check_is_the_formula(agent, state, data, *update(agent, state, on_device(data)))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("microbatch_size", [None, 8], ids=["that fit the cache", "of a size"])
     def test_update_in_microbatches_matches_the_oracle(self, microbatch_size, monkeypatch):
         if microbatch_size is None:
@@ -403,6 +405,7 @@ def test_values_stored_while_collecting_equal_those_of_the_update(looped):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["update", "collect"])
 def test_ratios_start_at_one_after_statistics_have_changed(looped, when):
     state, metrics = looped[when]
@@ -419,6 +422,7 @@ def test_values_when_collect_needs_info_in_the_rollout():
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), data, KEY)
 
 
+@pytest.mark.slow
 def test_recomputed_values_use_the_parameters_of_the_epoch():
     steps = {"learning_rate": 0.05, "adam_eps": 1e-5, "value_targets": "monte_carlo"}
     agent = make(**steps)

@@ -8,6 +8,8 @@ from polyak.agents.ppo import PPO
 from polyak.networks.actor_critic import mlp
 from tests.probe_envs import OBS, probe, settings, train_in
 
+pytestmark = pytest.mark.slow
+
 GAMMA, NUM_ENVS = 0.9, 32
 PROBES = {
     "one step": settings(),
@@ -47,13 +49,11 @@ def trained():
     return answers
 
 
-@pytest.mark.slow
 def test_one_step_reward_is_the_value(trained):
     value, _ = trained("one step")
     assert value(0.0) == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.slow
 def test_the_value_depends_on_the_observation(trained):
     value, _ = trained("value of the obs")
     assert value(1.0) == pytest.approx(1.0, abs=0.05) and value(-1.0) == pytest.approx(-1.0, abs=0.05)

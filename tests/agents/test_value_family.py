@@ -213,6 +213,7 @@ def test_noise_reaches_the_loss_and_its_scale_is_learned(make):
     assert stds and all(float(jnp.abs(x).max()) > 0 for x in stds)
 
 
+@pytest.mark.slow
 @every_agent
 def test_the_update_takes_steps_and_the_target_follows(make):
     agent = make(learning_starts=0, period=1, tau=0.5)
@@ -235,6 +236,7 @@ def test_priorities_of_what_was_drawn_become_those_of_the_loss(make):
     assert abs(float(metrics["replay/mean_priority"]) - 1.0) > 1e-3
 
 
+@pytest.mark.slow
 @every_agent
 def test_a_masked_environment_and_several_devices(make):
     agent = make(MASKED, learning_starts=0, batch_size=16, optimizer=optax.adam(1e-3))

@@ -23,15 +23,14 @@ def polyak_command(text):
     return main(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "env"),
     [
         ("sac", "Pendulum-v1 --policy-delay 3"),
-        pytest.param(
-            "td3", "jax/Pendulum-v1 --sde-sample-freq 4 --prioritized --n-step 3 --normalize-obs", marks=pytest.mark.slow
-        ),
-        pytest.param("ddpg", "Pendulum-v1", marks=pytest.mark.slow),
-        pytest.param("tqc", "jax/Pendulum-v1 --target-entropy auto", marks=pytest.mark.slow),
+        ("td3", "jax/Pendulum-v1 --sde-sample-freq 4 --prioritized --n-step 3 --normalize-obs"),
+        ("ddpg", "Pendulum-v1"),
+        ("tqc", "jax/Pendulum-v1 --target-entropy auto"),
     ],
 )
 def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatch, capsys):

@@ -95,6 +95,7 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
     assert code == 2 and "error: PPO: num_steps must be an integer" in err, err
 
 
+@pytest.mark.slow
 def test_an_own_agent_with_other_settings_resumes_by_force_only(command):
     words = "--num-envs 2 --eval-episodes 0 --env-steps 16"
     assert command("train --agent mine_of_me:make_agent CartPole-v1 --run-dir run", words)[0] == 0

@@ -100,6 +100,7 @@ def test_several_seeds_are_stopped_together_and_resumed_one_by_one(command, stop
         assert open_run(f"parts/seed-{seed}").read_summary()["env_steps"] >= 400
 
 
+@pytest.mark.slow
 def test_later_seeds_are_not_started_after_a_signal(command, stopped_at, workdir):
     stopped_at(200)
     code, out, _ = command("train ppo CartPole-v1 --env-steps 400 --seeds 2 --run-dir", Path("my parts"), SETTINGS)

@@ -67,8 +67,10 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "vectorization", "steps"), CASES)
+@pytest.mark.parametrize(
+    ("name", "vectorization", "steps"),
+    [pytest.param(*case, marks=() if case[0] == "CartPole-v1" else pytest.mark.slow) for case in CASES],
+)
 def test_a_fresh_environment_goes_on_bit_for_bit_from_a_snapshot(name, vectorization, steps):
     rng = np.random.default_rng(0)
     env = envs.make(name, num_envs=2, vectorization=vectorization)

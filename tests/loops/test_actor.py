@@ -311,6 +311,7 @@ def test_a_schedule_of_epsilon_a_derived_class_and_a_distribution_of_values_are_
     assert [name for name, actors in kinds.items() if isinstance(actors, NumPyActors)] == ["number"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_an_update_computes_what_the_next_actor_needs_so_that_only_the_first_takes_a_call(num_steps, monkeypatch):
     calls, make_program = [], rollout_actors._inputs_program

@@ -36,6 +36,7 @@ def test_training_reports_success_the_recorded_return_and_named_metrics():
     assert result.metrics == reports[-1] and len(reports) >= 4
 
 
+@pytest.mark.slow
 def test_an_environment_that_reports_nothing_has_no_such_metrics():
     result, _ = trained(toys.Scripted)
     assert {tag for tag in result.metrics if tag.startswith(("rollout/", "env/"))} == {

@@ -288,6 +288,7 @@ def test_result_stays_usable_after_training_resumed_from_it(loop):
     AGENT.policy(half.state).predict(np.zeros(4, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @BOTH
 def test_nothing_compiles_after_the_first_iteration(loop, devices):

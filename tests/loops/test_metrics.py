@@ -49,6 +49,7 @@ def check(reports):
     assert len(reports) > 5 and any("train/loss" not in metrics for _, metrics in reports)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [train.compiled, train.host])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_reports_are_means_over_all_updates_since_the_last(loop, devices):

@@ -44,6 +44,7 @@ class RewardRecorder:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_state_per_environment_is_split_over_devices(loop):
     one, two = (run(loop, env_steps=90, agent=RewardRecorder(), devices=devices) for devices in (1, 2))

@@ -105,6 +105,7 @@ def make(spec=SPEC, agent=polyak.SAC, **settings):
     return agent(spec, **{**small, "sde_sample_freq": 4, "num_steps": 4, "updates_per_step": 0.5, **settings})
 
 
+@pytest.mark.slow
 def test_sac_learns_sigma():
     agent = make()
     state, metrics = jax.jit(agent.update)(agent.init(KEY), random_rollout(agent), KEY)

@@ -31,7 +31,7 @@ def filled(replay, steps):
 
 
 @pytest.mark.parametrize(("length", "burn_in", "num_steps"), [(6, 0, 2), (5, 2, 3), (4, 3, 4)])
-@pytest.mark.parametrize("total", [25, 70])
+@pytest.mark.parametrize("total", [pytest.param(25, marks=pytest.mark.slow), 70])
 def test_sequences_are_consecutive_time_steps_from_a_stored_state(length, burn_in, num_steps, total):
     envs, capacity = 2, 96
     steps = stream(np.arange(total) * 1.0, terminated=[7, 31, 55], truncated=[16, 44], envs=envs)

@@ -64,6 +64,7 @@ def test_other_settings_resume_a_run_by_force_only_and_are_stored(run):
     polyak.resume(run, env_steps=192, progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "env_steps", "error", "message"),
     [

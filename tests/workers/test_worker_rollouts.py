@@ -26,7 +26,6 @@ from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
 from polyak.workers.rollout_worker import PLAIN, Failure, pack_snapshot, unpack_snapshot
 from polyak.workers.worker_group import check_versions
 from polyak.workers.worker_rollouts import check_lag
-from tests.selection import quick
 from tests.workers.setting import (
     KEY,
     Counting,
@@ -146,7 +145,8 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("kind", quick("boltzmann", of=list(VALUES)))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", VALUES)
 def test_agents_of_action_values_learn_from_workers_as_in_the_host_loop(cartpole, kind):
     agent = VALUES[kind](cartpole.spec)
     alone, one, two, again = (train(cartpole, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2, 2))
@@ -327,6 +327,7 @@ def test_lag_one_resumes_to_the_bit(make):
     assert_same_bits(resumed.loop_state, whole.loop_state)
 
 
+@pytest.mark.slow
 def test_lag_one_resumes_to_the_bit_after_a_rollout_was_discarded(cartpole, monkeypatch):
     """Some workers have begun the next rollout when a stop discards this one."""
     monkeypatch.setattr("polyak.loops.rollouts.ROLLOUT_SECONDS", 0.0)
@@ -473,6 +474,7 @@ class WrongShape(Counting):
         return np.zeros(4, np.float32), 1.0, False, False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"restarts": 3}, {"on_env_error": "restart"}], ids=str)
 def test_an_environment_that_is_always_wrong_ends_the_training_with_its_error(monkeypatch, options):
     monkeypatch.setattr("polyak.workers.supervise.back_off", lambda failures: 0.0)
