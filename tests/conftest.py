@@ -85,8 +85,8 @@ LONGEST = (
 
 def pytest_report_header(config):
     return {
-        "not slow": "polyak: the quick tests, about 10 minutes on two cores; `pytest -m slow` runs the others, about as long",
-        "slow": "polyak: the slow tests (documentation, examples, killed runs, Ray), about 10 minutes on two cores",
+        "not slow": "quick tests, about 10 minutes on two cores; `pytest -m slow` runs the others, about 25 minutes",
+        "slow": "slow tests (documentation, examples, killed runs, Ray), about 25 minutes on two cores",
     }.get(config.option.markexpr, [])
 
 
