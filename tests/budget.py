@@ -11,7 +11,7 @@ _EVERY_AGENT = "compiles the updates of several agents"
 _PROCESSES = "starts processes, and waits for them"
 _TRAININGS = "compiles and runs whole trainings"
 
-# Files that may take longer, with the reason.
+# Files that may take longer, or come near it on a slow machine, with the reason.
 LONGER = {
     "tests/test_docs.py": "trains on every page of the documentation, and builds the site",
     "tests/test_examples.py": "runs every example as it is printed",
@@ -19,7 +19,9 @@ LONGER = {
     "tests/test_types.py": "runs mypy on a user's script",
     "tests/test_users_week.py": _PROCESSES,
     "tests/agents/test_actor_critics.py": _EVERY_AGENT,
+    "tests/agents/test_actor_critics_tf_agents.py": _EVERY_AGENT,
     "tests/agents/test_combined_actions.py": _EVERY_AGENT,
+    "tests/agents/test_dqn.py": _TRAININGS,
     "tests/agents/test_dqn_prioritized.py": _TRAININGS,
     "tests/agents/test_dqn_recurrent.py": _TRAININGS,
     "tests/agents/test_dqn_tf_agents.py": _EVERY_AGENT,
@@ -27,8 +29,11 @@ LONGER = {
     "tests/agents/test_on_policy.py": _EVERY_AGENT,
     "tests/agents/test_ppo_memory.py": _TRAININGS,
     "tests/agents/test_ppo_options.py": "compiles the update for each option of PPO",
+    "tests/agents/test_ppo_probes.py": _TRAININGS,
     "tests/agents/test_ppo_update.py": "compiles the update for each option of PPO",
+    "tests/agents/test_pqn.py": _TRAININGS,
     "tests/agents/test_sac_discrete.py": _TRAININGS,
+    "tests/agents/test_shared_encoder.py": _EVERY_AGENT,
     "tests/agents/test_value_family.py": _EVERY_AGENT,
     "tests/cli/test_actor_critics.py": _TRAININGS,
     "tests/cli/test_atari.py": _TRAININGS,
@@ -37,6 +42,7 @@ LONGER = {
     "tests/cli/test_dqn.py": _TRAININGS,
     "tests/cli/test_flags.py": "parses every flag with wrong values",
     "tests/cli/test_killed.py": _PROCESSES,
+    "tests/cli/test_own.py": _TRAININGS,
     "tests/cli/test_resume.py": _TRAININGS,
     "tests/cli/test_train.py": _TRAININGS,
     "tests/envs/test_libraries.py": _PROCESSES,
@@ -45,9 +51,14 @@ LONGER = {
     "tests/loops/test_diverged.py": _TRAININGS,
     "tests/loops/test_host_replay.py": _TRAININGS,
     "tests/loops/test_loops.py": _TRAININGS,
+    "tests/loops/test_replay_memory.py": _TRAININGS,
+    "tests/presets/test_presets.py": "makes the agent of every preset",
+    "tests/replay/test_datasets.py": _TRAININGS,
     "tests/replay/test_frames.py": _TRAININGS,
     "tests/replay/test_prioritized.py": _TRAININGS,
+    "tests/replay/test_sequences.py": "compiles the replay for each length of sequences",
     "tests/train/test_agent_settings.py": _TRAININGS,
+    "tests/train/test_devices.py": _TRAININGS,
     "tests/train/test_killed_learners.py": _PROCESSES,
     "tests/train/test_learners.py": _PROCESSES,
     "tests/train/test_run.py": _TRAININGS,
