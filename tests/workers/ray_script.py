@@ -277,6 +277,9 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="polyak-ray-", ignore_cleanup_errors=True) as directory:
+        # Ray writes the cluster's address there, and makes no directory for it.
+        os.environ["RAY_TMPDIR"] = directory
+        (Path(directory) / "ray").mkdir()
         try:
             nodes = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": directory})
             for _ in range(2):
