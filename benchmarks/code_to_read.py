@@ -1,11 +1,16 @@
 """How much code there is to read to understand an algorithm from end to end, and how large the rooms are.
 
 Run `python benchmarks/code_to_read.py`. Counted are lines of code (no docstrings, comments, blank lines or imports) of the
-functions, methods and constants that an agent's `init`, `policy`, `collect_policy`, `update` and `diagnose` reach by name. Not
-followed is what stands behind an interface that a reader knows: `core` (spaces and types), networks, policies, kernels (each
-equal to a plain function), distributions, schedules, and `ops/updates`, whose `soft_update(online, target, tau)` stands where
-the peers call Optax; nor protocols, which have no code; nor what an algorithm works without: checks of inputs, histograms,
-normalization, options of the replay, workers, and gradients accumulated in the copies, which no agent does.
+functions, methods and constants that an agent's `init`, `policy`, `collect_policy`, `update` and `diagnose` reach by name, in
+three columns:
+
+- mathematics: not followed is what stands behind an interface that a reader knows: `core` (spaces and types), networks,
+  policies, kernels (each equal to a plain function), distributions, schedules, and `ops/updates`, whose
+  `soft_update(online, target, tau)` stands where the peers call Optax; nor protocols, which have no code; nor what an algorithm
+  works without: checks of inputs, histograms, normalization, options of the replay, workers, and gradients accumulated in the
+  copies, which no agent does;
+- with options: those are followed;
+- everything: so are the interfaces and the checks.
 """
 
 import argparse
@@ -34,6 +39,7 @@ NOT_THE_ALGORITHM = (
     "replay/drawn",
     "replay/sequences",
 )
+COLUMNS = ("mathematics", "with options", "everything")
 ENTRIES = ("init", "policy", "collect_policy", "update", "diagnose")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -59,9 +65,12 @@ def code_lines(file: Path) -> frozenset[int]:
     return frozenset(line for token in tokens for line in range(token.start[0], token.end[0] + 1)) - is_docstring
 
 
-def is_followed(module: str, name: str) -> bool:
+def is_followed(module: str, name: str, column: str) -> bool:
+    if column == "everything":
+        return True
     is_check = name.rpartition(".")[2].lstrip("_").startswith("check_")
-    return not (module.startswith(INTERFACES) or module in NOT_THE_ALGORITHM or is_check)
+    is_option = column == "mathematics" and module in NOT_THE_ALGORITHM
+    return not (module.startswith(INTERFACES) or is_option or is_check)
 
 
 def is_defined(module: str, name: str) -> bool:
@@ -116,7 +125,7 @@ def uses(module: str, name: str) -> Iterator[Part]:
             yield "", node.attr
 
 
-def reached(module: str, agent: str) -> set[Part]:
+def reached(module: str, agent: str, column: str) -> set[Part]:
     """Everything that is read, from the agent's methods on."""
     found: set[Part] = set()
     attributes: set[str] = set()
@@ -127,7 +136,7 @@ def reached(module: str, agent: str) -> set[Part]:
             attributes.add(name)
         elif (
             (home, name) not in found
-            and is_followed(home, name)
+            and is_followed(home, name, column)
             and (ROOT / f"{home}.py").exists()
             and name in definitions(home)
         ):
@@ -137,14 +146,14 @@ def reached(module: str, agent: str) -> set[Part]:
             # Methods of the classes that were reached, by the names of attributes that are used somewhere.
             classes = {(home, name) for home, name in found if "." not in name}
             methods = {(home, f"{name}.{attribute}") for home, name in classes for attribute in attributes}
-            waiting = [part for part in methods - found if part[1] in definitions(part[0]) and is_followed(*part)]
+            waiting = [part for part in methods - found if part[1] in definitions(part[0]) and is_followed(*part, column)]
     return found
 
 
-def lines_to_read(module: str, agent: str) -> dict[str, int]:
-    """Lines of code by file."""
+def lines_to_read(module: str, agent: str, column: str) -> dict[str, int]:
+    """Lines of code by file, in one of `COLUMNS`."""
     lines: dict[str, set[int]] = {}
-    for home, name in reached(module, agent):
+    for home, name in reached(module, agent, column):
         code = code_lines(ROOT / f"{home}.py")
         numbers = lines.setdefault(home, set())
         for node in definitions(home)[name]:
@@ -167,10 +176,12 @@ def main() -> None:
     parser.add_argument("--module", default="agents/ppo")
     parser.add_argument("--agent", default="PPO")
     arguments = parser.parse_args()
-    by_file = lines_to_read(arguments.module, arguments.agent)
-    print(f"{arguments.agent}: {len(by_file)} files, {sum(by_file.values())} lines of code")
-    for home, lines in by_file.items():
-        print(f"  {home:28} {lines:5}")
+    for column in COLUMNS:
+        by_file = lines_to_read(arguments.module, arguments.agent, column)
+        print(f"{arguments.agent}, {column}: {len(by_file)} files, {sum(by_file.values())} lines of code")
+        if column == "mathematics":
+            for home, lines in by_file.items():
+                print(f"  {home:28} {lines:5}")
     sizes = rooms()
     total = sum(lines for _, lines in sizes.values())
     print(f"\npolyak: {sum(files for files, _ in sizes.values())} files, {total} lines of code")

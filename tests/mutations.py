@@ -174,8 +174,8 @@ MUTATIONS = (
     ),
     Mutation(
         "learning/actor_critic_updates.py",
-        "critics.target_total % jnp.uint32(delay) == 0",
-        "critics.target_total % jnp.uint32(delay) == 1",
+        "critics.steps % jnp.uint32(delay) == 0",
+        "critics.steps % jnp.uint32(delay) == 1",
         ("agents/test_actor_critics.py::test_updates_of_td3_without_an_actor_step_leave_its_loss_out_of_the_mean",),
     ),
     Mutation(
@@ -198,8 +198,8 @@ MUTATIONS = (
     ),
     Mutation(
         "learning/epochs.py",
-        "due=~stopped & (total > 0),",
-        "due=~stopped,",
+        "enabled=~stopped & (total > 0),",
+        "enabled=~stopped,",
         ("learning/test_epochs.py::test_a_minibatch_without_weight_is_no_step",),
     ),
     Mutation(
@@ -259,9 +259,9 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/gradient_step.py",
-        'apply = apply & finite["gradient"] & finite["step"]',
-        'apply = apply & finite["gradient"]',
-        ("ops/test_gradient_step.py::test_a_result_that_is_not_finite_skips_the_step",),
+        '"step": ~all_finite((new_params, new_state))',
+        '"step": jnp.array(False)',
+        ("copies/test_train.py::test_a_result_that_is_not_finite_skips_the_step",),
     ),
     Mutation(
         "ops/gradient_step.py",
@@ -314,8 +314,8 @@ MUTATIONS = (
     ),
     Mutation(
         "copies/network_copies.py",
-        "apply = due & ~missing & ~jnp.any(flags)",
-        "apply = due & ~jnp.any(flags)",
+        "bad, enabled, has_gradient)[0]",
+        "bad, enabled)[0]",
         ("copies/test_accumulated.py::test_empty_accumulator_makes_no_step_even_with_momentum",),
     ),
     Mutation(
@@ -325,13 +325,13 @@ MUTATIONS = (
         ("copies/test_receive.py::test_a_push_that_is_sent_again_is_applied_once",),
     ),
     Mutation(
-        "copies/receive.py",
-        "shared.version - push.version <= jnp.uint32(max_staleness)",
-        "shared.version - push.version < jnp.uint32(max_staleness)",
+        "copies/shared.py",
+        "self.version - version <= jnp.uint32(max_staleness)",
+        "self.version - version < jnp.uint32(max_staleness)",
         ("copies/test_receive.py::test_old_gradients_are_dropped_and_so_are_those_of_versions_to_come",),
     ),
     Mutation(
-        "copies/loss_gradients.py",
+        "copies/outputs.py",
         'train=train and name != "target"',
         "train=train",
         ("copies/test_training.py::test_target_predicts_in_inference_mode_even_with_train",),

@@ -320,8 +320,7 @@ def first_state(agent, case):
     critics_then = with_weights(copies.critics, lambda prefix: critics(case, "w0", prefix))
     if h["kind"] == "td3":
         # There the actor steps in calls 1 and 3, here in every second one.
-        count = dataclasses.replace(critics_then.target_count, total=jnp.uint32(1))
-        critics_then = dataclasses.replace(critics_then, target_count=count)
+        critics_then = dataclasses.replace(critics_then, steps=jnp.uint32(1))
     new = {"critics": critics_then, "actor": with_weights(copies.actor, lambda prefix: weights(case, "w0", f"{prefix}actor"))}
     if h["kind"] == "sac":
         new["temperature"] = dataclasses.replace(copies.temperature, log_alpha=jnp.asarray(FILE[f"{case}/w0/log_alpha"]))

@@ -29,11 +29,11 @@ def test_the_error_of_a_transition_becomes_its_priority():
     batch = polyak.replay.Replay(512, 4).transitions(
         state.replay, jnp.arange(8, dtype=jnp.int32), num_envs=2, gamma=agent.gamma
     )
-    _, terms = agent.loss(online.params, batch, online=online, target=target)
+    _, aux = agent.loss(online.params, batch, online=online, target=target)
     priority = np.asarray(state.replay.priorities.tree.priority)
     drawn = priority[:8] != 1
     assert drawn.sum() >= 4
-    np.testing.assert_allclose(priority[:8][drawn], terms["priority"][drawn], rtol=1e-5)
+    np.testing.assert_allclose(priority[:8][drawn], aux.terms["priority"][drawn], rtol=1e-5)
     assert priority[8:].sum() == 0
     np.testing.assert_allclose(metrics["replay/mean_priority"], priority.sum() / 8, rtol=1e-6)
     np.testing.assert_allclose(metrics["replay/max_priority"], max(1.0, priority.max()), rtol=1e-6)

@@ -55,8 +55,8 @@ def loss_of(index=range(4), *, kl_beta=None, **settings):
     @jax.jit
     def gradient(params, batch):
         def loss(params):
-            value, terms = agent.loss(params, batch, variables=variables, env_steps=jnp.uint32(0), kl_beta=beta)
-            return value, terms | {"loss": value}
+            value, aux = agent.loss(params, batch, variables=variables, env_steps=jnp.uint32(0), kl_beta=beta)
+            return value, aux.terms | {"loss": value}
 
         return jax.grad(loss, has_aux=True)(params)
 
@@ -136,10 +136,10 @@ def test_gradients_and_terms_of_parts_add_up_to_those_of_the_whole():
         return jax.grad(lambda params: agent.loss(params, samples, **fixed), has_aux=True)(params)
 
     halves = [part(variables.params, batch().at(jnp.array(index))) for index in ([0, 1], [2, 3])]
-    tree, terms = jax.tree.map(jnp.add, *halves)
+    tree, aux = jax.tree.map(jnp.add, *halves)
     whole_gradient, whole = loss_of(kl_beta=0.5, **settings)
     np.testing.assert_allclose(np.append(tree["logits"], tree["value"]), whole_gradient, rtol=1e-5, atol=1e-7)
-    for name, term in terms.items():
+    for name, term in aux.terms.items():
         np.testing.assert_allclose(term, whole[name], rtol=1e-5, err_msg=name)
 
 

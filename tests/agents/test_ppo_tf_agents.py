@@ -151,7 +151,8 @@ def tf_agents_gradient(problem, params, batch):
     batch = dataclasses.replace(batch, weight=batch.weight / batch.weight.size)
     share = float(batch.weight.sum())
     agent = dataclasses.replace(problem.agent, l2_policy=h["policy_l2"] / share, l2_value=h["value_l2"] / share)
-    gradient, terms = loss_gradient(problem.case)(agent, params, batch)
+    gradient, aux = loss_gradient(problem.case)(agent, params, batch)
+    terms = aux.terms
     if "kl_cutoff_loss" in terms:
         terms["kl_cutoff_loss"] /= share
     return gradient, terms

@@ -64,18 +64,18 @@ def test_targets_and_losses_equal_the_slow_version(masked, alpha_loss):
     found = agent.td_target(rows, target=target, actor=actor, alpha=alpha, key=KEY)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
-    loss, terms = agent.critic_loss(critics.params, rows, critics=critics, target=target, actor=actor, alpha=alpha, key=KEY)
+    loss, aux = agent.critic_loss(critics.params, rows, critics=critics, target=target, actor=actor, alpha=alpha, key=KEY)
     chosen = np.stack([slow_q(agent, critics, rows.obs)[i, :, int(a)] for i, a in enumerate(rows.action)])
     error = np.asarray(wanted)[:, None] - chosen
     np.testing.assert_allclose(loss, np.sum(weight * np.sum(0.5 * error**2, axis=1)), rtol=1e-5)
-    np.testing.assert_allclose(terms["priority"], np.abs(error).mean(1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(aux.terms["priority"], np.abs(error).mean(1), rtol=1e-4, atol=1e-6)
 
     probs, log_probs, allowed = slow_policy(agent, actor, rows.obs, rows.action_mask)
     wanted = np.sum(weight * np.sum(probs * (ALPHA * log_probs - slow_q(agent, critics, rows.obs).min(1)), axis=1))
-    loss, terms = agent.actor_loss(actor.params, rows, actor=actor, critics=critics, alpha=alpha, key=KEY)
+    loss, aux = agent.actor_loss(actor.params, rows, actor=actor, critics=critics, alpha=alpha, key=KEY)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     entropy = -np.sum(probs * log_probs, axis=1)
-    np.testing.assert_allclose(terms["entropy"], np.sum(weight * entropy), rtol=1e-5)
+    np.testing.assert_allclose(aux.terms["entropy"], np.sum(weight * entropy), rtol=1e-5)
 
     log_alpha = jnp.log(alpha)
     loss, _ = agent.temperature_loss(log_alpha, rows, actor=actor, key=KEY)

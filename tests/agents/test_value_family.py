@@ -85,13 +85,14 @@ def rollout_of(agent, seed=0, num_envs=2, **changes):
 def test_weights_count_in_the_loss(make):
     """Importance weights of a prioritized replay; TF-Agents' C51 and Coach's QR-DQN leave them out (defect 5)."""
     agent, batch = make(), transitions()
-    loss, terms = loss_of(agent, dataclasses.replace(batch, weight=jnp.zeros(6).at[2].set(1.0)))
+    loss, aux = loss_of(agent, dataclasses.replace(batch, weight=jnp.zeros(6).at[2].set(1.0)))
     each = [loss_of(agent, dataclasses.replace(batch, weight=jnp.zeros(6).at[i].set(1.0)))[0] for i in range(6)]
     np.testing.assert_allclose(loss, each[2], rtol=1e-6)
     weight = jnp.array([0.1, 0.0, 0.5, 0.2, 0.05, 0.15])
     together, _ = loss_of(agent, dataclasses.replace(batch, weight=weight))
     np.testing.assert_allclose(together, np.dot(np.stack(each), weight), rtol=1e-5)
-    assert terms["priority"].shape == (6,) and float(terms["priority"].min()) >= 0
+    priority = aux.terms["priority"]
+    assert priority.shape == (6,) and float(priority.min()) >= 0
 
 
 @every_agent

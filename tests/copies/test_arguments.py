@@ -5,7 +5,6 @@ import optax
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.copies.loss_gradients import loss_gradients
 from tests.copies.line import ADAM, GOALS, INPUTS, Line, made
 
 WRONG = {
@@ -41,9 +40,9 @@ def test_requests_that_are_no_pairs_are_rejected(requests, unchecked):
 
 LOSSES = {
     "a scalar": (lambda out, goals: jnp.mean(out - goals), TypeError, r"got an array \[\]\n"),
-    "a scalar and extras": (lambda out, goals: (jnp.mean(out - goals), {}), TypeError, r"got \(an array \[\], dict\)\n"),
+    "a scalar and others": (lambda out, goals: (jnp.mean(out - goals), {}), TypeError, r"got \(an array \[\], dict\)\n"),
     "parts alone": (lambda out, goals: {"error": out - goals}, TypeError, "got dict\n"),
-    "no part": (lambda out, goals: ({}, ()), ValueError, "got no part\n"),
+    "no part": (lambda out, goals: ({}, {}), ValueError, "got no part\n"),
 }
 
 
@@ -51,7 +50,7 @@ LOSSES = {
 def test_a_loss_that_returns_something_else_is_rejected(name, unchecked):
     loss, error, says = LOSSES[name]
     copies = made()
-    with pytest.raises(error, match=rf"loss_fn must return \(parts, extras\): .*, {says}"):
+    with pytest.raises(error, match=rf"loss_fn must return \(parts, others\): .*, {says}"):
         copies.train_and_sync(loss, INPUTS, GOALS)
-    with pytest.raises(error, match=r"loss_fn must return \(parts, extras\)"):
-        loss_gradients(copies.network, copies.online, loss, INPUTS, GOALS)
+    with pytest.raises(error, match=r"loss_fn must return \(parts, others\)"):
+        copies.compute_gradients(loss, INPUTS, GOALS)

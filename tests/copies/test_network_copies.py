@@ -107,10 +107,10 @@ def test_copies_over_several_devices_keep_their_sharding_and_give_the_same_numbe
 @pytest.mark.parametrize(
     ("quantity", "train"),
     [
-        ("loss", lambda c: c.train_and_sync(lambda out, _: ({"a": out * NAN}, ()), INPUTS, GOALS)[0]),
+        ("loss", lambda c: c.train_and_sync(lambda out, _: ({"a": out * NAN}, {}), INPUTS, GOALS)[0]),
         ("gradient", lambda c: c.apply_gradients(gradients=gradient(NAN))),
         ("gradient", lambda c: c.reset_gradients().accumulate(gradient(NAN)).apply_gradients()),
-        ("gradient", lambda c: c.train_and_sync(lambda out, _: ({"a": jnp.sqrt(out - out)}, ()), INPUTS, GOALS)[0]),
+        ("gradient", lambda c: c.train_and_sync(lambda out, _: ({"a": jnp.sqrt(out - out)}, {}), INPUTS, GOALS)[0]),
         ("step", lambda c: c.apply_gradients(gradients=gradient(1e30))),
     ],
 )
@@ -126,9 +126,9 @@ def test_consecutive_bad_steps_are_diagnosed_by_the_first_bad_quantity(quantity,
     assert copies.apply_gradients(gradients=gradient(1.0)).diagnose(max_bad_steps=3) is None
 
 
-def test_steps_with_apply_false_do_not_change_the_bad_step_counters():
+def test_steps_that_are_not_enabled_do_not_change_the_bad_step_counters():
     copies = made().apply_gradients(gradients=gradient(NAN))
-    kept = copies.apply_gradients(gradients=gradient(1.0), apply=False)
+    kept = copies.apply_gradients(gradients=gradient(1.0), enabled=False)
     assert (int(kept.skipped), int(kept.guard.in_a_row)) == (1, 1) and same(kept.online, copies.online)
     nothing = copies.apply_gradients()
     assert (int(nothing.skipped), int(nothing.guard.in_a_row)) == (2, 1)
@@ -242,7 +242,7 @@ def test_newest_weights_are_the_shared_ones_if_there_are_any():
 def test_compiled_scanned_and_donated_steps_give_the_eager_numbers():
     def step(copies):
         copies, found = copies.train_and_sync(squared, INPUTS, GOALS, clip=1.0)
-        return copies.follow(updates=1), found.loss
+        return copies.follow(updates=1), found.terms["loss"]
 
     start = made(Follow(0.3, period=2), shared=True, optimizer=ADAM)
     eager = start

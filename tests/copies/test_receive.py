@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyak.copies.network_copies import Shared
 from polyak.copies.receive import Push, Senders, receive, worker_copies
+from polyak.copies.shared import Shared
 from polyak.ops.gradient_step import rmsprop
 from tests.copies.line import ADAM, INF, NAN, SGD, gradient, made, same, w
 
@@ -185,6 +185,6 @@ def test_a_worker_pulls_the_shared_weights_and_neither_optimizer_nor_other_copie
     pulled = worker_copies(copies)
     assert same(pulled.online, copies.shared.variables) and int(pulled.version) == 1
     assert pulled.names == ("online",) and pulled.optimizer is None
-    assert len(jax.tree.leaves(pulled)) == len(jax.tree.leaves(pulled.online)) + 4
+    assert len(jax.tree.leaves(pulled)) == len(jax.tree.leaves(pulled.online)) + 5
     with pytest.raises(ValueError, match="worker_copies needs a shared copy, got the copies online"):
         worker_copies(pulled)

@@ -21,13 +21,13 @@ def test_training_returns_the_loss_before_the_step_and_leaves_the_target_unchang
     stepped, found = copies.train_and_sync(squared, INPUTS, GOALS, weights, clip=0.5)
     out = INPUTS.sum(1)
     errors = out - GOALS
-    assert float(found.parts["squared"]) == pytest.approx(float(jnp.mean(weights * errors**2)))
-    assert float(found.loss) == pytest.approx(float(sum(found.parts.values())))
-    np.testing.assert_allclose(found.extras["out"], out)
+    assert float(found.terms["squared"]) == pytest.approx(float(jnp.mean(weights * errors**2)))
+    assert float(found.terms["loss"]) == pytest.approx(float(found.terms["squared"] + found.terms["absolute"]))
+    np.testing.assert_allclose(found.terms["out"], out)
     slope = weights * (2 * errors + 0.1 * jnp.sign(errors)) / 4
     wanted = {"w": jnp.sum(slope[:, None] * INPUTS, 0), "b": slope.sum()}
     norm = float(global_norm(wanted))
-    assert float(found.gradient_norm) == pytest.approx(norm) and norm > 0.5 and bool(found.applied)
+    assert float(found.terms["grad_norm"]) == pytest.approx(norm) and norm > 0.5 and bool(found.applied)
     np.testing.assert_allclose(stepped.online.params["w"], 1 - 0.1 * wanted["w"] * 0.5 / norm, rtol=1e-5)
     assert same(stepped.target, copies.target)
     assert int(stepped.online.stats["calls"]) == 1
@@ -46,13 +46,13 @@ def test_training_on_non_finite_inputs_changes_neither_weights_nor_statistics():
 def test_non_finite_statistics_skip_the_step_and_are_diagnosed():
     copies = made(network=Line(bad_mean=True))
     stepped, found = copies.train_and_sync(squared, INPUTS, GOALS)
-    assert not bool(found.applied) and np.isfinite(found.loss) and same(stepped.online, copies.online)
+    assert not bool(found.applied) and np.isfinite(found.terms["loss"]) and same(stepped.online, copies.online)
     assert "infinite is 'statistics'" in stepped.diagnose(max_bad_steps=1)
 
 
 def test_loss_that_is_not_one_value_per_sample_raises():
     with pytest.raises(ValueError, match=r"loss part 'sum' must have one value per sample, shape \[B\], got \[\]"):
-        made().train_and_sync(lambda out, _: ({"sum": out.sum()}, ()), INPUTS, GOALS)
+        made().train_and_sync(lambda out, _: ({"sum": out.sum()}, {}), INPUTS, GOALS)
     with pytest.raises(ValueError, match=r"\[3\] \(that of importance_weights\), got \[4\]"):
         made().train_and_sync(squared, INPUTS, GOALS, jnp.ones(3))
 
@@ -90,7 +90,7 @@ def test_batch_normalization_works_end_to_end():
         trained, first = step(copies)
         for _ in range(30):
             trained, found = step(trained)
-        assert float(found.loss) < float(first.loss)
+        assert float(found.terms["loss"]) < float(first.terms["loss"])
         np.testing.assert_allclose(trained.online.stats["norm"]["mean"], INPUTS.mean(0), rtol=1e-3)
         np.testing.assert_array_equal(trained.target.stats["norm"]["mean"], mean)
         followed = trained.follow(updates=1)

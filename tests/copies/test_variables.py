@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import Shared, cast_like, describe_variables, target_storage
+from polyak.copies.network_copies import cast_like, describe_variables, target_storage
+from polyak.copies.shared import Shared
 from polyak.core.types import Variables
 
 NARROW = Variables({"w": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.zeros(2, jnp.float16), "calls": jnp.array(1, jnp.int32)})
@@ -27,7 +28,7 @@ def test_soft_targets_are_stored_in_float32_and_cast_to_the_network_dtype(follow
 
 
 def test_a_shared_copy_has_buffers_of_its_own():
-    shared = Shared.init(NARROW, ()).with_stats(NARROW.stats)
+    shared = Shared.init(NARROW, ())
     pairs = zip(jax.tree.leaves(shared.variables), jax.tree.leaves(NARROW), strict=True)
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
 

@@ -10,8 +10,7 @@ import optax
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.copies.loss_gradients import loss_gradients
-from polyak.copies.workers import pull, push, staleness, synchronous_round
+from polyak.copies.workers import synchronous_round
 from polyak.networks.adapters import FlaxNNX
 from tests.copies.line import ADAM, GOALS, INPUTS, SGD, gradient, made, normalized, same, squared, w
 
@@ -45,17 +44,17 @@ def test_asynchronous_workers_give_the_published_numbers(shared_optimizer):
         return gradient(w(worker.online))
 
     of_a, of_b = own_gradient(a), own_gradient(b)
-    a, shared = push(a, shared, of_a)
-    a = pull(a, shared)
+    a, shared = a.push(shared, of_a)
+    a = a.pull(shared)
     assert w(a.online) == pytest.approx(0.9)
-    assert int(staleness(b, shared)) == 1
-    b, shared = push(b, shared, of_b)
-    b = pull(b, shared)
+    assert int(b.staleness(shared)) == 1
+    b, shared = b.push(shared, of_b)
+    b = b.pull(shared)
     assert w(b.online) == pytest.approx(0.8)
     of_a, of_b = own_gradient(a), own_gradient(b)
-    a, shared = push(a, shared, of_a)
+    a, shared = a.push(shared, of_a)
     assert w(shared.variables) == pytest.approx(0.71)
-    b, shared = push(b, shared, of_b)
+    b, shared = b.push(shared, of_b)
     assert w(shared.variables) == pytest.approx(0.63) and int(shared.version) == 4
 
 
@@ -115,23 +114,23 @@ def test_non_finite_gradient_of_a_worker_is_excluded_from_the_round():
 def test_stale_push_is_dropped_and_counted(shared_optimizer):
     (a, b), shared = workers_of(2, optimizer=optax.adam(0.1), shared_optimizer=shared_optimizer)
     for _ in range(3):
-        a, shared = push(a, shared, gradient(1.0), max_staleness=10)
+        a, shared = a.push(shared, gradient(1.0), max_staleness=10)
     before = shared
-    late = jax.jit(lambda b, shared: push(b, shared, gradient(1.0), max_staleness=2))
+    late = jax.jit(lambda b, shared: b.push(shared, gradient(1.0), max_staleness=2))
     after, shared = late(b, shared)
     assert same(shared.variables, before.variables) and same(after.optimizer_state, b.optimizer_state)
     assert same(shared.optimizer_state, before.optimizer_state)
     assert (int(shared.dropped), int(shared.version), int(after.skipped)) == (1, 3, 0)
-    _, shared = late(pull(b, shared), shared)
+    _, shared = late(b.pull(shared), shared)
     assert (int(shared.dropped), int(shared.version)) == (1, 4)
 
 
 def test_push_of_another_tree_raises_and_changes_nothing():
     (a,), shared = workers_of(1)
     with pytest.raises(ValueError, match=r"leaf 'w': gradients is float32\[3\], params is float32\[2\]"):
-        push(a, shared, {"w": jnp.ones(3), "b": jnp.zeros(())})
+        a.push(shared, {"w": jnp.ones(3), "b": jnp.zeros(())})
     with pytest.raises(ValueError, match="max_staleness must be an integer >= 0"):
-        push(a, shared, gradient(1.0), max_staleness=-1)
+        a.push(shared, gradient(1.0), max_staleness=-1)
     with pytest.raises(ValueError, match="one gradient tree per worker, got 1 workers, 2 gradients"):
         synchronous_round([a], shared, [gradient(1.0)] * 2)
 
@@ -161,17 +160,17 @@ def test_round_averages_the_statistics_of_the_included_workers():
 
 def test_push_replaces_the_statistics_unless_it_is_skipped():
     (a, b), shared = workers_of(2)
-    a, one = push(a, shared, gradient(1.0), stats=mean_and_calls(2.0, 1))
+    a, one = a.push(shared, gradient(1.0), stats=mean_and_calls(2.0, 1))
     assert float(one.variables.stats["mean"]) == 2.0
-    _, stale = push(b, one, gradient(1.0), stats=mean_and_calls(9.0, 9), max_staleness=0)
+    _, stale = b.push(one, gradient(1.0), stats=mean_and_calls(9.0, 9), max_staleness=0)
     assert same(stale.variables, one.variables) and int(stale.dropped) == 1
     for bad in ({"gradients": gradient(float("nan"))}, {"stats": mean_and_calls(float("nan"), 9)}):
-        rejected, after = push(b, one, **({"gradients": gradient(1.0), "stats": mean_and_calls(9.0, 9)} | bad))
+        rejected, after = b.push(one, **({"gradients": gradient(1.0), "stats": mean_and_calls(9.0, 9)} | bad))
         assert same(after, one) and int(rejected.skipped) == 1
-    pulled = pull(b, one)
+    pulled = b.pull(one)
     assert float(pulled.online.stats["mean"]) == 2.0
-    with pytest.raises(ValueError, match=r"push: leaf 'mean': statistics is float32\[2\], shared is float32\[\]"):
-        push(a, one, gradient(1.0), stats=mean_and_calls([1.0, 2.0], 1))
+    with pytest.raises(ValueError, match=r"apply_gradients: leaf 'mean': statistics is float32\[2\], shared is float32\[\]"):
+        a.push(one, gradient(1.0), stats=mean_and_calls([1.0, 2.0], 1))
 
 
 def normalized_workers(count, **options):
@@ -189,7 +188,8 @@ def lenient():
 @jax.jit
 def trained_part(worker, inputs, goals):
     with lenient():
-        return loss_gradients(worker.network, worker.online, squared, inputs, goals)[1:]
+        gradients, aux = worker.compute_gradients(squared, inputs, goals)
+        return gradients, aux.stats
 
 
 @jax.jit
@@ -242,5 +242,5 @@ def test_workers_with_batch_norm_on_equal_batches_equal_the_large_batch():
 
 def test_accumulated_gradients_can_be_pushed():
     (a,), shared = workers_of(1, optimizer=SGD)
-    _, shared = push(a.accumulate(gradient(1.0)).accumulate(gradient(2.0)), shared)
+    _, shared = a.accumulate(gradient(1.0)).accumulate(gradient(2.0)).push(shared)
     assert w(shared.variables) == pytest.approx(0.7)

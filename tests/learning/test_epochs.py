@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
+from polyak.core.types import Variables
 from polyak.learning.batch import Batch
 from polyak.learning.epochs import epoch_seeds, mean_terms, shuffled_minibatches, train_epochs
 from polyak.loops.loop import ENVS, mesh_over
-from polyak.ops.gradient_step import QUANTITIES, StepLog
+from polyak.ops.gradient_step import QUANTITIES, Aux, StepLog
+from tests.copies.line import made
 
 KEY = jax.random.key(2)
 NUM_STEPS, NUM_ENVS = 4, 2
@@ -27,7 +29,12 @@ SGD = optax.chain(optax.trace(0.0), optax.scale_by_schedule(lambda step: -0.1))
 def distance(params, batch):
     """The weighted mean of (p - advantage)² / 2, whose least value is at the mean advantage."""
     error = jnp.where(batch.weight > 0, params[0] - batch.advantage, 0.0)
-    return jnp.sum(0.5 * batch.weight * jnp.square(error)), {"total": jnp.sum(batch.weight)}
+    return jnp.sum(0.5 * batch.weight * jnp.square(error)), Aux({"total": jnp.sum(batch.weight)})
+
+
+def copies_of(params):
+    copies = dataclasses.replace(made(optimizer=None), online=Variables(params))
+    return copies.with_optimizer_state(SGD)
 
 
 def batch_of(advantage, weight):
@@ -48,12 +55,10 @@ def run(
     early_stop=None,
     num_microbatches=1,
 ):
-    params = jnp.array([start], jnp.float32)
-    after, state, log = train_epochs(
+    after, log = train_epochs(
+        copies_of(jnp.array([start], jnp.float32)),
         distance,
         SGD,
-        params,
-        SGD.init(params),
         make_batch or (lambda params: batch_of(advantage, weight)),
         KEY,
         num_epochs=epochs,
@@ -66,7 +71,9 @@ def run(
         is_elementwise=False,
         axis_name=None,
     )
-    return float(after[0]), int(state[1].count), log
+    count = int(after.optimizer_state[1].count)
+    assert count == int(after.steps)
+    return float(after.online.params[0]), count, log
 
 
 def minibatches(num_minibatches, epochs):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.core.checks import check_unset
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     ActorCriticCopies,
     check_copies,
@@ -42,12 +42,11 @@ from polyak.learning.off_policy import (
     diagnose_off_policy,
     partition_by_env,
     target_follow,
-    train_copies,
 )
 from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import StepLog, check_optimizer, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, check_optimizer, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import WarmUp
@@ -224,7 +223,7 @@ class DDPG:
         actor_step = optimizer_of(self, state.env_steps, self.actor_learning_rate)
 
         def train_step(
-            copies: ActorCriticCopies, batch: Transition, key: PRNGKeyArray, due: Bool[Array, ""]
+            copies: ActorCriticCopies, batch: Transition, key: PRNGKeyArray, enabled: Bool[Array, ""]
         ) -> tuple[ActorCriticCopies, StepLog]:
             actor, critics = copies.actor, copies.critics
             loss = partial(
@@ -234,9 +233,9 @@ class DDPG:
                 target_actor=actor.variables("target"),
                 key=key,
             )
-            critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
+            critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
             actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
-            actor, actor_log = train_copies(actor, actor_loss, actor_step, batch, due=due, axis_name=axis_name)
+            actor, actor_log = actor.train(actor_loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
             actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
             applied = critic_log.applied.astype(jnp.uint32)
             average = update_average(self.ema_tau, copies.average, actor.online, critic_log.applied)
@@ -255,7 +254,7 @@ class DDPG:
         target: Variables,
         target_actor: Variables,
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """L(θ) of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
 
         Args:
@@ -269,7 +268,7 @@ class DDPG:
         q = q_values(self._critics, dataclasses.replace(critics, params=params), batch.obs, batch.action, dropout_key)
         td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
         loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
-        return loss, critic_terms(q, td_error, batch.weight)
+        return loss, Aux(critic_terms(q, td_error, batch.weight))
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
@@ -281,7 +280,7 @@ class DDPG:
 
     def actor_loss(
         self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """-J(φ) of a batch whose weights sum to 1; no terms.
 
         With `max_dqda` the loss is -Σ clip(∇_a Q) · π_φ(s), whose gradient is the clipped one.
@@ -299,11 +298,11 @@ class DDPG:
 
         bound = self.max_dqda
         if bound is None:
-            return -weighted_sum(q_values(self._critics, critics, batch.obs, action)[:, 0], batch.weight), {}
+            return -weighted_sum(q_values(self._critics, critics, batch.obs, action)[:, 0], batch.weight), Aux({})
         dqda = jax.lax.stop_gradient(jax.grad(sum_of_q)(action))
         products = jax.tree.map(lambda g, a: jnp.clip(g, -bound, bound) * a, dqda, action)
         each = jnp.concatenate([x.reshape(x.shape[0], -1) for x in jax.tree.leaves(products)], axis=1)
-        return -weighted_sum(jnp.sum(each, axis=1), batch.weight), {}
+        return -weighted_sum(jnp.sum(each, axis=1), batch.weight), Aux({})
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True, is_deterministic=True)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import (
@@ -33,7 +33,7 @@ from polyak.learning.q_learning import (
 )
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.q_network import check_q_network, q_network_or_default
-from polyak.ops.gradient_step import check_optimizer
+from polyak.ops.gradient_step import Aux, check_optimizer
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
@@ -200,7 +200,7 @@ class DQN:
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """The loss of a batch whose weights sum to 1, and its terms; `priority` is |δ| of each sample.
 
         Args:
@@ -218,7 +218,7 @@ class DQN:
             "q": weighted_sum(jax.lax.stop_gradient(q), batch.weight),
             "priority": size,
         }
-        return weighted_sum(huber(td_error, self.huber_delta), batch.weight), terms
+        return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(terms)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None

@@ -38,6 +38,8 @@ from polyak.ops import losses
 from polyak.ops.distributions import Distribution
 from polyak.ops.gradient_step import (
     ADAM_SETTINGS,
+    Aux,
+    Guard,
     StepLog,
     accumulate,
     check_optimizer,
@@ -72,12 +74,13 @@ class PPOState:
     """Everything that training changes.
 
     Attributes:
-        copies: of the network: online, and with `ema_tau` a target; with the optimizer state and the counts of skipped steps.
+        copies: the network: online, and with `ema_tau` a target; with the optimizer's state.
         obs_normalizer: running statistics of the observations, or None.
         reward_scaler: running statistics that rewards are divided by, or None.
         kl_beta: β of the KL penalty, or None.
         env_steps: valid transitions learned from; schedules are functions of it.
         updates: rollouts learned from.
+        guard: counts of skipped gradient steps.
     """
 
     copies: NetworkCopies
@@ -86,6 +89,7 @@ class PPOState:
     kl_beta: Float[Array, ""] | None
     env_steps: UInt32[Array, ""]
     updates: UInt32[Array, ""]
+    guard: Guard
 
 
 @struct
@@ -246,6 +250,7 @@ class PPO:
             kl_beta=None if self.kl_beta is None else jnp.array(self.kl_beta, jnp.float32, copy=True),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
+            guard=Guard.init(),
         )
 
     def check(self, num_envs: int, devices: int = 1) -> None:
@@ -328,11 +333,10 @@ class PPO:
         data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
         online = state.copies.online
         loss_fn = partial(self.loss, variables=online, env_steps=state.env_steps, kl_beta=state.kl_beta, axis_name=axis_name)
-        params, optimizer_state, log = train_epochs(
+        copies, log = train_epochs(
+            state.copies,
             loss_fn,
             optimizer_of(self, state.env_steps),
-            online.params,
-            state.copies.optimizer_state,
             partial(self._epoch_batch, state, rollout, batch),
             key,
             num_epochs=self.num_epochs,
@@ -348,21 +352,22 @@ class PPO:
 
         # Statistics are updated last, so that all epochs see the numbers that the policy acted on.
         counts = ((weight > 0) & data_is_finite).astype(jnp.float32)
-        new_online = dataclasses.replace(online, params=params)
         full_batch, _ = normalize_minibatches(batch, jnp.arange(len(batch.weight))[None], self.normalize_advantage, axis_name)
-        kl = self._mean_kl(new_online, full_batch, axis_name)
+        kl = self._mean_kl(copies.online, full_batch, axis_name)
+        skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
         new_state = PPOState(
-            copies=self._update_copies(state.copies, new_online, optimizer_state, log, bad_data),
+            copies=copies if self.ema_tau is None else copies.update_target(self.ema_tau),
             obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
             reward_scaler=state.reward_scaler and state.reward_scaler.update(rollout, counts, self.gamma, axis_name),
             kl_beta=self._adapt_kl_beta(state.kl_beta, kl, log),
             env_steps=saturating_add(state.env_steps, losses.sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
             updates=saturating_add(state.updates, jnp.uint32(1)),
+            guard=state.guard.after_update(skipped, applied, flag_quantities(bad_data) | log.bad.any((0, 1))),
         )
         metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": Mean.of(kl)}
         if self.histograms:
             parts = self._num_microbatches(batch, 1, axis_name)
-            metrics |= update_histograms(loss_fn, full_batch, online.params, params, parts, axis_name)
+            metrics |= update_histograms(loss_fn, full_batch, online.params, copies.online.params, parts, axis_name)
         return new_state, metrics
 
     def loss(
@@ -374,7 +379,7 @@ class PPO:
         env_steps: UInt32[Array, ""],
         kl_beta: Float[Array, ""] | None = None,
         axis_name: str | None = None,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """The loss of a minibatch, and its terms; those of its parts add up to those of the whole.
 
         Args:
@@ -419,7 +424,7 @@ class PPO:
         loss = sum((*kl_terms.values(), *l2_terms.values()), loss)
         if l2_terms:
             l2_terms["l2_loss"] = sum(l2_terms.values(), jnp.float32(0.0))
-        return loss, terms | kl_terms | l2_terms
+        return loss, Aux(terms | kl_terms | l2_terms)
 
     def _make_batch(
         self, state: PPOState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
@@ -513,21 +518,6 @@ class PPO:
         assert self.target_kl is not None, "asked for with target_kl only"
         return terms["approx_kl"] > 1.5 * self.target_kl
 
-    def _update_copies(
-        self,
-        copies: NetworkCopies,
-        online: Variables,
-        optimizer_state: PyTree,
-        log: StepLog,
-        bad_data: Mapping[str, Bool[Array, ""]],
-    ) -> NetworkCopies:
-        """The copies after the epochs; the target follows."""
-        bad = flag_quantities(bad_data) | log.bad.any((0, 1))
-        skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
-        guard = copies.guard.after_update(skipped, applied, bad)
-        copies = dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard)
-        return copies if self.ema_tau is None else copies.update_target(self.ema_tau)
-
     def _adapt_kl_beta(self, beta: Float[Array, ""] | None, kl: Float[Array, ""], log: StepLog) -> Float[Array, ""] | None:
         if beta is None:
             return None
@@ -541,7 +531,6 @@ class PPO:
         max_grad_norm = self.max_grad_norm if self.optimizer is None else None
         clipped = norm if max_grad_norm is None else jnp.minimum(norm, max_grad_norm)
         of_all, of_last = mean_terms(dataclasses.replace(log, terms=log.terms | {"grad_norm_clipped": clipped}))
-        guard = new_state.copies.guard
         metrics: Metrics = {f"train/{name}": mean for name, mean in of_all.items()}
         metrics |= {f"train/last_epoch/{name}": mean for name, mean in of_last.items()}
         metrics |= {
@@ -549,7 +538,7 @@ class PPO:
                 losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name)
             ),
             "train/n_updates": new_state.updates,
-            **guard.metrics(),
+            **new_state.guard.metrics(),
         }
         if self.optimizer is None:
             metrics["train/learning_rate"] = value_at(self.learning_rate, state.env_steps)

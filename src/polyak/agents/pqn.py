@@ -13,7 +13,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
@@ -23,6 +23,8 @@ from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_de
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
 from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import (
+    Aux,
+    Guard,
     StepLog,
     check_optimizer,
     check_optimizer_state,
@@ -47,16 +49,18 @@ class PQNState:
     """Everything that training changes.
 
     Attributes:
-        copies: of the network: online; with the optimizer state and the counts of skipped steps.
+        copies: the network: online, with the optimizer's state.
         obs_normalizer: running statistics of the observations, or None.
         env_steps: valid transitions learned from; schedules are functions of it.
         updates: rollouts learned from.
+        guard: counts of skipped gradient steps.
     """
 
     copies: NetworkCopies
     obs_normalizer: ObsNormalizer | None
     env_steps: UInt32[Array, ""]
     updates: UInt32[Array, ""]
+    guard: Guard
 
 
 @struct
@@ -131,7 +135,7 @@ class PQN:
         check_q_network(self._network, copies.online, self.spec)
         env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
         normalizer = ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None
-        return PQNState(copies.with_optimizer_state(optimizer_of(self)), normalizer, env_steps, updates)
+        return PQNState(copies.with_optimizer_state(optimizer_of(self)), normalizer, env_steps, updates, Guard.init())
 
     def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that rollouts of this number of environments (on each device) can be split into minibatches.
@@ -181,11 +185,10 @@ class PQN:
         rollout, copies, optimizer = self._combine(as_arrays(rollout)), state.copies, optimizer_of(self, state.env_steps)
         check_optimizer_state(optimizer, copies.online.params, copies.optimizer_state)
         batch, bad = self._make_batch(state, rollout, axis_name)
-        params, optimizer_state, log = train_epochs(
+        copies, log = train_epochs(
+            copies,
             partial(self.loss, variables=copies.online),
             optimizer,
-            copies.online.params,
-            copies.optimizer_state,
             lambda params: batch,
             key,
             num_epochs=self.num_epochs,
@@ -204,19 +207,15 @@ class PQN:
         valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
         counts = rollout.valid & finite_rows(rollout.obs, 2)
         new_state = PQNState(
-            copies=dataclasses.replace(
-                copies,
-                online=dataclasses.replace(copies.online, params=params),
-                optimizer_state=optimizer_state,
-                guard=copies.guard.after_update(skipped, applied, bad | log.bad.any((0, 1))),
-            ),
+            copies=copies,
             obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
             env_steps=saturating_add(state.env_steps, valid),
             updates=saturating_add(state.updates, jnp.uint32(1)),
+            guard=state.guard.after_update(skipped, applied, bad | log.bad.any((0, 1))),
         )
         return new_state, self._metrics(state, new_state, log)
 
-    def loss(self, params: PyTree, batch: Batch, *, variables: Variables) -> tuple[Float[Array, ""], Terms]:
+    def loss(self, params: PyTree, batch: Batch, *, variables: Variables) -> tuple[Float[Array, ""], Aux]:
         """The loss of a minibatch whose weights sum to 1, and its terms.
 
         Args:
@@ -227,7 +226,7 @@ class PQN:
         q = of_action(q, batch.action)
         td_error = batch.value_target - q
         terms = {"td_error": weighted_sum(jnp.abs(td_error), batch.weight), "q": weighted_sum(q, batch.weight)}
-        return weighted_sum(jnp.square(td_error), batch.weight), terms
+        return weighted_sum(jnp.square(td_error), batch.weight), Aux(terms)
 
     def lambda_returns(self, variables: Variables, rollout: Rollout) -> Float[Array, "T B"]:
         """G of each row: Peng's Q(λ), which is TD(λ) with the value max_a Q(s, a) over the allowed actions."""
@@ -276,11 +275,10 @@ class PQN:
 
     def _metrics(self, state: PQNState, new_state: PQNState, log: StepLog) -> Metrics:
         of_all, _ = mean_terms(log)
-        guard = new_state.copies.guard
         metrics: Metrics = {f"train/{name}": mean for name, mean in of_all.items()}
         metrics |= {
             "train/n_updates": new_state.updates,
-            **guard.metrics(),
+            **new_state.guard.metrics(),
             "rollout/exploration_rate": self._exploration_rate(state),
         }
         if self.optimizer is None:

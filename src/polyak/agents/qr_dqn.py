@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.learning.normalizers import check_normalizers
 from polyak.learning.off_policy import REPLAY_FIELD, OffPolicyState, check_off_policy, diagnose_off_policy, partition_by_env
@@ -26,7 +26,7 @@ from polyak.learning.q_learning import (
     update_q,
 )
 from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
-from polyak.ops.gradient_step import check_optimizer
+from polyak.ops.gradient_step import Aux, check_optimizer
 from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.value_distributions import midpoints, quantile_huber_loss
@@ -190,7 +190,7 @@ class QRDQN:
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """The loss of a batch whose weights sum to 1, and its terms; `priority` is the loss of each sample.
 
         Args:
@@ -209,7 +209,7 @@ class QRDQN:
             "q": weighted_sum(q, batch.weight),
             "priority": jax.lax.stop_gradient(losses),
         }
-        return weighted_sum(losses, batch.weight), terms
+        return weighted_sum(losses, batch.weight), Aux(terms)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import Discrete, EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
+from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     check_copies,
     check_critics,
@@ -42,7 +42,7 @@ from polyak.learning.soft_actor import (
 )
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import check_optimizer
+from polyak.ops.gradient_step import Aux, check_optimizer
 from polyak.ops.losses import of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.policies.exploration import WarmUp
@@ -227,7 +227,7 @@ class SAC:
         actor: Variables,
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """J_Q of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
 
         Args:
@@ -245,7 +245,7 @@ class SAC:
             q = of_action(jnp.swapaxes(q, 1, 2), batch.action)
         td_error = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)[:, None] - q
         loss = weighted_sum(jnp.sum(0.5 * jnp.square(td_error), axis=1), batch.weight)
-        return loss, critic_terms(q, td_error, batch.weight)
+        return loss, Aux(critic_terms(q, td_error, batch.weight))
 
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
@@ -266,7 +266,7 @@ class SAC:
         critics: Variables,
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """J_π of a batch whose weights sum to 1, and its terms.
 
         Args:
@@ -281,7 +281,7 @@ class SAC:
         q = q_values(networks_of(self)[1], critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
         q = jnp.min(q, axis=1) if self.subset is None else jnp.mean(q, axis=1)
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
-        return loss, {"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)}
+        return loss, Aux({"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)})
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         return NetworkPolicy(actor, state.normalizers.obs, networks_of(self)[0], self.spec, squash=True)

@@ -13,7 +13,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_unset
 from polyak.core.spaces import Box, EnvSpec, Leaf, check_env_spec, leaf_spaces, map_space
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     ActorCriticCopies,
     check_copies,
@@ -46,12 +46,11 @@ from polyak.learning.off_policy import (
     diagnose_off_policy,
     partition_by_env,
     target_follow,
-    train_copies,
 )
 from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import StepLog, check_optimizer, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, check_optimizer, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import WarmUp
@@ -236,7 +235,7 @@ class TD3:
         actor_step = optimizer_of(self, state.env_steps, self.actor_learning_rate)
 
         def train_step(
-            copies: ActorCriticCopies, batch: Transition, key: PRNGKeyArray, due: Bool[Array, ""]
+            copies: ActorCriticCopies, batch: Transition, key: PRNGKeyArray, enabled: Bool[Array, ""]
         ) -> tuple[ActorCriticCopies, StepLog]:
             actor, critics = copies.actor, copies.critics
             loss = partial(
@@ -246,13 +245,13 @@ class TD3:
                 target_actor=actor.variables("target"),
                 key=key,
             )
-            critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
+            critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
             applied = critic_log.applied.astype(jnp.uint32)
             critics = critics.follow(updates=applied)
             loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
 
-            def train_actor(actor: NetworkCopies, due: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
-                return train_copies(actor, loss, actor_step, batch, due=due, axis_name=axis_name)
+            def train_actor(actor: NetworkCopies, enabled: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
+                return actor.train(loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
 
             actor, actor_log = train_in_turn(self.policy_delay, critics, critic_log, train_actor, actor)
             actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
@@ -272,7 +271,7 @@ class TD3:
         target: Variables,
         target_actor: Variables,
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """L(θ) of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
 
         Args:
@@ -286,7 +285,7 @@ class TD3:
         q = q_values(self._critics, dataclasses.replace(critics, params=params), batch.obs, batch.action, dropout_key)
         td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
         loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
-        return loss, critic_terms(q, td_error, batch.weight)
+        return loss, Aux(critic_terms(q, td_error, batch.weight))
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
@@ -300,7 +299,7 @@ class TD3:
 
     def actor_loss(
         self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """-J(φ) of a batch whose weights sum to 1; no terms.
 
         Args:
@@ -311,7 +310,7 @@ class TD3:
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
         action = deterministic_action(self._actor, actor, batch.obs, self.spec)
         q = q_values(self._critics, critics, batch.obs, action)
-        return -weighted_sum(q[:, 0] if self.subset is None else jnp.mean(q, axis=1), batch.weight), {}
+        return -weighted_sum(q[:, 0] if self.subset is None else jnp.mean(q, axis=1), batch.weight), Aux({})
 
     def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
         """The actions with clipped noise, inside the bounds."""

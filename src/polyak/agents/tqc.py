@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Network, PyTree, Scalar, Terms, Variables
+from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     check_copies,
     check_critics,
@@ -40,7 +40,7 @@ from polyak.learning.soft_actor import (
 )
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import check_optimizer
+from polyak.ops.gradient_step import Aux, check_optimizer
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.value_distributions import midpoints, quantile_huber_loss
@@ -237,7 +237,7 @@ class TQC:
         actor: Variables,
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """J_Z of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
 
         Args:
@@ -256,7 +256,7 @@ class TQC:
         each = jax.vmap(lambda theta: quantile_huber_loss(theta, tau, targets, self.huber_delta), 1, 1)(quantiles)
         loss = weighted_sum(jnp.sum(each, axis=1) / self.num_quantiles, batch.weight)
         q = jnp.mean(quantiles, axis=2)
-        return loss, critic_terms(q, jnp.mean(targets, axis=1, keepdims=True) - q, batch.weight)
+        return loss, Aux(critic_terms(q, jnp.mean(targets, axis=1, keepdims=True) - q, batch.weight))
 
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
@@ -280,7 +280,7 @@ class TQC:
         critics: Variables,
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """J_π of a batch whose weights sum to 1, and its terms.
 
         Args:
@@ -295,7 +295,7 @@ class TQC:
         quantiles = q_values(networks_of(self)[1], critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
         q = jnp.mean(quantiles, axis=(1, 2))
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
-        return loss, {"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)}
+        return loss, Aux({"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)})
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         return NetworkPolicy(actor, state.normalizers.obs, networks_of(self)[0], self.spec, squash=True)

@@ -9,7 +9,7 @@ import optax
 from polyak.copies.follow import Follow
 from polyak.core.types import Network, PyTree
 
-LOSS_RESULT = "loss_fn must return (parts, extras): a dict of the loss terms, each [B], and any auxiliary output"
+LOSS_RESULT = "loss_fn must return (parts, others): a dict of the parts of the loss, each [B], and a dict of other arrays"
 
 
 def check_create(name: str, network: Any, optimizer: Any, target: Any, online: Any, shared: Any) -> None:
@@ -46,19 +46,20 @@ def split_requests(requests: Any) -> tuple[tuple[str, ...], list[PyTree]]:
     return tuple(name for name, _ in requests), [inputs for _, inputs in requests]
 
 
-def check_loss_result(result: Any) -> tuple[dict[str, jax.Array], PyTree]:
-    """The parts and extras that a loss function has returned.
+def check_loss_result(result: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """The parts and the other arrays that a loss function has returned.
 
     Raises:
         TypeError: it has returned something else, such as a scalar.
         ValueError: there is no part.
     """
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    if not (is_pair and all(isinstance(arrays, Mapping) for arrays in result)):
         raise TypeError(f"{LOSS_RESULT}, got {_kinds(result)}")
-    parts, extras = result
+    parts, others = result
     if not parts:
         raise ValueError(f"{LOSS_RESULT}, got no part")
-    return dict(parts), extras
+    return dict(parts), dict(others)
 
 
 def _kinds(value: Any) -> str:

@@ -1,63 +1,41 @@
 """The online, target and shared copies of one network: target updates, gradient steps and training."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.copies.accumulated import Accumulated
 from polyak.copies.arguments import check_create, split_requests
 from polyak.copies.follow import Follow, FollowState
-from polyak.copies.loss_gradients import Loss, TrainStepResult, loss_gradients, predict_all
+from polyak.copies.outputs import OutputLoss, loss_of_outputs, predict_all
+from polyak.copies.shared import Shared
 from polyak.core.checks import check_choice, check_integer, check_key, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.suggestions import unknown_name
 from polyak.core.tree_check import check_same_tree
-from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
+from polyak.core.types import Network, PyTree, Scalar, Terms, Variables, copy_buffers
 from polyak.ops.gradient_step import (
+    Aux,
     Guard,
+    LossFn,
+    StepLog,
     all_finite,
     apply_gradient,
     clip_to_norm,
+    compute_gradient,
     describe_skips,
-    flag_quantities,
     global_norm,
     in_float32,
+    non_finite,
 )
 from polyak.ops.schedules import saturating_add
 from polyak.ops.updates import Tau, soft_update, soft_update_if_valid
-
-
-@struct
-class Shared:
-    """The copy that several workers train.
-
-    Attributes:
-        variables: the weights and statistics.
-        optimizer_state: of the one optimizer, or `()` where each worker has its own.
-        version: gradient steps applied.
-        dropped: pushes dropped because they were too stale.
-    """
-
-    variables: Variables
-    optimizer_state: PyTree
-    version: UInt32[Array, ""]
-    dropped: UInt32[Array, ""]
-
-    @classmethod
-    def init(cls, variables: Variables, optimizer_state: PyTree) -> "Shared":
-        """Copy these into new buffers, with all counters 0."""
-        return cls(copy_buffers(variables), optimizer_state, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
-
-    def with_stats(self, stats: PyTree) -> "Shared":
-        """Replace the statistics by a copy of these."""
-        variables = dataclasses.replace(self.variables, stats=jax.tree.map(lambda x: jnp.array(x, copy=True), stats))
-        return dataclasses.replace(self, variables=variables)
 
 
 @struct
@@ -78,6 +56,7 @@ class NetworkCopies:
         online_follow: how the online copy follows the shared one by `follow`, or None.
         online_count: the counters of `online_follow`.
         version: the shared copy's version when the online copy was last pulled from it.
+        steps: gradient steps applied.
         guard: counts of skipped gradient steps: NaN or infinity in the loss, gradient, statistics or result, or no gradient
             accumulated.
         shared_optimizer: True if the optimizer's state is stored with the shared copy.
@@ -96,6 +75,7 @@ class NetworkCopies:
     online_follow: Follow | None
     online_count: FollowState | None
     version: UInt32[Array, ""]
+    steps: UInt32[Array, ""]
     guard: Guard
     shared_optimizer: bool = static(default=False)
     name: str = static(default="network")
@@ -144,10 +124,9 @@ class NetworkCopies:
         Raises:
             ValueError: the trees differ.
         """
-        self._check_optimizer()
         check_same_tree(variables, self.online, "restart", sides=("weights", "online"))
         fresh, rules = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
-        copies = _fresh(self.network, self.optimizer, fresh, rules, self.shared is not None, self.shared_optimizer, self.name)
+        copies = _fresh(self.network, self._optimizer, fresh, rules, self.shared is not None, self.shared_optimizer, self.name)
         if copies.target is None or self.target is None:
             return copies
         # A traced tau does not tell whether the target is soft; its dtypes do.
@@ -157,11 +136,6 @@ class NetworkCopies:
     def skipped(self) -> UInt32[Array, ""]:
         """Gradient steps skipped so far."""
         return self.guard.skipped
-
-    @property
-    def target_total(self) -> UInt32[Array, ""]:
-        """What `follow` has counted for the target so far: updates or environment steps; 0 without a target."""
-        return jnp.zeros((), jnp.uint32) if self.target_count is None else self.target_count.total
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -179,6 +153,73 @@ class NetworkCopies:
     def newest(self) -> Variables:
         """A copy of the most recently trained weights: the shared copy's if there is one, else the online copy's."""
         return copy_buffers(self.online if self.shared is None else self._shared.variables)
+
+    def train(
+        self,
+        loss_fn: LossFn,
+        optimizer: optax.GradientTransformation,
+        batch: PyTree,
+        *,
+        enabled: Bool[Array, ""] | bool = True,
+        data_is_finite: Bool[Array, ""] | bool = True,
+        early_stop: Callable[[Terms], Bool[Array, ""]] | None = None,
+        num_microbatches: int = 1,
+        axis_name: str | None = None,
+    ) -> tuple["NetworkCopies", StepLog]:
+        """Take one gradient step of the online copy on the loss of a batch; the other copies stay, until they follow.
+
+            θ ← θ + optimizer(∇_θ loss_fn(θ, batch)),    statistics ← aux.stats
+
+        The step is skipped, changes no bit, and is counted in `guard`, if the loss, its gradient, the statistics or the result
+        holds NaN or infinity.
+
+        Args:
+            loss_fn: `(params, batch)` to `(loss, aux)`; see `Aux`.
+            optimizer: its state is `optimizer_state`; see `with_optimizer_state`.
+            batch: leaves `[N, ...]`.
+            enabled: False takes no step, and counts none as skipped.
+            data_is_finite: False skips the step.
+            early_stop: of the terms of the loss; True disables the step.
+            num_microbatches: equal parts of the batch whose gradients are computed one after the other, and summed.
+            axis_name: inside `shard_map`, the mesh axis that the batch is split over; gradients are summed.
+
+        Raises:
+            ValueError: the optimizer's state is the shared copy's.
+        """
+        gradient, aux = compute_gradient(
+            loss_fn, self.online.params, batch, num_microbatches=num_microbatches, axis_name=axis_name
+        )
+        enabled = jnp.asarray(enabled) if early_stop is None else enabled & ~early_stop(aux.terms)
+        return self.step(optimizer, gradient, aux, non_finite(aux), enabled, data_is_finite)
+
+    def step(
+        self,
+        optimizer: optax.GradientTransformation,
+        gradients: PyTree,
+        aux: Aux,
+        bad: Mapping[str, Bool[Array, ""]],
+        enabled: Bool[Array, ""] | bool = True,
+        data_is_finite: Bool[Array, ""] | bool = True,
+    ) -> tuple["NetworkCopies", StepLog]:
+        """The second half of `train`: one step of the online copy along these gradients, and its log.
+
+        Args:
+            optimizer: as for `train`.
+            gradients: with the tree structure of the weights, float32.
+            aux: its terms go into the log; its statistics replace the online copy's.
+            bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
+            enabled: as for `train`.
+            data_is_finite: as for `train`.
+
+        Raises:
+            ValueError: the optimizer's state is the shared copy's.
+        """
+        if self.shared_optimizer:
+            raise ValueError(f"{self.name}: the optimizer is shared; apply to 'shared', or create with shared_optimizer=False")
+        online, state, log = apply_gradient(
+            optimizer, self.online, self.optimizer_state, gradients, aux, bad, enabled, data_is_finite
+        )
+        return dataclasses.replace(self._count(log), online=online, optimizer_state=state), log
 
     def sync(self) -> "NetworkCopies":
         """Copy shared → online, then online → target, whichever exist, regardless of the `Follow` counters.
@@ -267,10 +308,11 @@ class NetworkCopies:
         to: Literal["online", "shared"] = "online",
         gradients: PyTree = None,
         *,
+        stats: PyTree = None,
         bad: Mapping[str, Bool[Array, ""]] | None = None,
-        apply: Any = True,
+        enabled: Bool[Array, ""] | bool = True,
     ) -> "NetworkCopies":
-        """One optimizer step with these gradients, or with the accumulated ones, which stay accumulated.
+        """Take one gradient step with these gradients, or with the accumulated ones, which stay accumulated.
 
         The step is skipped, and counted in `guard`, if a gradient or the result holds NaN or infinity, or if no gradient was
         accumulated.
@@ -278,98 +320,129 @@ class NetworkCopies:
         Args:
             to: the copy to update. The optimizer's state is the shared copy's if it is shared, else this worker's own.
             gradients: with the tree structure of the weights; None uses the accumulated ones.
+            stats: the statistics after the step; None leaves the copy's.
             bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
-            apply: a bool, traced or not; False makes no step and counts none as skipped.
+            enabled: False takes no step, and counts none as skipped.
 
         Raises:
             ValueError: there is no such copy, the trees differ, or `to` is online while the optimizer is shared.
         """
         check_choice(self.name, "apply_gradients to", to, ("online", "shared"))
-        copy = self.variables(to)
-        self._check_optimizer()
-        if to == "online" and self.shared_optimizer:
-            raise ValueError(f"{self.name}: the optimizer is shared; apply to 'shared', or create with shared_optimizer=False")
-        missing, flags = jnp.array(False), flag_quantities(bad or {})
+        copy, has_gradient, lost = self.variables(to), jnp.array(True), jnp.array(False)
         if gradients is None:
             accumulated = self._accumulated
-            gradients, missing = accumulated.read(), accumulated.number == 0
-            flags |= flag_quantities({"gradient": missing & accumulated.has_bad})
+            gradients, has_gradient = accumulated.read(), accumulated.number > 0
+            lost = ~has_gradient & accumulated.has_bad
         check_same_tree(gradients, copy.params, "apply_gradients", sides=("gradients", "params"))
-        state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
-        due = jnp.asarray(apply)
-        apply = due & ~missing & ~jnp.any(flags)
+        if stats is not None:
+            check_same_tree(stats, copy.stats, "apply_gradients", sides=("statistics", to))
         gradients = in_float32(gradients)
-        params, state, finite = apply_gradient(self.optimizer, copy.params, state, gradients, all_finite(gradients), apply)
-        flags = (flags | flag_quantities({name: ~flag for name, flag in finite.items()})) & due
-        guard, applied = guard_after_step(self.guard, apply, missing & due, flags)
-        copies, variables = dataclasses.replace(self, guard=guard), dataclasses.replace(copy, params=params)
-        if to == "online":
-            return dataclasses.replace(copies, online=variables, optimizer_state=state)
-        version = self._shared.version + applied.astype(jnp.uint32)
-        shared = dataclasses.replace(self._shared, variables=variables, version=version)
-        if not self.shared_optimizer:
-            return dataclasses.replace(copies, shared=shared, optimizer_state=state)
-        return dataclasses.replace(copies, shared=dataclasses.replace(shared, optimizer_state=state))
+        bad = {**(bad or {}), "gradient": lost | ~all_finite(gradients)}
+        step = self.step if to == "online" else self._step_shared
+        return step(self._optimizer, gradients, Aux({}, stats), bad, enabled, has_gradient)[0]
 
-    def apply_and_sync(
-        self,
-        gradients: PyTree = None,
-        *,
-        reset: bool = True,
-        bad: Mapping[str, Bool[Array, ""]] | None = None,
-        apply: Any = True,
-    ) -> "NetworkCopies":
+    def apply_and_sync(self, gradients: PyTree = None, *, reset: bool = True) -> "NetworkCopies":
         """Apply gradients to the shared copy and pull it, or to the online copy if none is shared; the target is unchanged.
 
         Args:
             gradients: as for `apply_gradients`.
             reset: empty the gradient accumulator afterwards.
-            bad: as for `apply_gradients`.
-            apply: as for `apply_gradients`.
         """
         if self.shared is None:
-            copies = self.apply_gradients("online", gradients, bad=bad, apply=apply)
+            copies = self.apply_gradients("online", gradients)
         else:
-            copies = self.apply_gradients("shared", gradients, bad=bad, apply=apply).update_online()
+            copies = self.apply_gradients("shared", gradients).update_online()
         return copies.reset_gradients() if reset else copies
+
+    def staleness(self, shared: Shared) -> Int32[Array, ""]:
+        """Gradient steps applied to the shared copy since this worker pulled it."""
+        return (shared.version - self.version).astype(jnp.int32)
+
+    def pull(self, shared: Shared) -> "NetworkCopies":
+        """Copy the weights that this worker shares with others into its online copy.
+
+        Raises:
+            ValueError: the trees differ.
+        """
+        return dataclasses.replace(self, shared=shared).update_online()
+
+    def push(
+        self, shared: Shared, gradients: PyTree = None, *, stats: PyTree = None, max_staleness: int | None = None
+    ) -> tuple["NetworkCopies", Shared]:
+        """Apply this worker's gradients to the copy that it shares with others; its online copy stays, until it pulls.
+
+        For workers in one program; `polyak.copies.receive` is for those that send messages, which can be lost or repeated.
+
+        Args:
+            gradients: as for `apply_gradients`.
+            stats: as for `apply_gradients`.
+            max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts any.
+
+        Raises:
+            ValueError: the trees differ, or `max_staleness` is negative.
+            TypeError: `max_staleness` is not an integer.
+        """
+        check_integer("push", "max_staleness", max_staleness, at_least=0, optional=True)
+        is_fresh = shared.is_fresh(self.version, max_staleness)
+        pushed = dataclasses.replace(self, shared=shared).apply_gradients("shared", gradients, stats=stats, enabled=is_fresh)
+        dropped = shared.dropped + (~is_fresh).astype(jnp.uint32)
+        shared = dataclasses.replace(pushed._shared, dropped=dropped)
+        return dataclasses.replace(pushed, shared=shared), shared
+
+    def compute_gradients(
+        self,
+        loss_fn: OutputLoss,
+        inputs: PyTree,
+        targets: PyTree,
+        importance_weights: Float[Array, " B"] | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[PyTree, Aux]:
+        """The gradients of a loss of the online copy's outputs in training mode, its terms, and the statistics after it.
+
+        Nothing is applied. Arguments and errors are those of `train_and_sync`.
+        """
+        loss = loss_of_outputs(loss_fn, self.network, self.online, key)
+        return compute_gradient(loss, self.online.params, (inputs, targets, importance_weights))
 
     def train_and_sync(
         self,
-        loss_fn: Loss,
+        loss_fn: OutputLoss,
         inputs: PyTree,
         targets: PyTree,
         importance_weights: Float[Array, " B"] | None = None,
         *,
         clip: Scalar | None = None,
         key: PRNGKeyArray | None = None,
-    ) -> tuple["NetworkCopies", TrainStepResult]:
+    ) -> tuple["NetworkCopies", StepLog]:
         """One training step on the loss of the online copy, applied as by `apply_and_sync`; the accumulator is unchanged.
 
             loss = Σ_parts mean_B(w · part)
 
         Args:
-            loss_fn: `(outputs, targets)` to `(parts, extras)`; see `Loss`.
+            loss_fn: `(outputs, targets)` to `(parts, others)`; see `OutputLoss`.
             inputs: the network's observations, `[B, ...]`.
             importance_weights: w; all 1 if None.
             clip: maximum global norm of the gradient; None disables clipping.
             key: for the network (dropout).
 
         Returns:
-            The copies after the step, with updated statistics, and the loss and gradient norm.
+            The copies after the step, with updated statistics, and its log, whose terms are `loss`, the mean of each part, the
+            loss function's other arrays, and `grad_norm`, the norm of the gradient before clipping.
 
         Raises:
-            TypeError: `loss_fn` returns something else than parts and extras.
+            TypeError: `loss_fn` returns something else than two dicts.
             ValueError: a part of the loss is not one value per sample, or `clip` is not positive.
         """
         check_number("train_and_sync", "clip", clip, above=0, optional=True)
-        result, gradients, stats = loss_gradients(self.network, self.online, loss_fn, inputs, targets, importance_weights, key)
+        gradients, aux = self.compute_gradients(loss_fn, inputs, targets, importance_weights, key=key)
+        bad = non_finite(aux)
         if clip is not None:
-            gradients = clip_to_norm(gradients, result.gradient_norm, clip)
-        quantities = {"loss": result.loss, "gradient": result.gradient_norm, "statistics": stats}
-        stepped = self.apply_and_sync(gradients, reset=False, bad={name: ~all_finite(x) for name, x in quantities.items()})
-        applied = stepped.skipped == self.skipped
-        stats = optax.tree.where(applied, stats, stepped.online.stats)
-        return stepped._with_statistics(stats), dataclasses.replace(result, applied=applied)
+            gradients = clip_to_norm(gradients, aux.terms["grad_norm"], clip)
+        if self.shared is None:
+            return self.step(self._optimizer, gradients, aux, bad)
+        copies, log = self._step_shared(self._optimizer, gradients, aux, bad)
+        return copies.update_online(), log
 
     def predict(
         self, requests: Sequence[tuple[str, PyTree]], *, train: bool = False, key: PRNGKeyArray | None = None
@@ -431,24 +504,44 @@ class NetworkCopies:
             raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy').replace('copys', 'copies')}")
         return stored
 
+    def _step_shared(
+        self,
+        optimizer: optax.GradientTransformation,
+        gradients: PyTree,
+        aux: Aux,
+        bad: Mapping[str, Bool[Array, ""]],
+        enabled: Bool[Array, ""] | bool = True,
+        data_is_finite: Bool[Array, ""] | bool = True,
+    ) -> tuple["NetworkCopies", StepLog]:
+        """The copies after one gradient step of the shared copy, and its log; see `Shared.step`."""
+        state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
+        shared, state, log = self._shared.step(optimizer, state, gradients, aux, bad, enabled, data_is_finite)
+        if self.shared_optimizer:
+            shared, state = dataclasses.replace(shared, optimizer_state=state), self.optimizer_state
+        return dataclasses.replace(self._count(log), shared=shared, optimizer_state=state), log
+
+    def _count(self, log: StepLog) -> "NetworkCopies":
+        """The copies with one more gradient step in their counts."""
+        skipped, applied = log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32)
+        guard = self.guard.after_update(skipped, applied, log.bad)
+        return dataclasses.replace(self, steps=saturating_add(self.steps, applied), guard=guard)
+
     @property
     def _accumulated(self) -> Accumulated:
-        self._check_optimizer()
-        assert self.gradients is not None, "there is an optimizer"
+        assert self._optimizer is not None and self.gradients is not None, "copies with an optimizer accumulate"
         return self.gradients
 
-    def _check_optimizer(self) -> None:
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
         if self.optimizer is None:
             raise ValueError(f"{self.name}: these copies have no optimizer; create them with optimizer=...")
+        optimizer: optax.GradientTransformation = self.optimizer
+        return optimizer
 
     @property
     def _shared(self) -> Shared:
         assert self.shared is not None, "callers check the name with variables('shared')"
         return self.shared
-
-    def _with_statistics(self, stats: PyTree) -> "NetworkCopies":
-        copies = dataclasses.replace(self, online=dataclasses.replace(self.online, stats=stats))
-        return copies if copies.shared is None else dataclasses.replace(copies, shared=copies.shared.with_stats(stats))
 
 
 def follow_by(copies: PyTree, rule: Follow) -> PyTree:
@@ -477,6 +570,7 @@ def _fresh(
         online_follow=online_follow,
         online_count=None if online_follow is None else online_follow.init(),
         version=jnp.zeros((), jnp.uint32),
+        steps=jnp.zeros((), jnp.uint32),
         guard=Guard.init(),
         shared_optimizer=one,
         name=name,
@@ -495,21 +589,6 @@ def cast_like(variables: Variables, like: Variables) -> Variables:
     """Cast the variables to the dtypes of `like`."""
     cast: Variables = jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), variables, like)
     return cast
-
-
-def guard_after_step(
-    guard: Guard, apply: Bool[Array, ""], missing: Bool[Array, ""], bad: Bool[Array, " quantities"]
-) -> tuple[Guard, Bool[Array, ""]]:
-    """The counters after a step, and whether it was applied. A step that was not due does not reset `in_a_row`.
-
-    Args:
-        apply: the step was due and had a gradient.
-        missing: the step was due but had no gradient.
-        bad: which of `QUANTITIES` held NaN or infinity.
-    """
-    any_bad = jnp.any(bad)
-    applied = apply & ~any_bad
-    return guard.after_update((any_bad | missing).astype(jnp.uint32), applied.astype(jnp.uint32), bad), applied
 
 
 def describe_variables(variables: Variables) -> str:

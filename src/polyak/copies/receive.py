@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int32, UInt32
 
-from polyak.copies.network_copies import NetworkCopies, Shared
+from polyak.copies.network_copies import NetworkCopies
+from polyak.copies.shared import Shared
 from polyak.core.checks import check_integer
 from polyak.core.struct import struct
 from polyak.core.tree_check import check_same_tree
 from polyak.core.types import PyTree, copy_buffers
-from polyak.ops.gradient_step import all_finite, apply_gradient, in_float32
+from polyak.ops.gradient_step import Aux, all_finite, in_float32
 
 
 @struct
@@ -150,37 +151,28 @@ def receive(
     """
     check_integer("receive", "max_bad", max_bad)
     check_integer("receive", "max_staleness", max_staleness, at_least=0, optional=True)
-    variables = shared.variables
-    check_same_tree(gradients, variables.params, "receive", sides=("gradients", "params"))
+    check_same_tree(gradients, shared.variables.params, "receive", sides=("gradients", "params"))
     if stats is not None:
-        check_same_tree(stats, variables.stats, "receive", sides=("statistics", "shared"))
+        check_same_tree(stats, shared.variables.stats, "receive", sides=("statistics", "shared"))
     is_new = push.sequence > senders.sequence[push.worker]
     is_quarantined = senders.is_quarantined(max_bad)[push.worker]
-    is_fresh = push.version <= shared.version
-    if max_staleness is not None:
-        is_fresh &= shared.version - push.version <= jnp.uint32(max_staleness)
+    is_fresh = shared.is_fresh(push.version, max_staleness)
     due = is_new & ~is_quarantined & is_fresh
+    is_empty = due & is_finite & ~jnp.asarray(has_samples)
+    is_stale = is_new & ~is_quarantined & ~is_fresh
 
     states = senders.optimizer_state
     state = shared.optimizer_state if states is None else jax.tree.map(lambda x: x[push.worker], states)
     gradients = in_float32(gradients)
-    is_empty = due & is_finite & ~jnp.asarray(has_samples)
-    due &= ~is_empty
-    apply = due & is_finite & all_finite(stats)
-    params, state, finite = apply_gradient(optimizer, variables.params, state, gradients, all_finite(gradients), apply)
-    applied = apply & finite["gradient"] & finite["step"]
-    is_stale = is_new & ~is_quarantined & ~is_fresh
-    receipt = Receipt(applied, is_empty, ~is_new, is_stale, due & ~applied, is_new & is_quarantined)
+    bad = {"gradient": ~all_finite(gradients)}
+    new_shared, state, log = shared.step(optimizer, state, gradients, Aux({}, stats), bad, due & ~is_empty, is_finite)
+    receipt = Receipt(log.applied, is_empty, ~is_new, is_stale, log.skipped, is_new & is_quarantined)
 
     new_shared = dataclasses.replace(
-        shared,
-        variables=dataclasses.replace(variables, params=params),
+        new_shared,
         optimizer_state=state if states is None else shared.optimizer_state,
-        version=shared.version + applied.astype(jnp.uint32),
-        dropped=shared.dropped + receipt.stale.astype(jnp.uint32),
+        dropped=shared.dropped + is_stale.astype(jnp.uint32),
     )
-    if stats is not None:
-        new_shared = new_shared.with_stats(optax.tree.where(applied, stats, variables.stats))
     new_senders = senders._count(push, receipt)
     if states is not None:
         states = jax.tree.map(lambda all_, one: all_.at[push.worker].set(one), states, state)

@@ -1,7 +1,7 @@
-"""Several workers training one shared copy, as pure functions: pull, push with bounded staleness, synchronous round.
+"""A synchronous round of several workers that train one shared copy, and metrics of copies.
 
 The shared copy is passed alongside the workers; each worker stores the one it last pulled, in the same buffers. Donate it
-together with the workers or not at all. Use `polyak.copies.loss_gradients` to compute a worker's gradients and statistics.
+together with the workers or not at all. `NetworkCopies.compute_gradients` computes a worker's gradients and statistics.
 """
 
 import dataclasses
@@ -10,67 +10,14 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Bool
 
 from polyak.copies.accumulated import Accumulated
-from polyak.copies.network_copies import NetworkCopies, Shared, guard_after_step
-from polyak.core.checks import check_integer
+from polyak.copies.network_copies import NetworkCopies
+from polyak.copies.shared import Shared
 from polyak.core.tree_check import check_same_tree
 from polyak.core.types import Metrics, PyTree, Scalar
 from polyak.ops.gradient_step import all_finite, flag_quantities, in_float32
-
-
-def staleness(worker: NetworkCopies, shared: Shared) -> Int32[Array, ""]:
-    """Gradient steps applied to the shared copy since the worker pulled it."""
-    return (shared.version - worker.version).astype(jnp.int32)
-
-
-def pull(worker: NetworkCopies, shared: Shared) -> NetworkCopies:
-    """Copy the shared weights into the worker's online copy.
-
-    Raises:
-        ValueError: the trees differ.
-    """
-    return dataclasses.replace(worker, shared=shared).update_online()
-
-
-def push(
-    worker: NetworkCopies,
-    shared: Shared,
-    gradients: PyTree = None,
-    *,
-    stats: PyTree = None,
-    max_staleness: int | None = None,
-) -> tuple[NetworkCopies, Shared]:
-    """Apply the worker's gradients to the shared copy, with the shared optimizer or the worker's own.
-
-    The worker's online copy is unchanged until it pulls.
-
-    Args:
-        gradients: None uses the worker's accumulated gradients.
-        stats: the worker's statistics after its step; they replace the shared copy's if the step is applied. None leaves the
-            shared copy's. NaN or infinity in them skips the step.
-        max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts any.
-
-    Raises:
-        ValueError: the trees differ, or `max_staleness` is negative.
-        TypeError: `max_staleness` is not an integer.
-    """
-    fresh = jnp.array(True)
-    if max_staleness is not None:
-        check_integer("push", "max_staleness", max_staleness, at_least=0)
-        fresh = staleness(worker, shared) <= max_staleness
-    if stats is not None:
-        check_same_tree(stats, shared.variables.stats, "push", sides=("statistics", "shared"))
-    bad = {"statistics": ~all_finite(stats)}
-    pushed = dataclasses.replace(worker, shared=shared).apply_gradients("shared", gradients, bad=bad, apply=fresh)
-    assert pushed.shared is not None, "set above"
-    new_shared = dataclasses.replace(pushed.shared, dropped=shared.dropped + (~fresh).astype(jnp.uint32))
-    if stats is not None:
-        is_applied = new_shared.version != shared.version
-        new_shared = new_shared.with_stats(optax.tree.where(is_applied, stats, shared.variables.stats))
-    return dataclasses.replace(pushed, shared=new_shared), new_shared
 
 
 def synchronous_round(
@@ -108,7 +55,6 @@ def synchronous_round(
         )
     for one in stats or ():
         check_same_tree(one, shared.variables.stats, "synchronous_round", sides=("statistics", "shared"))
-    first = dataclasses.replace(workers[0], shared=shared).reset_gradients()
     is_finite = [all_finite(one) for one in stats] if stats is not None else [jnp.array(True)] * len(workers)
     counted = []
     total = Accumulated.zeros(shared.variables.params)
@@ -116,13 +62,12 @@ def synchronous_round(
         number = total.number
         total = total.add(gradient, reduce=reduce, clip=clip, clip_when=clip_when, valid=valid)
         counted.append(total.number != number)
-    stepped = dataclasses.replace(first, gradients=total).apply_gradients("shared")
-    assert stepped.shared is not None, "set above"
-    is_applied = stepped.shared.version != shared.version
+    mean = None if stats is None else _mean_of_counted(stats, jnp.stack(counted), shared.variables.stats)
+    first = dataclasses.replace(workers[0], shared=shared, gradients=total)
+    stepped = first.apply_gradients("shared", stats=mean)
     after = stepped.shared
-    if stats is not None:
-        mean = _mean_of_counted(stats, jnp.stack(counted), shared.variables.stats)
-        after = after.with_stats(optax.tree.where(is_applied, mean, shared.variables.stats))
+    assert after is not None, "set above"
+    is_applied = after.version != shared.version
     step_is_bad = ~is_applied & jnp.any(jnp.stack(counted))
     new_workers = []
     for worker, ok, counts in zip(workers, is_finite, counted, strict=True):
@@ -130,9 +75,10 @@ def synchronous_round(
         state = jax.tree.map(lambda x: jnp.array(x, copy=True), stepped.optimizer_state)
         # Bad statistics also exclude the gradient, so only the statistics are reported.
         bad = flag_quantities({"gradient": ~counts & ok, "statistics": ~ok, "step": step_is_bad})
-        guard, _ = guard_after_step(worker.guard, is_applied, jnp.array(False), bad)
-        worker = dataclasses.replace(worker, optimizer_state=state, guard=guard).reset_gradients()
-        new_workers.append(pull(worker, after))
+        is_bad, steps = jnp.any(bad), worker.steps + is_applied.astype(jnp.uint32)
+        guard = worker.guard.after_update(is_bad.astype(jnp.uint32), (is_applied & ~is_bad).astype(jnp.uint32), bad)
+        worker = dataclasses.replace(worker, optimizer_state=state, guard=guard, steps=steps).reset_gradients()
+        new_workers.append(worker.pull(after))
     return new_workers, after
 
 
@@ -172,6 +118,6 @@ def metrics_of(copies: Sequence[NetworkCopies]) -> Metrics:
             metrics[f"{one.name}/target_distance"] = one.distance("online", "target")
         if one.shared is not None:
             metrics[f"{one.name}/shared_version"] = one.shared.version
-            metrics[f"{one.name}/staleness"] = staleness(one, one.shared)
+            metrics[f"{one.name}/staleness"] = one.staleness(one.shared)
             metrics[f"{one.name}/dropped_pushes"] = one.shared.dropped
     return metrics

@@ -309,12 +309,11 @@ def critic_terms(q: Float[Array, "B N"], td_error: Float[Array, "B N"], weight: 
 def train_in_turn(
     delay: int, critics: NetworkCopies, critic_log: StepLog, train: Callable[[PyTree, Bool[Array, ""]], Any], copies: PyTree
 ) -> Any:
-    """`train(copies, due)`, copies and a log, after every `delay`-th gradient step of the critics.
+    """`train(copies, enabled)`, copies and a log, after every `delay`-th gradient step of the critics.
 
-    Steps are counted by the target of the critics, which has followed already, so also over several updates. In between
-    nothing is computed: the copies stay, and the log has steps that were not applied.
+    In between nothing is computed: the copies stay, and the log has steps that were not applied.
     """
-    is_turn = critic_log.applied & (critics.target_total % jnp.uint32(delay) == 0)
+    is_turn = critic_log.applied & (critics.steps % jnp.uint32(delay) == 0)
     if delay == 1:
         return train(copies, is_turn)  # No branch: a GPU waits for its condition.
 

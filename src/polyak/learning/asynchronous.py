@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from polyak.copies.network_copies import Shared, guard_after_step
 from polyak.copies.receive import Push, Senders, receive, worker_copies
+from polyak.copies.shared import Shared
 from polyak.core.checks import check_state
 from polyak.core.types import Metrics, PyTree
 from polyak.learning.on_policy import (
@@ -101,7 +101,7 @@ def receive_gradients(
     # The first of the causes is reported: a bad step is one of finite gradients.
     causes = {"loss": ~jnp.isfinite(summary.terms["loss"]), "gradient": ~all_finite(gradients), "step": receipt.rejected}
     bad = (summary.bad | flag_quantities(causes)) & receipt.rejected
-    guard, _ = guard_after_step(copies.guard, receipt.applied, jnp.array(False), bad)
+    guard = copies.guard.after_update(receipt.rejected.astype(jnp.uint32), receipt.applied.astype(jnp.uint32), bad)
     copies = dataclasses.replace(copies, shared=shared, guard=guard)
     counts = receipt.applied | receipt.empty
     state, metrics = after_step(settings, state, copies, summary, counts=counts, applied=receipt.applied)

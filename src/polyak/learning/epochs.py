@@ -1,5 +1,6 @@
 """Epochs of gradient steps over shuffled minibatches of a rollout, the same ones on any number of devices."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -8,10 +9,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
+from polyak.copies.network_copies import NetworkCopies
 from polyak.core.types import Mean, PyTree, Terms
 from polyak.kernels.shuffle import permutation, permutation_seeds
 from polyak.learning.batch import Batch, normalize_minibatches
-from polyak.ops.gradient_step import LossFn, StepLog, gradient_step, ravel
+from polyak.ops.gradient_step import Aux, LossFn, StepLog, ravel
 
 # A minibatch has equally many samples from each of (up to) eight groups of environments. Each device has whole groups, so
 # the samples of a minibatch do not depend on the number of devices.
@@ -19,10 +21,9 @@ GROUPS = (8, 4, 2, 1)
 
 
 def train_epochs(
+    copies: NetworkCopies,
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
-    params: PyTree,
-    optimizer_state: PyTree,
     make_batch: Callable[[PyTree], Batch],
     key: PRNGKeyArray,
     *,
@@ -35,8 +36,8 @@ def train_epochs(
     data_is_finite: Bool[Array, ""],
     is_elementwise: bool,
     axis_name: str | None,
-) -> tuple[PyTree, PyTree, StepLog]:
-    """Parameters and optimizer state after the epochs, and the log `[E, K]` of every gradient step.
+) -> tuple[NetworkCopies, StepLog]:
+    """The copies after the gradient steps of all epochs, and the log `[E, K]` of every step.
 
     Args:
         loss_fn: of `(params, minibatch)`; weights of a minibatch sum to 1, over all devices, so means are weighted sums.
@@ -49,41 +50,44 @@ def train_epochs(
         data_is_finite: False skips all steps.
         is_elementwise: the optimizer treats every parameter alike, so that they may be raveled into one vector.
     """
-    params, unravel = ravel(params) if is_elementwise else (params, lambda params: params)
+    params, unravel = ravel(copies.online.params) if is_elementwise else (copies.online.params, lambda params: params)
     shape = (*rollout_shape, num_minibatches)
 
-    def loss_of_raveled(params: PyTree, minibatch: Batch) -> tuple[Float[Array, ""], Terms]:
+    def loss_of_raveled(params: PyTree, minibatch: Batch) -> tuple[Float[Array, ""], Aux]:
         return loss_fn(unravel(params), minibatch)
 
     def epoch(carry: PyTree, seeds: Array) -> tuple[PyTree, StepLog]:
         index = shuffled_minibatches(seeds, *shape)
-        batch, total = normalize_minibatches(make_batch(unravel(carry[0])), index, normalize_advantage, axis_name)
+        batch, total = normalize_minibatches(make_batch(unravel(carry[0].online.params)), index, normalize_advantage, axis_name)
 
         def step(carry: PyTree, minibatch: tuple[Array, Array]) -> tuple[PyTree, StepLog]:
             index, total = minibatch
-            params, optimizer_state, stopped = carry
-            params, optimizer_state, log = gradient_step(
+            copies, stopped = carry
+            copies, log = copies.train(
                 loss_of_raveled,
                 optimizer,
-                params,
-                optimizer_state,
                 batch if num_minibatches == 1 else batch.at(index),
                 # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.
-                due=~stopped & (total > 0),
+                enabled=~stopped & (total > 0),
                 data_is_finite=data_is_finite,
                 early_stop=early_stop,
                 num_microbatches=num_microbatches,
                 axis_name=axis_name,
             )
             stopped = stopped if early_stop is None else stopped | early_stop(log.terms)
-            return (params, optimizer_state, stopped), log
+            return (copies, stopped), log
 
         epoch_log: Any = jax.lax.scan(step, carry, (index, total))
         return epoch_log
 
     seeds = epoch_seeds(key, num_epochs, *shape, axis_name)
-    (params, optimizer_state, _), log = jax.lax.scan(epoch, (params, optimizer_state, jnp.array(False)), seeds)
-    return unravel(params), optimizer_state, log
+    (copies, _), log = jax.lax.scan(epoch, (with_params(copies, params), jnp.array(False)), seeds)
+    return with_params(copies, unravel(copies.online.params)), log
+
+
+def with_params(copies: NetworkCopies, params: PyTree) -> NetworkCopies:
+    """The copies with these parameters as the online copy's."""
+    return dataclasses.replace(copies, online=dataclasses.replace(copies.online, params=params))
 
 
 def mean_terms(log: StepLog) -> tuple[dict[str, Mean], dict[str, Mean]]:

@@ -7,12 +7,11 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies, follow_by
+from polyak.copies.network_copies import follow_by
 from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
@@ -22,13 +21,11 @@ from polyak.learning.normalizers import Normalizers, check_created_normalizers, 
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import (
     Guard,
-    LossFn,
     OptimizerSettings,
     StepLog,
     all_finite,
     diagnose_skips,
     flag_quantities,
-    gradient_step,
     in_float32,
 )
 from polyak.ops.losses import sum_over_devices
@@ -48,8 +45,8 @@ REPLAY_FIELD = "replay"
 AnyReplay: TypeAlias = Replay | PrioritizedReplay | SequenceReplay
 
 TrainStep: TypeAlias = Callable[[PyTree, Transition, PRNGKeyArray, Bool[Array, ""]], tuple[PyTree, StepLog]]
-"""`(copies, batch, key, due)` to the copies after one gradient step (an actor-critic: one of each network) and the targets'
-update, and its log. The batch's weights sum to 1 over all devices. Where `due` is False, nothing may change."""
+"""`(copies, batch, key, enabled)` to the copies after one gradient step (an actor-critic: one of each network) and the targets'
+update, and its log. The batch's weights sum to 1 over all devices. Where `enabled` is False, nothing may change."""
 
 
 @runtime_checkable
@@ -402,24 +399,6 @@ def is_due(settings: OffPolicySettings, env_steps: UInt32[Array, ""], size: UInt
     slots = settings.capacity // (num_envs * settings.num_steps) * settings.num_steps
     least = min(settings.learning_starts, (slots - 1) * num_envs)
     return has_started(settings, env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
-
-
-def train_copies(
-    copies: NetworkCopies,
-    loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
-    batch: PyTree,
-    *,
-    due: Bool[Array, ""] | bool = True,
-    axis_name: str | None = None,
-) -> tuple[NetworkCopies, StepLog]:
-    """The copies after one `gradient_step` of the online copy, counted in their guard; the target stays."""
-    params, optimizer_state, log = gradient_step(
-        loss_fn, optimizer, copies.online.params, copies.optimizer_state, batch, due=due, axis_name=axis_name
-    )
-    online = dataclasses.replace(copies.online, params=params)
-    guard = copies.guard.after_update(log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32), log.bad)
-    return dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard), log
 
 
 def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any]) -> str | None:

@@ -22,8 +22,9 @@ from polyak.networks.actor_critic import check_actor_critic, check_squashing
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.ops import losses
 from polyak.ops.gradient_step import (
+    QUANTITIES,
+    Aux,
     all_finite,
-    apply_if_finite,
     check_optimizer,
     check_optimizer_state,
     compute_gradient,
@@ -245,7 +246,7 @@ def newest_variables(state: OnPolicyState) -> Variables:
 
 def policy_gradient_loss(
     settings: OnPolicySettings, params: PyTree, batch: Batch, *, variables: Variables
-) -> tuple[Float[Array, ""], Terms]:
+) -> tuple[Float[Array, ""], Aux]:
     """The loss of a batch whose weights sum to 1, and its terms; those of its parts add up to those of the whole.
 
         L(θ) = E[ -log π_θ(a|s) A + c_v (V_θ(s) - V̂)² - c_e H ]
@@ -262,7 +263,7 @@ def policy_gradient_loss(
     }
     terms = {name: losses.weighted_sum(x, batch.weight) for name, x in samples.items()}
     policy_and_value = terms["policy_gradient_loss"] + settings.vf_coef * terms["value_loss"]
-    return policy_and_value + settings.ent_coef * terms["entropy_loss"], terms
+    return policy_and_value + settings.ent_coef * terms["entropy_loss"], Aux(terms)
 
 
 def gradients_and_summary(
@@ -286,7 +287,7 @@ def gradients_and_summary(
     online, whole = state.copies.online, jnp.arange(len(batch.weight))[None]
     samples_each = weight.size // len(batch.weight)
     batch, total = normalize_minibatches(batch, whole, "batch" if settings.normalize_advantage else None, axis_name)
-    gradients, terms = compute_gradient(
+    gradients, aux = compute_gradient(
         lambda params, part: policy_gradient_loss(settings, params, part, variables=online),
         online.params,
         batch,
@@ -300,7 +301,7 @@ def gradients_and_summary(
     counts = ((weight > 0) & ~jnp.any(bad)).astype(jnp.float32)
     normalizer, scaler = state.obs_normalizer, state.reward_scaler
     return gradients, RolloutSummary(
-        terms=terms | {"explained_variance": variance, **(extra or {})},
+        terms=aux.terms | {"explained_variance": variance, **(extra or {})},
         bad=bad,
         weight=total[0],
         env_steps=losses.sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name),
@@ -323,20 +324,17 @@ def apply_gradients(
     """
     check_state(f"{type(settings).__name__}.apply", state, OnPolicyState)
     check_applicable(settings, state, state.copies.optimizer_state)
-    copies, terms = state.copies, summary.terms
-    params, optimizer_state, log = apply_if_finite(
+    copies, log = state.copies.step(
         optimizer_at(settings, state.env_steps),
-        copies.online.params,
-        copies.optimizer_state,
         gradients,
-        terms | {"grad_norm": jnp.where(all_finite(gradients), terms["grad_norm"], jnp.nan)},
-        due=summary.weight > 0,
-        data_is_finite=~jnp.any(summary.bad),
+        Aux(summary.terms),
+        {
+            **dict(zip(QUANTITIES, summary.bad, strict=True)),
+            "loss": ~jnp.isfinite(summary.terms["loss"]),
+            "gradient": ~all_finite(gradients),
+        },
+        enabled=summary.weight > 0,
     )
-    skipped, applied = log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32)
-    guard = copies.guard.after_update(skipped, applied, summary.bad | log.bad)
-    online = dataclasses.replace(copies.online, params=params)
-    copies = dataclasses.replace(copies, online=online, optimizer_state=optimizer_state, guard=guard)
     return after_step(settings, state, copies, summary, counts=True, applied=log.applied)
 
 

@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Variables
 from polyak.learning.off_policy import (
     OffPolicySettings,
     OffPolicyState,
@@ -17,11 +17,10 @@ from polyak.learning.off_policy import (
     create_state,
     has_started,
     target_follow,
-    train_copies,
 )
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
-from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import Aux, OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
 from polyak.ops.schedules import Linear, Schedule, value_at
 from polyak.replay.uniform import Transition
 
@@ -50,7 +49,7 @@ class QSettings(OffPolicySettings, OptimizerSettings, Protocol):
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """The loss of a batch whose weights sum to 1, and its terms; `priority` `[N]` is how much each sample surprised."""
         ...
 
@@ -80,14 +79,14 @@ def train_q(
     copies: NetworkCopies,
     batch: Transition,
     key: PRNGKeyArray,
-    due: Bool[Array, ""],
+    enabled: Bool[Array, ""],
     *,
     axis_name: str | None = None,
 ) -> tuple[NetworkCopies, StepLog]:
     """One gradient step of `settings.loss`, after which the target follows."""
     batch = combine_actions(settings.spec.action, batch)
     loss = partial(settings.loss, online=copies.online, target=copies.variables("target"), key=key)
-    copies, log = train_copies(copies, loss, optimizer, batch, due=due, axis_name=axis_name)
+    copies, log = copies.train(loss, optimizer, batch, enabled=enabled, axis_name=axis_name)
     return copies.follow(updates=log.applied.astype(jnp.uint32)), log
 
 

@@ -14,7 +14,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_number, check_unset
 from polyak.core.spaces import Discrete
 from polyak.core.struct import struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     ActorCriticSettings,
     action_dimensions,
@@ -31,10 +31,9 @@ from polyak.learning.off_policy import (
     add_and_learn,
     create_state,
     target_follow,
-    train_copies,
 )
 from polyak.ops.distributions import Categorical, for_space
-from polyak.ops.gradient_step import StepLog, gradient_step, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite, optimizer_of
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule
 from polyak.replay.uniform import Transition
@@ -142,7 +141,7 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
         actor: Variables,
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """The loss of critics with these parameters, and its terms."""
         ...
 
@@ -155,7 +154,7 @@ class SoftActorSettings(OffPolicySettings, ActorCriticSettings, Protocol):
         critics: Variables,
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Terms]:
+    ) -> tuple[Float[Array, ""], Aux]:
         """The loss of an actor with these parameters, and its terms."""
         ...
 
@@ -235,7 +234,7 @@ def train_soft_actor(
     copies: SoftActorCopies,
     batch: Transition,
     key: PRNGKeyArray,
-    due: Bool[Array, ""],
+    enabled: Bool[Array, ""],
     *,
     axis_name: str | None = None,
 ) -> tuple[SoftActorCopies, StepLog]:
@@ -255,20 +254,23 @@ def train_soft_actor(
         alpha=alpha,
         key=critic_key,
     )
-    critics, critic_log = train_copies(critics, loss, critics_step, batch, due=due, axis_name=axis_name)
+    critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
     # Only the targets follow, which the steps of actor and α do not use.
     critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
     actor_loss = partial(settings.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
 
     def train_actor(
-        trained: tuple[NetworkCopies, Temperature], due: Bool[Array, ""]
+        trained: tuple[NetworkCopies, Temperature], enabled: Bool[Array, ""]
     ) -> tuple[tuple[NetworkCopies, Temperature], dict[str, StepLog]]:
         actor, temperature = trained
-        actor, actor_log = train_copies(actor, actor_loss, actor_step, batch, due=due, axis_name=axis_name)
+        actor, actor_log = actor.train(actor_loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
         loss = partial(temperature_loss, settings, actor=share_encoder(settings, actor.online, critics.online), key=alpha_key)
-        before, is_learned = (temperature.log_alpha, temperature.optimizer_state), settings.alpha is None
-        *after, alpha_log = gradient_step(loss, alpha_step, *before, batch, due=due & is_learned, axis_name=axis_name)
-        return (actor, Temperature(*after)), {"actor": actor_log} | ({"alpha": alpha_log} if is_learned else {})
+        if settings.alpha is not None:
+            return (actor, temperature), {"actor": actor_log}
+        gradient, aux = compute_gradient(loss, temperature.log_alpha, batch, axis_name=axis_name)
+        before, state = Variables(temperature.log_alpha), temperature.optimizer_state
+        after, state, alpha_log = apply_gradient(alpha_step, before, state, gradient, aux, non_finite(aux), enabled)
+        return (actor, Temperature(after.params, state)), {"actor": actor_log, "alpha": alpha_log}
 
     trained = actor, temperature
     (actor, temperature), logs = train_in_turn(settings.policy_delay, critics, critic_log, train_actor, trained)
@@ -279,7 +281,7 @@ def train_soft_actor(
 
 def temperature_loss(
     settings: SoftActorSettings, log_alpha: Float[Array, ""], batch: Transition, *, actor: Variables, key: PRNGKeyArray
-) -> tuple[Float[Array, ""], Terms]:
+) -> tuple[Float[Array, ""], Aux]:
     """J(α) = E[ -log α (log π(a|s) + H̄) ] of a batch whose weights sum to 1; no terms.
 
     With `alpha_loss="alpha"` it has α in place of log α.
@@ -289,7 +291,7 @@ def temperature_loss(
     assert not isinstance(target, str), "agents have None for it"
     excess = draw.mean(draw.log_prob) + (default_target_entropy(settings, batch.action_mask) if target is None else target)
     weight = log_alpha if settings.alpha_loss == "log_alpha" else jnp.exp(log_alpha)
-    return weighted_sum(-weight * jax.lax.stop_gradient(excess), batch.weight), {}
+    return weighted_sum(-weight * jax.lax.stop_gradient(excess), batch.weight), Aux({})
 
 
 def default_target_entropy(settings: SoftActorSettings, mask: Bool[Array, "B n"] | None) -> Float[Array, "#B"]:

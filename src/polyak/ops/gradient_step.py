@@ -1,7 +1,9 @@
-"""The gradient step of every agent: (loss_fn, optimizer, guard), skipped where anything is NaN or infinite."""
+"""Gradients of a loss, the step along them, skipped where anything is NaN or infinite, and the optimizers of the agents."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -12,12 +14,26 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.checks import check_unset
 from polyak.core.struct import struct
-from polyak.core.types import Metrics, PyTree, Scalar, Terms
+from polyak.core.types import Metrics, PyTree, Scalar, Terms, Variables
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import Count, Schedule, value_at
 
-LossFn: TypeAlias = Callable[[PyTree, PyTree], tuple[Float[Array, ""], Terms]]
-"""`(params, batch)` to the loss and its terms: numbers, which add up over parts of a batch, or one value per sample, `[N]`."""
+
+@struct
+class Aux:
+    """What a loss returns beside its value.
+
+    Attributes:
+        terms: terms of the loss by name: numbers, which add up over the parts of a batch, or one value per sample, `[N]`.
+        stats: the network's new statistics (batch normalization, counters), in the tree of `Variables.stats`; None leaves them.
+    """
+
+    terms: Terms
+    stats: PyTree = None
+
+
+LossFn: TypeAlias = Callable[[PyTree, PyTree], tuple[Float[Array, ""], Aux]]
+"""`(params, batch)` to the loss, and its terms and new statistics."""
 
 QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statistics", "step", "action")
 """What can be NaN or infinite, in the order in which one causes the next: the data, the loss and its gradient, a network's
@@ -109,134 +125,113 @@ class StepLog:
     skipped: Bool[Array, "*steps"]
 
 
-def gradient_step(
-    loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
-    params: PyTree,
-    optimizer_state: PyTree,
-    batch: PyTree,
-    *,
-    due: Bool[Array, ""] | bool = True,
-    data_is_finite: Bool[Array, ""] | bool = True,
-    early_stop: Callable[[Terms], Bool[Array, ""]] | None = None,
-    num_microbatches: int = 1,
-    axis_name: str | None = None,
-) -> tuple[PyTree, PyTree, StepLog]:
-    """Parameters and optimizer state after one step along the gradient of `loss_fn(params, batch)`.
-
-    Both stay the same to the bit where the step is not due, or where the loss, the gradient or the result is not finite.
-
-    Args:
-        loss_fn: returns the loss and its terms; over microbatches and devices they add up, see `accumulate`.
-        due: False takes no step, and counts none as skipped.
-        data_is_finite: False skips the step.
-        early_stop: of the terms; True makes the step, and all that follow in the caller's loop, not due.
-        num_microbatches: equal parts of the batch whose gradients are computed one after the other.
-        axis_name: the mesh axis that the batch is split over.
-    """
-    gradient, terms = compute_gradient(loss_fn, params, batch, num_microbatches=num_microbatches, axis_name=axis_name)
-    due = jnp.asarray(due) if early_stop is None else due & ~early_stop(terms)
-    return apply_if_finite(optimizer, params, optimizer_state, gradient, terms, due=due, data_is_finite=data_is_finite)
-
-
 def compute_gradient(
     loss_fn: LossFn, params: PyTree, batch: PyTree, *, num_microbatches: int = 1, axis_name: str | None = None
-) -> tuple[PyTree, Terms]:
-    """The float32 gradient of `loss_fn(params, batch)`, and its terms with `loss` and `grad_norm`.
+) -> tuple[PyTree, Aux]:
+    """The float32 gradient of `loss_fn(params, batch)`; its terms, with `loss` and `grad_norm`; and the new statistics.
+
+    Over microbatches and devices the loss and the terms that are numbers are summed, terms with one value per sample are those
+    of this device, and statistics are averaged (those that are no floats: the first ones).
 
     Args:
-        loss_fn: as for `gradient_step`, and so are the others.
+        num_microbatches: equal parts of the batch whose gradients are computed one after the other.
+        axis_name: inside `shard_map`, the mesh axis that the batch is split over.
     """
 
-    def gradient_of(part: PyTree) -> tuple[tuple[PyTree, Terms], Terms]:
-        def loss(params: PyTree) -> tuple[Float[Array, ""], Terms]:
-            value, terms = loss_fn(params, part)
-            return value, terms | {"loss": value}
+    def gradient_of(part: PyTree) -> tuple[tuple[PyTree, Terms], tuple[Terms, PyTree]]:
+        def loss(params: PyTree) -> tuple[Float[Array, ""], Aux]:
+            value, aux = loss_fn(params, part)
+            return value, dataclasses.replace(aux, terms=aux.terms | {"loss": value})
 
-        gradient, terms = jax.grad(loss, has_aux=True)(params)
-        samples = {name: term for name, term in terms.items() if term.ndim > 0}
+        gradient, aux = jax.grad(loss, has_aux=True)(params)
+        samples = {name: term for name, term in aux.terms.items() if term.ndim > 0}
         # Not the difference of two sets, whose order, and so the program that caches go by, differs between processes.
-        return (in_float32(gradient), {name: term for name, term in terms.items() if name not in samples}), samples
+        numbers = {name: term for name, term in aux.terms.items() if name not in samples}
+        return (in_float32(gradient), numbers), (samples, aux.stats)
 
-    (gradient, terms), samples = accumulate(gradient_of, batch, num_microbatches, axis_name)
-    return gradient, terms | samples | {"grad_norm": global_norm(gradient)}
+    (gradient, terms), (samples, stats) = accumulate(gradient_of, batch, num_microbatches, axis_name)
+    samples = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+    stats = jax.tree.map(partial(_mean_over_parts, axis_name=axis_name), stats)
+    return gradient, Aux(terms | samples | {"grad_norm": global_norm(gradient)}, stats)
 
 
-def apply_if_finite(
-    optimizer: optax.GradientTransformation,
-    params: PyTree,
-    optimizer_state: PyTree,
-    gradient: PyTree,
-    terms: Terms,
-    *,
-    due: Bool[Array, ""] | bool = True,
-    data_is_finite: Bool[Array, ""] | bool = True,
-) -> tuple[PyTree, PyTree, StepLog]:
-    """The second half of `gradient_step`, for what `compute_gradient` returned."""
-    loss_is_finite = jnp.isfinite(terms["loss"])
-    params, optimizer_state, finite = apply_gradient(
-        optimizer, params, optimizer_state, gradient, jnp.isfinite(terms["grad_norm"]), due & data_is_finite & loss_is_finite
-    )
-    applied = due & data_is_finite & loss_is_finite & finite["gradient"] & finite["step"]
-    bad = flag_quantities({"loss": ~loss_is_finite, **{name: ~flag for name, flag in finite.items()}}) & due
-    return params, optimizer_state, StepLog(terms, bad, applied, due & ~applied)
+def non_finite(aux: Aux) -> dict[str, Bool[Array, ""]]:
+    """Whether the loss and its gradient are NaN or infinite, of the terms that `compute_gradient` returned."""
+    return {"loss": ~jnp.isfinite(aux.terms["loss"]), "gradient": ~jnp.isfinite(aux.terms["grad_norm"])}
+
+
+def _mean_over_parts(x: Array, axis_name: str | None) -> Array:
+    """The mean of one leaf of statistics, `[parts, ...]`, over the parts of all devices; the first part of no floats."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x[0]
+    mean = jnp.mean(in_float32(x), axis=0)
+    return (mean if axis_name is None else jax.lax.pmean(mean, axis_name)).astype(x.dtype)
 
 
 def apply_gradient(
     optimizer: optax.GradientTransformation,
-    params: PyTree,
+    variables: Variables,
     optimizer_state: PyTree,
     gradient: PyTree,
-    is_finite: Bool[Array, ""],
-    apply: Bool[Array, ""],
-) -> tuple[PyTree, PyTree, dict[str, Bool[Array, ""]]]:
-    """Parameters and optimizer state after one step, and whether `gradient` and `step` (the result) are finite.
+    aux: Aux,
+    bad: Mapping[str, Bool[Array, ""]],
+    enabled: Bool[Array, ""] | bool = True,
+    data_is_finite: Bool[Array, ""] | bool = True,
+) -> tuple[Variables, PyTree, StepLog]:
+    """Variables and optimizer state after one step along a gradient of `compute_gradient`, and the log of the step.
 
-    Both stay the same to the bit where `apply` is False or one of the two is not finite.
+    All stay the same to the bit where the step is not enabled, or where anything is not finite.
 
     Args:
         gradient: float32.
-        is_finite: it has neither NaN nor infinity.
+        aux: its terms go into the log; its statistics replace those of the variables.
+        bad: for names in `QUANTITIES`, True if not finite, such as `non_finite(aux)`; any of them skips the step.
+        enabled: False takes no step, and counts none as skipped.
+        data_is_finite: False skips the step.
     """
     # Optax mixes floats and integer counts, and floats of two widths, which strict promotion rejects.
     with jax.numpy_dtype_promotion("standard"):
-        updates, new_state = optimizer.update(gradient, optimizer_state, in_float32(params))
-        new_params = optax.apply_updates(params, updates)
-    finite = {"gradient": is_finite, "step": all_finite((new_params, new_state))}
-    apply = apply & finite["gradient"] & finite["step"]
-    params, optimizer_state = optax.tree.where(apply, (new_params, new_state), (params, optimizer_state))
-    return params, optimizer_state, finite
+        updates, new_state = optimizer.update(gradient, optimizer_state, in_float32(variables.params))
+        new_params = optax.apply_updates(variables.params, updates)
+    stats = variables.stats if aux.stats is None else aux.stats
+    bad = {**bad, "statistics": ~all_finite(aux.stats), "step": ~all_finite((new_params, new_state))}
+    is_finite = data_is_finite & ~functools.reduce(jnp.logical_or, bad.values())
+    applied = enabled & is_finite
+    old = variables.params, variables.stats, optimizer_state
+    params, stats, optimizer_state = optax.tree.where(applied, (new_params, stats, new_state), old)
+    log = StepLog(aux.terms, flag_quantities(bad) & enabled, applied, enabled & ~is_finite)
+    return dataclasses.replace(variables, params=params, stats=stats), optimizer_state, log
 
 
 def accumulate(
     function: Callable[[PyTree], tuple[PyTree, PyTree]], batch: PyTree, num_microbatches: int = 1, axis_name: str | None = None
 ) -> tuple[PyTree, PyTree]:
-    """Σ of the first result of `function(part)`, over equal parts of a batch and over devices; and the second of all parts.
+    """Σ of the first result of `function(part)`, over equal parts of a batch and over devices; and the second results.
 
-    A mean over the whole batch is such a sum where the weights of its samples sum to 1.
+    A mean over the whole batch is a sum where the weights of its samples sum to 1.
 
     Args:
-        function: the second result has leaves `[M, ...]`, for the M samples of a part; those of this device are concatenated.
+        function: its second results, of this device, are stacked: leaves `[num_microbatches, ...]`.
         batch: leaves `[N, ...]`, N a multiple of `num_microbatches`.
     """
     if num_microbatches == 1:
-        total, samples = function(batch)
+        total, each = function(batch)
+        each = jax.tree.map(lambda x: x[None], each)
     else:
         parts = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
         shapes, _ = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
         def add(sums: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
-            terms, samples = function(part)
-            return jax.tree.map(jnp.add, sums, terms), samples
+            terms, each = function(part)
+            return jax.tree.map(jnp.add, sums, terms), each
 
-        total, samples = jax.lax.scan(add, zeros, parts)
-        samples = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+        total, each = jax.lax.scan(add, zeros, parts)
     if axis_name is None:
-        return total, samples
+        return total, each
     # One raveled vector: leaf by leaf a reduction costs ten times as much.
     vector, unravel = ravel_pytree(total)
-    return unravel(sum_over_devices(vector, axis_name)), samples
+    return unravel(sum_over_devices(vector, axis_name)), each
 
 
 def count_microbatches(
