@@ -54,7 +54,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The longest files begin, so that both processes end at about the same time.
-LONGEST = (
+FIRST = (
     "tests/test_docs.py",
     "tests/test_examples.py",
     "tests/cli/test_killed.py",
@@ -98,7 +98,7 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    order = {name: place for place, name in enumerate(LONGEST)}
+    order = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
     if "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]:
         for item in items:
@@ -116,10 +116,11 @@ def _user_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs():
-    """Drop the programs of earlier files where this process has a quarter of the memory: a second one runs beside it."""
+    """Drop the programs of earlier files above 6 GiB, or a quarter of the memory: a second process runs beside this one."""
     yield
     # Later files compile again what is dropped, so this is not done sooner.
-    if int(Path("/proc/self/statm").read_text().split()[1]) > os.sysconf("SC_PHYS_PAGES") / 4:
+    limit = min(os.sysconf("SC_PHYS_PAGES") / 4, 6 * 2**30 / os.sysconf("SC_PAGE_SIZE"))
+    if int(Path("/proc/self/statm").read_text().split()[1]) > limit:
         jax.clear_caches()
         gc.collect()
 

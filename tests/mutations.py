@@ -1,6 +1,6 @@
 """Shows that the tests notice faults: makes one deliberate fault at a time in a copy of the source, and runs tests.
 
-    python tests/mutations.py [--tree DIR] [--jobs 2] [--select "not slow"] [--only SUBSTRING] [--trust]
+    python tests/mutations.py [--jobs 2] [--select "not slow"] [--only SUBSTRING]
 
 Each line of the output is one fault: which selection of the tests notices it, and the first test that fails. A fault that the
 selection misses is tried again with all tests, as `.ci/run` has them. The exit code is 1 if a fault is missed, if an entry of
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-LEAST = 50
+LEAST = 110
 """Faults that the fast selection must notice."""
 
 TEST_SECONDS, RUN_SECONDS = 120, 900
@@ -927,51 +927,57 @@ def fault(tree: Path, mutation: Mutation) -> Iterator[None]:
         write(text)
 
 
-def try_mutation(tree: Path, mutation: Mutation, select: str, trust: bool) -> tuple[str, str]:
+def try_mutation(tree: Path, mutation: Mutation, select: str) -> tuple[str, str]:
     """The key of `VERDICTS` for a mutation, and the first test that fails or what is wrong."""
-    tests = tests_of(tree, mutation)
     try:
         with fault(tree, mutation):
-            verdict, detail = run_tests(tree, tests, select) if tests else ("broken", "the tree has none of the tests")
+            verdict, detail = run_tests(tree, mutation.tests, select)
         if verdict == "missed" and select:
-            unchanged = ("missed", "") if trust else run_tests(tree, tests, "")
+            unchanged = run_tests(tree, mutation.tests, "")
             if unchanged[0] != "missed":
                 return "broken", f"without the fault: {' '.join(unchanged)}"
             with fault(tree, mutation):
-                verdict, detail = run_tests(tree, tests, "")
+                verdict, detail = run_tests(tree, mutation.tests, "")
             select = ""
     except ValueError as error:
         return "broken", str(error)
     return ("pytest" if select else "ci") if verdict == "noticed" else verdict, detail
 
 
-def tests_of(tree: Path, mutation: Mutation) -> list[str]:
-    """The tests of a mutation that a tree has."""
-    found = []
-    for test in mutation.tests:
-        file, _, name = test.partition("::")
-        path = tree / "tests" / file
-        if path.exists() and (not name or re.search(rf"^def {name.partition('[')[0]}\(", path.read_text(), re.MULTILINE)):
-            found.append(test)
+def problems() -> list[str]:
+    """Entries of the table whose old text does not stand in the file exactly once, or whose tests do not exist."""
+    root, found = Path(__file__).parents[1], []
+    for one in MUTATIONS:
+        source = root / "src/polyak" / one.file
+        count = source.read_text().count(one.old) if source.exists() else 0
+        if count != 1:
+            found.append(f"{one}: the old text stands {count} times in the file")
+        for test in one.tests:
+            file, _, name = test.partition("::")
+            path = root / "tests" / file
+            text = path.read_text() if path.exists() else ""
+            if not text or (name and not re.search(rf"^def {name.partition('[')[0]}\(", text, re.MULTILINE)):
+                found.append(f"{one}: there is no tests/{test}")
     return found
 
 
 def main() -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tree", type=Path, default=Path(__file__).parents[1], help="the checkout; the script's own")
     parser.add_argument("--jobs", type=int, default=2, help="runs of pytest at a time")
     parser.add_argument("--select", default="not slow", help='the expression of pytest -m; "" takes all tests')
     parser.add_argument("--only", default="", help="only mutations with this text in their file, old or new text, or tests")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests without a fault first")
     options = parser.parse_args()
+    if broken := problems():
+        print("\n".join(broken))
+        return 1
     chosen = [one for one in MUTATIONS if options.only in "\n".join((one.file, one.old, one.new, *one.tests))]
     counts = dict.fromkeys(VERDICTS, 0)
     with tempfile.TemporaryDirectory(prefix="mutations-") as root, ThreadPoolExecutor(options.jobs) as pool:
         trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for job in range(options.jobs):
             copy = Path(root, str(job))
-            trees.put(shutil.copytree(options.tree, copy, ignore=shutil.ignore_patterns(*NOT_COPIED)))
+            trees.put(shutil.copytree(Path(__file__).parents[1], copy, ignore=shutil.ignore_patterns(*NOT_COPIED)))
 
         def in_a_tree(function, *arguments):
             tree, start = trees.get(), time.monotonic()
@@ -980,21 +986,15 @@ def main() -> int:
             finally:
                 trees.put(tree)
 
-        for one in chosen:
-            for test in sorted(set(one.tests) - set(tests_of(copy, one))):
-                print(f"note: {one.file}: the tree has no tests/{test}")
-        if not options.trust:
-            names = sorted({test for one in chosen for test in tests_of(copy, one)})
-            chunks = [names[i : i + CHUNK] for i in range(0, len(names), CHUNK)]
-            failed = False
-            for verdict, detail, seconds in pool.map(lambda chunk: in_a_tree(run_tests, chunk, options.select), chunks):
-                print(
-                    "without a fault: " + ("the tests pass" if verdict == "missed" else detail), f"{seconds:.0f} s", flush=True
-                )
-                failed |= verdict != "missed"
-            if failed:
-                return 2
-        tries = {pool.submit(in_a_tree, try_mutation, one, options.select, options.trust): one for one in chosen}
+        names = sorted({test for one in chosen for test in one.tests})
+        chunks = [names[i : i + CHUNK] for i in range(0, len(names), CHUNK)]
+        failed = False
+        for verdict, detail, seconds in pool.map(lambda chunk: in_a_tree(run_tests, chunk, options.select), chunks):
+            print("without a fault: " + ("the tests pass" if verdict == "missed" else detail), f"{seconds:.0f} s", flush=True)
+            failed |= verdict != "missed"
+        if failed:
+            return 2
+        tries = {pool.submit(in_a_tree, try_mutation, one, options.select): one for one in chosen}
         for done in as_completed(tries):
             verdict, detail, seconds = done.result()
             counts[verdict] += 1

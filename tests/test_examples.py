@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from benchmarks.code_to_read import code_lines
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -51,6 +49,7 @@ def test_every_example_is_tested_here():
         assert f'"{path.name}"' in text, path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINES_THERE)
 def test_a_port_of_stable_baselines3s_example_runs_and_is_no_longer(name):
     if name == "feature_extractor.py":
@@ -59,15 +58,18 @@ def test_a_port_of_stable_baselines3s_example_runs_and_is_no_longer(name):
     assert re.search(PRINTS[name], output(name))
 
 
+@pytest.mark.slow
 def test_an_environment_of_your_own_is_learned():
     assert "one episode: 8 9 10" in output("own_environment.py")
 
 
+@pytest.mark.slow
 def test_a_network_of_your_own_learns():
     mean_return = re.search(r"greedy return (-?\d+)", output("own_network.py"))
     assert float(mean_return[1]) > -600
 
 
+@pytest.mark.slow
 def test_a_foreign_policy_plans_in_both_loops():
     lines = output("foreign_policy.py").splitlines()
     returns = [float(line.split("mean return ")[1].split(",")[0]) for line in lines]
@@ -75,6 +77,7 @@ def test_a_foreign_policy_plans_in_both_loops():
     assert len(returns) == 2 and min(returns) > -600
 
 
+@pytest.mark.slow
 def test_several_seeds_are_trained_at_once(capsys):
     spec = importlib.util.spec_from_file_location("compiled_seeds", EXAMPLES / "compiled_seeds.py")
     module = importlib.util.module_from_spec(spec)

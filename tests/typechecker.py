@@ -13,31 +13,28 @@ _jaxtyped = jaxtyping.jaxtyped
 
 
 def install() -> None:
-    """Check the shapes in the signatures of polyak, but for functions within functions and the constructors of structs.
+    """Check the shapes in the signatures of polyak, but for functions within functions and constructors.
 
     Functions within functions would be prepared anew at each call. The arrays of a struct have more axes than its fields say
-    where the struct holds a sequence or a batch. Types without shapes are mypy's: with them, importing polyak takes twice as
-    long, and so does tracing a program.
+    where the struct holds a sequence or a batch. Signatures without shapes are left to mypy, which sees no value that comes
+    from an `Any`: to check them too, importing polyak takes twice as long, and so does tracing a program.
     """
-    jaxtyping.jaxtyped = _jaxtyped_where_shapes_are
+    jaxtyping.jaxtyped = _check_signatures_with_shapes
     jaxtyping.install_import_hook("polyak", "tests.typechecker.check")
 
 
-def _jaxtyped_where_shapes_are(*, typechecker):
+def _check_signatures_with_shapes(*, typechecker):
     checked = _jaxtyped(typechecker=typechecker)
 
     def decorate(decorated):
         is_local = "<locals>" in getattr(decorated, "__qualname__", "")
-        return checked(decorated) if not is_local and _has_shapes_in_signature(decorated) else decorated
+        return checked(decorated) if not is_local and _has_shapes(decorated) else decorated
 
     return decorate
 
 
-def _has_shapes_in_signature(decorated):
-    if isinstance(decorated, property):
-        return _has_shapes_in_signature(decorated.fget)
-    function = inspect.unwrap(getattr(decorated, "__func__", decorated))
-    return inspect.isfunction(function) and any(map(_has_shape, function.__annotations__.values()))
+def _has_shapes(decorated):
+    return inspect.isfunction(decorated) and any(map(_has_shape, decorated.__annotations__.values()))
 
 
 def _has_shape(annotation):

@@ -12,8 +12,6 @@ from polyak.cli import compilation_cache as module
 from polyak.cli.compilation_cache import cache_directory, open_directory
 from tests.cli.processes import environment, last_checkpoint
 
-pytestmark = pytest.mark.slow
-
 TRAIN = "train ppo CartPole-v1 --env-steps 64 --hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1"
 KILLED = """
 import os, pathlib, signal, sys
@@ -43,6 +41,7 @@ def cached(directory):
     return sorted(path for path in directory.rglob("*-cache") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_second_run_reads_what_the_first_compiled_and_gets_the_same_bits(tmp_path):
     first = run(f"{TRAIN} --eval-episodes 2 --run-dir first", tmp_path)
     files = cached(tmp_path / "cache")
@@ -59,6 +58,7 @@ def test_a_second_run_reads_what_the_first_compiled_and_gets_the_same_bits(tmp_p
         assert path.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_a_users_own_cache_is_used_instead(tmp_path):
     run(f"{TRAIN} --eval-episodes 0 --run-dir run", tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"))
     assert not (tmp_path / "cache").exists()
@@ -85,6 +85,7 @@ def test_a_link_and_a_directory_of_another_user_are_rejected(tmp_path, monkeypat
         open_directory(tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_a_cache_that_is_rejected(tmp_path):
     (tmp_path / "cache/polyak").mkdir(parents=True, mode=0o755)
     (tmp_path / "cache/polyak").chmod(0o755)
@@ -109,6 +110,7 @@ def test_the_directory_follows_the_platform(platform, variable, expected, monkey
     assert cache_directory() == Path(expected)
 
 
+@pytest.mark.slow
 def test_new_files_appear_at_the_end_and_files_of_killed_runs_are_deleted(tmp_path):
     shared = tmp_path / "shared"
     with module._session(shared) as session:

@@ -179,7 +179,7 @@ def test_every_flag_has_wrong_values_in_the_table():
 def test_a_wrong_value_is_rejected_before_anything_is_created(flag, command, workdir):
     types, values = wrong_types(flag), OUT_OF_RANGE[flag]
     # All values for one flag of each kind, the first ones for the others.
-    if flag not in ("num-envs", "gamma", "vf-coef", "learning-rate", "hidden"):
+    if flag not in ("num-envs", "gamma", "vf-coef", "learning-rate", "max-grad-norm", "hidden"):
         types, values = types[:1], values[:1] if values in (NOT_A_SHARE, NEGATIVE, ZERO_TOO, NO_SCHEDULE) else values
     for value in (*types, *values, None):
         switch = FLAGS[flag] in (bool, bool | None)

@@ -33,10 +33,10 @@ def sick(loop):
     return env, agent
 
 
+pytestmark = pytest.mark.slow
 BOTH = pytest.mark.parametrize("loop", ["compiled", "host"])
 
 
-@pytest.mark.slow
 @BOTH
 def test_divergence_is_noticed_between_two_reports(loop, monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyak.loops.compiled_loop"), "CHUNK_SECONDS", 0.0)
@@ -55,7 +55,6 @@ def test_divergence_is_noticed_between_two_reports(loop, monkeypatch):
     assert seen == [(3, 3)]
 
 
-@pytest.mark.slow
 @BOTH
 def test_checkpoint_with_nonfinite_observations_restores_bit_for_bit(loop, tmp_path):
     env, agent = sick(loop)
@@ -79,7 +78,6 @@ def test_checkpoint_with_nonfinite_observations_restores_bit_for_bit(loop, tmp_p
     assert same_bits(dataclasses.replace(restored.tree, key=jax.random.key_data(restored.tree.key)), state)
 
 
-@pytest.mark.slow
 @BOTH
 def test_run_resumed_from_a_checkpoint_with_nan_matches_the_uninterrupted_run(loop, tmp_path):
     env, agent = sick(loop)
@@ -98,7 +96,6 @@ def test_run_resumed_from_a_checkpoint_with_nan_matches_the_uninterrupted_run(lo
     assert same_bits(everything(finished), everything(whole))
 
 
-@pytest.mark.slow
 def test_diverged_seeds_end_and_the_others_finish():
     ill = {0, 2}
     reported = [[], [], []]
@@ -121,7 +118,6 @@ def test_diverged_seeds_end_and_the_others_finish():
                 np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_training_ends_when_all_seeds_have_diverged():
     with pytest.warns(UserWarning, match="has diverged"):
         results = train.compiled_seeds(STRICT, SICK_SEEDS, env_steps=10**9, keys=KEYS[np.array([0, 2, 0])])

@@ -21,8 +21,6 @@ from polyak.train import Workers
 from polyak.workers.in_process_workers import InProcessWorkers
 from tests.workers.setting import FaultyWorkers, assert_same_bits, make_agent
 
-pytestmark = pytest.mark.slow
-
 ENV, ENV_STEPS, NUM_ENVS, EVERY = "CartPole-v1", 2_000, 8, 300
 
 
@@ -52,6 +50,7 @@ def whole(tmp_path_factory):
     return result, sorted({path.parents[1] for path in left}, key=lambda path: int(path.name[3:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [4, 2, 1, 0])
 def test_what_a_killed_learner_leaves_continues_to_the_bit_with_any_number_of_workers(whole, workers):
     """The state of the loop is that of the run that was never killed."""
@@ -60,6 +59,7 @@ def test_what_a_killed_learner_leaves_continues_to_the_bit_with_any_number_of_wo
     assert_same_bits(resume(left[workers - 1 if workers else 3], workers).loop_state, result.loop_state)
 
 
+@pytest.mark.slow
 def test_another_number_of_workers_that_act_in_jax_is_a_warning(tmp_path):
     """Several workers draw random numbers of their own."""
     agent = make_agent(polyak.envs.make(ENV).spec, network=lstm(hidden=(), width=4))
@@ -76,6 +76,7 @@ def test_another_number_of_workers_that_act_in_jax_is_a_warning(tmp_path):
         assert len(said) == (number != 2) and all(f"workers={number}, the run has 2: " in text for text in said)
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_killed_loses_a_checkpoint_interval_at_most(whole, tmp_path):
     """SIGKILL of the process, with its workers inside."""
     code = "import sys; from tests.train.test_killed_learners import run; run(sys.argv[1])"
@@ -88,6 +89,7 @@ def test_a_learner_that_is_killed_loses_a_checkpoint_interval_at_most(whole, tmp
     assert_same_bits(resume(tmp_path / "run", 2).loop_state, whole[0].loop_state)
 
 
+@pytest.mark.slow
 def test_what_happens_to_workers_is_in_the_run_directory(whole, tmp_path):
     """When, which worker, and why."""
     with pytest.warns(UserWarning, match=r"worker \d died: of a test; starting it again"):
@@ -99,6 +101,7 @@ def test_what_happens_to_workers_is_in_the_run_directory(whole, tmp_path):
     assert_same_bits(result.loop_state, whole[0].loop_state)
 
 
+@pytest.mark.slow
 def test_a_callback_that_raises_ends_the_workers():
     engine = FaultyWorkers({})
 
@@ -116,6 +119,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
         run(None, None)
 
 
+@pytest.mark.slow
 def test_a_run_with_lag_one_resumes_to_the_bit(tmp_path):
     """Also what was under way."""
     agent = make_agent(polyak.envs.make(ENV).spec, values_when="collect")

@@ -27,8 +27,6 @@ from tests.cli.conftest import compiled_once
 from tests.cli.processes import environment
 from tests.workers.setting import arrays_of, assert_same_bits
 
-pytestmark = pytest.mark.slow
-
 ENV, NUM_ENVS = "jax/CartPole-v1", 4
 FLAGS = "--hidden 4 --num-steps 8 --num-envs 4 --num-epochs 1 --num-minibatches 1 --eval-episodes 0"
 
@@ -52,6 +50,7 @@ def _compile_once(tmp_path_factory, unchecked):
         yield
 
 
+@pytest.mark.slow
 def test_learners_have_the_bits_of_devices_and_are_exchanged_for_them(tmp_path):
     """One update of two learners is that of one batch twice as large; then one process with two devices, and back."""
     agent, run_dir = make_agent(make_env()), tmp_path / "run"
@@ -71,6 +70,7 @@ def test_learners_have_the_bits_of_devices_and_are_exchanged_for_them(tmp_path):
     assert rows == sorted(set(rows)) and rows[-1] == last.progress.env_steps
 
 
+@pytest.mark.slow
 def test_a_death_costs_no_bit_and_nothing_is_left_of_a_killed_supervisor(tmp_path):
     words = f"train ppo {ENV} --learners 2 {FLAGS} --env-steps 100000000 --report-every 200 --checkpoint-every 400"
     process = subprocess.Popen(
@@ -108,6 +108,7 @@ def test_a_death_costs_no_bit_and_nothing_is_left_of_a_killed_supervisor(tmp_pat
     assert_same_bits(restored.tree, train_here(config.agent, restored.step).loop_state)
 
 
+@pytest.mark.slow
 def test_a_death_loses_no_evaluation(tmp_path):
     """Those before the checkpoint from which the new group goes on are not repeated."""
     checkpoints, killed, options = tmp_path / "run" / "checkpoints", [], {"eval_every": 1000, "eval_episodes": 2}
@@ -151,6 +152,7 @@ def stopped_group(monkeypatch):
     monkeypatch.setattr("polyak.train.learners.run_group", run_group)
 
 
+@pytest.mark.slow
 def test_a_stop_while_no_learner_trains_returns_the_newest_checkpoint(tmp_path, stopped_group, capsys):
     agent, run_dir = make_agent(make_env()), tmp_path / "run"
     whole = polyak.train.run(agent, make_env(), env_steps=40, devices=2, run_dir=run_dir, progress=False)
@@ -176,6 +178,7 @@ def test_a_stop_while_no_learner_trains_returns_the_newest_checkpoint(tmp_path, 
     assert f"continue with: polyak resume {run_dir}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_stop_with_damaged_metrics_returns_the_checkpoint_and_warns(tmp_path, unchecked):
     agent, run_dir = make_agent(make_env()), tmp_path / "run"
     polyak.train.run(agent, make_env(), env_steps=40, devices=2, run_dir=run_dir, progress=False)
@@ -187,6 +190,7 @@ def test_a_stop_with_damaged_metrics_returns_the_checkpoint_and_warns(tmp_path, 
     assert (result.progress.env_steps, dict(result.metrics), result.stopped) == (40, {}, "request")
 
 
+@pytest.mark.slow
 def test_a_stop_before_the_first_checkpoint_raises_and_is_in_the_summary(tmp_path, stopped_group):
     run_dir = tmp_path / "run"
     with pytest.raises(polyak.train.StoppedBeforeStart, match="train: stopped"):
@@ -194,6 +198,7 @@ def test_a_stop_before_the_first_checkpoint_raises_and_is_in_the_summary(tmp_pat
     assert open_run(run_dir).read_summary()["stopped"] == "interrupt"
 
 
+@pytest.mark.slow
 def test_the_command_that_was_stopped_before_the_first_checkpoint_says_how_to_start_again(tmp_path, stopped_group, capsys):
     words = f"train ppo {ENV} --learners 2 {FLAGS} --env-steps 100 --run-dir {tmp_path / 'run'}"
     assert main(words.split()) == 130
@@ -253,6 +258,7 @@ def test_what_learners_cannot_do_is_an_error_before_anything_is_written(argument
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_learners_that_divide_its_devices_only(tmp_path):
     agent = make_agent(make_env())
     polyak.train.run(agent, make_env(), env_steps=40, devices=2, run_dir=tmp_path / "run", progress=False)

@@ -18,7 +18,6 @@ from tests.workers.ray_script import NO_RAY
 
 pytest.importorskip("ray")
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "ray_script.py"
 
@@ -55,44 +54,53 @@ def environment():
     return {**others, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "RAY_ADDRESS": "127.0.0.1:1"}
 
 
+@pytest.mark.slow
 def test_two_workers_have_the_bits_of_the_host_loop(report):
     assert report["same_bits"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_worker_that_is_killed_or_stopped_leaves_no_trace(report, fault):
     assert report[fault]["same_bits"] and report[fault]["restarts"] >= 1
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_noticed_at_once(report):
     assert report["killed"]["noticed"] < 1.0, "0.1 s on a quiet machine"
 
 
+@pytest.mark.slow
 def test_ray_prints_nothing_about_dead_workers(report):
     """The training says it in one line of its own."""
     assert "raylet" not in report["terminal"]
 
 
+@pytest.mark.slow
 def test_training_in_one_process_opens_no_socket(report):
     assert report["sockets_alone"] == 0
 
 
+@pytest.mark.slow
 def test_a_private_ray_listens_on_loopback_only(report):
     assert report["listening"] and all(address.startswith("127.") for address in report["listening"])
 
 
+@pytest.mark.slow
 def test_a_caller_without_the_token_is_refused(report):
     """Where one with the token gets an answer."""
     code, output = report["cluster"]["no token"]
     assert code == 1 and "InvalidAuthToken" in output.splitlines()[-1] and report["cluster"]["keys"] > 0
 
 
+@pytest.mark.slow
 def test_no_dashboard_listens_and_no_port_serves_http_without_the_token(report):
     number, open_ports = report["cluster"]["dashboard"]
     assert number >= 1 and open_ports == [], "Ray starts its processes even so"
     assert set(report["cluster"]["http"]) <= {401, None}
 
 
+@pytest.mark.slow
 def test_another_version_of_ray_is_an_error_with_both_in_one_line(report):
     code, output = report["cluster"]["other version"]
     ray = re.escape(report["cluster"]["ray"])
@@ -101,6 +109,7 @@ def test_another_version_of_ray_is_an_error_with_both_in_one_line(report):
     assert re.search(rf"Version mismatch: .* Ray: {ray} .* Ray: 1\.2\.3 ", last)
 
 
+@pytest.mark.slow
 def test_a_command_with_workers_on_a_cluster_says_where_they_are(report):
     _, output = report["cluster"]["stopped"]
     assert re.search(r"^Ray \S+: \S+ \(4 CPUs\)$", output, re.MULTILINE)
@@ -108,6 +117,7 @@ def test_a_command_with_workers_on_a_cluster_says_where_they_are(report):
     assert "need" not in output, "two of the four CPUs are free"
 
 
+@pytest.mark.slow
 def test_a_command_with_workers_leaves_a_checkpoint_at_sigterm_and_continues_without_them(report):
     code, output = report["cluster"]["stopped"]
     done = report["cluster"]["done"]
@@ -132,27 +142,33 @@ def test_only_a_ray_that_does_not_start_is_skipped_and_never_where_ci_is_set(mes
         skip_without_ray("x")
 
 
+@pytest.mark.slow
 def test_a_policy_in_numpy_starts_no_jax_in_the_workers(report):
     assert report["jax_started"] == [False, False]
 
 
+@pytest.mark.slow
 def test_a_worker_computes_on_one_thread(report):
     assert report["blas_threads"] in (1, None)
 
 
+@pytest.mark.slow
 def test_closing_ends_all_processes_within_seconds(report):
     assert report["close_seconds"] < 10 and report["left"] == []
 
 
+@pytest.mark.slow
 def test_ray_leaves_the_handler_of_sigterm(report):
     """A training ends with its checkpoint, as without workers."""
     assert report["keeps_handler"]
 
 
+@pytest.mark.slow
 def test_a_ray_that_is_connected_already_is_an_error(report):
     assert "Ray is already connected in this process" in report["connected"]
 
 
+@pytest.mark.slow
 def test_training_goes_on_elsewhere_when_a_node_of_the_cluster_is_removed(tmp_path):
     """With the same bits."""
     report = run(tmp_path, "cluster")
@@ -167,6 +183,7 @@ def output(tmp_path_factory):
     return run(tmp_path_factory.mktemp("output"), "output")
 
 
+@pytest.mark.slow
 def test_what_environments_print_is_in_a_file_of_each_worker(output):
     assert sorted(output["logs"]) == ["0.log", "1.log"]
     for text in output["logs"].values():
@@ -174,15 +191,18 @@ def test_what_environments_print_is_in_a_file_of_each_worker(output):
     assert "said" not in output["terminal"] and "written" not in output["terminal"]
 
 
+@pytest.mark.slow
 def test_warnings_of_workers_are_issued_once_in_the_learner(output):
     assert output["warnings"] == [["RuntimeWarning", "warned of a test"]]
 
 
+@pytest.mark.slow
 def test_a_worker_whose_process_ends_tells_how(output):
     (reason,) = output["reasons"]
     assert reason.startswith("died: Worker unexpectedly exits") and "it was killed" in reason and "Some common" not in reason
 
 
+@pytest.mark.slow
 def test_environments_of_workers_are_closed_at_the_end(output):
     """Those of the processes that are there; the learner closes the one that tells the spaces."""
     closed = set(output["closed"]) - {output["own"]}
@@ -203,12 +223,14 @@ def start_forever(directory):
     return process, pids
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_learner_that_was_killed(tmp_path):
     """Its processes and their files."""
     process, pids = start_forever(tmp_path)
     check_that_nothing_is_left(process, pids)
 
 
+@pytest.mark.slow
 def test_a_training_ends_when_a_daemon_of_its_private_ray_dies(tmp_path):
     """Ray alone would hang for minutes; and no other user opens the directory of its sockets."""
     process, pids = start_forever(tmp_path)
@@ -221,6 +243,7 @@ def test_a_training_ends_when_a_daemon_of_its_private_ray_dies(tmp_path):
     check_that_nothing_is_left(process, pids)
 
 
+@pytest.mark.slow
 def test_a_training_ends_when_the_head_of_its_private_ray_is_killed(tmp_path):
     process, pids = start_forever(tmp_path)
     (head,) = (pid for pid in pids if "polyak.workers.ray_head" in read(f"/proc/{pid}/cmdline").split("\0"))
@@ -230,6 +253,7 @@ def test_a_training_ends_when_the_head_of_its_private_ray_is_killed(tmp_path):
     check_that_nothing_is_left(process, pids)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_learner_that_was_killed_while_ray_started(tmp_path):
     """The head does not wait until Ray has started."""
     code = "from polyak.workers.ray_workers import RayWorkers; RayWorkers(2)"
