@@ -59,8 +59,8 @@ MUTATIONS = (
     # agents
     Mutation(
         "agents/dqn.py",
-        "q = self._values(online, batch.next_obs, fold(key, 2)) if self.double else target_q",
-        "q = target_q if self.double else self._values(online, batch.next_obs, fold(key, 2))",
+        "q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else target_q",
+        "q = target_q if self.double else self._values(online, batch.next_obs, fold(key, 2))[0]",
         ("agents/test_dqn_tf_agents.py",),
     ),
     Mutation(
@@ -146,6 +146,49 @@ MUTATIONS = (
         '{"terminated": rollout.terminated, "truncated": rollout.truncated}',
         '{"terminated": rollout.terminated | rollout.truncated, "truncated": rollout.truncated}',
         ("agents/test_pqn.py::test_lambda_returns_against_a_slow_loop",),
+    ),
+    # training mode
+    Mutation(
+        "learning/actor_critic_updates.py",
+        "is_training = key is not None and not has_batch_statistics(variables)",
+        "is_training = key is not None",
+        ("agents/test_training_mode.py::test_the_critics_loss_has_the_statistics_of_its_batch_and_all_else_the_running_ones",),
+    ),
+    Mutation(
+        "agents/sac.py",
+        "return loss, Aux(critic_terms(q, td_error, batch.weight), stats)",
+        "return loss, Aux(critic_terms(q, td_error, batch.weight))",
+        ("agents/test_training_mode.py::test_statistics_advance_with_every_gradient_step_and_the_target_follows",),
+    ),
+    Mutation(
+        "agents/dqn.py",
+        "self._network.apply(variables, obs, train=train, key=key)",
+        "self._network.apply(variables, obs, key=key)",
+        ("agents/test_training_mode.py::test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout",),
+    ),
+    Mutation(
+        "agents/pqn.py",
+        "x, x[near]), obs)",
+        "x, x), obs)",
+        ("agents/test_training_mode.py::test_pqn_trains_with_batch_normalization_of_the_transitions_alone",),
+    ),
+    Mutation(
+        "networks/adapters.py",
+        "nnx.update(module, streams)",
+        "pass",
+        ("agents/test_training_mode.py::test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout",),
+    ),
+    Mutation(
+        "ops/gradient_step.py",
+        "(mean if axis_name is None else jax.lax.pmean(mean, axis_name)).astype(x.dtype)",
+        "mean.astype(x.dtype)",
+        ("copies/test_train.py::test_statistics_of_several_devices_are_averaged",),
+    ),
+    Mutation(
+        "ops/gradient_step.py",
+        'bad = {**bad, "statistics": ~all_finite(aux.stats)',
+        'bad = {**bad, "statistics": jnp.array(False)',
+        ("copies/test_train.py::test_statistics_that_are_not_finite_skip_the_step",),
     ),
     # learning
     Mutation(

@@ -475,7 +475,7 @@ def test_losses_of_redq_and_droq_beside_numpy(num_critics, monkeypatch):
 
 @pytest.mark.slow
 def test_dropout_and_layer_norm_of_critics_are_on_while_training_only():
-    agent = make("sac", critics=polyak.Critics((8,), num_critics=3, dropout=0.5, layer_norm=True))
+    agent = make("sac", critics=polyak.Critics((8,), num_critics=3, dropout=0.5, norm="layer"))
     state = agent.init(KEY)
     copies = state.copies
 

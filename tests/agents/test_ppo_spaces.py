@@ -150,7 +150,8 @@ class Moody(nnx.Module):
 def test_ratios_start_at_one_for_a_network_with_statistics_and_dropout():
     spec = EnvSpec(Box(-np.ones(3), np.ones(3)), Discrete(2))
     agent = PPO(spec, network=FlaxNNX(Moody), num_steps=6, num_epochs=1, num_minibatches=1)
-    state = agent.init(KEY)
+    with pytest.warns(UserWarning, match="the network is always in evaluation mode"):
+        state = agent.init(KEY)
     after, metrics = update(agent, state, on_device(rollout(spec, num_steps=6)), KEY)
     assert float(metrics["train/approx_kl"]) == pytest.approx(0.0, abs=1e-6) and metrics["train/skipped_steps"] == 0
     assert same_bits(after.copies.online.stats, state.copies.online.stats)

@@ -80,14 +80,12 @@ def test_noise_of_the_network_follows_state_dependent_exploration(command, std, 
 
 def test_flags_of_the_critics_leave_the_actor_as_it_is():
     spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
-    flags = NetworkFlags(
-        hidden=(8,), value_hidden=(16, 16), value_activation="silu", num_critics=3, layer_norm=True, dropout=0.1
-    )
+    flags = NetworkFlags(hidden=(8,), value_hidden=(16, 16), value_activation="silu", num_critics=3, norm="layer", dropout=0.1)
     for agent in (polyak.SAC(spec), polyak.TQC(spec, num_quantiles=7)):
         changed = _change_network("td3", agent, flags)
         assert changed.actor == polyak.Actor((8,))
         quantiles = 7 if isinstance(agent, polyak.TQC) else None
-        assert changed.critics == polyak.Critics((16, 16), "silu", 3, layer_norm=True, dropout=0.1, num_quantiles=quantiles)
+        assert changed.critics == polyak.Critics((16, 16), "silu", 3, norm="layer", dropout=0.1, num_quantiles=quantiles)
     own_width = _change_network("td3", polyak.TD3(spec), NetworkFlags(value_hidden=(16,)))
     assert (own_width.actor.hidden, own_width.critics.hidden) == ((256, 256), (16,))
     with pytest.raises(UsageError, match="--num-critics, --dropout: ppo has no such network setting"):

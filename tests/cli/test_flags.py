@@ -114,7 +114,7 @@ OUT_OF_RANGE = {
     "value-hidden": ("0", "64 0"),
     "value-activation": ("sigmoid",),
     "num-critics": NOT_POSITIVE,
-    "layer-norm": ("yes",),
+    "norm": ("yes",),
     "dueling": ("yes",),
     "noisy": ("yes",),
     "dropout": NOT_A_SHARE,
@@ -138,7 +138,7 @@ FLAGS = flags_of(TrainFlags) | flags_of(OwnFlags) | flags_of(agent_flags(AGENTS[
 
 A_NETWORK = {
     "network": "mlp", "hidden": (8,), "activation": "gelu", "shared_torso": True, "log_std": -1.0, "squash_mean": True,
-    "value_hidden": (8,), "value_activation": "gelu", "num_critics": 1, "layer_norm": True, "dueling": True, "noisy": True,
+    "value_hidden": (8,), "value_activation": "gelu", "num_critics": 1, "norm": "layer", "dueling": True, "noisy": True,
     "dropout": 0.1,
 }  # fmt: skip
 
@@ -326,7 +326,7 @@ def test_activations_are_those_of_the_built_in_networks():
 def test_help_shows_every_flag_with_what_it_means(command):
     code, out, _ = command("train ppo Pendulum-v1 --help")
     assert code == 0
-    for flag in FLAGS.keys() - {"num-critics", "layer-norm", "dueling", "noisy", "dropout"}:
+    for flag in FLAGS.keys() - {"num-critics", "norm", "dueling", "noisy", "dropout"}:
         assert f"--{flag}" in out
     assert "discount per step. (default: 0.9)" in out
     assert "RL Baselines3 Zoo" in out

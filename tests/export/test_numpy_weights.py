@@ -102,7 +102,7 @@ def test_the_actions_of_a_network_of_action_values_are_those_of_largest_value(ne
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (polyak.q_mlp((5,), layer_norm=True), "whose layers are not plain"),
+        (polyak.q_mlp((5,), norm="layer"), "whose layers are not plain"),
         (polyak.q_mlp((5,), noisy=True), "whose layers are not plain"),
         (polyak.q_mlp(()), "no hidden layer"),
     ],

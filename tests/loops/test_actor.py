@@ -274,7 +274,7 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
 @pytest.mark.parametrize(
     ("spec", "settings"),
     [
-        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), layer_norm=True)}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), norm="layer")}),
         (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), noisy=True)}),
         (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((512, 512))}),
         (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp(())}),

@@ -63,6 +63,19 @@ class EquinoxNet(eqx.Module):
         return self.policy(x) + self.table.astype(jnp.float32), self.value(x)[0]
 
 
+class EquinoxWithDropout(eqx.Module):
+    linear: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, spec, key):
+        self.linear = eqx.nn.Linear(3, 2, key=key)
+        self.dropout = eqx.nn.Dropout(0.5)
+
+    def __call__(self, obs, key=None):
+        x = self.dropout(self.linear(obs), key=key)
+        return x, x.sum()
+
+
 class WithWidth(nnx.Module):
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.linear = nnx.Linear(width, 2, rngs=rngs)
@@ -181,3 +194,27 @@ def test_functions_with_two_arguments_by_position_build_modules():
     FlaxNNX(lambda *args: WithWidth(3, rngs=args[1])).init(KEY, SPEC)
     with pytest.raises(TypeError, match=r"^FlaxNNX: make\(spec, rngs\) must return an NNX module, got a int"):
         FlaxNNX(lambda spec, rngs: 3).init(KEY, SPEC)
+
+
+def test_dropout_of_an_equinox_module_is_on_in_training_with_a_key_for_each_row():
+    network = Equinox(EquinoxWithDropout)
+    variables, rows = network.init(KEY, SPEC), jnp.ones((64, 3))
+    plain = network.apply(variables, rows)[0][0]
+    np.testing.assert_array_equal(network.apply(variables, rows, key=KEY)[0][0], plain)
+    dropped = network.apply(variables, rows, train=True, key=KEY)[0][0]
+    assert set(np.unique(np.isclose(dropped, 2 * plain))) == {False, True} == set(np.unique(dropped == 0))
+    assert len(np.unique(dropped == 0, axis=0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("network", "layers"),
+    [
+        (FlaxNNX(NNXNet), ["BatchNorm norm", "Dropout dropout"]),
+        (FlaxLinen(LinenNet(), "train"), ["BatchNorm BatchNorm_0"]),
+        (FlaxLinen(LinenPlain()), []),
+        (Equinox(EquinoxNet), []),
+        (Equinox(EquinoxWithDropout), ["Dropout"]),
+    ],
+)
+def test_layers_of_the_training_mode_are_named(network, layers):
+    assert network.training_layers(network.init(KEY, SPEC)) == layers

@@ -27,9 +27,9 @@ def in_numpy(params, number, x=None):
     return x @ np.asarray(params["head"]["kernel"])[number] + np.asarray(params["head"]["bias"])[number]
 
 
-@pytest.mark.parametrize(("layer_norm", "num_quantiles"), [(False, None), (True, None), (True, 7)])
-def test_critics_are_computed_together_as_one_by_one(layer_norm, num_quantiles):
-    network = polyak.Critics((8, 6), num_critics=3, layer_norm=layer_norm, num_quantiles=num_quantiles)
+@pytest.mark.parametrize(("norm", "num_quantiles"), [(None, None), ("layer", None), ("layer", 7)])
+def test_critics_are_computed_together_as_one_by_one(norm, num_quantiles):
+    network = polyak.Critics((8, 6), num_critics=3, norm=norm, num_quantiles=num_quantiles)
     variables = network.init(KEY, SPEC)
     (q, value), _, _ = network.apply(variables, (OBS, ACTION))
     wanted = np.stack([in_numpy(variables.params, i) for i in range(3)], axis=1)
@@ -77,7 +77,7 @@ def test_actions_in_a_tree_are_concatenated():
         ({"num_quantiles": 0}, "num_quantiles"),
         ({"dropout": 1.0}, "dropout"),
         ({"hidden": (0,)}, "hidden"),
-        ({"layer_norm": 1.5}, "layer_norm"),
+        ({"norm": 1.5}, "norm"),
     ],
 )
 def test_settings_are_checked(settings, message):

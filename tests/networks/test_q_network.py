@@ -21,7 +21,7 @@ def applied(network, key=None, obs=OBS, spec=SPEC):
     return network.apply(network.init(KEY, spec), obs, key=key)[0]
 
 
-@pytest.mark.parametrize("settings", [{}, {"dueling": True}, {"noisy": True}, {"layer_norm": True}, {"hidden": ()}])
+@pytest.mark.parametrize("settings", [{}, {"dueling": True}, {"noisy": True}, {"norm": "layer"}, {"hidden": ()}])
 def test_values_and_distributions_of_all_actions(settings):
     q, value = applied(QNetwork(**settings))
     assert q.shape == (5, 4) and value.shape == (5,)
@@ -49,7 +49,7 @@ def test_the_mean_advantage_of_a_dueling_network_is_zero(outputs):
 
 
 def test_layer_norm_makes_features_independent_of_the_scale_of_weights():
-    network = QNetwork((8,), layer_norm=True)
+    network = QNetwork((8,), norm="layer")
     variables = network.init(KEY, SPEC)
     before = network.apply(variables, OBS)[0][0]
     layer = variables.params["dense"]["layers"][0]

@@ -31,7 +31,7 @@ AGENTS = {
     "lstm": lambda: PPO(EnvSpec(OBS, ACTIONS), network=lstm(8)),
     "gru": lambda: PPO(EnvSpec(OBS, ACTIONS), network=gru(8)),
     "recurrent dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_lstm(8), sequence_length=4, capacity=100),
-    "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), layer_norm=True), capacity=100),
+    "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), norm="layer"), capacity=100),
     "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), noisy=True), capacity=100),
     "c51": lambda: C51(EnvSpec(OBS, ACTIONS), capacity=100),
     "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), capacity=100),

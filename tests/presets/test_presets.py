@@ -87,7 +87,7 @@ def test_presets_of_minatar_are_those_of_dense_layers(game):
     found = preset("dqn", f"MinAtar/{game}-v1")
     assert found is PRESETS["dqn", f"gymnax/{game}-MinAtar"]
     settings = found.settings(1_000)
-    assert settings["network"].layer_norm and settings["epsilon"].env_steps == 100
+    assert settings["network"].norm == "layer" and settings["epsilon"].env_steps == 100
 
 
 @pytest.mark.parametrize("env_id", ["gymnax/CartPole-v1", "Nowhere-v0", "CartPole-v0"])
@@ -117,7 +117,7 @@ def test_changed_settings_take_the_place_of_the_presets():
     found = preset("sac", "BipedalWalker-v3")
     actor = polyak.Actor((8,), std="sde")
     settings = found.settings(500, {"sde_sample_freq": 4, "actor": actor, "learning_rate": LinearOverTraining(0.1)})
-    assert settings["actor"] is actor and settings["critics"] == polyak.Critics((256, 256), layer_norm=True)
+    assert settings["actor"] is actor and settings["critics"] == polyak.Critics((256, 256), norm="layer")
     assert settings["learning_rate"] == polyak.Linear(0.1, env_steps=500)
 
 

@@ -48,8 +48,7 @@ class C51:
     Attributes:
         spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns the logits `[B, n, num_atoms]`; None takes `q_network_for(spec)`. A built-in one gets
-            that number of outputs. It is applied in evaluation mode: dropout is off, and statistics stay as they were
-            initialized.
+            that number of outputs. In its loss it is in training mode (dropout, batch normalization).
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -204,7 +203,8 @@ class C51:
             key: for networks with noise; None applies them without.
         """
         online = dataclasses.replace(online, params=params)
-        logits = of_action(self._logits(online, batch.obs, fold(key, 0)), batch.action)
+        of_all, stats = self._logits(online, batch.obs, fold(key, 0), train=True)
+        logits = of_action(of_all, batch.action)
         target_probs = self.td_target(batch, online=online, target=target, key=key)
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), axis=1)
         q, target_q = (probs @ self._atoms for probs in (jax.nn.softmax(jax.lax.stop_gradient(logits)), target_probs))
@@ -213,22 +213,25 @@ class C51:
             "q": weighted_sum(q, batch.weight),
             "priority": jnp.maximum(jax.lax.stop_gradient(cross_entropy) - entropy(target_probs), 0.0),
         }
-        return weighted_sum(cross_entropy, batch.weight), Aux(terms)
+        return weighted_sum(cross_entropy, batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
     ) -> Float[Array, "N K"]:
         """The target distribution Φ(r + γ^m z, p(s', a')), without a gradient; arguments as for `loss`."""
-        target_logits = self._logits(target, batch.next_obs, fold(key, 1))
-        logits = self._logits(online, batch.next_obs, fold(key, 2)) if self.double else target_logits
+        target_logits, _ = self._logits(target, batch.next_obs, fold(key, 1))
+        logits = self._logits(online, batch.next_obs, fold(key, 2))[0] if self.double else target_logits
         next_action = best_action(self._expected.q(logits), batch.next_action_mask)
         next_probs = jax.nn.softmax(of_action(target_logits, next_action))
         values = self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * self._atoms[None]
         return jax.lax.stop_gradient(project_categorical(next_probs, values, self._atoms))
 
-    def _logits(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n K"]:
-        logits, _, _ = self._network.apply(variables, obs, key=key)
-        return logits
+    def _logits(
+        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
+    ) -> tuple[Float[Array, "N n K"], PyTree]:
+        """The logits of all actions, and the network's statistics."""
+        logits, _, stats = self._network.apply(variables, obs, train=train, key=key)
+        return logits, stats
 
     @property
     def _atoms(self) -> Float[Array, " K"]:

@@ -23,11 +23,13 @@ from polyak.learning.actor_critic_updates import (
     create_actor_critic,
     critic_terms,
     deterministic_action,
+    deterministic_action_in_training,
     evaluated_actor,
     feedforward_or_default,
     has_small_products,
     join_logs,
     q_values,
+    q_values_in_training,
     share_encoder,
     update_average,
 )
@@ -71,8 +73,8 @@ class DDPG:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
             `Actor(std="fixed")`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, 1]`; None takes `Critics(num_critics=1)`.
-            Dropout is on in their loss and target; statistics, such as those of batch normalization, stay as they were
-            initialized.
+            Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
+            running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -234,7 +236,7 @@ class DDPG:
                 key=key,
             )
             critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
-            actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
+            actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, key=jax.random.fold_in(key, 3))
             actor, actor_log = actor.train(actor_loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
             actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
             applied = critic_log.applied.astype(jnp.uint32)
@@ -265,10 +267,11 @@ class DDPG:
             key: for dropout.
         """
         target_key, dropout_key = jax.random.split(key)
-        q = q_values(self._critics, dataclasses.replace(critics, params=params), batch.obs, batch.action, dropout_key)
+        online = dataclasses.replace(critics, params=params)
+        q, stats = q_values_in_training(self._critics, online, batch.obs, batch.action, dropout_key)
         td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
         loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
-        return loss, Aux(critic_terms(q, td_error, batch.weight))
+        return loss, Aux(critic_terms(q, td_error, batch.weight), stats)
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
@@ -279,7 +282,13 @@ class DDPG:
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q[:, 0])
 
     def actor_loss(
-        self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, ""], Aux]:
         """-J(φ) of a batch whose weights sum to 1; no terms.
 
@@ -289,20 +298,21 @@ class DDPG:
             params: φ.
             actor: of its parameters nothing is used.
             critics: the online critic.
+            key: for dropout.
         """
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
-        action = deterministic_action(self._actor, actor, batch.obs, self.spec)
+        action, stats = deterministic_action_in_training(self._actor, actor, batch.obs, self.spec, key)
 
         def sum_of_q(action: PyTree) -> Float[Array, ""]:
             return jnp.sum(q_values(self._critics, critics, batch.obs, action))
 
         bound = self.max_dqda
         if bound is None:
-            return -weighted_sum(q_values(self._critics, critics, batch.obs, action)[:, 0], batch.weight), Aux({})
+            return -weighted_sum(q_values(self._critics, critics, batch.obs, action)[:, 0], batch.weight), Aux({}, stats)
         dqda = jax.lax.stop_gradient(jax.grad(sum_of_q)(action))
         products = jax.tree.map(lambda g, a: jnp.clip(g, -bound, bound) * a, dqda, action)
         each = jnp.concatenate([x.reshape(x.shape[0], -1) for x in jax.tree.leaves(products)], axis=1)
-        return -weighted_sum(jnp.sum(each, axis=1), batch.weight), Aux({})
+        return -weighted_sum(jnp.sum(each, axis=1), batch.weight), Aux({}, stats)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True, is_deterministic=True)

@@ -54,8 +54,8 @@ class DQN:
 
     Attributes:
         spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
-        network: a network that returns `(q, value)`, such as `polyak.q_mlp(dueling=True)`; None takes `q_network_for(spec)`. It
-            is applied in evaluation mode: dropout is off, and statistics stay as they were initialized.
+        network: a network that returns `(q, value)`, such as `polyak.q_mlp(dueling=True)`; None takes `q_network_for(spec)`. In
+            its loss it is in training mode (dropout, batch normalization), but for a recurrent one.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -210,7 +210,8 @@ class DQN:
             key: for networks with noise; None applies them without.
         """
         online = dataclasses.replace(online, params=params)
-        q = of_action(self._values(online, batch.obs, fold(key, 0)), batch.action)
+        values, stats = self._values(online, batch.obs, fold(key, 0), train=True)
+        q = of_action(values, batch.action)
         td_error = self.td_target(batch, online=online, target=target, key=key) - q
         size = jnp.abs(jax.lax.stop_gradient(td_error))
         terms = {
@@ -218,23 +219,26 @@ class DQN:
             "q": weighted_sum(jax.lax.stop_gradient(q), batch.weight),
             "priority": size,
         }
-        return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(terms)
+        return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
     ) -> Float[Array, " N"]:
         """The target r + γ^m Q_target(s', a'), without a gradient; arguments as for `loss`."""
-        target_q = self._values(target, batch.next_obs, fold(key, 1))
-        q = self._values(online, batch.next_obs, fold(key, 2)) if self.double else target_q
+        target_q, _ = self._values(target, batch.next_obs, fold(key, 1))
+        q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else target_q
         next_q = of_action(target_q, best_action(q, batch.next_action_mask))
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q)
 
-    def _values(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n"]:
+    def _values(
+        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
+    ) -> tuple[Float[Array, "N n"], PyTree]:
+        """The values of all actions, and the network's statistics; a recurrent network stays in evaluation mode."""
         if isinstance(obs, SequenceObs):
             (q, _) = unroll_sequences(self._network, variables, obs, self.burn_in)
-        else:
-            (q, _), _, _ = self._network.apply(variables, obs, key=key)
-        return q
+            return q, None
+        (q, _), _, stats = self._network.apply(variables, obs, train=train, key=key)
+        return q, stats
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
         return NetworkPolicy(state.copies.online, state.normalizers.obs, self._network, self.spec, combined=True)

@@ -32,6 +32,7 @@ from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
+from polyak.networks.adapters import warn_of_training_layers
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
 from polyak.ops import losses
@@ -104,7 +105,8 @@ class PPO:
     Attributes:
         spec: the environment's spaces (`env.spec`).
         network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is always
-            applied in evaluation mode: dropout is off, and statistics stay as they were initialized. Minibatches of a
+            applied in evaluation mode: dropout is off, and statistics stay as they were initialized, which is a warning, as the
+            ratio compares two policies. Minibatches of a
             recurrent network (`lstm`, `gru`) are made of whole sequences.
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over each rollout.
@@ -242,6 +244,7 @@ class PPO:
         target = None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
         copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=target)
         check_actor_critic(self._network, copies.online, self.spec)
+        warn_of_training_layers("PPO", self._network, copies.online)
         normalizers = create_normalizers(self)
         return PPOState(
             copies=copies.with_optimizer_state(optimizer_of(self)),
@@ -332,7 +335,7 @@ class PPO:
         # Epochs of minibatches: the loss of each, and a gradient step.
         data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
         online = state.copies.online
-        loss_fn = partial(self.loss, variables=online, env_steps=state.env_steps, kl_beta=state.kl_beta, axis_name=axis_name)
+        loss_fn = partial(self.loss, env_steps=state.env_steps, kl_beta=state.kl_beta, axis_name=axis_name)
         copies, log = train_epochs(
             state.copies,
             loss_fn,
@@ -367,6 +370,8 @@ class PPO:
         metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": Mean.of(kl)}
         if self.histograms:
             parts = self._num_microbatches(batch, 1, axis_name)
+            loss_fn = partial(loss_fn, variables=online)
+            loss_fn = partial(loss_fn, variables=online)
             metrics |= update_histograms(loss_fn, full_batch, online.params, copies.online.params, parts, axis_name)
         return new_state, metrics
 

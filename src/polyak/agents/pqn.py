@@ -18,6 +18,7 @@ from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.normalizers import check_normalizers, settings_of
+from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
@@ -74,8 +75,8 @@ class PQN:
 
     Attributes:
         spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
-        network: a network that returns `(q, value)`; None takes `q_network_for(spec)` with `layer_norm=True`. It is applied in
-            evaluation mode.
+        network: a network that returns `(q, value)`; None takes `q_network_for(spec)` with `norm="layer"`. It is in
+            training mode in its loss (dropout, batch normalization), and in evaluation mode for the returns.
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`.
@@ -120,7 +121,7 @@ class PQN:
     max_lag = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, layer_norm=True))
+        object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, norm="layer"))
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
@@ -187,7 +188,7 @@ class PQN:
         batch, bad = self._make_batch(state, rollout, axis_name)
         copies, log = train_epochs(
             copies,
-            partial(self.loss, variables=copies.online),
+            self.loss,
             optimizer,
             lambda params: batch,
             key,
@@ -222,11 +223,11 @@ class PQN:
             params: θ.
             variables: the network's; of their parameters nothing is used.
         """
-        (q, _), _, _ = self._network.apply(dataclasses.replace(variables, params=params), batch.obs)
+        (q, _), _, stats = self._network.apply(dataclasses.replace(variables, params=params), batch.obs, train=True)
         q = of_action(q, batch.action)
         td_error = batch.value_target - q
         terms = {"td_error": weighted_sum(jnp.abs(td_error), batch.weight), "q": weighted_sum(q, batch.weight)}
-        return weighted_sum(jnp.square(td_error), batch.weight), Aux(terms)
+        return weighted_sum(jnp.square(td_error), batch.weight), Aux(terms, stats)
 
     def lambda_returns(self, variables: Variables, rollout: Rollout) -> Float[Array, "T B"]:
         """G of each row: Peng's Q(λ), which is TD(λ) with the value max_a Q(s, a) over the allowed actions."""
@@ -269,6 +270,10 @@ class PQN:
         }
         found = any_over_devices(jnp.stack([rows.any() for rows in bad.values()]), axis_name)
         obs, action, returns = mask_invalid((rollout.obs, rollout.actions, returns), valid)
+        if has_batch_statistics(state.copies.online):
+            # A row that only resets is no part of a batch's statistics: the transition before it, or after it, stands there.
+            near = jnp.concatenate([jnp.array([1], jnp.int32), jnp.arange(len(valid) - 1, dtype=jnp.int32)])
+            obs = jax.tree.map(lambda x: jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - 2)), x, x[near]), obs)
         zeros = jnp.zeros_like(returns)
         batch = Batch(obs, action, None, (), zeros, zeros, zeros, returns, valid.astype(jnp.float32), None, ())
         return jax.tree.map(flatten_steps, batch), flag_quantities(dict(zip(bad, found, strict=True)))

@@ -48,8 +48,7 @@ class QRDQN:
     Attributes:
         spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns quantiles `[B, n, num_quantiles]`; None takes `q_network_for(spec)`. A built-in one gets
-            that number of outputs. It is applied in evaluation mode: dropout is off, and statistics stay as they were
-            initialized.
+            that number of outputs. In its loss it is in training mode (dropout, batch normalization).
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -200,7 +199,8 @@ class QRDQN:
             key: for networks with noise; None applies them without.
         """
         online = dataclasses.replace(online, params=params)
-        quantiles = of_action(self._quantiles(online, batch.obs, fold(key, 0)), batch.action)
+        of_all, stats = self._quantiles(online, batch.obs, fold(key, 0), train=True)
+        quantiles = of_action(of_all, batch.action)
         targets = self.td_target(batch, online=online, target=target, key=key)
         losses = quantile_huber_loss(quantiles, midpoints(self.num_quantiles)[None], targets, self.huber_delta)
         q = jax.lax.stop_gradient(quantiles).mean(axis=1)
@@ -209,21 +209,24 @@ class QRDQN:
             "q": weighted_sum(q, batch.weight),
             "priority": jax.lax.stop_gradient(losses),
         }
-        return weighted_sum(losses, batch.weight), Aux(terms)
+        return weighted_sum(losses, batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
     ) -> Float[Array, "N K"]:
         """The targets r + γ^m θ_j(s', a'), without a gradient; arguments as for `loss`."""
-        target_quantiles = self._quantiles(target, batch.next_obs, fold(key, 1))
-        quantiles = self._quantiles(online, batch.next_obs, fold(key, 2)) if self.double else target_quantiles
+        target_quantiles, _ = self._quantiles(target, batch.next_obs, fold(key, 1))
+        quantiles = self._quantiles(online, batch.next_obs, fold(key, 2))[0] if self.double else target_quantiles
         next_action = best_action(quantiles.mean(axis=2), batch.next_action_mask)
         next_quantiles = of_action(target_quantiles, next_action)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
 
-    def _quantiles(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> Float[Array, "N n K"]:
-        quantiles, _, _ = self._network.apply(variables, obs, key=key)
-        return quantiles
+    def _quantiles(
+        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
+    ) -> tuple[Float[Array, "N n K"], PyTree]:
+        """The quantiles of all actions, and the network's statistics."""
+        quantiles, _, stats = self._network.apply(variables, obs, train=train, key=key)
+        return quantiles, stats
 
     def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
         network = ExpectedValues(self._network)

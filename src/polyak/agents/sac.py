@@ -24,6 +24,7 @@ from polyak.learning.actor_critic_updates import (
     has_small_products,
     min_of_critics,
     q_values,
+    q_values_in_training,
     share_encoder,
 )
 from polyak.learning.drawn_batches import draw_batches, return_errors
@@ -71,8 +72,8 @@ class SAC:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`, with n Discrete actions `[B, N, n]`; None
             takes `Critics()`, which has N = 2.
-            Dropout is on in all losses and the target; statistics, such as those of batch normalization, stay as they were
-            initialized.
+            Dropout is on in all losses and the target. Batch normalization uses the statistics of the batch in the critics'
+            loss, and running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -240,19 +241,19 @@ class SAC:
         """
         target_key, dropout_key = jax.random.split(key)
         online = dataclasses.replace(critics, params=params)
-        q = q_values(networks_of(self)[1], online, batch.obs, batch.action, dropout_key)
+        q, stats = q_values_in_training(networks_of(self)[1], online, batch.obs, batch.action, dropout_key)
         if isinstance(self.spec.action, Discrete):
             q = of_action(jnp.swapaxes(q, 1, 2), batch.action)
         td_error = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)[:, None] - q
         loss = weighted_sum(jnp.sum(0.5 * jnp.square(td_error), axis=1), batch.weight)
-        return loss, Aux(critic_terms(q, td_error, batch.weight))
+        return loss, Aux(critic_terms(q, td_error, batch.weight), stats)
 
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
     ) -> Float[Array, " B"]:
         """The target y, without a gradient; arguments as for `critic_loss`."""
         action_key, subset_key, dropout_key = jax.random.split(key, 3)
-        draw = draw_actions(self, actor, batch.next_obs, batch.next_action_mask, action_key)
+        draw, _ = draw_actions(self, actor, batch.next_obs, batch.next_action_mask, action_key)
         next_q = q_values(networks_of(self)[1], target, batch.next_obs, draw.action, dropout_key)
         soft_value = draw.mean(min_of_critics(next_q, self.subset, subset_key) - alpha * draw.log_prob)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * soft_value)
@@ -277,11 +278,12 @@ class SAC:
             key: for the actions, and dropout.
         """
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
-        draw = draw_actions(self, actor, batch.obs, batch.action_mask, key)
+        draw, stats = draw_actions(self, actor, batch.obs, batch.action_mask, key, train=True)
         q = q_values(networks_of(self)[1], critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
         q = jnp.min(q, axis=1) if self.subset is None else jnp.mean(q, axis=1)
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
-        return loss, Aux({"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)})
+        entropy = weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)
+        return loss, Aux({"entropy": entropy}, stats)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         return NetworkPolicy(actor, state.normalizers.obs, networks_of(self)[0], self.spec, squash=True)

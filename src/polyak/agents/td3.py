@@ -25,12 +25,14 @@ from polyak.learning.actor_critic_updates import (
     create_actor_critic,
     critic_terms,
     deterministic_action,
+    deterministic_action_in_training,
     evaluated_actor,
     feedforward_or_default,
     has_small_products,
     join_logs,
     min_of_critics,
     q_values,
+    q_values_in_training,
     share_encoder,
     train_in_turn,
     update_average,
@@ -77,8 +79,8 @@ class TD3:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
             `Actor(std="fixed")`.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
-            Dropout is on in their loss and target; statistics, such as those of batch normalization, stay as they were
-            initialized.
+            Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
+            running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         num_steps: steps of each environment between updates.
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
@@ -248,7 +250,7 @@ class TD3:
             critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
             applied = critic_log.applied.astype(jnp.uint32)
             critics = critics.follow(updates=applied)
-            loss = partial(self.actor_loss, actor=actor.online, critics=critics.online)
+            loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, key=jax.random.fold_in(key, 3))
 
             def train_actor(actor: NetworkCopies, enabled: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
                 return actor.train(loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
@@ -282,10 +284,11 @@ class TD3:
             key: for the noise of a', the choice of critics, and dropout.
         """
         target_key, dropout_key = jax.random.split(key)
-        q = q_values(self._critics, dataclasses.replace(critics, params=params), batch.obs, batch.action, dropout_key)
+        online = dataclasses.replace(critics, params=params)
+        q, stats = q_values_in_training(self._critics, online, batch.obs, batch.action, dropout_key)
         td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
         loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
-        return loss, Aux(critic_terms(q, td_error, batch.weight))
+        return loss, Aux(critic_terms(q, td_error, batch.weight), stats)
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
@@ -298,7 +301,13 @@ class TD3:
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * value)
 
     def actor_loss(
-        self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, ""], Aux]:
         """-J(φ) of a batch whose weights sum to 1; no terms.
 
@@ -306,11 +315,12 @@ class TD3:
             params: φ.
             actor: of its parameters nothing is used.
             critics: the online critics.
+            key: for dropout.
         """
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
-        action = deterministic_action(self._actor, actor, batch.obs, self.spec)
+        action, stats = deterministic_action_in_training(self._actor, actor, batch.obs, self.spec, key)
         q = q_values(self._critics, critics, batch.obs, action)
-        return -weighted_sum(q[:, 0] if self.subset is None else jnp.mean(q, axis=1), batch.weight), Aux({})
+        return -weighted_sum(q[:, 0] if self.subset is None else jnp.mean(q, axis=1), batch.weight), Aux({}, stats)
 
     def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
         """The actions with clipped noise, inside the bounds."""

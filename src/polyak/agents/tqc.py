@@ -22,6 +22,7 @@ from polyak.learning.actor_critic_updates import (
     feedforward_or_default,
     has_small_products,
     q_values,
+    q_values_in_training,
     share_encoder,
 )
 from polyak.learning.drawn_batches import draw_batches, return_errors
@@ -70,8 +71,8 @@ class TQC:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
         critics: a network of `(obs, action)` that returns `(quantiles, None)`, quantiles `[B, N, M]`; None takes
-            `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in all losses and the target;
-            statistics, such as those of batch normalization, stay as they were initialized.
+            `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in all losses and the target.
+            Batch normalization uses the statistics of the batch in the critics' loss, and running ones elsewhere.
         num_quantiles: M, of each critic.
         dropped_quantiles: d, the largest quantiles that each critic drops from the target.
         huber_delta: κ, the error above which the quantile loss is linear.
@@ -250,20 +251,20 @@ class TQC:
         """
         target_key, dropout_key = jax.random.split(key)
         online = dataclasses.replace(critics, params=params)
-        quantiles = q_values(networks_of(self)[1], online, batch.obs, batch.action, dropout_key)
+        quantiles, stats = q_values_in_training(networks_of(self)[1], online, batch.obs, batch.action, dropout_key)
         targets = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)
         tau = midpoints(self.num_quantiles)[None]
         each = jax.vmap(lambda theta: quantile_huber_loss(theta, tau, targets, self.huber_delta), 1, 1)(quantiles)
         loss = weighted_sum(jnp.sum(each, axis=1) / self.num_quantiles, batch.weight)
         q = jnp.mean(quantiles, axis=2)
-        return loss, Aux(critic_terms(q, jnp.mean(targets, axis=1, keepdims=True) - q, batch.weight))
+        return loss, Aux(critic_terms(q, jnp.mean(targets, axis=1, keepdims=True) - q, batch.weight), stats)
 
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
     ) -> Float[Array, "B K"]:
         """The targets y_1 ≤ ... ≤ y_K, without a gradient; arguments as for `critic_loss`."""
         action_key, dropout_key = jax.random.split(key)
-        draw = draw_actions(self, actor, batch.next_obs, batch.next_action_mask, action_key)
+        draw, _ = draw_actions(self, actor, batch.next_obs, batch.next_action_mask, action_key)
         quantiles = q_values(networks_of(self)[1], target, batch.next_obs, draw.action, dropout_key)
         pool = jnp.sort(quantiles.reshape(len(quantiles), -1), axis=1)
         smallest = pool[:, : pool.shape[1] - quantiles.shape[1] * self.dropped_quantiles]
@@ -291,11 +292,12 @@ class TQC:
             key: for the actions, and dropout.
         """
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
-        draw = draw_actions(self, actor, batch.obs, batch.action_mask, key)
+        draw, stats = draw_actions(self, actor, batch.obs, batch.action_mask, key, train=True)
         quantiles = q_values(networks_of(self)[1], critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
         q = jnp.mean(quantiles, axis=(1, 2))
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
-        return loss, Aux({"entropy": weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)})
+        entropy = weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)
+        return loss, Aux({"entropy": entropy}, stats)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         return NetworkPolicy(actor, state.normalizers.obs, networks_of(self)[0], self.spec, squash=True)

@@ -17,7 +17,7 @@ from polyak.core.struct import struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables, copy_buffers
 from polyak.learning.off_policy import OffPolicyState
 from polyak.networks.actor import Actor
-from polyak.networks.adapters import check_network
+from polyak.networks.adapters import check_network, has_batch_statistics
 from polyak.networks.critics import Critics
 from polyak.networks.layers import (
     MAX_NARROW_WIDTH,
@@ -280,10 +280,20 @@ def q_values(
     """Q_i(s, a) of each critic, `[B, N]`, its quantiles, or its values of all Discrete actions.
 
     Args:
-        key: with one, critics are in the training phase, for dropout.
+        key: with one, critics are in training mode, for dropout, unless they have batch normalization, which then uses its
+            running statistics.
     """
-    (q, _), _, _ = network.apply(variables, (obs, action), train=key is not None, key=key)
+    is_training = key is not None and not has_batch_statistics(variables)
+    (q, _), _, _ = network.apply(variables, (obs, action), train=is_training, key=key)
     return q
+
+
+def q_values_in_training(
+    network: Network, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
+) -> tuple[Float[Array, "B N *M"], PyTree]:
+    """As `q_values`, in training mode with the statistics of this batch, for the critics' loss; and the new statistics."""
+    (q, _), _, stats = network.apply(variables, (obs, action), train=True, key=key)
+    return q, stats
 
 
 def min_of_critics(q: Float[Array, "B N *M"], subset: int | None, key: PRNGKeyArray) -> Float[Array, "..."]:
@@ -297,6 +307,14 @@ def deterministic_action(network: Network, variables: Variables, obs: PyTree, sp
     """π(s) in [-1, 1], tanh of the actor's mean."""
     (params, _), _, _ = network.apply(variables, obs)
     return for_space(spec.action, params, squash=True).mode()
+
+
+def deterministic_action_in_training(
+    network: Network, variables: Variables, obs: PyTree, spec: EnvSpec, key: PRNGKeyArray | None
+) -> tuple[PyTree, PyTree]:
+    """As `deterministic_action`, in training mode, for the actor's loss; and the new statistics."""
+    (params, _), _, stats = network.apply(variables, obs, train=True, key=key)
+    return for_space(spec.action, params, squash=True).mode(), stats
 
 
 def critic_terms(q: Float[Array, "B N"], td_error: Float[Array, "B N"], weight: Float[Array, " B"]) -> Terms:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -10,10 +11,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.types import Mean, PyTree, Terms
+from polyak.core.types import Mean, PyTree, Terms, Variables
 from polyak.kernels.shuffle import permutation, permutation_seeds
 from polyak.learning.batch import Batch, normalize_minibatches
-from polyak.ops.gradient_step import Aux, LossFn, StepLog, ravel
+from polyak.ops.gradient_step import Aux, StepLog, ravel
 
 # A minibatch has equally many samples from each of (up to) eight groups of environments. Each device has whole groups, so
 # the samples of a minibatch do not depend on the number of devices.
@@ -22,7 +23,7 @@ GROUPS = (8, 4, 2, 1)
 
 def train_epochs(
     copies: NetworkCopies,
-    loss_fn: LossFn,
+    loss_fn: Callable[..., tuple[Float[Array, ""], Aux]],
     optimizer: optax.GradientTransformation,
     make_batch: Callable[[PyTree], Batch],
     key: PRNGKeyArray,
@@ -40,7 +41,8 @@ def train_epochs(
     """The copies after the gradient steps of all epochs, and the log `[E, K]` of every step.
 
     Args:
-        loss_fn: of `(params, minibatch)`; weights of a minibatch sum to 1, over all devices, so means are weighted sums.
+        loss_fn: of `(params, minibatch, variables=)`, with the online copy's variables for their statistics; weights of a
+            minibatch sum to 1, over all devices, so means are weighted sums.
         make_batch: what an epoch that begins with these parameters learns from.
         key: decides the minibatches.
         num_microbatches: parts of a minibatch whose gradients are computed one after the other.
@@ -53,8 +55,8 @@ def train_epochs(
     params, unravel = ravel(copies.online.params) if is_elementwise else (copies.online.params, lambda params: params)
     shape = (*rollout_shape, num_minibatches)
 
-    def loss_of_raveled(params: PyTree, minibatch: Batch) -> tuple[Float[Array, ""], Aux]:
-        return loss_fn(unravel(params), minibatch)
+    def loss_of_raveled(params: PyTree, minibatch: Batch, *, variables: Variables) -> tuple[Float[Array, ""], Aux]:
+        return loss_fn(unravel(params), minibatch, variables=variables)
 
     def epoch(carry: PyTree, seeds: Array) -> tuple[PyTree, StepLog]:
         index = shuffled_minibatches(seeds, *shape)
@@ -64,7 +66,7 @@ def train_epochs(
             index, total = minibatch
             copies, stopped = carry
             copies, log = copies.train(
-                loss_of_raveled,
+                partial(loss_of_raveled, variables=copies.online),
                 optimizer,
                 batch if num_minibatches == 1 else batch.at(index),
                 # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.

@@ -19,6 +19,7 @@ from polyak.learning.batch import ActorCriticModel, Batch, network_inputs, norma
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers
 from polyak.networks.actor_critic import check_actor_critic, check_squashing
+from polyak.networks.adapters import warn_of_training_layers
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.ops import losses
 from polyak.ops.gradient_step import (
@@ -212,6 +213,7 @@ def create_state(settings: OnPolicySettings, key: PRNGKeyArray) -> OnPolicyState
     spec, network = settings.spec, model_of(settings).network
     copies = NetworkCopies.create(network, key, spec, optimizer=None)
     check_actor_critic(network, copies.online, spec)
+    warn_of_training_layers(type(settings).__name__, network, copies.online)
     env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
     normalizers = create_normalizers(settings)
     return OnPolicyState(

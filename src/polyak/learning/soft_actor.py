@@ -286,7 +286,7 @@ def temperature_loss(
 
     With `alpha_loss="alpha"` it has α in place of log α.
     """
-    draw = draw_actions(settings, actor, batch.obs, batch.action_mask, key)
+    draw, _ = draw_actions(settings, actor, batch.obs, batch.action_mask, key)
     target = settings.target_entropy
     assert not isinstance(target, str), "agents have None for it"
     excess = draw.mean(draw.log_prob) + (default_target_entropy(settings, batch.action_mask) if target is None else target)
@@ -304,17 +304,27 @@ def default_target_entropy(settings: SoftActorSettings, mask: Bool[Array, "B n"]
 
 
 def draw_actions(
-    settings: SoftActorSettings, actor: Variables, obs: PyTree, mask: Bool[Array, "B n"] | None, key: PRNGKeyArray
-) -> ActionDraw:
-    """A sample of Box actions between -1 and 1; of Discrete ones all, with their probabilities."""
+    settings: SoftActorSettings,
+    actor: Variables,
+    obs: PyTree,
+    mask: Bool[Array, "B n"] | None,
+    key: PRNGKeyArray,
+    *,
+    train: bool = False,
+) -> tuple[ActionDraw, PyTree]:
+    """A sample of Box actions between -1 and 1; of Discrete ones all, with their probabilities; and the actor's statistics.
+
+    Args:
+        train: apply the actor in training mode, for its loss.
+    """
     network, space = networks_of(settings)[0], settings.spec.action
-    (params, _), _, _ = network.apply(actor, obs)
+    (params, _), _, stats = network.apply(actor, obs, train=train, key=jax.random.fold_in(key, 2) if train else None)
     distribution = for_space(space, params, mask, squash=True)
     if not isinstance(distribution, Categorical):
-        return ActionDraw(*distribution.sample_and_log_prob(seed=key), None)
+        return ActionDraw(*distribution.sample_and_log_prob(seed=key), None), stats
     log_prob = distribution.log_probs()
     # Finite for actions that are not allowed: their probability 0 times -inf is NaN.
-    return ActionDraw(None, jnp.where(jnp.isfinite(log_prob), log_prob, 0.0), jnp.exp(log_prob))
+    return ActionDraw(None, jnp.where(jnp.isfinite(log_prob), log_prob, 0.0), jnp.exp(log_prob)), stats
 
 
 def alpha_of(settings: SoftActorSettings, log_alpha: Float[Array, ""]) -> Float[Array, ""]:

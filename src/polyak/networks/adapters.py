@@ -1,6 +1,7 @@
 """A user's own network: Flax NNX, Flax Linen and Equinox modules as a `Network` of pure functions."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,22 @@ def check_network(owner: str, network: Any, name: str = "network") -> Network:
     if isinstance(network, type) or not isinstance(network, Network):
         raise TypeError(f"{owner}: {name} must have init and apply, such as mlp(), got {network!r}")
     return network
+
+
+def has_batch_statistics(variables: Variables) -> bool:
+    """True if a network has statistics, such as the running mean of batch normalization."""
+    return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(variables.stats))
+
+
+def warn_of_training_layers(owner: str, network: Network, variables: Variables) -> None:
+    """Warn of dropout and batch normalization in a network that an agent applies in evaluation mode alone."""
+    layers = network.training_layers(variables) if isinstance(network, FlaxNNX | FlaxLinen | Equinox) else []
+    if layers:
+        warnings.warn(
+            f"{owner}: the network is always in evaluation mode, where dropout is off and batch normalization has its initial "
+            f"statistics: {', '.join(layers)}; use normalize_obs=True or LayerNorm instead",
+            stacklevel=4,
+        )
 
 
 @short_repr()
@@ -66,10 +83,23 @@ class FlaxNNX:
             module.train()
         else:
             module.eval()
-        if key is not None:
+        if key is None:
+            out = module(obs)
+        else:
+            # Random numbers come from the key alone; the module's own streams stay as they are.
+            streams = nnx.clone(nnx.state(module, nnx.RngState))
             nnx.reseed(module, default=key, dropout=key)
-        out = module(obs)
+            out = module(obs)
+            nnx.update(module, streams)
         return out, carry, nnx.to_pure_dict(_split(module)[2])
+
+    def training_layers(self, variables: Variables) -> list[str]:
+        """The layers that compute something else in training mode: dropout and batch normalization, by path."""
+        found = []
+        for path, node in nnx.iter_graph(nnx.merge(variables.graph, variables.params, variables.stats)):
+            if isinstance(node, nnx.BatchNorm) or (isinstance(node, nnx.Dropout) and node.rate > 0):
+                found.append(f"{type(node).__name__} {'.'.join(map(str, path))}".rstrip())
+        return sorted(found)
 
 
 @short_repr()
@@ -108,6 +138,12 @@ class FlaxLinen:
         )
         return out, carry, {**variables.stats, **changed}
 
+    def training_layers(self, variables: Variables) -> list[str]:
+        """What computes something else in training mode, as far as it shows: batch statistics, or a `train_argument`."""
+        if "batch_stats" in variables.stats:
+            return [f"BatchNorm {name}" for name in variables.stats["batch_stats"]]
+        return [] if self.train_argument is None else [f"layers that {self.train_argument!r} switches"]
+
     def _phase(self, *, train: bool) -> dict[str, bool]:
         return {} if self.train_argument is None else {self.train_argument: train}
 
@@ -117,7 +153,8 @@ class FlaxLinen:
 class Equinox:
     """A user's Equinox module as a `Network`: `make(spec, key)` builds it, `module(obs)` takes *one* observation.
 
-    Its floating-point arrays are trained, its other arrays are `stats`; the rest is static. It is mapped over the batch.
+    Its floating-point arrays are trained, its other arrays are `stats`; the rest is static. It is mapped over the batch. Where
+    its `__call__` takes `key`, each observation has a key of its own, for dropout.
     """
 
     make: Callable[[EnvSpec, PRNGKeyArray], Any]
@@ -153,7 +190,25 @@ class Equinox:
         named = {**variables.params, **variables.stats}
         arrays = jax.tree.unflatten(structure, [named[name] for name in names])
         module = eqx.combine(arrays, jax.tree.unflatten(fixed_structure, fixed))
-        return jax.vmap(module)(obs), carry, variables.stats
+        if key is None or not _takes_key(type(module).__call__):
+            return jax.vmap(eqx.nn.inference_mode(module))(obs), carry, variables.stats
+        module = eqx.nn.inference_mode(module, not train)
+        keys = jax.random.split(key, len(jax.tree.leaves(obs)[0]))
+        return jax.vmap(lambda one, key: module(one, key=key))(obs, keys), carry, variables.stats
+
+    def training_layers(self, variables: Variables) -> list[str]:
+        """The layers that compute something else in training mode: dropout."""
+        import equinox as eqx
+
+        _, _, fixed, fixed_structure = variables.graph
+        nodes = jax.tree.leaves(
+            jax.tree.unflatten(fixed_structure, fixed), is_leaf=lambda node: isinstance(node, eqx.nn.Dropout)
+        )
+        return ["Dropout" for node in nodes if isinstance(node, eqx.nn.Dropout)]
+
+
+def _takes_key(function: Callable[..., Any]) -> bool:
+    return "key" in inspect.signature(function).parameters
 
 
 def _check_arguments(owner: str, make: Any, source: str) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,8 @@ class Critics:
         hidden: widths of the dense layers.
         activation: after each of them.
         num_critics: N.
-        layer_norm: normalize before each activation.
+        norm: what normalizes before each activation: `"layer"`, or `"batch"`, whose mean and variance are those of the batch in
+            the critics' loss, and running ones elsewhere; None is nothing.
         dropout: probability with which a unit is dropped while training, before the normalization.
         num_quantiles: M, of the distribution of returns; None is its mean. `TQC` sets it.
 
@@ -41,20 +43,21 @@ class Critics:
         TypeError, ValueError: a setting is out of its range.
         ValueError: when an agent is built, for actions that are neither Discrete nor of Boxes.
 
-    Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and normalization).
+    Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and layer
+    normalization); Ioffe and Szegedy 2015, arXiv:1502.03167 (batch normalization).
     """
 
     hidden: tuple[int, ...] = (256, 256)
     activation: Activation = "relu"
     num_critics: int = 2
-    layer_norm: bool = False
+    norm: Literal["layer", "batch"] | None = None
     dropout: float = 0.0
     num_quantiles: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", widths("hidden", self.hidden))
         check_choice("network", "activation", self.activation, tuple(ACTIVATIONS))
-        check_choice("network", "layer_norm", self.layer_norm, (True, False))
+        check_choice("network", "norm", self.norm, ("layer", "batch", None))
         check_integer("network", "num_critics", self.num_critics)
         check_number("network", "dropout", self.dropout, at_least=0, at_most=0.99)
         check_integer("network", "num_quantiles", self.num_quantiles, optional=True)
@@ -125,7 +128,8 @@ class _Layers(nnx.Module):
     def __init__(self, inputs: int, outputs: int, settings: Critics, rngs: nnx.Rngs) -> None:
         self.linear = _Products(settings.num_critics, inputs, outputs, rngs)
         self.dropout = nnx.Dropout(settings.dropout, rngs=rngs) if settings.dropout > 0 else None
-        self.norm = _LayerNorm(settings.num_critics, outputs, rngs) if settings.layer_norm else None
+        norms = {"layer": _LayerNorm, "batch": _BatchNorm}
+        self.norm = norms[settings.norm](settings.num_critics, outputs, rngs) if settings.norm else None
         self.activation = settings.activation
 
     def __call__(self, x: Float[Array, "N B inputs"]) -> Float[Array, "N B outputs"]:
@@ -148,3 +152,17 @@ class _LayerNorm(nnx.Module):
         """The rows with mean 0 and variance 1, scaled and shifted."""
         normal = jax.nn.standardize(x, axis=-1, epsilon=1e-6)
         return normal * self.scale[...] + self.bias[...]
+
+
+class _BatchNorm(nnx.Module):
+    """Batch normalization with running statistics, a scale and a bias of each critic."""
+
+    def __init__(self, num_critics: int, features: int, rngs: nnx.Rngs) -> None:
+        # All critics' features side by side: statistics are those of one critic's feature over the batch.
+        self.norm = nnx.BatchNorm(num_critics * features, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "N B features"]) -> Float[Array, "N B features"]:
+        """The features with mean 0 and variance 1 over the batch, scaled and shifted."""
+        num_critics, batch_size, features = x.shape
+        rows = jnp.moveaxis(x, 0, 1).reshape(batch_size, num_critics * features)
+        return jnp.moveaxis(self.norm(rows).reshape(batch_size, num_critics, features), 1, 0)

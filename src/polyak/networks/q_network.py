@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class QNetwork:
         dueling: two heads, for the value V and the advantages A.
         orthogonal: orthogonal weights with gain √2, 1 in the heads, and biases 0; else as PyTorch's.
         noisy: dense layers and heads are `NoisyLayer`s; without a key they apply the means of their weights.
-        layer_norm: normalize the outputs of each dense layer before its activation.
+        norm: `"layer"` normalizes the outputs of each dense layer before its activation; None does not.
         outputs: numbers for each action; None is its value. `C51` and `QRDQN` set it.
 
     Raises:
@@ -63,14 +63,15 @@ class QNetwork:
     dueling: bool = False
     orthogonal: bool = False
     noisy: bool = False
-    layer_norm: bool = False
+    norm: Literal["layer"] | None = None
     outputs: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", widths("hidden", self.hidden))
         check_choice("network", "activation", self.activation, tuple(ACTIVATIONS))
-        for name in ("dueling", "orthogonal", "noisy", "layer_norm"):
+        for name in ("dueling", "orthogonal", "noisy"):
             check_choice("network", name, getattr(self, name), (True, False))
+        check_choice("network", "norm", self.norm, ("layer", None))
         check_integer("network", "outputs", self.outputs, optional=True)
 
     @property
@@ -106,18 +107,18 @@ def q_mlp(
     dueling: bool = False,
     orthogonal: bool = False,
     noisy: bool = False,
-    layer_norm: bool = False,
+    norm: Literal["layer"] | None = None,
 ) -> QNetwork:
     """Dense layers for observations that are vectors."""
-    return QNetwork(hidden, activation, dueling, orthogonal, noisy, layer_norm)
+    return QNetwork(hidden, activation, dueling, orthogonal, noisy, norm)
 
 
 @suggest_arguments("q_nature_cnn")
 def q_nature_cnn(
-    hidden: tuple[int, ...] = (512,), *, dueling: bool = False, noisy: bool = False, layer_norm: bool = False
+    hidden: tuple[int, ...] = (512,), *, dueling: bool = False, noisy: bool = False, norm: Literal["layer"] | None = None
 ) -> QNetwork:
     """The network of Mnih et al. 2015: three convolutions, then dense layers."""
-    return QNetwork(hidden, "relu", dueling, noisy=noisy, layer_norm=layer_norm)
+    return QNetwork(hidden, "relu", dueling, noisy=noisy, norm=norm)
 
 
 def q_network_for(spec: EnvSpec) -> QNetwork:
@@ -131,13 +132,13 @@ def q_network_or_default(
     spec: Any,
     outputs: int | None = None,
     *,
-    layer_norm: bool = False,
+    norm: Literal["layer"] | None = None,
     recurrent: bool = False,
 ) -> Network:
     """This network, or `q_network_for(spec)` for None; a built-in one with this number of outputs for each action.
 
     Args:
-        layer_norm: that of the default network.
+        norm: the norm of the default network.
         recurrent: whether it may be.
 
     Raises:
@@ -146,7 +147,7 @@ def q_network_or_default(
     """
     check_env_spec(owner, spec)
     as_discrete(owner, spec)
-    default = replace(q_network_for(spec), layer_norm=layer_norm)
+    default = replace(q_network_for(spec), norm=norm)
     network = default if network is None else check_network(owner, network)
     if isinstance(network, RecurrentNetwork) and not recurrent:
         raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; DQN and PPO train recurrent ones")
@@ -233,7 +234,7 @@ class QLayers(nnx.Module):
     def __init__(self, inputs: int, hidden: tuple[int, ...], settings: QNetwork, rngs: nnx.Rngs) -> None:
         pairs = list(itertools.pairwise((inputs, *hidden)))
         self.layers = nnx.List([_layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
-        norms = [nnx.LayerNorm(b, rngs=rngs) for _, b in pairs] if settings.layer_norm else []
+        norms = [nnx.LayerNorm(b, rngs=rngs) for _, b in pairs] if settings.norm else []
         self.norms: Any = nnx.List(norms)
         self.activation = settings.activation
         self.features = hidden[-1] if hidden else inputs

@@ -77,7 +77,7 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
 
 def has_plain_layers(network: QNetwork) -> bool:
     """Whether each layer is a matrix product and an activation, and the last one's outputs are the action values."""
-    return not (network.noisy or network.layer_norm) and network.outputs is None
+    return not (network.noisy or network.norm) and network.outputs is None
 
 
 def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:

@@ -17,7 +17,7 @@ CARTPOLE = {
 
 # With layer normalization four seeds in MountainCar-v0 end at -103.6 on average, with these settings but without it at -110.2.
 NORMALIZED = {
-    "network": {"hidden": (128, 128), "layer_norm": True},
+    "network": {"hidden": (128, 128), "norm": "layer"},
     "num_steps": 2,
     "updates_per_step": 0.5,
     "batch_size": 128,
@@ -52,7 +52,7 @@ LUNAR_LANDER = {
 # As many transitions are learned from as in the paper, which takes a gradient step on 32 at each frame; fewer and larger steps
 # are faster. The paper has a convolution, one-step targets and a target network that is copied every 1000 frames.
 MINATAR = {
-    "network": {"hidden": (256,), "layer_norm": True},
+    "network": {"hidden": (256,), "norm": "layer"},
     "num_steps": 2,
     "updates_per_step": 0.25,
     "batch_size": 128,
@@ -66,7 +66,7 @@ MINATAR = {
 # and there too with a sixteenth of the gradient steps, which is four times as fast.
 ASTERIX = {
     **MINATAR,
-    "network": {"hidden": (256, 256), "layer_norm": True},
+    "network": {"hidden": (256, 256), "norm": "layer"},
     "capacity": 1_000_000,
     "updates_per_step": 1 / 64,
     "period": 125,

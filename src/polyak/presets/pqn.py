@@ -3,7 +3,7 @@
 from polyak.presets.preset import LinearOverTraining, Preset
 
 CARTPOLE = {
-    "network": {"hidden": (128, 128), "layer_norm": True},
+    "network": {"hidden": (128, 128), "norm": "layer"},
     "num_steps": 16,
     "num_epochs": 4,
     "num_minibatches": 4,
@@ -14,7 +14,7 @@ CARTPOLE = {
 
 # The authors' settings for MinAtar, with dense layers on the flattened grid in place of a convolution.
 MINATAR = {
-    "network": {"hidden": (256,), "layer_norm": True},
+    "network": {"hidden": (256,), "norm": "layer"},
     "num_steps": 32,
     "num_epochs": 2,
     "num_minibatches": 32,
@@ -23,7 +23,7 @@ MINATAR = {
     "epsilon": LinearOverTraining(1.0, 0.05, fraction=0.1),
 }
 # One seed of 1 million steps: 4.4 with these layers; 2.1 with a learning rate of 2.5e-4.
-ASTERIX = {**MINATAR, "network": {"hidden": (256, 256), "layer_norm": True}}
+ASTERIX = {**MINATAR, "network": {"hidden": (256, 256), "norm": "layer"}}
 
 # The authors' settings for Atari, with an eighth of the environments and minibatches of 32, a size for a few cores.
 ATARI = {

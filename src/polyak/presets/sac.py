@@ -11,7 +11,7 @@ LUNAR_LANDER = {
 }  # fmt: skip
 # The Zoo's take twice the gradient steps, with layers of (400, 300), a discount of 0.98 and targets over one step.
 BIPEDAL_WALKER = {
-    "actor": {"hidden": (256, 256)}, "critics": {"hidden": (256, 256), "layer_norm": True}, "updates_per_step": 0.5,
+    "actor": {"hidden": (256, 256)}, "critics": {"hidden": (256, 256), "norm": "layer"}, "updates_per_step": 0.5,
     "n_step": 3, "capacity": 500_000, "learning_rate": LinearOverTraining(1e-3), "tau": 0.01, "learning_starts": 10_000,
 }  # fmt: skip
 MUJOCO = {"learning_starts": 10_000}

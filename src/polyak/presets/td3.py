@@ -14,7 +14,7 @@ HALF_CHEETAH = {
 # A quarter of the multiplications of the Zoo's: half as many gradient steps, on half as many transitions. One of three seeds
 # stood still in Hopper-v5.
 LIGHT = {
-    "actor": {"hidden": (256, 256), "std": "fixed"}, "critics": {"hidden": (256, 256), "layer_norm": True},
+    "actor": {"hidden": (256, 256), "std": "fixed"}, "critics": {"hidden": (256, 256), "norm": "layer"},
     "updates_per_step": 0.5, "batch_size": 128, "n_step": 3, "learning_rate": LinearOverTraining(1e-3), "tau": 0.01,
     "learning_starts": 10_000,
 }  # fmt: skip

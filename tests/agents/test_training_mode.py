@@ -1,0 +1,214 @@
+"""Batch normalization and dropout: on in the losses that allow them, with statistics that advance, and off where one acts."""
+
+import dataclasses
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import polyak
+from polyak.core.spaces import Discrete, EnvSpec
+from polyak.networks.adapters import FlaxLinen, FlaxNNX
+from tests.agents import test_pqn
+from tests.agents.test_actor_critics import KEY, OBS, SPEC, batch, equal, first_steps, make, random_rollout, updated
+
+DISCRETE = EnvSpec(OBS, Discrete(3))
+BATCH_NORM = polyak.Critics((8,), num_critics=2, norm="batch")
+
+
+@pytest.fixture(autouse=True)
+def _lenient():
+    """Flax's own arithmetic mixes dtypes and ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class Normalized(nnx.Module):
+    """Action values of an own module, with batch normalization and dropout."""
+
+    def __init__(self, outputs, rngs):
+        self.hidden = nnx.Linear(3, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.out = nnx.Linear(8, outputs, rngs=rngs)
+        self.outputs = outputs
+
+    def __call__(self, obs):
+        return self.out(self.dropout(nnx.relu(self.norm(self.hidden(obs)))))
+
+
+class Values(Normalized):
+    """`(q, value)`, as DQN and PQN take them."""
+
+    def __init__(self, spec, rngs):
+        super().__init__(spec.action.n, rngs)
+
+    def __call__(self, obs):
+        q = super().__call__(obs)
+        return q, q.max(axis=-1)
+
+
+class ActorCritic(Normalized):
+    """`(action_params, value)`, as PPO and A2C take them."""
+
+    def __init__(self, spec, rngs):
+        super().__init__(spec.action.n + 1, rngs)
+
+    def __call__(self, obs):
+        out = super().__call__(obs)
+        return out[:, :-1], out[:, -1]
+
+
+class LinenValues(linen.Module):
+    """The same in Linen, with an argument that switches the training mode."""
+
+    @linen.compact
+    def __call__(self, obs, train=False):
+        x = linen.BatchNorm(use_running_average=not train)(linen.Dense(8)(obs))
+        q = linen.Dense(3)(linen.Dropout(0.5, deterministic=not train)(linen.relu(x)))
+        return q, q.max(axis=-1)
+
+
+def distribution_of(outputs):
+    class Distribution(Normalized):
+        def __init__(self, spec, rngs):
+            super().__init__(spec.action.n * outputs, rngs)
+
+        def __call__(self, obs):
+            return super().__call__(obs).reshape(len(obs), -1, outputs)
+
+    return Distribution
+
+
+def discrete_rollout(agent, seed=0):
+    rollout = random_rollout(agent, seed=seed)
+    return dataclasses.replace(rollout, actions=(rollout.actions[..., 0] > 0).astype(jnp.int32))
+
+
+def others_than_floats(tree):
+    return [leaf for leaf in jax.tree.leaves(tree) if not jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
+# Critics of polyak's own
+
+
+def numpy_batch_norm(x):
+    return (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+
+
+def test_each_critic_normalizes_its_own_features_over_the_batch():
+    variables = BATCH_NORM.init(KEY, SPEC)
+    rows = batch()
+    (q, _), _, stats = BATCH_NORM.apply(variables, (rows.obs, rows.action), train=True)
+    layer, head = variables.params["layers"][0]["linear"], variables.params["head"]
+    inputs = np.concatenate([rows.obs, rows.action], axis=1)
+    for critic in range(2):
+        x = inputs @ layer["kernel"][critic] + layer["bias"][critic]
+        wanted = np.maximum(numpy_batch_norm(x), 0) @ head["kernel"][critic] + head["bias"][critic]
+        np.testing.assert_allclose(q[:, critic], wanted[:, 0], rtol=1e-4, atol=1e-5)
+        mean = stats["layers"][0]["norm"]["norm"]["mean"].reshape(2, 8)[critic]
+        np.testing.assert_allclose(mean, 0.01 * x.mean(0), rtol=1e-4, atol=1e-6)
+
+
+def of_loss(name, state):
+    copies = state.copies
+    args = {"critics": copies.critics.online, "target": copies.critics.variables("target"), "key": KEY}
+    if name in ("sac", "tqc"):
+        return args | {"actor": copies.actor.online, "alpha": jnp.array(0.1)}
+    return args | {"target_actor": copies.actor.variables("target")}
+
+
+@pytest.mark.parametrize("name", ["sac", pytest.param("tqc", marks=pytest.mark.slow), "td3", "ddpg"])
+def test_the_critics_loss_has_the_statistics_of_its_batch_and_all_else_the_running_ones(name):
+    critics = dataclasses.replace(BATCH_NORM, num_critics=1 if name == "ddpg" else 2)
+    agent = make(name, critics=critics)
+    state, _ = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
+    online, rows = state.copies.critics.online, batch()
+    loss = jax.jit(partial(agent.critic_loss, **of_loss(name, state)))
+    _, aux = loss(online.params, rows)
+    _, _, wanted = agent.critics.apply(online, (rows.obs, rows.action), train=True)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), aux.stats, wanted)
+    # Of a row's target nothing depends on the other rows of the batch.
+    args = {name: value for name, value in of_loss(name, state).items() if name != "critics"}
+    if name in ("td3", "ddpg"):
+        others = dataclasses.replace(rows, next_obs=rows.next_obs.at[1:].mul(3.0))
+        targets = [agent.td_target(one, **args) for one in (rows, others)]
+        np.testing.assert_allclose(targets[0][0], targets[1][0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_statistics_advance_with_every_gradient_step_and_the_target_follows(name):
+    agent = make(name, critics=BATCH_NORM, tau=0.5, period=1, policy_delay=1)
+    before = agent.init(KEY).copies.critics
+    state, _ = updated(agent, [random_rollout(agent, seed=i) for i in range(4)])
+    after = state.copies.critics
+    means = [c.stats["layers"][0]["norm"]["norm"]["mean"] for c in (before.online, after.online, after.target)]
+    assert not np.any(np.asarray(means[0])) and np.all(np.asarray(means[1]) != 0)
+    assert int(after.steps) > 4 and not equal(means[1], means[2])
+    # Almost there: the target has half of the way at each step.
+    np.testing.assert_allclose(means[2], means[1], atol=0.02)
+
+
+def test_skipped_steps_leave_the_statistics():
+    agent = make("sac", critics=BATCH_NORM, optimizer=polyak.ops.gradient_step.descend(jnp.nan, 0))
+    state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
+    assert int(metrics["train/skipped_steps"]) > 0
+    assert equal(state.copies.critics.online, agent.init(KEY).copies.critics.online)
+
+
+# Own networks
+
+
+@pytest.mark.parametrize("network", [FlaxNNX(Values), FlaxLinen(LinenValues(), "train")], ids=["NNX", "Linen"])
+def test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout(network):
+    agent = polyak.DQN(DISCRETE, network=network, capacity=512, batch_size=16, learning_starts=0, num_steps=4)
+    state, _ = updated(agent, [discrete_rollout(agent, seed=i) for i in range(3)])
+    before, after = agent.init(KEY).copies.online.stats, state.copies.online.stats
+    floats = [x for x in jax.tree.leaves(after) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert len(floats) == 2 and not equal(before, after)
+    # Random numbers come from the key of the update, and no stream of the module moves.
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, *(others_than_floats(stats) for stats in (before, after))))
+    online, rows = state.copies.online, dataclasses.replace(batch(), action=jnp.zeros(6, jnp.int32))
+    loss = jax.jit(lambda key: agent.loss(online.params, rows, online=online, target=online, key=key)[0])
+    assert float(loss(KEY)) != float(loss(jax.random.key(1))), "dropout draws by the key"
+    policy = agent.policy(state)
+    one, many = (policy.action(first_steps(obs), (), KEY).action for obs in (rows.obs[:1], rows.obs))
+    assert int(one[0]) == int(many[0]), "acting is in evaluation mode"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "outputs"), [(polyak.C51, 51), (polyak.QRDQN, 50)])
+def test_an_own_network_of_a_distribution_trains_with_batch_normalization(kind, outputs):
+    agent = kind(
+        DISCRETE, network=FlaxNNX(distribution_of(outputs)), capacity=512, batch_size=16, learning_starts=0, num_steps=4
+    )
+    state, _ = updated(agent, [discrete_rollout(agent, seed=i) for i in range(2)])
+    assert not equal(agent.init(KEY).copies.online.stats["norm"], state.copies.online.stats["norm"])
+
+
+def test_pqn_trains_with_batch_normalization_of_the_transitions_alone():
+    agent = test_pqn.make(network=FlaxNNX(Values), num_epochs=2, num_minibatches=3)
+    update = jax.jit(agent.update)
+
+    def with_reset_rows(value):
+        # The row of a reset begins at the last observation of an episode, which is worth nothing as it is terminal.
+        return test_pqn.rollout_of(agent, obs=lambda obs: obs.at[3, 0].set(value))
+
+    state = agent.init(KEY)
+    some, other = (update(state, with_reset_rows(value), KEY)[0].copies.online.stats["norm"] for value in (1.0, 5.0))
+    assert not equal(some, state.copies.online.stats["norm"]) and equal(some, other)
+
+
+@pytest.mark.parametrize("kind", [polyak.PPO, polyak.A2C])
+def test_an_agent_that_keeps_its_network_in_evaluation_mode_warns_with_the_names_of_layers(kind):
+    with pytest.warns(
+        UserWarning, match=rf"{kind.__name__}: the network is always in evaluation mode, .*BatchNorm norm, Dropout"
+    ):
+        kind(DISCRETE, network=FlaxNNX(ActorCritic)).init(KEY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kind(DISCRETE).init(KEY)
