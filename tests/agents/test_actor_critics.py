@@ -153,7 +153,7 @@ def test_nan_reaches_neither_the_replay_nor_the_networks(name, where):
 @every_agent
 @pytest.mark.parametrize("where", ["obs", "reward", "action"])
 def test_rollouts_of_which_nothing_can_be_stored_are_diagnosed(name, where):
-    agent = make(name, max_bad_steps=3)
+    agent = make(name, max_skipped_updates=3)
     rollout = random_rollout(agent, **({} if where == "action" else {where: lambda x: x * jnp.nan}))
     if where == "action":
         rollout = Rollout(rollout.time_steps, rollout.actions * jnp.nan)
@@ -183,7 +183,7 @@ def test_a_state_goes_on_with_another_period_and_tau_of_the_agent(name):
 @pytest.mark.slow
 @every_agent
 def test_training_that_diverges_is_diagnosed(name):
-    agent = make(name, learning_rate=1e38, max_bad_steps=2)
+    agent = make(name, learning_rate=1e38, max_skipped_updates=2)
     state, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(4)])
     assert "updates in a row were skipped" in agent.diagnose(metrics)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.copies) if jnp.issubdtype(x.dtype, jnp.floating))
@@ -701,7 +701,7 @@ class BrokenActor(polyak.Actor):
 
 def test_an_actor_that_fails_in_every_step_is_diagnosed():
     schedule = polyak.Linear(1e-3, env_steps=100)
-    agent = make("ddpg", actor=BrokenActor((8,), std="fixed"), max_bad_steps=3, learning_rate=schedule)
+    agent = make("ddpg", actor=BrokenActor((8,), std="fixed"), max_skipped_updates=3, learning_rate=schedule)
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
     # Two rollouts of 8 transitions came before.
     assert float(metrics["train/learning_rate"]) == pytest.approx(0.84e-3)
@@ -714,7 +714,7 @@ def test_an_actor_that_fails_in_every_step_is_diagnosed():
 def test_an_actor_that_fails_whenever_it_is_its_turn_is_diagnosed_in_time(name, delay):
     std = "fixed" if name == "td3" else "state"
     # Rollouts of one step in two environments: one gradient step for each.
-    agent = make(name, actor=BrokenActor((8,), std=std), max_bad_steps=3, policy_delay=delay, num_steps=1)
+    agent = make(name, actor=BrokenActor((8,), std=std), max_skipped_updates=3, policy_delay=delay, num_steps=1)
     state, rows = agent.init(KEY), []
     for number in range(4 * delay):
         state, metrics = update(agent, state, random_rollout(agent, seed=number), jax.random.fold_in(KEY, number))

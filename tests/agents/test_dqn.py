@@ -162,7 +162,7 @@ def test_nan_reaches_neither_the_replay_nor_the_network(where):
 
 
 def test_an_environment_without_finite_data_is_diagnosed():
-    agent = make(max_bad_steps=2)
+    agent = make(max_skipped_updates=2)
     state, metrics = updated(agent, [random_rollout(agent, reward=lambda x: x * jnp.nan, seed=i) for i in range(2)])
     assert "'reward'" in agent.diagnose(metrics) and int(state.replay.dropped) == 16
 
@@ -202,7 +202,7 @@ def test_networks_are_checked(network, message):
 
 
 def test_training_that_diverges_is_diagnosed():
-    agent = make(learning_starts=0, learning_rate=1e38, max_grad_norm=None, max_bad_steps=2)
+    agent = make(learning_starts=0, learning_rate=1e38, max_grad_norm=None, max_skipped_updates=2)
     _, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(3)])
     assert "updates in a row were skipped" in agent.diagnose(metrics)
 

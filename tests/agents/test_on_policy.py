@@ -174,7 +174,7 @@ def test_masked_samples_change_no_bit(cls, spec, network):
 @every_agent
 @pytest.mark.parametrize("name", ["obs", "reward"])
 def test_nan_in_a_valid_sample_skips_the_step_and_is_reported(cls, name):
-    agent = small(cls, normalize_obs=True, normalize_reward="reward", max_bad_steps=1)
+    agent = small(cls, normalize_obs=True, normalize_reward="reward", max_skipped_updates=1)
     state = fresh(agent)
     data = with_info(agent, state, rollout(SPEC, 0, **SIZES, ends=0.0))
     getattr(data.time_steps, name)[2, 1] = np.nan

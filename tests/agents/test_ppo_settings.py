@@ -30,7 +30,7 @@ WRONG = {
     "num_epochs": [0, -3, 1.5, None],
     "num_minibatches": [0, -1, 4.0, "4", None],
     "microbatch_size": [0, -1, 4.0, "4", True],
-    "max_bad_steps": [0, -1, 1.0],
+    "max_skipped_updates": [0, -1, 1.0],
     "ema_tau": [-0.1, 1.5, NAN, "0.005", True],
     "optimizer": ["adam", 3e-4, optax.adam],
     "learning_rate": [0.0, -1e-3, NAN, INF, "3e-4", None, True, Linear(-1.0), Linear(1e-3, -1.0)],

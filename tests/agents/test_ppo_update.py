@@ -359,12 +359,12 @@ def test_gradient_with_nonfinite_entries_or_norm_is_skipped(root, scale, first_b
 
 
 def test_training_is_diagnosed_after_enough_consecutive_bad_updates():
-    agent, state = make(max_bad_steps=3), fresh(make())
+    agent, state = make(max_skipped_updates=3), fresh(make())
     for i in range(3):
         state, metrics = update(make(), state, poisoned("reward", np.nan), KEY)
         said = agent.diagnose(metrics)
         assert (said is None) == (i < 2)
-    assert "3 updates in a row" in said and "'reward'" in said and "max_bad_steps=3" in said
+    assert "3 updates in a row" in said and "'reward'" in said and "max_skipped_updates=3" in said
 
 
 def test_bad_reward_does_not_stay_in_the_running_return():

@@ -120,7 +120,7 @@ def test_rows_that_only_reset_are_not_learned_from():
 
 @pytest.mark.parametrize("where", ["obs", "reward"])
 def test_nan_is_skipped_and_diagnosed(where):
-    agent = make(max_bad_steps=2)
+    agent = make(max_skipped_updates=2)
     state, update = agent.init(KEY), jax.jit(agent.update)
     before = state.copies.online.params
     for _ in range(2):

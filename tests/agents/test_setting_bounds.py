@@ -21,7 +21,7 @@ def test_an_integer_beyond_int32_is_rejected_by_its_name(name):
     agent, scaling = agent_class(name), action_scaling_of(name)
     spec = EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0]) if scaling == "rescale" else Discrete(2), action_scaling=scaling)
     names = integers(agent)
-    assert {"num_steps", "max_bad_steps"} <= set(names)
+    assert {"num_steps", "max_skipped_updates"} <= set(names)
     for setting in names:
         for value in (2**31, 10**21):
             with pytest.raises(ValueError, match=re.escape(f"{agent.__name__}: {setting} must be an integer in [")):

@@ -103,7 +103,7 @@ OUT_OF_RANGE = {
     "sde-sample-freq": NOT_POSITIVE,
     "squash": ("1",),
     "adam-eps": ZERO_TOO,
-    "max-bad-steps": NOT_POSITIVE,
+    "max-skipped-updates": NOT_POSITIVE,
     "ema-tau": NOT_A_SHARE,
     "microbatch-size": (*NOT_POSITIVE, "3"),
     "hidden": ("0", "-3", "64 0"),

@@ -410,7 +410,7 @@ def test_training_that_diverges_is_exit_code_1_and_names_the_quantity(command, m
 def test_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_others_finish(command, monkeypatch, workdir):
     make = polyak.envs.make
     monkeypatch.setattr("polyak.envs.make", lambda *args, **options: Sick(make(*args, **options), run_key(0)))
-    words = "--env-steps 400 --report-every 20 --checkpoint-every 20 --seeds 2 --max-bad-steps 3"
+    words = "--env-steps 400 --report-every 20 --checkpoint-every 20 --seeds 2 --max-skipped-updates 3"
     with pytest.warns(UserWarning, match=r"training with keys\[0\] has diverged: PPO: 3 updates in a row"):
         code, out, err = command("train ppo jax/CartPole-v1 --run-dir many", SETTINGS, words)
     assert code == 1

@@ -118,12 +118,12 @@ def test_consecutive_bad_steps_are_diagnosed_by_the_first_bad_quantity(quantity,
     start = made(Follow(), optimizer=ADAM)
     copies, train = start, jax.jit(train)
     for _ in range(3):
-        assert copies.diagnose(max_bad_steps=3) is None
+        assert copies.diagnose(max_skipped_steps=3) is None
         copies = train(copies)
     assert same((copies.online, copies.target, copies.optimizer_state), (start.online, start.target, start.optimizer_state))
-    problem = copies.diagnose(max_bad_steps=3)
+    problem = copies.diagnose(max_skipped_steps=3)
     assert problem.startswith("network: 3 gradient steps in a row were skipped") and f"infinite is {quantity!r}" in problem
-    assert copies.apply_gradients(gradients=gradient(1.0)).diagnose(max_bad_steps=3) is None
+    assert copies.apply_gradients(gradients=gradient(1.0)).diagnose(max_skipped_steps=3) is None
 
 
 def test_steps_that_are_not_enabled_do_not_change_the_bad_step_counters():
@@ -132,7 +132,7 @@ def test_steps_that_are_not_enabled_do_not_change_the_bad_step_counters():
     assert (int(kept.skipped), int(kept.guard.in_a_row)) == (1, 1) and same(kept.online, copies.online)
     nothing = copies.apply_gradients()
     assert (int(nothing.skipped), int(nothing.guard.in_a_row)) == (2, 1)
-    with pytest.raises(ValueError, match="network: max_bad_steps must be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match="network: max_skipped_steps must be an integer >= 1, got 0"):
         copies.diagnose(0)
 
 

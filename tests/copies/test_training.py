@@ -47,7 +47,7 @@ def test_non_finite_statistics_skip_the_step_and_are_diagnosed():
     copies = made(network=Line(bad_mean=True))
     stepped, found = copies.train_and_sync(squared, INPUTS, GOALS)
     assert not bool(found.applied) and np.isfinite(found.terms["loss"]) and same(stepped.online, copies.online)
-    assert "infinite is 'statistics'" in stepped.diagnose(max_bad_steps=1)
+    assert "infinite is 'statistics'" in stepped.diagnose(max_skipped_steps=1)
 
 
 def test_loss_that_is_not_one_value_per_sample_raises():

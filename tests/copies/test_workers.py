@@ -102,12 +102,12 @@ def test_non_finite_gradient_of_a_worker_is_excluded_from_the_round():
     assert w(shared.variables) == pytest.approx(0.9) and [int(x.skipped) for x in workers] == [1, 0]
     for _ in range(2):
         workers, shared = synchronous_round(workers, shared, [gradient(float("nan")), gradient(1.0)])
-    assert "'gradient'" in workers[0].diagnose(max_bad_steps=3) and workers[1].diagnose(max_bad_steps=1) is None
+    assert "'gradient'" in workers[0].diagnose(max_skipped_steps=3) and workers[1].diagnose(max_skipped_steps=1) is None
     nobody, after = synchronous_round(workers, shared, [gradient(float("nan"))] * 2)
     assert same(after, shared) and [int(x.guard.in_a_row) for x in nobody] == [4, 1]
     workers, shared = workers_of(2, optimizer=ADAM)
     huge, after = synchronous_round(workers, shared, [gradient(1e30)] * 2)
-    assert same(after, shared) and all("'step'" in worker.diagnose(max_bad_steps=1) for worker in huge)
+    assert same(after, shared) and all("'step'" in worker.diagnose(max_skipped_steps=1) for worker in huge)
 
 
 @pytest.mark.parametrize("shared_optimizer", [True, False])
@@ -149,7 +149,7 @@ def test_round_averages_the_statistics_of_the_included_workers():
     spoilt = [stats[0], mean_and_calls(nan, 3), stats[2]]
     after, taken = synchronous_round(workers, shared, [gradient(1.0)] * 3, stats=spoilt)
     assert float(taken.variables.stats["mean"]) == 3.5 and int(taken.variables.stats["calls"]) == 7
-    assert "'statistics'" in after[1].diagnose(max_bad_steps=1)
+    assert "'statistics'" in after[1].diagnose(max_skipped_steps=1)
     _, none = synchronous_round(workers, shared, [gradient(nan)] * 3, stats=stats)
     assert same(none, shared)
     with pytest.raises(ValueError, match="3 workers, 3 gradients and 2 trees of statistics"):

@@ -17,7 +17,7 @@ from tests.loops.setting import AGENT, ENV, KEY, NUM_ENVS, everything, run
 from tests.loops.sick import Sick, SickOutside
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-STRICT = dataclasses.replace(AGENT, max_bad_steps=3)
+STRICT = dataclasses.replace(AGENT, max_skipped_updates=3)
 KEYS = jax.random.split(KEY, 3)
 # One object each: a loop keeps its program.
 SICK, SICK_SEEDS = Sick(ENV, KEY), Sick(ENV, KEYS[0], KEYS[2])
@@ -29,7 +29,7 @@ def sick(loop):
         return SICK, STRICT
     env = envs.make(SickOutside, num_envs=NUM_ENVS, nonfinite="pass")
     # With a normaliser too: what it saw must not be in the agent's part either.
-    agent = PPO(env.spec, network=AGENT.network, num_steps=8, num_minibatches=2, normalize_obs=True, max_bad_steps=3)
+    agent = PPO(env.spec, network=AGENT.network, num_steps=8, num_minibatches=2, normalize_obs=True, max_skipped_updates=3)
     return env, agent
 
 
@@ -81,7 +81,7 @@ def test_checkpoint_with_nonfinite_observations_restores_bit_for_bit(loop, tmp_p
 @BOTH
 def test_run_resumed_from_a_checkpoint_with_nan_matches_the_uninterrupted_run(loop, tmp_path):
     env, agent = sick(loop)
-    agent = dataclasses.replace(agent, max_bad_steps=100)
+    agent = dataclasses.replace(agent, max_skipped_updates=100)
     whole = run(loop, env=env, agent=agent, env_steps=200)
     half = run(loop, env=sick(loop)[0], agent=agent, env_steps=100)
     with create(tmp_path / "run", {}) as made:

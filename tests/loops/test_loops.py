@@ -347,12 +347,12 @@ def test_invalid_arguments_are_rejected(monkeypatch, loop, options, said):
 
 @BOTH
 def test_diverged_training_raises_an_error_that_names_the_quantity(loop):
-    agent = dataclasses.replace(AGENT, max_bad_steps=3)
+    agent = dataclasses.replace(AGENT, max_skipped_updates=3)
     good = run(loop, env_steps=30)
     variables = jax.tree.map(lambda x: x * jnp.nan, good.state.copies.online)
     poisoned = dataclasses.replace(good.loop_state, agent=with_online(good.state, variables))
     seen = []
-    with pytest.raises(train.TrainingDiverged, match=r"3 updates in a row .*max_bad_steps=3.*'value'") as caught:
+    with pytest.raises(train.TrainingDiverged, match=r"3 updates in a row .*max_skipped_updates=3.*'value'") as caught:
         run(
             loop,
             agent=agent,

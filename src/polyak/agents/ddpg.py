@@ -112,7 +112,7 @@ class DDPG:
         ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
             evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
             `tau` and `period`, is what the critics need.
-        max_bad_steps: stop training after so many updates in a row in which a network took no finite gradient step, though due.
+        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -158,7 +158,7 @@ class DDPG:
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
     ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
-    max_bad_steps: int = integer(default=10)
+    max_skipped_updates: int = integer(default=10)
 
     def __post_init__(self) -> None:
         check_env_spec("DDPG", self.spec)

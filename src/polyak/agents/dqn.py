@@ -94,7 +94,7 @@ class DQN:
         max_grad_norm: clip gradients to this global norm; None disables clipping.
         adam_eps: Adam's ε.
         optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
-        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -145,7 +145,7 @@ class DQN:
     max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
-    max_bad_steps: int = integer(default=10)
+    max_skipped_updates: int = integer(default=10)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, recurrent=True))

@@ -71,7 +71,7 @@ class IMPALA:
         rms_eps: RMSProp's ε, inside the square root.
         adam_eps: Adam's ε.
         optimizer: any `optax.GradientTransformation`, in place of these two, `learning_rate` and `max_grad_norm`.
-        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
@@ -103,7 +103,7 @@ class IMPALA:
     rms_eps: Scalar = number(default=1e-5, above=0)
     adam_eps: Scalar = number(default=1e-5, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
-    max_bad_steps: int = integer(default=10)
+    max_skipped_updates: int = integer(default=10)
 
     def __post_init__(self) -> None:
         check_env_spec("IMPALA", self.spec)

@@ -149,7 +149,7 @@ class PPO:
         optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
         ema_tau: keep a target copy of the network that moves by this fraction towards the online one after every update, and
             evaluate and export that copy; None evaluates the online network.
-        max_bad_steps: stop training after this number of consecutive updates without a finite gradient step.
+        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
         histograms: add histograms of actions, advantages, values, weights and gradients to the metrics, for TensorBoard.
         microbatch_size: samples (recurrent networks: sequences) of a minibatch whose gradients are computed at a time, which
             limits memory; must divide a minibatch's samples on each device. None chooses a fast size.
@@ -201,7 +201,7 @@ class PPO:
     adam_eps: Scalar = number(default=1e-5, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
     ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
-    max_bad_steps: int = integer(default=10)
+    max_skipped_updates: int = integer(default=10)
     histograms: bool = choice(default=False, choices=(True, False))
     microbatch_size: int | None = integer(default=None, optional=True)
 

@@ -469,16 +469,16 @@ class NetworkCopies:
         """
         return global_norm(jax.tree.map(jnp.subtract, *(in_float32(self._stored(name).params) for name in (a, b))))
 
-    def diagnose(self, max_bad_steps: int = 10) -> str | None:
-        """The first non-finite quantity, once `max_bad_steps` gradient steps in a row were skipped, or skipped target updates.
+    def diagnose(self, max_skipped_steps: int = 10) -> str | None:
+        """The first non-finite quantity after `max_skipped_steps` consecutive skipped steps, or skipped updates of the target.
 
         Synchronizes with the device, so call it once per report, not per step.
 
         Raises:
-            TypeError, ValueError: `max_bad_steps` is not a positive integer.
+            TypeError, ValueError: `max_skipped_steps` is not a positive integer.
         """
-        check_integer(self.name, "max_bad_steps", max_bad_steps)
-        problem = describe_skips(self.guard.in_a_row, self.guard.first_bad, max_bad_steps, "gradient steps")
+        check_integer(self.name, "max_skipped_steps", max_skipped_steps)
+        problem = describe_skips(self.guard.in_a_row, self.guard.first_bad, max_skipped_steps, "gradient steps")
         for follow, count in ((self.online_follow, self.online_count), (self.target_follow, self.target_count)):
             if problem is None and follow is not None and count is not None:
                 problem = follow.diagnose(count)

@@ -104,8 +104,8 @@ class OffPolicySettings(OptimizerSettings, Protocol):
         ...
 
     @property
-    def max_bad_steps(self) -> int:
-        """Training stops after so many updates in a row in which a network that was due took no finite gradient step."""
+    def max_skipped_updates(self) -> int:
+        """Training stops after this many consecutive updates without a finite gradient step of a network."""
         ...
 
 
@@ -402,7 +402,7 @@ def is_due(settings: OffPolicySettings, env_steps: UInt32[Array, ""], size: UInt
 
 
 def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any]) -> str | None:
-    """The first non-finite quantity, once a network took no finite gradient step in `max_bad_steps` updates; else None."""
+    """The first non-finite quantity after `max_skipped_updates` consecutive updates without a step of a network; else None."""
     return diagnose_skips(settings, metrics, whose=" by a network")
 
 

@@ -138,7 +138,7 @@ class OnPolicySettings(Protocol):
         ...
 
     @property
-    def max_bad_steps(self) -> int:
+    def max_skipped_updates(self) -> int:
         """Training stops after this number of consecutive updates without a finite gradient step."""
         ...
 

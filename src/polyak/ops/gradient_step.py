@@ -465,29 +465,31 @@ def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def diagnose_skips(settings: Any, metrics: Mapping[str, Any], whose: str = "") -> str | None:
-    """The first non-finite quantity, once `max_bad_steps` consecutive updates had no finite gradient step; else None.
+    """The first non-finite quantity, once `max_skipped_updates` consecutive updates had no finite gradient step; else None.
 
     Args:
-        settings: an agent with `max_bad_steps`.
+        settings: an agent with `max_skipped_updates`.
         metrics: with those of the `Guard`.
         whose: as for `describe_skips`.
     """
     counts = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
-    skips = describe_skips(*counts, settings.max_bad_steps, "updates", whose)
+    skips = describe_skips(*counts, settings.max_skipped_updates, "updates", whose)
     return None if skips is None else f"{type(settings).__name__}: {skips}"
 
 
-def describe_skips(in_a_row: Any, first_bad: Any, max_bad_steps: int, what: str, whose: str = "") -> str | None:
-    """The first non-finite quantity, once `max_bad_steps` consecutive steps (or updates, `what`) were skipped; else None.
+def describe_skips(in_a_row: Any, first_bad: Any, most: int, what: str, whose: str = "") -> str | None:
+    """The first non-finite quantity, once `most` consecutive updates or gradient steps were skipped; else None.
 
     Args:
         in_a_row: as in `Guard`.
-        first_bad: likewise.
-        whose: of what they were steps, where that is not all.
+        first_bad: as in `Guard`.
+        what: `"updates"` or `"gradient steps"`.
+        whose: `" by a network"`, where each of several networks takes steps of its own.
     """
-    if int(in_a_row) < max_bad_steps:
+    if int(in_a_row) < most:
         return None
+    setting = f"max_skipped_{what.split()[-1]}={most}"
     return (
-        f"{int(in_a_row)} {what} in a row were skipped{whose} (max_bad_steps={max_bad_steps}); the first quantity that is NaN "
-        f"or infinite is {QUANTITIES[int(first_bad) - 1]!r}. All parameters are finite."
+        f"{int(in_a_row)} {what} in a row were skipped{whose} ({setting}); the first quantity that is NaN or infinite is "
+        f"{QUANTITIES[int(first_bad) - 1]!r}. All parameters are finite."
     )
