@@ -12,7 +12,7 @@ from polyak.core.spaces import EnvSpec, MultiBinary
 from polyak.core.types import Policy
 from polyak.ops.distributions.exploration import EpsilonMixture, uniform_over
 from polyak.ops.schedules import Linear, Piecewise
-from polyak.policies.exploration import Boltzmann, EpsilonGreedy, WarmUp
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.noise import GaussianNoise
 from polyak.policies.python.policy import PythonPolicy
@@ -218,13 +218,18 @@ def test_invalid_settings_are_rejected(build, said, unchecked):
         build()
 
 
-def test_warm_up_acts_in_numpy_around_policies_whose_noise_has_the_shape_of_the_action():
+def test_a_random_warm_start_acts_in_numpy_around_policies_whose_noise_has_the_shape_of_the_action():
     network, python = policy_for(INTERVAL), PythonPolicy(lambda obs: np.zeros((len(obs), 2), np.float32), INTERVAL)
     for policy in (network, GaussianNoise(network), DiscountedReturn(network, 0.9)):
-        assert WarmUp(policy, 10).suits_numpy(3)
-        assert jax.eval_shape(lambda policy=policy: WarmUp(policy, 10).noise(KEY, 3)).shape == (3, 2, 2)
-    for policy in (python, DiscountedReturn(python, 0.9), WarmUp(network, 10), DiscountedReturn(WarmUp(network, 10), 0.9)):
-        assert policy.suits_numpy(3) and not WarmUp(policy, 10).suits_numpy(3)
+        assert RandomWarmStart(policy, 10).suits_numpy(3)
+        assert jax.eval_shape(lambda policy=policy: RandomWarmStart(policy, 10).noise(KEY, 3)).shape == (3, 2, 2)
+    for policy in (
+        python,
+        DiscountedReturn(python, 0.9),
+        RandomWarmStart(network, 10),
+        DiscountedReturn(RandomWarmStart(network, 10), 0.9),
+    ):
+        assert policy.suits_numpy(3) and not RandomWarmStart(policy, 10).suits_numpy(3)
 
 
 def test_boltzmann_rejects_distributions_without_logits():

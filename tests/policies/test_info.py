@@ -11,7 +11,7 @@ import pytest
 import polyak
 from polyak.core.types import Policy
 from polyak.ops.updates import soft_update
-from polyak.policies.exploration import EpsilonGreedy, WarmUp
+from polyak.policies.exploration import EpsilonGreedy, RandomWarmStart
 from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
 from polyak.policies.network_policy import DiscountedReturn, Greedy
@@ -88,7 +88,7 @@ def test_with_info_adds_the_value_where_a_policy_has_one():
 
 
 EXPLORERS = {
-    "warm-up": lambda: polyak.PPO(BOX, network=polyak.mlp((8,))),
+    "random start": lambda: polyak.PPO(BOX, network=polyak.mlp((8,))),
     "sde": lambda: polyak.PPO(BOX, network=polyak.mlp((8,), std="sde"), sde_sample_freq=4),
     "noisy": lambda: polyak.DQN(SPEC, network=polyak.q_mlp((8,), noisy=True), capacity=100),
     "actor": lambda: polyak.SAC(
@@ -102,7 +102,7 @@ def test_with_info_adds_the_value_to_what_agents_explore_with(name):
     agent = EXPLORERS[name]()
     state = agent.init(KEY)
     explorer = agent.collect_policy(state)
-    policy = with_info(WarmUp(explorer, 5) if name == "warm-up" else explorer)
+    policy = with_info(RandomWarmStart(explorer, 5) if name == "random start" else explorer)
     info = act(policy, FIRST, policy.initial_state(4)).info
     if name != "actor":
         (_, wanted), _, _ = agent.network.apply(state.copies.online, OBS)

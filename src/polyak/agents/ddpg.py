@@ -51,7 +51,7 @@ from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
-from polyak.policies.exploration import WarmUp
+from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise, OUNoise
 from polyak.policies.sde import check_no_sde
@@ -197,15 +197,15 @@ class DDPG:
         check_copies("DDPG.policy", state, ActorCriticCopies)
         return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
-    def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
+    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
         check_copies("DDPG.collect_policy", state, ActorCriticCopies)
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         policy = self._network_policy(state, state.copies.actor.online)
         noisy = OUNoise(policy, scale, self.theta) if self.exploration == "ou" else GaussianNoise(policy, scale)
-        warm_up = WarmUp(noisy, self.learning_starts, state.env_steps)
-        return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
+        policy = RandomWarmStart(noisy, self.learning_starts, state.env_steps)
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

@@ -46,7 +46,7 @@ from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, check_optimizer
 from polyak.ops.losses import of_action, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule
-from polyak.policies.exploration import WarmUp
+from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.sde import check_sde, explore
 from polyak.replay.uniform import Transition
@@ -211,11 +211,11 @@ class SAC:
         check_copies("SAC.policy", state, SoftActorCopies)
         return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
-    def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
+    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
         check_copies("SAC.collect_policy", state, SoftActorCopies)
         explorer = explore(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
-        policy = WarmUp(explorer, self.learning_starts, state.env_steps)
+        policy = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     def critic_loss(

@@ -55,7 +55,7 @@ from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
-from polyak.policies.exploration import WarmUp
+from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
 from polyak.policies.sde import StateDependentExploration, check_sde
@@ -209,15 +209,15 @@ class TD3:
         check_copies("TD3.policy", state, ActorCriticCopies)
         return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
 
-    def collect_policy(self, state: OffPolicyState) -> WarmUp | DiscountedReturn:
+    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
         check_copies("TD3.collect_policy", state, ActorCriticCopies)
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         explorer = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
-        warm_up = WarmUp(explorer, self.learning_starts, state.env_steps)
-        return DiscountedReturn(warm_up, self.gamma) if self.normalize_reward == "return" else warm_up
+        starting = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
+        return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

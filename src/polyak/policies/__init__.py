@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak.policies.exploration import Boltzmann, EpsilonGreedy, WarmUp
+    from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
     from polyak.policies.from_stable_baselines import from_stable_baselines3
     from polyak.policies.info import WithInfo, with_info
     from polyak.policies.mixture import Mixture
@@ -27,11 +27,11 @@ __all__ = [
     "NetworkPolicy",
     "OUNoise",
     "PythonPolicy",
+    "RandomWarmStart",
     "Scripted",
     "StableBaselinesPolicy",
     "StateDependentExploration",
     "Uniform",
-    "WarmUp",
     "WithInfo",
     "from_stable_baselines3",
     "from_tf_agents",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "exploration": ("Boltzmann", "EpsilonGreedy", "WarmUp"),
+    "exploration": ("Boltzmann", "EpsilonGreedy", "RandomWarmStart"),
     "from_stable_baselines": ("from_stable_baselines3",),
     "mixture": ("Mixture",),
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),

@@ -153,8 +153,8 @@ class Boltzmann:
 
 
 @struct
-class WarmUp:
-    """Uniformly random actions until `steps` environment steps were made, then those of the inner policy.
+class RandomWarmStart:
+    """Uniformly random actions until `steps` environment steps were made, then the actions of the inner policy.
 
     Attributes:
         policy: whose actions, carry and info follow.
@@ -170,7 +170,7 @@ class WarmUp:
     env_steps: Any = 0
 
     def __post_init__(self) -> None:
-        check_policy("WarmUp", self.policy)
+        check_policy("RandomWarmStart", self.policy)
         Uniform(self.policy.spec)
         check_env_steps(self)
 
@@ -185,7 +185,7 @@ class WarmUp:
         return Select((uniform_over(self.spec, batch_size, time_step.action_mask), inner), choice), carry
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The inner policy's step, its action replaced until the end of the warm-up."""
+        """The inner policy's step, its action replaced until `steps` were made."""
         random_key, key = jax.random.split(key)
         step = self.policy.action(time_step, carry, key)
         random = uniform_over(self.spec, time_step.first.shape[0], time_step.action_mask).sample(seed=random_key)
@@ -195,10 +195,10 @@ class WarmUp:
     def suits_numpy(self, num_envs: int) -> bool:
         """Whether the action is one Box of floats, and the inner policy suits NumPy and has noise of the action's shape.
 
-        The noise of a Python policy is a seed, and that of another `WarmUp` has random actions too, however deep they are.
+        The noise of a Python policy is a seed, and the noise of another `RandomWarmStart` has random actions too, at any depth.
         """
         action, policy = self.spec.action, self.policy
-        if type(self) is not WarmUp or not isinstance(policy, NumPyPolicy):
+        if type(self) is not RandomWarmStart or not isinstance(policy, NumPyPolicy):
             return False
         if any(map(_has_other_noise, jax.tree.leaves(policy, is_leaf=_has_other_noise))):
             return False
@@ -212,7 +212,7 @@ class WarmUp:
         return jnp.stack([self.policy.noise(key, num_envs), random], axis=1)
 
     def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """The inner policy's step, its action replaced until the end of the warm-up."""
+        """The inner policy's step, its action replaced until `steps` were made."""
         assert isinstance(self.policy, NumPyPolicy), "as suits_numpy says"
         act, is_over = self.policy.in_numpy(), int(self.env_steps) >= int(self.steps)
 
@@ -231,7 +231,7 @@ class WarmUp:
 
 
 def _has_other_noise(node: Any) -> bool:
-    return isinstance(node, CallsPython | WarmUp)
+    return isinstance(node, CallsPython | RandomWarmStart)
 
 
 def _check_choices(owner: str, policy: PolicyWithSpec) -> None:

@@ -12,7 +12,7 @@ from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.networks.actor import Actor
 from polyak.ops.distributions import Deterministic, Distribution
-from polyak.policies.exploration import Boltzmann, EpsilonGreedy, WarmUp
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
@@ -150,7 +150,7 @@ def _find_valued(policy: Any, carry: PyTree = None) -> tuple[ValuedPolicy, PyTre
     match policy:
         case OUNoise() | ActionSmoothing() | DiscountedReturn():
             return _find_valued(policy.policy, None if carry is None else carry[0])
-        case Greedy() | EpsilonGreedy() | Boltzmann() | FreshNoise() | GaussianNoise() | WarmUp() | WithInfo():
+        case Greedy() | EpsilonGreedy() | Boltzmann() | FreshNoise() | GaussianNoise() | RandomWarmStart() | WithInfo():
             return _find_valued(policy.policy, carry)
         case StateDependentExploration():
             return _find_valued(policy.policy, ())
