@@ -83,14 +83,14 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/sac.py",
-        "min_of_critics(next_q, self.subset, subset_key) - alpha * draw.log_prob",
-        "min_of_critics(next_q, self.subset, subset_key) + alpha * draw.log_prob",
+        "min_of_critics(next_q, self.num_target_critics, subset_key) - alpha * draw.log_prob",
+        "min_of_critics(next_q, self.num_target_critics, subset_key) + alpha * draw.log_prob",
         ("agents/test_actor_critics.py::test_sac_target_of_known_numbers",),
     ),
     Mutation(
         "agents/sac.py",
-        "q = jnp.min(q, axis=1) if self.subset is None else jnp.mean(q, axis=1)",
-        "q = jnp.mean(q, axis=1) if self.subset is None else jnp.min(q, axis=1)",
+        "q = jnp.min(q, axis=1) if self.num_target_critics is None else jnp.mean(q, axis=1)",
+        "q = jnp.mean(q, axis=1) if self.num_target_critics is None else jnp.min(q, axis=1)",
         ("agents/test_actor_critics.py::test_a_subset_of_critics_is_drawn_for_each_target",),
     ),
     Mutation(

@@ -432,7 +432,7 @@ def test_a_learned_temperature_moves_the_entropy_towards_its_target():
 def test_a_subset_of_critics_is_drawn_for_each_target(name):
     values = jnp.arange(5.0)
     ensemble = Probe(lambda obs, action, train: jnp.tile(values[None], (obs.shape[0], 1)))
-    agent = make(name, critics=ensemble, subset=2)
+    agent = make(name, critics=ensemble, num_target_critics=2)
     copies = agent.init(KEY).copies
     online, actor, target = copies.critics.online, copies.actor.online, copies.critics.variables("target")
     is_soft = name == "sac"
@@ -444,12 +444,12 @@ def test_a_subset_of_critics_is_drawn_for_each_target(name):
     found = np.bincount(np.asarray(targets[:, 0], int), minlength=4)
     np.testing.assert_allclose(found / 200, [0.4, 0.3, 0.2, 0.1], atol=0.1)
     own = {"alpha": jnp.array(0.0), "key": KEY} if is_soft else {}
-    for subset, wanted in ((2, 2.0), (None, 0.0)):
-        one = dataclasses.replace(agent, subset=subset)
+    for count, wanted in ((2, 2.0), (None, 0.0)):
+        one = dataclasses.replace(agent, num_target_critics=count)
         loss, _ = one.actor_loss(actor.params, rows, actor=actor, critics=online, **own)
         np.testing.assert_allclose(loss, -wanted, rtol=1e-6)
-    with pytest.raises(ValueError, match="subset must be at most the number of critics, 2, got 3"):
-        make(name, subset=3).init(KEY)
+    with pytest.raises(ValueError, match="num_target_critics must be at most the number of critics, 2, got 3"):
+        make(name, num_target_critics=3).init(KEY)
 
 
 @pytest.mark.parametrize("num_critics", [10, 2], ids=["redq", "droq"])
@@ -457,7 +457,7 @@ def test_losses_of_redq_and_droq_beside_numpy(num_critics, monkeypatch):
     """A minimum of two critics in the target, the mean of all for the actor; both with dropout on."""
     slopes = np.random.default_rng(0).normal(size=num_critics)
     by_hand = Probe(lambda obs, action, train: obs[:, :1] + action[:, :1] * jnp.asarray(slopes[None], "f4") + 10.0 * train)
-    agent = make("sac", critics=by_hand, subset=2, reward_scale=3.0)
+    agent = make("sac", critics=by_hand, num_target_critics=2, reward_scale=3.0)
     copies, rows, alpha = agent.init(KEY).copies, batch(weight=jnp.array([0.3, 0.1, 0.0, 0.2, 0.15, 0.25])), 0.2
     action, log_prob = np.random.default_rng(1).normal(size=(6, 2)), np.linspace(-2.0, 1.0, 6)
     draw = jnp.asarray(action, jnp.float32), jnp.asarray(log_prob, jnp.float32)

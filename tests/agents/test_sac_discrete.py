@@ -171,7 +171,9 @@ def test_forbidden_actions_are_never_taken(learning_starts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"prioritized": True}, {"critics": polyak.Critics((8,), num_critics=4), "subset": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"prioritized": True}, {"critics": polyak.Critics((8,), num_critics=4), "num_target_critics": 2}]
+)
 def test_a_gradient_step_with_masks_trains_all_networks(settings):
     agent = make(MASKED, **settings)
     start = agent.init(KEY)

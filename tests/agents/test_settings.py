@@ -30,7 +30,7 @@ WRONG = {
     "optimizer": ("adam", 3e-4),
     **dict.fromkeys(("network", "actor", "critics"), NO_NETWORK),
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
-    **dict.fromkeys(("capacity", "period", "policy_delay", "subset", "sde_sample_freq"), (0, *NO_COUNT)),
+    **dict.fromkeys(("capacity", "period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
     **dict.fromkeys(("max_skipped_updates", "sequence_length", "num_quantiles"), (0, *NO_COUNT)),
     **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
     **dict.fromkeys(("burn_in", "dropped_quantiles"), NO_COUNT),

@@ -15,8 +15,8 @@ from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     check_copies,
     check_critics,
+    check_num_target_critics,
     check_shared_encoder,
-    check_subset,
     check_unit_actions,
     critic_terms,
     evaluated_actor,
@@ -108,8 +108,9 @@ class SAC:
             log n of n Discrete actions, the entropy of random ones. `"auto"`, or None, takes -dim A, or 0.98 log n of n
             Discrete actions that are allowed.
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
-        subset: critics drawn at random for each target, of whose values the minimum is taken; the actor then follows the mean
-            of all. None takes all, and the actor follows their minimum.
+        num_target_critics: number of critics that are sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982),
+            of whose values the minimum is taken; the actor then maximizes the mean over all. None takes the minimum over
+            all critics, in the target and for the actor.
         policy_delay: gradient steps of the critics for one of the actor and of α.
         tau: fraction by which the target critics move towards the online ones at each target update.
         period: gradient steps between target updates.
@@ -159,7 +160,7 @@ class SAC:
     sde_sample_freq: int | None = integer(default=None, optional=True)
     target_entropy: Scalar | Literal["auto"] | None = setting(default=None, check=check_target_entropy)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
-    subset: int | None = integer(default=None, optional=True)
+    num_target_critics: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=1)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
     period: int = integer(default=1)
@@ -203,7 +204,7 @@ class SAC:
         state = create_soft_actor(self, key)
         outputs = self.spec.action.n if isinstance(self.spec.action, Discrete) else None
         num_critics = check_critics(networks_of(self)[1], state.copies.critics.online, self.spec, outputs=outputs)
-        check_subset("SAC", self.subset, num_critics)
+        check_num_target_critics("SAC", self.num_target_critics, num_critics)
         return state
 
     def policy(self, state: OffPolicyState) -> Greedy:
@@ -255,7 +256,7 @@ class SAC:
         action_key, subset_key, dropout_key = jax.random.split(key, 3)
         draw, _ = draw_actions(self, actor, batch.next_obs, batch.next_action_mask, action_key)
         next_q = q_values(networks_of(self)[1], target, batch.next_obs, draw.action, dropout_key)
-        soft_value = draw.mean(min_of_critics(next_q, self.subset, subset_key) - alpha * draw.log_prob)
+        soft_value = draw.mean(min_of_critics(next_q, self.num_target_critics, subset_key) - alpha * draw.log_prob)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * soft_value)
 
     def actor_loss(
@@ -280,7 +281,7 @@ class SAC:
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
         draw, stats = draw_actions(self, actor, batch.obs, batch.action_mask, key, train=True)
         q = q_values(networks_of(self)[1], critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
-        q = jnp.min(q, axis=1) if self.subset is None else jnp.mean(q, axis=1)
+        q = jnp.min(q, axis=1) if self.num_target_critics is None else jnp.mean(q, axis=1)
         loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
         entropy = weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)
         return loss, Aux({"entropy": entropy}, stats)

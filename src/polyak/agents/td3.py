@@ -18,9 +18,9 @@ from polyak.learning.actor_critic_updates import (
     ActorCriticCopies,
     check_copies,
     check_critics,
+    check_num_target_critics,
     check_shared_encoder,
     check_state_of,
-    check_subset,
     check_unit_actions,
     create_actor_critic,
     critic_terms,
@@ -106,8 +106,9 @@ class TD3:
         shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
             (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
-        subset: critics drawn at random for each target, of whose values the minimum is taken, as in REDQ (Chen et al. 2021,
-            arXiv:2101.05982); the actor then follows the mean of all. None takes all, and the actor follows the first.
+        num_target_critics: number of critics that are sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982),
+            of whose values the minimum is taken; the actor then maximizes the mean over all. None takes the minimum over
+            all critics in the target, and the first critic for the actor.
         policy_delay: gradient steps of the critics for one of the actor.
         target_noise: σ, of the target actor's actions.
         target_noise_clip: c, which that noise is clipped to.
@@ -159,7 +160,7 @@ class TD3:
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
     shared_encoder: bool = choice(default=False, choices=(True, False))
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
-    subset: int | None = integer(default=None, optional=True)
+    num_target_critics: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=2)
     target_noise: Scalar = number(default=0.2, at_least=0)
     target_noise_clip: Scalar = number(default=0.5, at_least=0)
@@ -201,7 +202,7 @@ class TD3:
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state."""
         copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (target_follow(self),) * 2, key)
-        check_subset("TD3", self.subset, check_critics(self._critics, copies[1].online, self.spec))
+        check_num_target_critics("TD3", self.num_target_critics, check_critics(self._critics, copies[1].online, self.spec))
         return create_state(self, ActorCriticCopies(*copies))
 
     def policy(self, state: OffPolicyState) -> Greedy:
@@ -297,7 +298,7 @@ class TD3:
         noise_key, dropout_key, subset_key = jax.random.split(key, 3)
         next_action = self._smooth(deterministic_action(self._actor, target_actor, batch.next_obs, self.spec), noise_key)
         next_q = q_values(self._critics, target, batch.next_obs, next_action, dropout_key)
-        value = min_of_critics(next_q, self.subset, subset_key)
+        value = min_of_critics(next_q, self.num_target_critics, subset_key)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * value)
 
     def actor_loss(
@@ -320,7 +321,7 @@ class TD3:
         actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
         action, stats = deterministic_action_in_training(self._actor, actor, batch.obs, self.spec, key)
         q = q_values(self._critics, critics, batch.obs, action)
-        return -weighted_sum(q[:, 0] if self.subset is None else jnp.mean(q, axis=1), batch.weight), Aux({}, stats)
+        return -weighted_sum(q[:, 0] if self.num_target_critics is None else jnp.mean(q, axis=1), batch.weight), Aux({}, stats)
 
     def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
         """The actions with clipped noise, inside the bounds."""

@@ -65,7 +65,7 @@ class TQC:
     overestimation. In a gradient step the critics go first, and in every `policy_delay`-th then the actor against the new
     critics, and α with the new actor; at last the target critics.
 
-    There is no `subset` of critics as in SAC: dropping quantiles of the whole pool takes the place of a minimum over critics.
+    There are no `num_target_critics` as in SAC: dropping quantiles of the whole pool takes the place of a minimum over critics.
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.

@@ -257,14 +257,16 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outp
     return q.shape[1]
 
 
-def check_subset(owner: str, subset: int | None, num_critics: int) -> None:
-    """Check that a subset is of no more critics than there are.
+def check_num_target_critics(owner: str, num_target_critics: int | None, num_critics: int) -> None:
+    """Check that no more critics are sampled for a target than there are.
 
     Raises:
-        ValueError: it is of more.
+        ValueError: more are sampled.
     """
-    if subset is not None and subset > num_critics:
-        raise ValueError(f"{owner}: subset must be at most the number of critics, {num_critics}, got {subset}")
+    if num_target_critics is not None and num_target_critics > num_critics:
+        raise ValueError(
+            f"{owner}: num_target_critics must be at most the number of critics, {num_critics}, got {num_target_critics}"
+        )
 
 
 def has_small_products(settings: Any, num_envs: int, devices: int) -> bool:
@@ -296,10 +298,10 @@ def q_values_in_training(
     return q, stats
 
 
-def min_of_critics(q: Float[Array, "B N *M"], subset: int | None, key: PRNGKeyArray) -> Float[Array, "..."]:
-    """min_i over all critics, or over `subset` of them, drawn at random for the whole batch of a device (REDQ)."""
-    if subset is not None:
-        q = jax.random.choice(key, q, (subset,), replace=False, axis=1)
+def min_of_critics(q: Float[Array, "B N *M"], num_sampled: int | None, key: PRNGKeyArray) -> Float[Array, "..."]:
+    """min_i over all critics, or over `num_sampled` of them, drawn at random for the whole batch of a device (REDQ)."""
+    if num_sampled is not None:
+        q = jax.random.choice(key, q, (num_sampled,), replace=False, axis=1)
     return jnp.min(q, axis=1)
 
 
