@@ -78,7 +78,7 @@ def polyak_worker(loop: str, setting: Setting, count: int, hidden: tuple[int, ..
         capacity=CAPACITY,
         learning_starts=STARTS,
         double=False,
-        period=TARGET_EVERY * setting.updates // setting.rollout,
+        target_period=TARGET_EVERY * setting.updates // setting.rollout,
         epsilon=EPSILON,
         **SHARED,
     )

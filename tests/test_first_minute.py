@@ -161,7 +161,7 @@ def test_a_key_may_be_raw_numbers():
     ("name", "instead"),
     [
         ("buffer_size", "capacity"),
-        ("target_update_interval", "period"),
+        ("target_update_interval", "target_period"),
         ("exploration_fraction", "epsilon="),
         ("n_steps", "n_step of"),
         ("policy_kwargs", r"network=polyak\.q_mlp\("),

@@ -168,7 +168,7 @@ def test_rollouts_of_which_nothing_can_be_stored_are_diagnosed(name, where):
 @every_agent_and_tqc
 def test_a_state_goes_on_with_another_period_and_tau_of_the_agent(name):
     agent = make(name)
-    other = dataclasses.replace(agent, period=3, tau=0.5)
+    other = dataclasses.replace(agent, target_period=3, tau=0.5)
     state, _ = updated(agent, [random_rollout(agent)])
     before = int(state.copies.critics.target_count.fired)
     after, _ = update(other, state, random_rollout(agent), KEY)
@@ -176,7 +176,7 @@ def test_a_state_goes_on_with_another_period_and_tau_of_the_agent(name):
     assert jax.tree.structure(after) == jax.tree.structure(state)
     gradient_steps = int(after.updates) - int(state.updates)
     assert int(after.copies.critics.target_count.fired) - before == gradient_steps // 3
-    again, _ = update(dataclasses.replace(agent, period=3), state, random_rollout(agent), KEY)
+    again, _ = update(dataclasses.replace(agent, target_period=3), state, random_rollout(agent), KEY)
     assert not equal(again.copies.critics.target, after.copies.critics.target)
 
 
@@ -192,7 +192,7 @@ def test_training_that_diverges_is_diagnosed(name):
 @every_agent_and_tqc
 def test_the_target_interval_counts_across_calls_with_one_gradient_step_each(name):
     """Stable-Baselines3's SAC counts within a call, so that its interval is always 1."""
-    agent = make(name, num_steps=1, updates_per_step=0.5, period=3, tau=1.0)
+    agent = make(name, num_steps=1, updates_per_step=0.5, target_period=3, tau=1.0)
     state = agent.init(KEY)
     fired = []
     for number in range(7):

@@ -97,7 +97,13 @@ def agent_of(case, scale=None):
     }[h["kind"]]()
     obs = Box([-9.0] * 3, [9.0] * 3)
     spec = EnvSpec(obs, Box([-1.0] * 2, [1.0] * 2))
-    settings = {"gamma": h["gamma"], "tau": h["tau"], "period": h["period"], "reward_scale": h["reward_scale"], "capacity": 64}
+    settings = {
+        "gamma": h["gamma"],
+        "tau": h["tau"],
+        "target_period": h["period"],
+        "reward_scale": h["reward_scale"],
+        "capacity": 64,
+    }
     settings |= {"learning_starts": 0} | ({} if scale is None else {"optimizer": optimizer_there(case, scale)})
     agent = AGENTS[h["kind"]](spec, actor=ActorNet(), critics=CriticsNet(), **settings, **own)
     # Bounds that do not bite: there target actions are not clipped to them.

@@ -150,7 +150,13 @@ class Locks(gymnasium.Env):
 
 @pytest.mark.slow
 def test_dqn_learns_a_combination_and_never_takes_a_forbidden_one(tmp_path):
-    settings = {"network": polyak.q_mlp((16,)), "learning_starts": 32, "learning_rate": 1e-2, "period": 10, "epsilon": 0.5}
+    settings = {
+        "network": polyak.q_mlp((16,)),
+        "learning_starts": 32,
+        "learning_rate": 1e-2,
+        "target_period": 10,
+        "epsilon": 0.5,
+    }
     result = train.run("dqn", Locks, env_steps=600, num_envs=4, settings=settings, run_dir=tmp_path / "run", progress=False)
     policy = polyak.load_policy(tmp_path / "run")
     mask = np.array([1, 0, 1, 1, 1], bool)

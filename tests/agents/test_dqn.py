@@ -101,7 +101,7 @@ def test_the_replay_and_batches_must_fit_environments_and_devices(settings, num_
 
 
 def test_the_target_is_copied_every_period_and_stays_in_between():
-    agent = make(period=6, learning_starts=0)
+    agent = make(target_period=6, learning_starts=0)
     initial = agent.init(KEY)
     state, _ = updated(agent, [random_rollout(agent)])
     jax.tree.map(np.testing.assert_array_equal, state.copies.target.params, initial.copies.online.params)
@@ -170,7 +170,7 @@ def test_an_environment_without_finite_data_is_diagnosed():
 def test_another_period_or_tau_holds_from_the_next_update_on():
     agent = make(learning_starts=0)
     state, _ = updated(agent, [random_rollout(agent)])
-    state, _ = updated(make(learning_starts=0, period=1, tau=0.5), [random_rollout(agent, seed=1)], state)
+    state, _ = updated(make(learning_starts=0, target_period=1, tau=0.5), [random_rollout(agent, seed=1)], state)
     assert int(state.copies.target_count.fired) == 4
 
 

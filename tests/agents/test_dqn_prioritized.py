@@ -15,7 +15,7 @@ from polyak.storage.checkpoint import restore, save
 from tests.agents.test_dqn import make, random_rollout, updated
 
 KEY = jax.random.key(0)
-SMALL = {"network": q_mlp((8,)), "num_steps": 2, "learning_starts": 32, "capacity": 128, "batch_size": 16, "period": 5}
+SMALL = {"network": q_mlp((8,)), "num_steps": 2, "learning_starts": 32, "capacity": 128, "batch_size": 16, "target_period": 5}
 
 
 @pytest.mark.slow

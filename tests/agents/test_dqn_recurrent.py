@@ -141,7 +141,7 @@ def test_only_the_recurrent_network_solves_a_task_that_needs_memory():
         "learning_starts": 500,
         "capacity": 8_000,
         "epsilon": 0.1,
-        "period": 50,
+        "target_period": 50,
     }
     settings |= {"learning_rate": 2e-3}
     recurrent = DQN(env.spec, network=q_gru(16, (16,)), sequence_length=10, burn_in=0, batch_size=32, **settings)

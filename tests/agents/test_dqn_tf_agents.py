@@ -82,7 +82,7 @@ def hyper(case):
 def agent_of(case):
     h = hyper(case)
     spec = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
-    shared = {name: h[name] for name in ("double", "gamma", "tau", "period", "reward_scale")}
+    shared = {name: h[name] for name in ("double", "gamma", "tau", "reward_scale")} | {"target_period": h["period"]}
     shared |= {"network": Net(case), "optimizer": optimizer_of(h)}
     if is_c51(case):
         return C51(spec, num_atoms=h["atoms"], v_min=h["vmin"], v_max=h["vmax"], **shared)

@@ -30,7 +30,7 @@ WRONG = {
     "optimizer": ("adam", 3e-4),
     **dict.fromkeys(("network", "actor", "critics"), NO_NETWORK),
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
-    **dict.fromkeys(("capacity", "period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
+    **dict.fromkeys(("capacity", "target_period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
     **dict.fromkeys(("max_skipped_updates", "sequence_length", "num_quantiles"), (0, *NO_COUNT)),
     **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
     **dict.fromkeys(("burn_in", "dropped_quantiles"), NO_COUNT),
@@ -90,5 +90,5 @@ def test_defaults_discount_and_keep_a_target_that_differs_from_the_online_networ
     for used in (defaults, *(defaults | preset for preset in presets)):
         assert 0.9 <= used["gamma"] < 1
         if "tau" in used:
-            assert 0 < used["tau"] <= 1 <= used["period"] and (used["tau"] < 1 or used["period"] > 1)
-        assert ("tau" in used) == ("period" in used) == ("capacity" in used)
+            assert 0 < used["tau"] <= 1 <= used["target_period"] and (used["tau"] < 1 or used["target_period"] > 1)
+        assert ("tau" in used) == ("target_period" in used) == ("capacity" in used)

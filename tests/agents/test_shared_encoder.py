@@ -49,7 +49,7 @@ def equal(a, b):
 @every_agent
 def test_the_actor_has_the_encoder_of_the_critics_and_no_gradient_of_it(name):
     # Of three gradient steps the actor learns in the second, but DDPG's in each.
-    agent = make(name, period=1, updates_per_step=1.0, **({} if name == "ddpg" else {"policy_delay": 2}))
+    agent = make(name, target_period=1, updates_per_step=1.0, **({} if name == "ddpg" else {"policy_delay": 2}))
     states = [jax.jit(agent.init)(KEY)]
     states += [jax.jit(agent.update)(states[0], random_rollout(3), KEY)[0]]
     for state in states:

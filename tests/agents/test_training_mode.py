@@ -142,7 +142,7 @@ def test_the_critics_loss_has_the_statistics_of_its_batch_and_all_else_the_runni
 
 @pytest.mark.parametrize("name", ["sac", "td3"])
 def test_statistics_advance_with_every_gradient_step_and_the_target_follows(name):
-    agent = make(name, critics=BATCH_NORM, tau=0.5, period=1, policy_delay=1)
+    agent = make(name, critics=BATCH_NORM, tau=0.5, target_period=1, policy_delay=1)
     before = agent.init(KEY).copies.critics
     state, _ = updated(agent, [random_rollout(agent, seed=i) for i in range(4)])
     after = state.copies.critics

@@ -217,7 +217,7 @@ def test_noise_reaches_the_loss_and_its_scale_is_learned(make):
 @pytest.mark.slow
 @every_agent
 def test_the_update_takes_steps_and_the_target_follows(make):
-    agent = make(learning_starts=0, period=1, tau=0.5)
+    agent = make(learning_starts=0, target_period=1, tau=0.5)
     state, metrics = jax.jit(agent.update)(agent.init(KEY), rollout_of(agent), KEY)
     assert int(state.updates) == 4 and int(state.copies.target_count.fired) == 4
     assert {"train/loss", "train/td_error", "train/q", "train/grad_norm", "rollout/exploration_rate"} <= set(metrics)
@@ -251,7 +251,7 @@ def test_a_masked_environment_and_several_devices(make):
 def test_values_of_probe_environments(make):
     network = iqn_mlp((32, 32)) if make is AGENTS["iqn"] else polyak.q_mlp((32,))
     settings = {"capacity": 4_096, "batch_size": 64, "num_steps": 4, "updates_per_step": 1 / 16, "learning_starts": 256}
-    settings |= {"gamma": 0.9, "period": 20, "learning_rate": 5e-3, "epsilon": 0.3, "n_step": 2, "network": network}
+    settings |= {"gamma": 0.9, "target_period": 20, "learning_rate": 5e-3, "epsilon": 0.3, "n_step": 2, "network": network}
     # Few samples of the distribution: the pairs of 200 quantiles would take minutes.
     few = {"c51": {"v_min": -2.0, "v_max": 12.0}, "qrdqn": {"num_quantiles": 16}, "iqn": {"num_tau": 8, "num_target_tau": 8}}
     settings |= next((few[name] for name in few if make is AGENTS[name]), {})

@@ -142,7 +142,10 @@ def test_a_broken_pipe_of_something_else_is_an_error(monkeypatch):
         ("dqn CartPole-v1 --train-freq 4", "in polyak --train-freq is --num-steps"),
         ("dqn CartPole-v1 --gradient-steps 1", "in polyak --gradient-steps is --updates-per-step, per transition"),
         ("dqn CartPole-v1 --exploration-fraction 0.1", "in polyak --exploration-fraction is --epsilon"),
-        ("dqn CartPole-v1 --target-update-interval 9", "in polyak --target-update-interval is --period, in gradient steps"),
+        (
+            "dqn CartPole-v1 --target-update-interval 9",
+            "in polyak --target-update-interval is --target-period, in gradient steps",
+        ),
         ("sac Pendulum-v1 --ent-coef 0.1", "in polyak --ent-coef is --alpha; None learns it"),
         ("sac Pendulum-v1 --use-sde", "in polyak --use-sde is --sde-sample-freq"),
         ("ppo CartPole-v1 --policy MlpPolicy", "in polyak --policy is --network, --hidden and --activation"),

@@ -75,7 +75,7 @@ def test_agents_of_action_values_store_single_frames_of_atari_games(algorithm):
     agent = agent_class(algorithm)(images, **settings)
     assert (agent.frame_stack, agent.learning_starts, agent.updates_per_step, agent.batch_size) == (4, 20_000, 0.25, 32)
     # Dopamine copies the target every 8,000 steps and decreases ε over 250,000.
-    assert agent.period == 8_000 * agent.updates_per_step
+    assert agent.target_period == 8_000 * agent.updates_per_step
     if algorithm != "rainbow":
         assert (agent.epsilon.end, agent.epsilon.env_steps) == (0.01, 250_000)
     replay = jax.eval_shape(agent.init, jax.random.key(0)).replay

@@ -150,7 +150,7 @@ class Sum:
 def test_a_training_with_frame_stacks_on_two_devices_resumes_to_the_bit(tmp_path):
     env = AutoReset(Sum(), 4)
     settings = {"network": polyak.q_mlp((8,)), "capacity": 128, "learning_starts": 32, "batch_size": 8, "n_step": 3}
-    agent = polyak.DQN(env.spec, num_steps=2, frame_stack=STACK, prioritized=True, period=5, **settings)
+    agent = polyak.DQN(env.spec, num_steps=2, frame_stack=STACK, prioritized=True, target_period=5, **settings)
     options = {"key": KEY, "devices": 2}
     whole = polyak.train.compiled(agent, env, env_steps=256, **options)
     assert int(whole.state.updates) > 20 and whole.state.replay.rows.obs.shape == (128, 2)

@@ -233,7 +233,7 @@ def test_evaluation_while_training_changes_no_bit_and_keeps_the_best(name, direc
 @pytest.mark.slow
 def test_evaluation_while_training_leaves_the_target_as_it_is():
     env = jax_env()
-    settings = {"capacity": 128, "learning_starts": 32, "batch_size": 8, "period": 7, "tau": 0.5}
+    settings = {"capacity": 128, "learning_starts": 32, "batch_size": 8, "target_period": 7, "tau": 0.5}
     agent = polyak.DQN(env.spec, network=polyak.q_mlp((4,)), **settings)
     plain = polyak.train.run(agent, env, env_steps=200)
     result = polyak.train.run(agent, env, env_steps=200, eval_every=50, eval_episodes=2)

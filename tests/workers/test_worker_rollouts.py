@@ -164,7 +164,7 @@ def test_dqn_whose_replay_has_priorities_or_frames_has_the_bits_of_the_host_loop
     settings = {"prioritized": True} if kind == "prioritized" else {"frame_stack": 2, "frame_padding": "first", "n_step": 3}
     env = cartpole if kind == "prioritized" else make_env(two_frames)
     small = {"network": polyak.q_mlp((8,)), "batch_size": 8, "capacity": 256, "updates_per_step": 1 / 16}
-    agent = polyak.DQN(env.spec, num_steps=4, learning_starts=96, period=3, **small, **settings)
+    agent = polyak.DQN(env.spec, num_steps=4, learning_starts=96, target_period=3, **small, **settings)
     # So any number of workers has the bits of the host loop.
     assert acts_in_numpy(jax.eval_shape(lambda: agent.collect_policy(agent.init(KEY))), 4)
     ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2)]

@@ -78,7 +78,7 @@ class C51:
         v_min: z_1, the smallest return that is told apart.
         v_max: z_K, the largest one.
         tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
-        period: gradient steps between target updates.
+        target_period: gradient steps between target updates.
         epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
             0.05 over the first 10,000 transitions.
         temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
@@ -127,7 +127,7 @@ class C51:
     v_min: float = number(default=-10.0, static=True)
     v_max: float = number(default=10.0, static=True)
     tau: Scalar = number(default=1.0, above=0, at_most=1)
-    period: int = integer(default=250)
+    target_period: int = integer(default=250)
     epsilon: Schedule | None = setting(
         default=None,
         check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),

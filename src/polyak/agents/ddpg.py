@@ -105,13 +105,13 @@ class DDPG:
         exploration_noise: its standard deviation in one step, a number or a schedule; 0 adds none.
         theta: how fast Ornstein-Uhlenbeck noise returns to 0.
         tau: fraction by which the targets move towards the online networks at each target update.
-        period: gradient steps between target updates.
+        target_period: gradient steps between target updates.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_eps: Adam's ε.
         optimizer: in place of Adam, for each network.
         ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
             evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
-            `tau` and `period`, is what the critics need.
+            `tau` and `target_period`, is what the critics need.
         max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
@@ -153,7 +153,7 @@ class DDPG:
     exploration_noise: Schedule = setting(default=0.2, check=partial(check_schedule, above=-1.0, at_least=0))
     theta: Scalar = number(default=0.15, above=0, at_most=1)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
-    period: int = integer(default=1)
+    target_period: int = integer(default=1)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
@@ -204,8 +204,8 @@ class DDPG:
         scale = value_at(self.exploration_noise, state.env_steps)
         policy = self._network_policy(state, state.copies.actor.online)
         noisy = OUNoise(policy, scale, self.theta) if self.exploration == "ou" else GaussianNoise(policy, scale)
-        policy = RandomWarmStart(noisy, self.learning_starts, state.env_steps)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        starting = RandomWarmStart(noisy, self.learning_starts, state.env_steps)
+        return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
 
     def update(
         self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

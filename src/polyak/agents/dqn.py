@@ -86,7 +86,7 @@ class DQN:
         double: double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461).
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
-        period: gradient steps between target updates.
+        target_period: gradient steps between target updates.
         epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
             0.05 over the first 10,000 transitions.
         temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
@@ -135,7 +135,7 @@ class DQN:
     double: bool = choice(default=True, choices=(True, False))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
     tau: Scalar = number(default=1.0, above=0, at_most=1)
-    period: int = integer(default=250)
+    target_period: int = integer(default=250)
     epsilon: Schedule | None = setting(
         default=None,
         check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),

@@ -79,7 +79,7 @@ class IQN:
         num_policy_tau: K, fractions by whose mean actions are chosen in the target; policies use the network's own number.
         huber_delta: κ; 0 is the quantile loss without Huber's rounding.
         tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
-        period: gradient steps between target updates.
+        target_period: gradient steps between target updates.
         epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
             0.05 over the first 10,000 transitions.
         temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
@@ -129,7 +129,7 @@ class IQN:
     num_policy_tau: int = integer(default=32)
     huber_delta: Scalar = number(default=1.0, at_least=0)
     tau: Scalar = number(default=1.0, above=0, at_most=1)
-    period: int = integer(default=250)
+    target_period: int = integer(default=250)
     epsilon: Schedule | None = setting(
         default=None,
         check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),

@@ -71,8 +71,8 @@ class TD3:
         J(φ) = E[ Q_θ1(s, π_φ(s)) ]
 
     over n-step transitions drawn from a replay. Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. Every
-    `policy_delay`-th gradient step of the critics also takes one of the actor, against the new critics; every `period`-th one
-    moves the targets of both.
+    `policy_delay`-th gradient step of the critics also takes one of the actor, against the new critics; every
+    `target_period`-th one moves the targets of both.
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
@@ -117,13 +117,13 @@ class TD3:
             every this number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. No loss of
             TD3 has a density, so σ stays e^log_std. None draws noise independently.
         tau: fraction by which the targets move towards the online networks at each target update.
-        period: gradient steps between target updates.
+        target_period: gradient steps between target updates.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_eps: Adam's ε.
         optimizer: in place of Adam, for each network.
         ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
             evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
-            `tau` and `period`, is what the critics need.
+            `tau` and `target_period`, is what the critics need.
         max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
@@ -167,7 +167,7 @@ class TD3:
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     sde_sample_freq: int | None = integer(default=None, optional=True)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
-    period: int = integer(default=2)
+    target_period: int = integer(default=2)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)

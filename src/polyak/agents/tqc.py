@@ -111,7 +111,7 @@ class TQC:
         alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
         policy_delay: gradient steps of the critics for one of the actor and of α.
         tau: fraction by which the target critics move towards the online ones at each target update.
-        period: gradient steps between target updates.
+        target_period: gradient steps between target updates.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_eps: Adam's ε.
         optimizer: in place of Adam, for each network.
@@ -163,7 +163,7 @@ class TQC:
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     policy_delay: int = integer(default=1)
     tau: Scalar = number(default=0.005, above=0, at_most=1)
-    period: int = integer(default=1)
+    target_period: int = integer(default=1)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)

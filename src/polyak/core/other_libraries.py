@@ -57,7 +57,7 @@ STABLE_BASELINES = Names(
             "buffer_size": "capacity of the agent",
             "gradient_steps": "updates_per_step of the agent, per transition",
             "n_steps": "n_step of the agent",
-            "target_update_interval": "period of the agent, in gradient steps",
+            "target_update_interval": "target_period of the agent, in gradient steps",
         },
         "epsilon": {
             "exploration_fraction": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
@@ -144,7 +144,7 @@ TF_AGENTS = Names(
             "sample_batch_size": "batch_size of the agent",
             "reward_scale_factor": "reward_scale of the agent",
             "target_update_tau": "tau of the agent",
-            "target_update_period": "period of the agent, in gradient steps",
+            "target_update_period": "target_period of the agent, in gradient steps",
         },
         "n_step": {"n_step_update": "n_step of the agent"},
         "huber_delta": {"td_errors_loss_fn": "huber_delta of the agent; None is the squared error"},
@@ -203,7 +203,7 @@ RL_COACH = Names(
             "max_size": "capacity of the agent",
             "num_consecutive_training_steps": "updates_per_step of the agent, per transition",
             "rate_for_copying_weights_to_target": "tau of the agent",
-            "num_steps_between_copying_online_weights_to_target": "period of the agent, in gradient steps",
+            "num_steps_between_copying_online_weights_to_target": "target_period of the agent, in gradient steps",
             "heatup_steps": "learning_starts of the agent",
         },
         "huber_delta": {

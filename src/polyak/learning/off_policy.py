@@ -99,7 +99,7 @@ class OffPolicySettings(OptimizerSettings, Protocol):
         ...
 
     @property
-    def period(self) -> int:
+    def target_period(self) -> int:
         """Gradient steps between target updates."""
         ...
 
@@ -288,7 +288,7 @@ def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
 
 def target_follow(settings: OffPolicySettings) -> Follow:
     """How targets follow: by the agent's settings. The period in a state is only that of its `init`."""
-    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.period, check_finite=False)
+    return Follow(tau=jnp.asarray(settings.tau, jnp.float32), period=settings.target_period, check_finite=False)
 
 
 def has_started(settings: OffPolicySettings, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:

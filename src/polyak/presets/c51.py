@@ -10,7 +10,7 @@ CARTPOLE = {
     "batch_size": 64,
     "learning_rate": LinearOverTraining(1e-3),
     "n_step": 3,
-    "period": 100,
+    "target_period": 100,
     "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
     "v_min": 0.0,
     "v_max": 100.0,

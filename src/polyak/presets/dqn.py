@@ -11,7 +11,7 @@ CARTPOLE = {
     "batch_size": 64,
     "learning_rate": LinearOverTraining(1e-3),
     "n_step": 3,
-    "period": 100,
+    "target_period": 100,
     "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
 }
 
@@ -26,7 +26,7 @@ ACROBOT = {
     **NORMALIZED,
     "learning_rate": LinearOverTraining(1e-3),
     "n_step": 3,
-    "period": 300,
+    "target_period": 300,
     "epsilon": LinearOverTraining(1.0, 0.05, fraction=0.12),
 }
 MOUNTAIN_CAR = {
@@ -34,7 +34,7 @@ MOUNTAIN_CAR = {
     "capacity": 120_000,
     "learning_rate": LinearOverTraining(2e-3),
     "n_step": 5,
-    "period": 600,
+    "target_period": 600,
     "epsilon": LinearOverTraining(1.0, 0.05, fraction=0.3),
 }
 # With a target copied every 500 gradient steps, and half as many of these, one seed ended at 145.
@@ -44,7 +44,7 @@ LUNAR_LANDER = {
     "learning_rate": LinearOverTraining(1e-3),
     "n_step": 3,
     "tau": 0.005,
-    "period": 1,
+    "target_period": 1,
     "epsilon": LinearOverTraining(1.0, 0.05, fraction=0.15),
 }
 
@@ -59,7 +59,7 @@ MINATAR = {
     "learning_starts": 5_000,
     "learning_rate": LinearOverTraining(5e-4),
     "n_step": 3,
-    "period": 500,
+    "target_period": 500,
     "epsilon": LinearOverTraining(1.0, 0.05, fraction=0.1),
 }
 # One seed of 1 million steps ended at 1.0 with the replay and the gradient steps of Breakout, at 2.3 with ten times the replay,
@@ -69,7 +69,7 @@ ASTERIX = {
     "network": {"hidden": (256, 256), "norm": "layer"},
     "capacity": 1_000_000,
     "updates_per_step": 1 / 64,
-    "period": 125,
+    "target_period": 125,
 }
 
 # Dopamine's with Adam, but for double Q-learning, the Huber loss, gradients clipped to a norm of 10, a replay of half the size,
@@ -83,7 +83,7 @@ ATARI = {
     "learning_starts": 20_000,
     "learning_rate": 6.25e-5,
     "adam_eps": 1.5e-4,
-    "period": 2_000,
+    "target_period": 2_000,
     "epsilon": LinearOverTraining(1.0, 0.01, fraction=0.025),
 }
 

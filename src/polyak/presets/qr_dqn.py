@@ -10,7 +10,7 @@ CARTPOLE = {
     "batch_size": 64,
     "learning_rate": LinearOverTraining(2.3e-3),
     "n_step": 3,
-    "period": 100,
+    "target_period": 100,
     "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
     "num_quantiles": 10,
 }

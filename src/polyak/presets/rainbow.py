@@ -12,7 +12,7 @@ RAINBOW = {
 
 CARTPOLE = {
     **RAINBOW, "network": {"hidden": (128, 128), "dueling": True, "noisy": True}, "num_steps": 4, "updates_per_step": 0.5,
-    "batch_size": 64, "learning_rate": LinearOverTraining(1e-3), "period": 100, "v_min": 0.0, "v_max": 100.0,
+    "batch_size": 64, "learning_rate": LinearOverTraining(1e-3), "target_period": 100, "v_min": 0.0, "v_max": 100.0,
 }
 
 # Of the paper's table 1, but for a replay of half the size, 3.5 GB, and 8 environments.
