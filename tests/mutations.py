@@ -168,9 +168,21 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/pqn.py",
-        "x, x[near]), obs)",
-        "x, x), obs)",
+        "obs=fill_rows(batch.obs, batch.weight)",
+        "obs=batch.obs",
         ("agents/test_training_mode.py::test_pqn_trains_with_batch_normalization_of_the_transitions_alone",),
+    ),
+    Mutation(
+        "learning/off_policy.py",
+        "batch = _without_hidden_rows(batch, copies)",
+        "batch = dataclasses.replace(batch)",
+        ("agents/test_training_mode.py::test_rows_that_are_not_learned_from_reach_no_statistics",),
+    ),
+    Mutation(
+        "learning/actor_critic_updates.py",
+        "(params, _), _, stats = network.apply(variables, obs, train=True, key=key)",
+        "(params, _), _, stats = network.apply(variables, obs, key=key)",
+        ("agents/test_training_mode.py::test_an_own_actor_trains_with_batch_normalization_and_dropout_in_its_own_loss",),
     ),
     Mutation(
         "networks/adapters.py",
@@ -186,8 +198,8 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/gradient_step.py",
-        'bad = {**bad, "statistics": ~all_finite(aux.stats)',
-        'bad = {**bad, "statistics": jnp.array(False)',
+        '{"statistics": ~all_finite(aux.stats), "step"',
+        '{"statistics": jnp.array(False), "step"',
         ("copies/test_train.py::test_statistics_that_are_not_finite_skip_the_step",),
     ),
     # learning

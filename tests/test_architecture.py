@@ -178,7 +178,7 @@ def test_a_module_opens_with_a_sentence_that_says_what_it_is_for():
 
 def test_files_stay_small():
     # PPO has 41 settings, each with its default and its range; the copies have all verbs of Coach.
-    more = {ROOT / "agents/ppo.py": 413, ROOT / "copies/network_copies.py": 340}
+    more = {ROOT / "agents/ppo.py": 413, ROOT / "copies/network_copies.py": 350}
     most = dict.fromkeys(FILES, MOST_LINES_OF_CODE) | more
     assert not [(file, lines) for file in FILES if (lines := len(code_lines(file))) > most[file]]
 

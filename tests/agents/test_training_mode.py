@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from flax import linen, nnx
 
 import polyak
 from polyak.core.spaces import Discrete, EnvSpec
-from polyak.networks.adapters import FlaxLinen, FlaxNNX
+from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
 from tests.agents import test_pqn
 from tests.agents.test_actor_critics import KEY, OBS, SPEC, batch, equal, first_steps, make, random_rollout, updated
 
@@ -66,10 +67,12 @@ class ActorCritic(Normalized):
 class LinenValues(linen.Module):
     """The same in Linen, with an argument that switches the training mode."""
 
+    actions: int = 3
+
     @linen.compact
     def __call__(self, obs, train=False):
         x = linen.BatchNorm(use_running_average=not train)(linen.Dense(8)(obs))
-        q = linen.Dense(3)(linen.Dropout(0.5, deterministic=not train)(linen.relu(x)))
+        q = linen.Dense(self.actions)(linen.Dropout(0.5, deterministic=not train)(linen.relu(x)))
         return q, q.max(axis=-1)
 
 
@@ -175,9 +178,9 @@ def test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout(netwo
     online, rows = state.copies.online, dataclasses.replace(batch(), action=jnp.zeros(6, jnp.int32))
     loss = jax.jit(lambda key: agent.loss(online.params, rows, online=online, target=online, key=key)[0])
     assert float(loss(KEY)) != float(loss(jax.random.key(1))), "dropout draws by the key"
-    policy = agent.policy(state)
-    one, many = (policy.action(first_steps(obs), (), KEY).action for obs in (rows.obs[:1], rows.obs))
-    assert int(one[0]) == int(many[0]), "acting is in evaluation mode"
+    policy = agent.policy(state).policy
+    one, many = (policy.distribution(first_steps(obs), ())[0].logits for obs in (rows.obs[:1], rows.obs))
+    np.testing.assert_allclose(one[0], many[0], rtol=1e-5, err_msg="acting is in evaluation mode")
 
 
 @pytest.mark.slow
@@ -194,13 +197,85 @@ def test_pqn_trains_with_batch_normalization_of_the_transitions_alone():
     agent = test_pqn.make(network=FlaxNNX(Values))
     state, rollout = agent.init(KEY), test_pqn.rollout_of(agent)
     after = jax.jit(agent.update)(state, rollout, KEY)[0].copies.online
-    # Where a row only resets, the transition before it stands.
-    rows = np.array(rollout.obs)
-    rows[3, :2] = rows[2, :2]
+    # Where the rows 9 and 10 only reset, the transition before them stands.
+    rows = np.array(rollout.obs).reshape(-1, 3)
+    rows[9:11] = rows[8]
     layer = state.copies.online.params["hidden"]
-    hidden = rows.reshape(-1, 3) @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+    hidden = rows @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
     np.testing.assert_allclose(after.stats["norm"]["mean"], 0.01 * hidden.mean(0), rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(after.stats["norm"]["var"], 0.99 + 0.01 * hidden.var(0), rtol=1e-5)
+
+
+class EquinoxValues(eqx.Module):
+    """`(q, value)` of one observation, with dropout."""
+
+    linear: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, spec, key):
+        self.linear = eqx.nn.Linear(3, spec.action.n, key=key)
+        self.dropout = eqx.nn.Dropout(0.5)
+
+    def __call__(self, obs, key=None):
+        q = self.linear(self.dropout(obs, key=key))
+        return q, q.max()
+
+
+@pytest.mark.parametrize(
+    "network",
+    [FlaxNNX(Values), FlaxLinen(LinenValues(4), "train"), Equinox(EquinoxValues)],
+    ids=["NNX", "Linen", "Equinox"],
+)
+def test_dropout_of_pqn_follows_the_key_of_the_update(network):
+    agent = test_pqn.make(network=network)
+    state, rollout = agent.init(KEY), test_pqn.rollout_of(agent)
+    update = jax.jit(lambda key: agent.update(state, rollout, key)[0].copies.online.params)
+    assert equal(update(KEY), update(KEY)) and not equal(update(KEY), update(jax.random.key(1)))
+
+
+class Acting(Normalized):
+    """An actor of two numbers."""
+
+    def __init__(self, spec, rngs):
+        super().__init__(4, rngs)
+
+    def __call__(self, obs):
+        loc, log_scale = jnp.split(super().__call__(obs), 2, axis=-1)
+        return {"loc": loc, "log_scale": jnp.clip(log_scale, -5.0, 2.0)}, None
+
+
+@pytest.mark.parametrize("name", ["sac", pytest.param("tqc", marks=pytest.mark.slow), "td3", "ddpg"])
+def test_an_own_actor_trains_with_batch_normalization_and_dropout_in_its_own_loss(name):
+    agent = make(name, actor=FlaxNNX(Acting), ema_tau=0.5)
+    before = agent.init(KEY).copies.actor.online.stats
+    state, _ = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
+    copies, rows = state.copies, batch()
+    assert not equal(before["norm"], copies.actor.online.stats["norm"])
+    assert not equal(copies.average.stats["norm"], copies.actor.online.stats["norm"]), "the average follows"
+    args = {"actor": copies.actor.online, "critics": copies.critics.online}
+    args |= {"alpha": jnp.array(0.1)} if name in ("sac", "tqc") else {}
+    loss = jax.jit(lambda key: agent.actor_loss(copies.actor.online.params, rows, **args, key=key))
+    (one, aux), (other, _) = loss(KEY), loss(jax.random.key(1))
+    assert float(one) != float(other) and not equal(aux.stats["norm"], copies.actor.online.stats["norm"])
+    # The target does not depend on the other rows, so the actor is in evaluation mode there.
+    args = {key: value for key, value in of_loss(name, state).items() if key != "critics"}
+    others = dataclasses.replace(rows, next_obs=rows.next_obs.at[1:].mul(3.0))
+    targets = [agent.td_target(one, **args) for one in (rows, others)]
+    np.testing.assert_allclose(targets[0][0], targets[1][0], rtol=1e-5)
+
+
+def test_rows_that_are_not_learned_from_reach_no_statistics():
+    agent = make("sac", critics=BATCH_NORM, batch_size=64, num_steps=8, updates_per_step=0.25)
+
+    def after(ignored_action):
+        # Every second row only resets: of 64 rows about four have no transition in any of their draws.
+        ends = jnp.arange(9)[:, None] % 2 == jnp.ones((1, 2), jnp.int32)
+        rollout = random_rollout(agent, terminated=lambda x: ends, first=lambda x: jnp.roll(ends, 1, axis=0).at[0].set(False))
+        actions = jnp.where(ends[:-1, :, None], ignored_action, rollout.actions)
+        state, _ = updated(agent, [dataclasses.replace(rollout, actions=actions)] * 3)
+        return state.copies.critics.online
+
+    assert equal(after(0.9), after(-0.9))
 
 
 @pytest.mark.parametrize("kind", [polyak.PPO, polyak.A2C])

@@ -12,6 +12,7 @@ import pytest
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
+from polyak.ops.gradient_step import QUANTITIES
 from polyak.storage import checkpoint
 from tests.copies.line import ADAM, GOALS, INPUTS, KEY, NAN, SPEC, Line, gradient, made, moved, same, squared, w
 from tests.ops.bits import sharded
@@ -124,6 +125,15 @@ def test_consecutive_bad_steps_are_diagnosed_by_the_first_bad_quantity(quantity,
     problem = copies.diagnose(max_skipped_steps=3)
     assert problem.startswith("network: 3 gradient steps in a row were skipped") and f"infinite is {quantity!r}" in problem
     assert copies.apply_gradients(gradients=gradient(1.0)).diagnose(max_skipped_steps=3) is None
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_any_quantity_that_the_caller_flags_skips_the_step(quantity):
+    copies = made()
+    flagged = copies.apply_gradients(gradients=gradient(1.0), bad={quantity: jnp.array(True)})
+    assert same(flagged.online, copies.online) and int(flagged.skipped) == 1 and int(flagged.steps) == 0
+    assert QUANTITIES[int(flagged.guard.first_bad) - 1] == quantity
+    assert int(copies.apply_gradients(gradients=gradient(1.0), bad={quantity: jnp.array(False)}).steps) == 1
 
 
 def test_steps_that_are_not_enabled_do_not_change_the_bad_step_counters():

@@ -135,6 +135,11 @@ def test_statistics_of_several_devices_are_averaged():
     np.testing.assert_allclose(online.params, whole_step()[0], rtol=1e-6)
 
 
+def test_statistics_of_another_tree_are_rejected_by_their_leaf():
+    with pytest.raises(ValueError, match=r"network.train: .*only in statistics: 'more'"):
+        one_number(SGD).train(with_stats(lambda batch: {"calls": jnp.uint32(4), "more": jnp.float32(0.0)}), SGD, BATCH)
+
+
 def test_copies_whose_optimizer_is_shared_are_not_trained_alone():
     with pytest.raises(ValueError, match="network: the optimizer is shared; apply to 'shared'"):
         made(shared=True).train(lambda params, batch: (params["b"], Aux({})), SGD, BATCH)

@@ -26,7 +26,7 @@ ONES = np.ones(8, np.float32)
 SGD = optax.chain(optax.trace(0.0), optax.scale_by_schedule(lambda step: -0.1))
 
 
-def distance(params, batch, *, variables):
+def distance(params, batch, *, variables, key):
     """The weighted mean of (p - advantage)² / 2, whose least value is at the mean advantage."""
     error = jnp.where(batch.weight > 0, params[0] - batch.advantage, 0.0)
     return jnp.sum(0.5 * batch.weight * jnp.square(error)), Aux({"total": jnp.sum(batch.weight)})

@@ -206,6 +206,22 @@ def test_dropout_of_an_equinox_module_is_on_in_training_with_a_key_for_each_row(
     assert len(np.unique(dropped == 0, axis=0)) == 4
 
 
+class OwnStream(nnx.Module):
+    def __init__(self, spec, rngs):
+        self.dropout = nnx.Dropout(0.5, rng_collection="noise", rngs=rngs)
+
+    def __call__(self, obs):
+        return self.dropout(obs)
+
+
+def test_streams_of_any_name_follow_the_key_and_stay_as_they_are():
+    network = FlaxNNX(OwnStream)
+    variables = network.init(KEY, SPEC)
+    (a, _, stats), (b, _, _), (c, _, _) = (network.apply(variables, OBS, train=True, key=jax.random.key(n)) for n in (1, 1, 2))
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+    assert same_bits(stats, variables.stats)
+
+
 @pytest.mark.parametrize(
     ("network", "layers"),
     [

@@ -293,3 +293,10 @@ def test_sum_over_several_devices():
     mesh = Mesh(np.array(jax.devices()[:4]), ("rows",))
     add = jax.shard_map(lambda x: losses.sum_over_devices(x, "rows"), mesh=mesh, in_specs=P("rows"), out_specs=P())
     assert float(jax.jit(add)(jnp.arange(4.0))[0]) == 6.0
+
+
+def test_rows_without_weight_hold_the_row_before_them_or_the_first_that_has_some():
+    rows = {"x": jnp.arange(6)[:, None], "n": jnp.arange(6)}
+    filled = losses.fill_rows(rows, jnp.array([0.0, 0.0, 0.5, 0.0, 1.0, 0.0]))
+    assert filled["n"].tolist() == [2, 2, 2, 2, 4, 4] == filled["x"][:, 0].tolist()
+    assert losses.fill_rows(rows, jnp.ones(6))["n"].tolist() == [0, 1, 2, 3, 4, 5]

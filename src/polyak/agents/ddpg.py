@@ -71,7 +71,7 @@ class DDPG:
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
-            `Actor(std="fixed")`.
+            `Actor(std="fixed")`. In its own loss it is in training mode (dropout, batch normalization).
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, 1]`; None takes `Critics(num_critics=1)`.
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.

@@ -207,7 +207,7 @@ class DQN:
             params: θ.
             online: the online network's variables; of their parameters nothing is used.
             target: the target network's.
-            key: for networks with noise; None applies them without.
+            key: for noise and dropout.
         """
         online = dataclasses.replace(online, params=params)
         values, stats = self._values(online, batch.obs, fold(key, 0), train=True)

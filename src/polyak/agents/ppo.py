@@ -105,8 +105,8 @@ class PPO:
     Attributes:
         spec: the environment's spaces (`env.spec`).
         network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is always
-            applied in evaluation mode: dropout is off, and statistics stay as they were initialized, which is a warning, as the
-            ratio compares two policies. Minibatches of a
+            applied in evaluation mode: dropout is off, and statistics stay as they were initialized; `init` warns of
+            such layers, because the ratio compares two policies. Minibatches of a
             recurrent network (`lstm`, `gru`) are made of whole sequences.
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over each rollout.
@@ -335,7 +335,11 @@ class PPO:
         # Epochs of minibatches: the loss of each, and a gradient step.
         data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
         online = state.copies.online
-        loss_fn = partial(self.loss, env_steps=state.env_steps, kl_beta=state.kl_beta, axis_name=axis_name)
+
+        def loss_fn(params: PyTree, batch: Batch, *, variables: Variables, key: PRNGKeyArray) -> tuple[Float[Array, ""], Aux]:
+            options: Any = {"env_steps": state.env_steps, "kl_beta": state.kl_beta, "axis_name": axis_name}
+            return self.loss(params, batch, variables=variables, **options)
+
         copies, log = train_epochs(
             state.copies,
             loss_fn,
@@ -370,9 +374,8 @@ class PPO:
         metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": Mean.of(kl)}
         if self.histograms:
             parts = self._num_microbatches(batch, 1, axis_name)
-            loss_fn = partial(loss_fn, variables=online)
-            loss_fn = partial(loss_fn, variables=online)
-            metrics |= update_histograms(loss_fn, full_batch, online.params, copies.online.params, parts, axis_name)
+            loss_of_batch = partial(loss_fn, variables=online, key=key)
+            metrics |= update_histograms(loss_of_batch, full_batch, online.params, copies.online.params, parts, axis_name)
         return new_state, metrics
 
     def loss(

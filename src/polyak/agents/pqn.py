@@ -34,7 +34,7 @@ from polyak.ops.gradient_step import (
     flag_quantities,
     optimizer_of,
 )
-from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid, of_action, sum_over_devices, weighted_sum
+from polyak.ops.losses import fill_rows, finite_rows, flatten_steps, mask_invalid, of_action, sum_over_devices, weighted_sum
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import gae
 from polyak.ops.schedules import Linear, Schedule, check_schedule, saturating_add, value_at
@@ -216,14 +216,18 @@ class PQN:
         )
         return new_state, self._metrics(state, new_state, log)
 
-    def loss(self, params: PyTree, batch: Batch, *, variables: Variables) -> tuple[Float[Array, ""], Aux]:
+    def loss(
+        self, params: PyTree, batch: Batch, *, variables: Variables, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, ""], Aux]:
         """The loss of a minibatch whose weights sum to 1, and its terms.
 
         Args:
             params: θ.
             variables: the network's; of their parameters nothing is used.
+            key: for dropout.
         """
-        (q, _), _, stats = self._network.apply(dataclasses.replace(variables, params=params), batch.obs, train=True)
+        variables = dataclasses.replace(variables, params=params)
+        (q, _), _, stats = self._network.apply(variables, batch.obs, train=True, key=key)
         q = of_action(q, batch.action)
         td_error = batch.value_target - q
         terms = {"td_error": weighted_sum(jnp.abs(td_error), batch.weight), "q": weighted_sum(q, batch.weight)}
@@ -270,13 +274,12 @@ class PQN:
         }
         found = any_over_devices(jnp.stack([rows.any() for rows in bad.values()]), axis_name)
         obs, action, returns = mask_invalid((rollout.obs, rollout.actions, returns), valid)
-        if has_batch_statistics(state.copies.online):
-            # A row that only resets is no part of a batch's statistics: the transition before it, or after it, stands there.
-            near = jnp.concatenate([jnp.array([1], jnp.int32), jnp.arange(len(valid) - 1, dtype=jnp.int32)])
-            obs = jax.tree.map(lambda x: jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - 2)), x, x[near]), obs)
         zeros = jnp.zeros_like(returns)
         batch = Batch(obs, action, None, (), zeros, zeros, zeros, returns, valid.astype(jnp.float32), None, ())
-        return jax.tree.map(flatten_steps, batch), flag_quantities(dict(zip(bad, found, strict=True)))
+        batch = jax.tree.map(flatten_steps, batch)
+        if has_batch_statistics(state.copies.online):
+            batch = dataclasses.replace(batch, obs=fill_rows(batch.obs, batch.weight))
+        return batch, flag_quantities(dict(zip(bad, found, strict=True)))
 
     def _metrics(self, state: PQNState, new_state: PQNState, log: StepLog) -> Metrics:
         of_all, _ = mean_terms(log)

@@ -196,7 +196,7 @@ class QRDQN:
             params: θ.
             online: the online network's variables; of their parameters nothing is used.
             target: the target network's.
-            key: for networks with noise; None applies them without.
+            key: for noise and dropout.
         """
         online = dataclasses.replace(online, params=params)
         of_all, stats = self._quantiles(online, batch.obs, fold(key, 0), train=True)

@@ -69,7 +69,8 @@ class SAC:
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them, or Discrete.
-        actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
+        actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`. In its own loss it is in
+            training mode (dropout, batch normalization).
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`, with n Discrete actions `[B, N, n]`; None
             takes `Critics()`, which has N = 2.
             Dropout is on in all losses and the target. Batch normalization uses the statistics of the batch in the critics'

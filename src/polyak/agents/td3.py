@@ -77,7 +77,7 @@ class TD3:
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
-            `Actor(std="fixed")`.
+            `Actor(std="fixed")`. In its own loss it is in training mode (dropout, batch normalization).
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.

@@ -69,10 +69,12 @@ class TQC:
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
-        actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`.
+        actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`. In its own loss it is in
+            training mode (dropout, batch normalization).
         critics: a network of `(obs, action)` that returns `(quantiles, None)`, quantiles `[B, N, M]`; None takes
             `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in all losses and the target.
-            Batch normalization uses the statistics of the batch in the critics' loss, and running ones elsewhere.
+            Batch normalization uses the statistics of the batch in the critics' loss, and running ones elsewhere; critics with
+            batch normalization have dropout in their own loss alone.
         num_quantiles: M, of each critic.
         dropped_quantiles: d, the largest quantiles that each critic drops from the target.
         huber_delta: κ, the error above which the quantile loss is linear.

@@ -40,7 +40,7 @@ class NetworkFlags:
     num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
     """number of critics of SAC, TD3 and TQC"""
     norm: Annotated[Literal["layer", "batch"] | None, default_hint("the preset's, else the agent's", "{layer,batch}")] = None
-    """normalize the outputs of the dense layers of critics or Q-networks before the activation; batch is of critics alone"""
+    """normalize the outputs of the dense layers of critics or Q-networks before the activation; batch needs critics"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None

@@ -37,6 +37,8 @@ from polyak.ops.gradient_step import (
 from polyak.ops.schedules import saturating_add
 from polyak.ops.updates import Tau, soft_update, soft_update_if_valid
 
+NO_OPTIMIZER = "these copies have no optimizer; create them with optimizer=..."
+
 
 @struct
 class NetworkCopies:
@@ -44,8 +46,8 @@ class NetworkCopies:
 
     Attributes:
         network: the network.
-        optimizer: an `optax.GradientTransformation`, or None if the caller applies gradients itself without
-            the methods of this class. Its state is float32 whatever the network's dtype.
+        optimizer: an `optax.GradientTransformation`, or None if the caller passes one to `train` and `step`, as agents do. Its
+            state is float32 whatever the network's dtype.
         online: the copy that learns and acts.
         target: the target copy, or None. With a soft update it is stored in at least float32.
         shared: the copy shared by several workers, or None.
@@ -97,7 +99,7 @@ class NetworkCopies:
         """Create copies with equal weights, each in its own buffers.
 
         Args:
-            optimizer: an `optax.GradientTransformation`; None if the caller applies gradients itself.
+            optimizer: an `optax.GradientTransformation`; None if the caller passes one to `train` and `step`.
             target: create a target copy with this update rule.
             shared: create a copy shared by several workers.
             online: update the online copy towards the shared one by this rule. It has the network's dtype, so a soft update of
@@ -114,7 +116,7 @@ class NetworkCopies:
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, shared and shared_optimizer, name)
 
     def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
-        """The copies with a new state of an optimizer that the caller applies itself."""
+        """The copies with a new state of an optimizer that the caller passes to `train` and `step`."""
         # A real copy: an optimizer may keep the first parameters, and the copies are donated.
         return dataclasses.replace(self, optimizer_state=optimizer.init(in_float32(copy_buffers(self.online).params)))
 
@@ -189,6 +191,8 @@ class NetworkCopies:
         gradient, aux = compute_gradient(
             loss_fn, self.online.params, batch, num_microbatches=num_microbatches, axis_name=axis_name
         )
+        if aux.stats is not None:
+            check_same_tree(aux.stats, self.online.stats, f"{self.name}.train", sides=("statistics", "online"))
         enabled = jnp.asarray(enabled) if early_stop is None else enabled & ~early_stop(aux.terms)
         return self.step(optimizer, gradient, aux, non_finite(aux), enabled, data_is_finite)
 
@@ -337,7 +341,8 @@ class NetworkCopies:
         if stats is not None:
             check_same_tree(stats, copy.stats, "apply_gradients", sides=("statistics", to))
         gradients = in_float32(gradients)
-        bad = {**(bad or {}), "gradient": lost | ~all_finite(gradients)}
+        is_bad = (bad or {}).get("gradient", False) | lost | ~all_finite(gradients)
+        bad = {**(bad or {}), "gradient": is_bad}
         step = self.step if to == "online" else self._step_shared
         return step(self._optimizer, gradients, Aux({}, stats), bad, enabled, has_gradient)[0]
 
@@ -376,7 +381,8 @@ class NetworkCopies:
         Args:
             gradients: as for `apply_gradients`.
             stats: as for `apply_gradients`.
-            max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts any.
+            max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts gradients of
+                any earlier version.
 
         Raises:
             ValueError: the trees differ, or `max_staleness` is negative.
@@ -398,9 +404,9 @@ class NetworkCopies:
         *,
         key: PRNGKeyArray | None = None,
     ) -> tuple[PyTree, Aux]:
-        """The gradients of a loss of the online copy's outputs in training mode, its terms, and the statistics after it.
+        """The gradients of a loss of the online copy's outputs in training mode; its terms, and the statistics after it.
 
-        Nothing is applied. Arguments and errors are those of `train_and_sync`.
+        Nothing is applied. `train_and_sync` describes the arguments and the errors.
         """
         loss = loss_of_outputs(loss_fn, self.network, self.online, key)
         return compute_gradient(loss, self.online.params, (inputs, targets, importance_weights))
@@ -528,13 +534,14 @@ class NetworkCopies:
 
     @property
     def _accumulated(self) -> Accumulated:
-        assert self._optimizer is not None and self.gradients is not None, "copies with an optimizer accumulate"
+        if self.gradients is None:
+            raise ValueError(f"{self.name}: {NO_OPTIMIZER}")
         return self.gradients
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         if self.optimizer is None:
-            raise ValueError(f"{self.name}: these copies have no optimizer; create them with optimizer=...")
+            raise ValueError(f"{self.name}: {NO_OPTIMIZER}")
         optimizer: optax.GradientTransformation = self.optimizer
         return optimizer
 

@@ -142,7 +142,8 @@ def receive(
         is_finite: False rejects the push: the worker found NaN or infinity in what the gradients were computed from.
         has_samples: False applies nothing: these gradients of 0 are of a rollout that only resets, and would still move the
             weights by momentum.
-        max_staleness: gradients of weights more than this many steps old are dropped; None accepts any.
+        max_staleness: gradients of weights more than this many steps old are dropped; None accepts gradients of any earlier
+            version.
         max_bad: consecutive rejections after which a worker is in quarantine: its pushes are ignored until `readmit`.
 
     Raises:

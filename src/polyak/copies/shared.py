@@ -34,7 +34,7 @@ class Shared:
         return cls(copy_buffers(variables), optimizer_state, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
 
     def is_fresh(self, version: UInt32[Array, ""], max_staleness: int | None) -> Bool[Array, ""]:
-        """True for gradients of a version that this copy had, at most `max_staleness` gradient steps ago; None accepts any."""
+        """True for gradients of a version that this copy had at most `max_staleness` gradient steps ago; None: at any time."""
         is_past = version <= self.version
         return is_past if max_staleness is None else is_past & (self.version - version <= jnp.uint32(max_staleness))
 

@@ -18,6 +18,7 @@ from polyak.learning.on_policy import (
     optimizer_at,
 )
 from polyak.ops.gradient_step import all_finite, flag_quantities
+from polyak.ops.schedules import saturating_add
 
 
 def share_copies(
@@ -102,7 +103,8 @@ def receive_gradients(
     causes = {"loss": ~jnp.isfinite(summary.terms["loss"]), "gradient": ~all_finite(gradients), "step": receipt.rejected}
     bad = (summary.bad | flag_quantities(causes)) & receipt.rejected
     guard = copies.guard.after_update(receipt.rejected.astype(jnp.uint32), receipt.applied.astype(jnp.uint32), bad)
-    copies = dataclasses.replace(copies, shared=shared, guard=guard)
+    steps = saturating_add(copies.steps, receipt.applied.astype(jnp.uint32))
+    copies = dataclasses.replace(copies, shared=shared, steps=steps, guard=guard)
     counts = receipt.applied | receipt.empty
     state, metrics = after_step(settings, state, copies, summary, counts=counts, applied=receipt.applied)
     return state, senders, metrics

@@ -41,10 +41,10 @@ def train_epochs(
     """The copies after the gradient steps of all epochs, and the log `[E, K]` of every step.
 
     Args:
-        loss_fn: of `(params, minibatch, variables=)`, with the online copy's variables for their statistics; weights of a
-            minibatch sum to 1, over all devices, so means are weighted sums.
+        loss_fn: of `(params, minibatch, variables=, key=)`: the online copy's variables, for their statistics, and a key for
+            dropout; weights of a minibatch sum to 1, over all devices, so means are weighted sums.
         make_batch: what an epoch that begins with these parameters learns from.
-        key: decides the minibatches.
+        key: decides the minibatches, and the keys of the loss.
         num_microbatches: parts of a minibatch whose gradients are computed one after the other.
         rollout_shape: `(T, B)` on this device; sequences are shuffled as `(1, B)`.
         normalize_advantage: see `normalize_minibatches`.
@@ -52,11 +52,14 @@ def train_epochs(
         data_is_finite: False skips all steps.
         is_elementwise: the optimizer treats every parameter alike, so that they may be raveled into one vector.
     """
+    loss_key = key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
     params, unravel = ravel(copies.online.params) if is_elementwise else (copies.online.params, lambda params: params)
     shape = (*rollout_shape, num_minibatches)
 
-    def loss_of_raveled(params: PyTree, minibatch: Batch, *, variables: Variables) -> tuple[Float[Array, ""], Aux]:
-        return loss_fn(unravel(params), minibatch, variables=variables)
+    def loss_of_raveled(
+        params: PyTree, minibatch: Batch, *, variables: Variables, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Aux]:
+        return loss_fn(unravel(params), minibatch, variables=variables, key=key)
 
     def epoch(carry: PyTree, seeds: Array) -> tuple[PyTree, StepLog]:
         index = shuffled_minibatches(seeds, *shape)
@@ -66,7 +69,7 @@ def train_epochs(
             index, total = minibatch
             copies, stopped = carry
             copies, log = copies.train(
-                partial(loss_of_raveled, variables=copies.online),
+                partial(loss_of_raveled, variables=copies.online, key=jax.random.fold_in(loss_key, copies.steps)),
                 optimizer,
                 batch if num_minibatches == 1 else batch.at(index),
                 # Adam moves on its momentum even without a gradient, so a minibatch without a transition is no step.

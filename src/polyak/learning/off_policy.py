@@ -15,9 +15,10 @@ from polyak.copies.network_copies import follow_by
 from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
-from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar
+from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar, Variables
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers, without_returns
+from polyak.networks.adapters import has_batch_statistics
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import (
     Guard,
@@ -28,7 +29,7 @@ from polyak.ops.gradient_step import (
     flag_quantities,
     in_float32,
 )
-from polyak.ops.losses import sum_over_devices
+from polyak.ops.losses import fill_rows, sum_over_devices
 from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay
 from polyak.replay.frames import Padding
@@ -336,6 +337,7 @@ def add_and_learn(
         stored, batch_size = dataclasses.replace(replay, priorities=priorities), settings.batch_size // devices
         batch = normalizers.normalize(ring.sample(stored, sample_key, batch_size, **options))
         total = sum_over_devices(batch.weight.sum(), axis_name)
+        batch = _without_hidden_rows(batch, copies)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
         copies, log = train_step(copies, batch, train_key, total > 0)
         log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
@@ -404,6 +406,15 @@ def is_due(settings: OffPolicySettings, env_steps: UInt32[Array, ""], size: UInt
 def diagnose_off_policy(settings: OffPolicySettings, metrics: Mapping[str, Any]) -> str | None:
     """The first non-finite quantity after `max_skipped_updates` consecutive updates without a step of a network; else None."""
     return diagnose_skips(settings, metrics, whose=" by a network")
+
+
+def _without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
+    """The batch with other rows in place of those without weight, where a network has batch normalization; see `fill_rows`."""
+    nodes = jax.tree.leaves(copies, is_leaf=lambda node: isinstance(node, Variables))
+    if not any(isinstance(node, Variables) and has_batch_statistics(node) for node in nodes):
+        return batch
+    obs, action, action_mask = fill_rows((batch.obs, batch.action, batch.action_mask), batch.weight)
+    return dataclasses.replace(batch, obs=obs, action=action, action_mask=action_mask)
 
 
 def _count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:

@@ -44,6 +44,9 @@ ENTROPY_FRACTION = 0.98
 ENTROPY_TOLERANCE = 1e-6
 """Relative, for a largest entropy that was rounded to float32."""
 
+DROPOUT = 2**31
+"""What the key of an action is folded with for the actor's dropout; a split for the parts of an action does not reach it."""
+
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
 """Settings that have no effect with a fixed `alpha`."""
 
@@ -318,7 +321,7 @@ def draw_actions(
         train: apply the actor in training mode, for its loss.
     """
     network, space = networks_of(settings)[0], settings.spec.action
-    (params, _), _, stats = network.apply(actor, obs, train=train, key=jax.random.fold_in(key, 2) if train else None)
+    (params, _), _, stats = network.apply(actor, obs, train=train, key=jax.random.fold_in(key, DROPOUT) if train else None)
     distribution = for_space(space, params, mask, squash=True)
     if not isinstance(distribution, Categorical):
         return ActionDraw(*distribution.sample_and_log_prob(seed=key), None), stats

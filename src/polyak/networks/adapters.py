@@ -88,7 +88,9 @@ class FlaxNNX:
         else:
             # Random numbers come from the key alone; the module's own streams stay as they are.
             streams = nnx.clone(nnx.state(module, nnx.RngState))
-            nnx.reseed(module, default=key, dropout=key)
+            tags = sorted({node.tag for _, node in nnx.iter_graph(module) if isinstance(node, nnx.RngStream)})
+            keys: Any = {tag: jax.random.fold_in(key, number) for number, tag in enumerate(tags)}
+            nnx.reseed(module, **keys)
             out = module(obs)
             nnx.update(module, streams)
         return out, carry, nnx.to_pure_dict(_split(module)[2])
@@ -190,9 +192,9 @@ class Equinox:
         named = {**variables.params, **variables.stats}
         arrays = jax.tree.unflatten(structure, [named[name] for name in names])
         module = eqx.combine(arrays, jax.tree.unflatten(fixed_structure, fixed))
-        if key is None or not _takes_key(type(module).__call__):
-            return jax.vmap(eqx.nn.inference_mode(module))(obs), carry, variables.stats
         module = eqx.nn.inference_mode(module, not train)
+        if key is None or not _takes_key(type(module).__call__):
+            return jax.vmap(module)(obs), carry, variables.stats
         keys = jax.random.split(key, len(jax.tree.leaves(obs)[0]))
         return jax.vmap(lambda one, key: module(one, key=key))(obs, keys), carry, variables.stats
 

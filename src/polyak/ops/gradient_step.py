@@ -116,7 +116,7 @@ class StepLog:
             are this device's.
         bad: which of `QUANTITIES` were not finite.
         applied: the step was applied.
-        skipped: it was due and not applied, because something was not finite.
+        skipped: the step was enabled and not applied, because something was not finite.
     """
 
     terms: Terms
@@ -130,8 +130,8 @@ def compute_gradient(
 ) -> tuple[PyTree, Aux]:
     """The float32 gradient of `loss_fn(params, batch)`; its terms, with `loss` and `grad_norm`; and the new statistics.
 
-    Over microbatches and devices the loss and the terms that are numbers are summed, terms with one value per sample are those
-    of this device, and statistics are averaged (those that are no floats: the first ones).
+    Over microbatches and devices the loss and the terms that are numbers are summed, and statistics are averaged; integers and
+    keys among the statistics are those of the first part. Terms with one value per sample are those of this device.
 
     Args:
         num_microbatches: equal parts of the batch whose gradients are computed one after the other.
@@ -144,7 +144,7 @@ def compute_gradient(
             return value, dataclasses.replace(aux, terms=aux.terms | {"loss": value})
 
         gradient, aux = jax.grad(loss, has_aux=True)(params)
-        samples = {name: term for name, term in aux.terms.items() if term.ndim > 0}
+        samples = {name: term for name, term in aux.terms.items() if jnp.ndim(term) > 0}
         # Not the difference of two sets, whose order, and so the program that caches go by, differs between processes.
         numbers = {name: term for name, term in aux.terms.items() if name not in samples}
         return (in_float32(gradient), numbers), (samples, aux.stats)
@@ -156,12 +156,12 @@ def compute_gradient(
 
 
 def non_finite(aux: Aux) -> dict[str, Bool[Array, ""]]:
-    """Whether the loss and its gradient are NaN or infinite, of the terms that `compute_gradient` returned."""
+    """Flag a loss and a gradient that are NaN or infinite, by the terms that `compute_gradient` returned."""
     return {"loss": ~jnp.isfinite(aux.terms["loss"]), "gradient": ~jnp.isfinite(aux.terms["grad_norm"])}
 
 
 def _mean_over_parts(x: Array, axis_name: str | None) -> Array:
-    """The mean of one leaf of statistics, `[parts, ...]`, over the parts of all devices; the first part of no floats."""
+    """The mean of one leaf of statistics, `[parts, ...]`, over the parts of all devices; of integers and keys the first."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x[0]
     mean = jnp.mean(in_float32(x), axis=0)
@@ -194,12 +194,13 @@ def apply_gradient(
         updates, new_state = optimizer.update(gradient, optimizer_state, in_float32(variables.params))
         new_params = optax.apply_updates(variables.params, updates)
     stats = variables.stats if aux.stats is None else aux.stats
-    bad = {**bad, "statistics": ~all_finite(aux.stats), "step": ~all_finite((new_params, new_state))}
-    is_finite = data_is_finite & ~functools.reduce(jnp.logical_or, bad.values())
+    found = {"statistics": ~all_finite(aux.stats), "step": ~all_finite((new_params, new_state))}
+    is_finite = data_is_finite & ~functools.reduce(jnp.logical_or, (*bad.values(), *found.values()))
     applied = enabled & is_finite
     old = variables.params, variables.stats, optimizer_state
     params, stats, optimizer_state = optax.tree.where(applied, (new_params, stats, new_state), old)
-    log = StepLog(aux.terms, flag_quantities(bad) & enabled, applied, enabled & ~is_finite)
+    flags = flag_quantities(bad) | flag_quantities(found)
+    log = StepLog(aux.terms, flags & enabled, applied, enabled & ~is_finite)
     return dataclasses.replace(variables, params=params, stats=stats), optimizer_state, log
 
 

@@ -310,6 +310,16 @@ def mask_invalid(tree: PyTree, valid: Bool[Array, "*B"]) -> PyTree:
     return jax.tree.map(mask, tree)
 
 
+def fill_rows(tree: PyTree, weight: Float[Array, " N"]) -> PyTree:
+    """Leaves `[N, ...]` in which rows without weight hold the row before them that has some, or else the first one that has.
+
+    For a network with batch normalization, whose statistics would have rows in them that are not learned from.
+    """
+    row, has_weight = jnp.arange(len(weight), dtype=jnp.int32), weight > 0
+    row = jax.lax.cummax(jnp.where(has_weight, row, jnp.argmax(has_weight).astype(jnp.int32)))
+    return jax.tree.map(lambda x: x[row], tree)
+
+
 def flatten_steps(x: Shaped[Array, "T B ..."]) -> Shaped[Array, "..."]:
     """`[T * B, ...]` of `[T, B, ...]`."""
     return x.reshape(-1, *x.shape[2:])
