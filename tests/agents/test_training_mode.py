@@ -16,6 +16,7 @@ from polyak.core.spaces import Discrete, EnvSpec
 from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
 from tests.agents import test_pqn
 from tests.agents.test_actor_critics import KEY, OBS, SPEC, batch, equal, first_steps, make, random_rollout, updated
+from tests.selection import quick
 
 DISCRETE = EnvSpec(OBS, Discrete(3))
 BATCH_NORM = polyak.Critics((8,), num_critics=2, norm="batch")
@@ -125,7 +126,7 @@ def of_loss(name, state):
     return args | {"target_actor": copies.actor.variables("target")}
 
 
-@pytest.mark.parametrize("name", ["sac", pytest.param("tqc", marks=pytest.mark.slow), "td3", "ddpg"])
+@pytest.mark.parametrize("name", quick("sac", "td3", of=["sac", "tqc", "td3", "ddpg"]))
 def test_the_critics_loss_has_the_statistics_of_its_batch_and_all_else_the_running_ones(name):
     critics = dataclasses.replace(BATCH_NORM, num_critics=1 if name == "ddpg" else 2)
     agent = make(name, critics=critics)
@@ -143,7 +144,7 @@ def test_the_critics_loss_has_the_statistics_of_its_batch_and_all_else_the_runni
         np.testing.assert_allclose(targets[0][0], targets[1][0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sac", "td3"])
+@pytest.mark.parametrize("name", quick("sac", of=["sac", "td3"]))
 def test_statistics_advance_with_every_gradient_step_and_the_target_follows(name):
     agent = make(name, critics=BATCH_NORM, tau=0.5, target_period=1, policy_delay=1)
     before = agent.init(KEY).copies.critics
@@ -244,7 +245,7 @@ class Acting(Normalized):
         return {"loc": loc, "log_scale": jnp.clip(log_scale, -5.0, 2.0)}, None
 
 
-@pytest.mark.parametrize("name", ["sac", pytest.param("tqc", marks=pytest.mark.slow), "td3", "ddpg"])
+@pytest.mark.parametrize("name", quick("sac", of=["sac", "tqc", "td3", "ddpg"]))
 def test_an_own_actor_trains_with_batch_normalization_and_dropout_in_its_own_loss(name):
     agent = make(name, actor=FlaxNNX(Acting), ema_tau=0.5)
     before = agent.init(KEY).copies.actor.online.stats
