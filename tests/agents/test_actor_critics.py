@@ -352,12 +352,16 @@ def test_the_target_actor_is_never_in_its_training_phase():
 
     class Actor(polyak.Actor):
         def apply(self, variables, obs, carry=(), *, train=False, key=None):
-            assert not train and key is None
+            assert not train and key is None, "train"
             return super().apply(variables, obs, carry, train=train, key=key)
 
     for name in ("ddpg", "td3"):
         agent = make(name, actor=Actor((8,), std="fixed"))
-        assert int(updated(agent, [random_rollout(agent)])[0].updates) == 4
+        actor, critics = agent.init(KEY).copies.actor, agent.init(KEY).copies.critics
+        args = {"target": critics.variables("target"), "target_actor": actor.variables("target"), "key": KEY}
+        assert np.isfinite(agent.td_target(batch(), **args)).all()
+        with pytest.raises(AssertionError, match="train"):
+            agent.actor_loss(actor.online.params, batch(), actor=actor.online, critics=critics.online, key=KEY)
 
 
 @pytest.mark.slow

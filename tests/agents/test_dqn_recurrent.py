@@ -55,7 +55,7 @@ def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
     rollout = train.collect(agent.collect_policy(state), env, 16, key=KEY)
     state = agent.add(state, rollout)
     batch = replay_of(agent).sample(state.replay, KEY, 32, num_envs=3, n_step=2, gamma=0.9)
-    values = agent._values(state.copies.online, batch.obs, None)
+    values, _ = agent._values(state.copies.online, batch.obs, None)
     # From the first rollout on the recurrent state is known: zeros.
     carry, expected = network.initial_carry(3), []
     policy = agent._network_policy(state)
@@ -84,7 +84,7 @@ def test_no_gradient_flows_into_the_burn_in():
 
     def total(obs):
         rows = SequenceObs(obs, batch.obs.first & False, batch.obs.carry, batch.obs.index)
-        return agent._values(state.copies.online, rows, None).sum()
+        return agent._values(state.copies.online, rows, None)[0].sum()
 
     gradient = np.asarray(jax.grad(total)(batch.obs.obs))
     assert not gradient[:2].any() and gradient[2:8].any(axis=(1, 2)).all()

@@ -126,7 +126,7 @@ def of_loss(name, state):
     return args | {"target_actor": copies.actor.variables("target")}
 
 
-@pytest.mark.parametrize("name", quick("sac", "td3", of=["sac", "tqc", "td3", "ddpg"]))
+@pytest.mark.parametrize("name", quick("sac", of=["sac", "tqc", "td3", "ddpg"]))
 def test_the_critics_loss_has_the_statistics_of_its_batch_and_all_else_the_running_ones(name):
     critics = dataclasses.replace(BATCH_NORM, num_critics=1 if name == "ddpg" else 2)
     agent = make(name, critics=critics)
@@ -167,7 +167,7 @@ def test_skipped_steps_leave_the_statistics():
 # Own networks
 
 
-@pytest.mark.parametrize("network", [FlaxNNX(Values), FlaxLinen(LinenValues(), "train")], ids=["NNX", "Linen"])
+@pytest.mark.parametrize("network", quick("NNX", of={"NNX": FlaxNNX(Values), "Linen": FlaxLinen(LinenValues(), "train")}))
 def test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout(network):
     agent = polyak.DQN(DISCRETE, network=network, capacity=512, batch_size=16, learning_starts=0, num_steps=4)
     state, _ = updated(agent, [discrete_rollout(agent, seed=i) for i in range(3)])
