@@ -53,7 +53,7 @@ def test_non_finite_statistics_skip_the_step_and_are_diagnosed():
 def test_loss_that_is_not_one_value_per_sample_raises():
     with pytest.raises(ValueError, match=r"loss part 'sum' must have one value per sample, shape \[B\], got \[\]"):
         made().train_and_sync(lambda out, _: ({"sum": out.sum()}, {}), INPUTS, GOALS)
-    with pytest.raises(ValueError, match=r"\[3\] \(that of importance_weights\), got \[4\]"):
+    with pytest.raises(ValueError, match=r"\[3\] \(the shape of importance_weights\), got \[4\]"):
         made().train_and_sync(squared, INPUTS, GOALS, jnp.ones(3))
 
 

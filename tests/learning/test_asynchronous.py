@@ -48,6 +48,7 @@ def test_one_worker_is_a_single_process(shared_optimizer):
     close(state.copies.shared.variables, single.copies.online)
     close((state.obs_normalizer, state.reward_scaler), (single.obs_normalizer, single.reward_scaler))
     assert int(state.env_steps) == int(single.env_steps) and int(state.copies.shared.version) == 3
+    assert int(state.copies.steps) == int(single.copies.steps) == 3
     optimizer_state = state.copies.shared.optimizer_state if shared_optimizer else senders.optimizer_state
     close(optimizer_state if shared_optimizer else jax.tree.map(lambda x: x[0], optimizer_state), single.copies.optimizer_state)
 

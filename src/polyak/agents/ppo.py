@@ -337,8 +337,8 @@ class PPO:
         online = state.copies.online
 
         def loss_fn(params: PyTree, batch: Batch, *, variables: Variables, key: PRNGKeyArray) -> tuple[Float[Array, ""], Aux]:
-            options: Any = {"env_steps": state.env_steps, "kl_beta": state.kl_beta, "axis_name": axis_name}
-            return self.loss(params, batch, variables=variables, **options)
+            env_steps, kl_beta = state.env_steps, state.kl_beta
+            return self.loss(params, batch, variables=variables, env_steps=env_steps, kl_beta=kl_beta, axis_name=axis_name)
 
         copies, log = train_epochs(
             state.copies,

@@ -54,7 +54,7 @@ def predict_all(
 
 def _mean(name: str, part: Array, weights: Array | None) -> Float[Array, ""]:
     if part.ndim != 1 or (weights is not None and part.shape != weights.shape):
-        expected = "[B]" if weights is None else f"{list(weights.shape)} (that of importance_weights)"
+        expected = "[B]" if weights is None else f"{list(weights.shape)} (the shape of importance_weights)"
         raise ValueError(f"loss part {name!r} must have one value per sample, shape {expected}, got {list(part.shape)}")
     part = part.astype(jnp.float32)
     return jnp.mean(part if weights is None else part * weights)

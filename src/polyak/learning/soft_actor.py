@@ -45,7 +45,7 @@ ENTROPY_TOLERANCE = 1e-6
 """Relative, for a largest entropy that was rounded to float32."""
 
 DROPOUT = 2**31
-"""What the key of an action is folded with for the actor's dropout; a split for the parts of an action does not reach it."""
+"""Number that makes the key of the actor's dropout from the key of its actions; keys of the parts of an action differ."""
 
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
 """Settings that have no effect with a fixed `alpha`."""

@@ -141,7 +141,7 @@ class FlaxLinen:
         return out, carry, {**variables.stats, **changed}
 
     def training_layers(self, variables: Variables) -> list[str]:
-        """What computes something else in training mode, as far as it shows: batch statistics, or a `train_argument`."""
+        """The layers that compute something else in training mode: those with batch statistics, or one text for the others."""
         if "batch_stats" in variables.stats:
             return [f"BatchNorm {name}" for name in variables.stats["batch_stats"]]
         return [] if self.train_argument is None else [f"layers that {self.train_argument!r} switches"]

@@ -34,8 +34,8 @@ class Critics:
         hidden: widths of the dense layers.
         activation: after each of them.
         num_critics: N.
-        norm: what normalizes before each activation: `"layer"`, or `"batch"`, whose mean and variance are those of the batch in
-            the critics' loss, and running ones elsewhere; None is nothing.
+        norm: normalization before each activation, `"layer"` or `"batch"`; None disables it. Batch normalization uses the mean
+            and variance of the batch in the critics' loss, and the running mean and variance elsewhere.
         dropout: probability with which a unit is dropped while training, before the normalization.
         num_quantiles: M, of the distribution of returns; None is its mean. `TQC` sets it.
 
@@ -158,7 +158,7 @@ class _BatchNorm(nnx.Module):
     """Batch normalization with running statistics, a scale and a bias of each critic."""
 
     def __init__(self, num_critics: int, features: int, rngs: nnx.Rngs) -> None:
-        # All critics' features side by side: statistics are those of one critic's feature over the batch.
+        # The features of all critics side by side, so that each feature of each critic has a mean and a variance of its own.
         self.norm = nnx.BatchNorm(num_critics * features, rngs=rngs)
 
     def __call__(self, x: Float[Array, "N B features"]) -> Float[Array, "N B features"]:

@@ -21,7 +21,7 @@ from polyak.ops.schedules import Count, Schedule, value_at
 
 @struct
 class Aux:
-    """What a loss returns beside its value.
+    """Terms and statistics that a loss returns beside its value.
 
     Attributes:
         terms: terms of the loss by name: numbers, which add up over the parts of a batch, or one value per sample, `[N]`.
@@ -131,7 +131,7 @@ def compute_gradient(
     """The float32 gradient of `loss_fn(params, batch)`; its terms, with `loss` and `grad_norm`; and the new statistics.
 
     Over microbatches and devices the loss and the terms that are numbers are summed, and statistics are averaged; integers and
-    keys among the statistics are those of the first part. Terms with one value per sample are those of this device.
+    keys among the statistics are taken from the first part. Terms with one value per sample cover this device's samples.
 
     Args:
         num_microbatches: equal parts of the batch whose gradients are computed one after the other.
@@ -184,7 +184,7 @@ def apply_gradient(
 
     Args:
         gradient: float32.
-        aux: its terms go into the log; its statistics replace those of the variables.
+        aux: terms for the log, and statistics that replace the variables' statistics.
         bad: for names in `QUANTITIES`, True if not finite, such as `non_finite(aux)`; any of them skips the step.
         enabled: False takes no step, and counts none as skipped.
         data_is_finite: False skips the step.
