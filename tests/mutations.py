@@ -283,7 +283,7 @@ MUTATIONS = (
     ),
     Mutation(
         "learning/prefill.py",
-        "jax.lax.scan(add, end_stream(replay, num_envs, ring.num_steps), starts)",
+        "jax.lax.scan(add, end_stream(replay, num_envs), starts)",
         "jax.lax.scan(add, replay, starts)",
         ("learning/test_prefill.py::test_no_transition_leads_into_or_out_of_an_added_rollout",),
     ),
@@ -849,8 +849,8 @@ MUTATIONS = (
     ),
     Mutation(
         "presets/preset.py",
-        'if changes.get("prioritized") is False:\n        unused += PRIORITY_SETTINGS',
-        'if changes.get("prioritized") is True:\n        unused += PRIORITY_SETTINGS',
+        'if changes.get("temperature") is not None:\n        unused += ("epsilon",)',
+        'if changes.get("temperature") is None:\n        unused += ("epsilon",)',
         ("presets/test_presets.py::test_settings_without_effect_are_left_out_of_the_preset",),
     ),
     # runs

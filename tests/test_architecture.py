@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "storage": {"core"},
     "export": {"core", "ops", "networks", "policies", "storage"},
     "schedules": {"ops"},
-    "presets": {"agents", "core", "networks", "ops"},
+    "presets": {"agents", "core", "networks", "ops", "replay"},
     "runs": EVERYTHING - {"cli", "train"},
     "train": EVERYTHING - {"cli"},
     "load": EVERYTHING - {"cli"},

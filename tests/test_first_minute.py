@@ -160,7 +160,7 @@ def test_a_key_may_be_raw_numbers():
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("buffer_size", "capacity"),
+        ("buffer_size", "replay=polyak.UniformReplay"),
         ("target_update_interval", "target_period"),
         ("exploration_fraction", "epsilon="),
         ("n_steps", "n_step of"),
@@ -232,7 +232,7 @@ def test_settings_of_stable_baselines3_without_a_counterpart(agent, name):
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("buffer_size", "capacity of the agent"),
+        ("buffer_size", "capacity of the replay"),
         ("ent_coef", r"ent_coef of the agent \(alpha of SAC and TQC\)"),
         ("batch_size", r"batch_size of the agent \(num_minibatches of PPO and PQN\)"),
         ("n_epochs", "num_epochs of the agent"),

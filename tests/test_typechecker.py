@@ -8,7 +8,7 @@ import pytest
 from polyak.core.types import TimeStep
 from polyak.ops.losses import masked_mean
 from polyak.ops.returns import gae
-from polyak.replay.uniform import Replay
+from polyak.replay.uniform import UniformReplay
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,9 @@ from polyak.replay.uniform import Replay
     [
         lambda: masked_mean(jnp.zeros(3), jnp.zeros(4)),
         lambda: gae(*(jnp.zeros(3),) * 3, jnp.zeros(4, bool), jnp.zeros(3, bool), gamma=0.9, gae_lambda=0.9),
-        lambda: Replay(8)._draw(Replay(8).init(jnp.zeros(2), jnp.zeros(1)), jax.random.key(0), "four", 1),
+        lambda: UniformReplay(8)._draw(
+            UniformReplay(8).init(jnp.zeros(2), jnp.zeros(1), num_steps=1), jax.random.key(0), "four", 1
+        ),
     ],
 )
 def test_another_shape_or_type_than_the_signature_says_raises(call):

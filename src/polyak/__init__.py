@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
     from polyak.policies.python.policy import PythonPolicy
+    from polyak.replay.prioritized import PrioritizedReplay
+    from polyak.replay.sequences import SequenceReplay
+    from polyak.replay.uniform import UniformReplay
     from polyak.train.resumption import resume
 
 __all__ = [
@@ -63,10 +66,13 @@ __all__ = [
     "NetworkCopies",
     "Policy",
     "PolicyStep",
+    "PrioritizedReplay",
     "Progress",
     "PythonPolicy",
     "Rollout",
+    "SequenceReplay",
     "TimeStep",
+    "UniformReplay",
     "Variables",
     "apply_updates",
     "envs",
@@ -125,6 +131,9 @@ _MODULES = {
     "ops.schedules": ("Linear",),
     "ops.updates": ("apply_updates", "incremental_update", "periodic_update", "soft_update"),
     "policies.python.policy": ("PythonPolicy",),
+    "replay.prioritized": ("PrioritizedReplay",),
+    "replay.sequences": ("SequenceReplay",),
+    "replay.uniform": ("UniformReplay",),
     "train.resumption": ("resume",),
 }
 

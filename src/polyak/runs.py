@@ -24,6 +24,7 @@ from polyak.networks.quantile_network import IQNetwork
 from polyak.networks.recurrent import RecurrentActorCritic
 from polyak.networks.recurrent_q import RecurrentQNetwork
 from polyak.ops import schedules
+from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
@@ -200,7 +201,9 @@ class RunConfig:
 def config_classes() -> dict[str, type]:
     """The classes that a `config.json` may name, including every agent in `AGENTS`."""
     networks = (Actor, ActorCritic, Critics, IQNetwork, QNetwork, RecurrentActorCritic, RecurrentQNetwork)
-    return {cls.__name__: cls for cls in (*map(agent_class, AGENTS), *networks, *schedules.SCHEDULES, *SPEC_CLASSES)}
+    replays = (PrioritizedReplay, SequenceReplay, UniformReplay)
+    agents = map(agent_class, AGENTS)
+    return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}
 
 
 def read_config(run: Run, agent: Any = None) -> RunConfig:

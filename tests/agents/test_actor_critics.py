@@ -13,7 +13,7 @@ import polyak
 from polyak import train
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
-from polyak.learning.off_policy import _count_skips, replay_of
+from polyak.learning.off_policy import _count_skips
 from polyak.learning.soft_actor import SoftActorCopies, default_target_entropy
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
@@ -32,7 +32,14 @@ every_agent_and_tqc = pytest.mark.parametrize("name", quick("td3", "sac", of=[*A
 def make(name, spec=SPEC, **settings):
     actor = polyak.Actor((8,), std="state" if name in ("sac", "tqc") else "fixed")
     critics = polyak.Critics((8,), num_critics=1 if name == "ddpg" else 2)
-    small = {"actor": actor, "critics": critics, "capacity": 512, "batch_size": 16, "learning_starts": 0, "num_steps": 4}
+    small = {
+        "actor": actor,
+        "critics": critics,
+        "replay": polyak.UniformReplay(512),
+        "batch_size": 16,
+        "learning_starts": 0,
+        "num_steps": 4,
+    }
     return (AGENTS | {"tqc": polyak.TQC})[name](spec, **{**small, "updates_per_step": 0.5, **settings})
 
 
@@ -132,8 +139,8 @@ def test_rows_that_only_reset_do_not_reach_the_networks(name):
 
 @every_agent_and_tqc
 def test_a_truncated_transition_bootstraps_and_a_terminal_one_does_not(name):
-    agent = make(name, capacity=64, num_steps=1, updates_per_step=1.0)
-    ring = replay_of(agent)
+    agent = make(name, replay=polyak.UniformReplay(64), num_steps=1, updates_per_step=1.0)
+    ring = agent.replay
     for flag, discount in (("terminated", 0.0), ("truncated", 0.99)):
         rollout = random_rollout(agent, **{flag: lambda x: x.at[1].set(True)})
         rows = ring.sample(ring.add(agent.init(KEY).replay, rollout), KEY, 8, num_envs=2, gamma=agent.gamma)
@@ -510,7 +517,7 @@ def test_the_gradient_of_ddpgs_actor_is_that_of_q_clipped_by_number():
 @pytest.mark.slow
 @every_agent
 def test_no_copy_of_the_replay_in_the_compiled_update(name):
-    agent = make(name, capacity=65_536, learning_starts=64, n_step=3)
+    agent = make(name, replay=polyak.UniformReplay(65_536), learning_starts=64, n_step=3)
     state, rollout = agent.init(KEY), random_rollout(agent)
 
     def several(state, key):
@@ -524,7 +531,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(name):
 @every_agent_and_tqc
 def test_host_and_compiled_loop_and_two_devices_learn(name):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
-    agent = make(name, env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25, ema_tau=0.1)
+    agent = make(name, env.spec, learning_starts=64, replay=polyak.UniformReplay(4096), updates_per_step=0.25, ema_tau=0.1)
     compiled = train.compiled(agent, env, env_steps=512, key=KEY)
     host = train.host(agent, env, env_steps=512, key=KEY)
     for a, b in zip(jax.tree.leaves(compiled.state), jax.tree.leaves(host.state), strict=True):
@@ -538,7 +545,15 @@ def test_host_and_compiled_loop_and_two_devices_learn(name):
 @pytest.mark.slow
 def test_two_seeds_of_sac_in_one_program_are_two_single_runs():
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
-    agent = make("sac", env.spec, learning_starts=64, capacity=4096, updates_per_step=0.25, policy_delay=2, ema_tau=0.1)
+    agent = make(
+        "sac",
+        env.spec,
+        learning_starts=64,
+        replay=polyak.UniformReplay(4096),
+        updates_per_step=0.25,
+        policy_delay=2,
+        ema_tau=0.1,
+    )
     keys = jax.random.split(KEY, 2)
     together = train.compiled_seeds(agent, env, env_steps=192, keys=keys)
     alone = [train.compiled(agent, env, env_steps=192, key=key) for key in keys]
@@ -630,7 +645,7 @@ def test_ddpg_takes_one_critic():
 @pytest.mark.slow
 @every_agent_and_tqc
 def test_prioritized_replay_learns_and_gives_new_priorities(name):
-    agent = make(name, prioritized=True)
+    agent = make(name, replay=polyak.PrioritizedReplay(512))
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
     assert int(state.updates) == 12 and int(metrics["replay/rejected_priorities"]) == 0
     assert 0 < float(metrics["train/importance_weight"]) < 1
@@ -794,12 +809,13 @@ def test_acting_in_numpy_samples_what_jax_samples(deterministic, unchecked):
 def test_a_state_with_another_replay_is_rejected(name):
     agent = make(name)
     state = agent.init(KEY)
-    with pytest.raises(ValueError, match="created with capacity=512 but the agent sets capacity=1024"):
-        update(dataclasses.replace(agent, capacity=1024), state, random_rollout(agent), KEY)
-    prioritized = dataclasses.replace(agent, prioritized=True)
-    with pytest.raises(ValueError, match="created with prioritized=True but the agent sets prioritized=False"):
+    rejected = r"the state's replay, ReplayState\(capacity=512.* is not one of "
+    with pytest.raises(ValueError, match=rejected + r"UniformReplay\(capacity=1024\) and num_steps=4"):
+        update(dataclasses.replace(agent, replay=polyak.UniformReplay(1024)), state, random_rollout(agent), KEY)
+    prioritized = dataclasses.replace(agent, replay=polyak.PrioritizedReplay(512))
+    with pytest.raises(ValueError, match=rejected + r"UniformReplay\(capacity=512\)"):
         update(agent, prioritized.init(KEY), random_rollout(agent), KEY)
-    with pytest.raises(ValueError, match="created with prioritized=False but the agent sets prioritized=True"):
+    with pytest.raises(ValueError, match=rejected + r"PrioritizedReplay\(capacity=512\)"):
         update(prioritized, state, random_rollout(agent), KEY)
 
 
@@ -808,9 +824,9 @@ def test_a_state_with_another_replay_is_rejected(name):
     ("name", "settings"),
     [
         ("ddpg", {"exploration": "ou", "ema_tau": 0.1}),
-        ("td3", {"prioritized": True, "normalize_reward": "return"}),
+        ("td3", {"replay": polyak.PrioritizedReplay(512), "normalize_reward": "return"}),
         ("sac", {"sde_sample_freq": 2, "actor": polyak.Actor((8,), std="sde"), "normalize_obs": True}),
-        ("tqc", {"prioritized": True}),
+        ("tqc", {"replay": polyak.PrioritizedReplay(512)}),
     ],
 )
 def test_states_are_in_32_bits_where_jax_has_64(name, settings, unchecked):

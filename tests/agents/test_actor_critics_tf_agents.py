@@ -20,7 +20,8 @@ from polyak.agents.td3 import TD3
 from polyak.core.spaces import Box, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning import soft_actor
-from polyak.replay.uniform import Replay, Transition
+from polyak.replay.replay import Transition
+from polyak.replay.uniform import UniformReplay
 
 FILE = np.load(Path(__file__).parent / "reference" / "tf_agents_actor_critics.npz")
 CASES = sorted({name.split("/")[0] for name in FILE.files})
@@ -102,7 +103,7 @@ def agent_of(case, scale=None):
         "tau": h["tau"],
         "target_period": h["period"],
         "reward_scale": h["reward_scale"],
-        "capacity": 64,
+        "replay": UniformReplay(64),
     }
     settings |= {"learning_starts": 0} | ({} if scale is None else {"optimizer": optimizer_there(case, scale)})
     agent = AGENTS[h["kind"]](spec, actor=ActorNet(), critics=CriticsNet(), **settings, **own)
@@ -298,7 +299,7 @@ def one_call(monkeypatch):
         monkeypatch.setattr(kind, "critic_loss", during("next", kind.critic_loss))
         monkeypatch.setattr(kind, "actor_loss", during("actor", kind.actor_loss))
         monkeypatch.setattr(soft_actor, "temperature_loss", during("alpha", soft_actor.temperature_loss))
-        monkeypatch.setattr(Replay, "sample", lambda *args, **kwargs: recorded["batch"])
+        monkeypatch.setattr(UniformReplay, "sample", lambda *args, **kwargs: recorded["batch"])
         monkeypatch.setattr(jax.random, "normal", normal)
 
         @jax.jit

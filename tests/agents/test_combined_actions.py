@@ -22,7 +22,7 @@ NVEC, OBS = (2, 3, 2), Box([-9.0] * 3, [9.0] * 3)
 COMBINATIONS = list(itertools.product(*map(range, NVEC)))
 MULTI = EnvSpec(OBS, MultiDiscrete(NVEC), has_action_mask=True)
 FLAT = EnvSpec(OBS, Discrete(len(COMBINATIONS)), has_action_mask=True)
-SMALL = {"capacity": 512, "batch_size": 16, "learning_starts": 8, "num_steps": 4, "updates_per_step": 0.25}
+SMALL = {"replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4, "updates_per_step": 0.25}
 AGENTS = {
     "dqn": lambda spec: polyak.DQN(spec, network=polyak.q_mlp((8,)), **SMALL),
     "c51": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,)), num_atoms=5, **SMALL),

@@ -19,7 +19,7 @@ from polyak.ops.losses import huber
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
-SMALL = {"network": q_mlp((8,)), "capacity": 512, "batch_size": 16, "learning_starts": 8, "num_steps": 4}
+SMALL = {"network": q_mlp((8,)), "replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4}
 
 
 def make(**settings):
@@ -88,10 +88,15 @@ def test_gradient_steps_must_be_whole():
 @pytest.mark.parametrize(
     ("settings", "num_envs", "devices", "message"),
     [
-        ({"capacity": 8}, 2, 1, "capacity=8 must be at least 16"),
-        ({"capacity": 12, "n_step": 9}, 1, 1, "capacity=12 must be at least 13"),
-        ({"capacity": 4, "num_steps": 2, "frame_stack": 4}, 1, 1, "capacity=4 must be at least 6 .*frame_stack=4"),
-        ({"capacity": 511}, 2, 2, "capacity=511 must be divisible by devices=2"),
+        ({"replay": polyak.UniformReplay(8)}, 2, 1, "capacity=8 must be at least 16"),
+        ({"replay": polyak.UniformReplay(12), "n_step": 9}, 1, 1, "capacity=12 must be at least 13"),
+        (
+            {"replay": polyak.UniformReplay(4, frame_stack=4), "num_steps": 2},
+            1,
+            1,
+            "capacity=4 must be at least 6 .* draws of 4 steps",
+        ),
+        ({"replay": polyak.UniformReplay(511)}, 2, 2, "capacity=511 must be divisible by devices=2"),
         ({"batch_size": 7}, 1, 4, "batch_size=7 must be divisible by devices=4"),
     ],
 )
@@ -122,7 +127,7 @@ def test_dict_and_tuple_observations_are_learned_from_as_the_vector_of_their_par
         return {"first": first, "second": second} if kind is dict else (first, second)
 
     space = jax.tree.map(Box, parts(low), parts(high))
-    agent = make(learning_starts=0, prioritized=True)
+    agent = make(learning_starts=0, replay=polyak.PrioritizedReplay(512))
     divided = dataclasses.replace(agent, spec=EnvSpec(Dict(space) if kind is dict else Tuple(space), Discrete(4)))
     rollouts = [random_rollout(agent, seed=i) for i in range(2)]
     whole, _ = updated(agent, rollouts)
@@ -227,7 +232,7 @@ def test_skipped_steps_are_counted_for_the_update_and_for_the_network():
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_no_copy_of_the_replay_in_the_compiled_update(loop):
-    agent = make(capacity=65_536, learning_starts=64, n_step=3)
+    agent = make(replay=polyak.UniformReplay(65_536), learning_starts=64, n_step=3)
     state, rollout = agent.init(KEY), random_rollout(agent)
 
     def several(state, key):
@@ -240,7 +245,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(loop):
 
 @pytest.mark.slow
 def test_host_and_compiled_loop_and_two_devices_learn():
-    settings = {"network": q_mlp((16,)), "num_steps": 4, "learning_starts": 64, "capacity": 4096}
+    settings = {"network": q_mlp((16,)), "num_steps": 4, "learning_starts": 64, "replay": polyak.UniformReplay(4096)}
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = DQN(env.spec, **settings)
     compiled = train.compiled(agent, env, env_steps=512, key=KEY)

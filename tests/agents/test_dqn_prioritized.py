@@ -11,24 +11,30 @@ import polyak
 from polyak import train
 from polyak.agents.dqn import DQN
 from polyak.networks.q_network import q_mlp
+from polyak.replay import PrioritizedReplay
 from polyak.storage.checkpoint import restore, save
 from tests.agents.test_dqn import make, random_rollout, updated
 
 KEY = jax.random.key(0)
-SMALL = {"network": q_mlp((8,)), "num_steps": 2, "learning_starts": 32, "capacity": 128, "batch_size": 16, "target_period": 5}
+SMALL = {
+    "network": q_mlp((8,)),
+    "num_steps": 2,
+    "learning_starts": 32,
+    "replay": PrioritizedReplay(128),
+    "batch_size": 16,
+    "target_period": 5,
+}
 
 
 @pytest.mark.slow
 def test_the_error_of_a_transition_becomes_its_priority():
-    agent = make(prioritized=True, learning_starts=0, priority_alpha=1.0, priority_eps=0.0, updates_per_step=0.125)
+    agent = make(replay=PrioritizedReplay(512, alpha=1.0, eps=0.0), learning_starts=0, updates_per_step=0.125)
     rollout = random_rollout(agent)
     state, metrics = updated(agent, [rollout])
     before = agent.init(KEY)
     copies = before.copies
     online, target = copies.online, copies.variables("target")
-    batch = polyak.replay.Replay(512, 4).transitions(
-        state.replay, jnp.arange(8, dtype=jnp.int32), num_envs=2, gamma=agent.gamma
-    )
+    batch = polyak.UniformReplay(512).transitions(state.replay, jnp.arange(8, dtype=jnp.int32), num_envs=2, gamma=agent.gamma)
     _, aux = agent.loss(online.params, batch, online=online, target=target)
     priority = np.asarray(state.replay.priorities.tree.priority)
     drawn = priority[:8] != 1
@@ -42,17 +48,17 @@ def test_the_error_of_a_transition_becomes_its_priority():
 
 def test_the_loss_weighs_by_importance():
     """α is 0 in one agent and β in the other: the first draws uniformly with weights of 1, the other does not weigh."""
-    agent = make(prioritized=True, learning_starts=0, priority_beta=1.0)
+    agent = make(replay=PrioritizedReplay(512, beta=1.0), learning_starts=0)
     rollouts = [random_rollout(agent, seed=i) for i in range(4)]
     _, corrected = updated(agent, rollouts)
-    _, plain = updated(make(prioritized=True, learning_starts=0, priority_beta=0.0), rollouts)
+    _, plain = updated(make(replay=PrioritizedReplay(512, beta=0.0), learning_starts=0), rollouts)
     assert float(corrected["train/importance_weight"]) < 0.9 and float(plain["train/importance_weight"]) == 1.0
     assert float(corrected["train/loss"]) < float(plain["train/loss"])
 
 
 @pytest.mark.slow
 def test_nothing_is_set_before_learning_starts():
-    agent = make(prioritized=True, learning_starts=17)
+    agent = make(replay=PrioritizedReplay(512), learning_starts=17)
     state, _ = updated(agent, [random_rollout(agent, seed=i) for i in range(2)])
     np.testing.assert_array_equal(np.asarray(state.replay.priorities.tree.priority)[:16], 1.0)
     state, _ = updated(agent, [random_rollout(agent, seed=2)], state)
@@ -60,17 +66,19 @@ def test_nothing_is_set_before_learning_starts():
 
 
 def test_training_that_diverges_leaves_priorities_finite_and_is_diagnosed():
-    agent = make(prioritized=True, learning_starts=0, learning_rate=1e38, max_grad_norm=None, max_skipped_updates=2)
+    agent = make(
+        replay=PrioritizedReplay(512), learning_starts=0, learning_rate=1e38, max_grad_norm=None, max_skipped_updates=2
+    )
     state, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(3)])
     assert "updates in a row were skipped" in agent.diagnose(metrics)
     assert bool(jnp.isfinite(state.replay.priorities.tree.nodes).all())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("kind", [polyak.UniformReplay, PrioritizedReplay])
 @pytest.mark.parametrize("loop", ["compiled", "host", "seeds"])
-def test_no_copy_of_the_replay_in_the_compiled_update(loop, prioritized):
-    agent = make(capacity=65_536, learning_starts=64, n_step=3, prioritized=prioritized)
+def test_no_copy_of_the_replay_in_the_compiled_update(loop, kind):
+    agent = make(replay=kind(65_536), learning_starts=64, n_step=3)
     state, rollout = agent.init(KEY), random_rollout(agent)
 
     def several(state, key):
@@ -92,7 +100,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(loop, prioritized):
 )
 def test_a_run_resumes_to_the_bit_from_a_checkpoint(loop, env, devices, tmp_path):
     env = polyak.envs.make(env, num_envs=4)
-    agent = DQN(env.spec, **SMALL, prioritized=True)
+    agent = DQN(env.spec, **SMALL)
     options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
     run = getattr(train, loop)
     whole = run(agent, env, env_steps=256, **options)
@@ -113,7 +121,7 @@ def test_a_run_resumes_to_the_bit_from_a_checkpoint(loop, env, devices, tmp_path
 @pytest.mark.slow
 def test_two_devices_agree_on_what_is_replicated():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
-    agent = DQN(env.spec, **SMALL, prioritized=True)
+    agent = DQN(env.spec, **SMALL)
     state = train.compiled(agent, env, env_steps=256, key=KEY, devices=2).state
     whole = dataclasses.replace(state, replay=dataclasses.replace(state.replay, rows=None))
     whole = (whole.copies, whole.replay.priorities.largest, whole.replay.priorities.rejected, whole.replay.size)
@@ -129,7 +137,7 @@ def test_two_devices_agree_on_what_is_replicated():
 @pytest.mark.slow
 def test_compiled_seeds_learn_by_their_own_priorities():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
-    agent = DQN(env.spec, **SMALL, prioritized=True)
+    agent = DQN(env.spec, **SMALL)
     keys = jax.random.split(KEY, 2)
     together = train.compiled_seeds(agent, env, env_steps=128, keys=keys)
     alone = train.compiled(agent, env, env_steps=128, key=keys[1])
@@ -141,7 +149,7 @@ def test_compiled_seeds_learn_by_their_own_priorities():
 @pytest.mark.parametrize("agent", [polyak.DQN, polyak.C51, polyak.QRDQN, polyak.IQN])
 def test_priorities_are_in_32_bits_where_jax_has_64(agent, unchecked):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
-    settings = {"prioritized": True, "num_steps": 4, "capacity": 64, "batch_size": 4, "learning_starts": 8}
+    settings = {"num_steps": 4, "replay": PrioritizedReplay(64), "batch_size": 4, "learning_starts": 8}
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):  # as users have it
         result = polyak.train.compiled(agent(env.spec, **settings), env, env_steps=40, key=jax.random.key(0))
     assert not {str(x.dtype) for x in jax.tree.leaves(result.state)} & {"float64", "int64", "uint64"}

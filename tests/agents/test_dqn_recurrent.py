@@ -13,14 +13,13 @@ from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.envs.autoreset import AutoReset
-from polyak.learning.off_policy import replay_of
 from polyak.networks.q_network import q_mlp
 from polyak.networks.recurrent_q import q_gru, q_lstm
-from polyak.replay.sequences import SequenceObs
+from polyak.replay import SequenceReplay
 from polyak.storage.checkpoint import restore, save
 
 KEY = jax.random.key(0)
-SMALL = {"num_steps": 4, "sequence_length": 8, "burn_in": 2, "learning_starts": 32, "capacity": 256, "batch_size": 4}
+SMALL = {"num_steps": 4, "replay": SequenceReplay(256, 8, burn_in=2), "learning_starts": 32, "batch_size": 4}
 
 
 @struct
@@ -50,11 +49,11 @@ class Recall:
 @pytest.mark.parametrize("network", [q_lstm(8, ()), q_gru(8, (4,), dueling=True)])
 def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
     env = AutoReset(Recall(), 3)
-    agent = DQN(env.spec, network=network, **{**SMALL, "burn_in": 0})
+    agent = DQN(env.spec, network=network, **{**SMALL, "replay": SequenceReplay(256, 8)})
     state = agent.init(KEY)
     rollout = train.collect(agent.collect_policy(state), env, 16, key=KEY)
     state = agent.add(state, rollout)
-    batch = replay_of(agent).sample(state.replay, KEY, 32, num_envs=3, n_step=2, gamma=0.9)
+    batch = agent.replay.sample(state.replay, KEY, 32, num_envs=3, n_step=2, gamma=0.9)
     values, _ = agent._values(state.copies.online, batch.obs, None)
     # From the first rollout on the recurrent state is known: zeros.
     carry, expected = network.initial_carry(3), []
@@ -80,10 +79,10 @@ def test_no_gradient_flows_into_the_burn_in():
     agent = DQN(env.spec, network=q_lstm(8, ()), **SMALL)
     state = agent.init(KEY)
     state = agent.add(state, train.collect(agent.collect_policy(state), env, 32, key=KEY))
-    batch = replay_of(agent).sample(state.replay, KEY, 4, num_envs=2, gamma=0.9)
+    batch = agent.replay.sample(state.replay, KEY, 4, num_envs=2, gamma=0.9)
 
     def total(obs):
-        rows = SequenceObs(obs, batch.obs.first & False, batch.obs.carry, batch.obs.index)
+        rows = dataclasses.replace(batch.obs, obs=obs, first=batch.obs.first & False)
         return agent._values(state.copies.online, rows, None)[0].sum()
 
     gradient = np.asarray(jax.grad(total)(batch.obs.obs))
@@ -116,7 +115,7 @@ def test_a_recurrent_run_resumes_to_the_bit(loop, devices, tmp_path):
 @pytest.mark.parametrize("loop", ["compiled", "host", "seeds"])
 def test_no_copy_of_the_replay_in_the_compiled_update(loop):
     env = AutoReset(Recall(), 4)
-    agent = DQN(env.spec, network=q_gru(8, ()), **{**SMALL, "capacity": 65_536})
+    agent = DQN(env.spec, network=q_gru(8, ()), **{**SMALL, "replay": SequenceReplay(65_536, 8, burn_in=2)})
     state = agent.init(KEY)
     rollout = train.collect(agent.collect_policy(state), env, 4, key=KEY)
 
@@ -139,13 +138,12 @@ def test_only_the_recurrent_network_solves_a_task_that_needs_memory():
         "num_steps": 5,
         "updates_per_step": 0.1,
         "learning_starts": 500,
-        "capacity": 8_000,
         "epsilon": 0.1,
         "target_period": 50,
     }
     settings |= {"learning_rate": 2e-3}
-    recurrent = DQN(env.spec, network=q_gru(16, (16,)), sequence_length=10, burn_in=0, batch_size=32, **settings)
-    plain = DQN(env.spec, network=q_mlp((32,)), batch_size=64, **settings)
+    recurrent = DQN(env.spec, network=q_gru(16, (16,)), replay=SequenceReplay(8_000, 10), batch_size=32, **settings)
+    plain = DQN(env.spec, network=q_mlp((32,)), replay=polyak.UniformReplay(8_000), batch_size=64, **settings)
     returns = {}
     for name, agent in (("recurrent", recurrent), ("plain", plain)):
         result = train.compiled(agent, env, env_steps=16_000, key=KEY)
@@ -156,15 +154,16 @@ def test_only_the_recurrent_network_solves_a_task_that_needs_memory():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"network": q_lstm(8)}, "a recurrent network .* needs a sequence_length"),
-        ({"sequence_length": 8}, "no other takes one"),
-        ({"network": q_lstm(8), "sequence_length": 8, "burn_in": 8}, "burn_in=8 must be less than sequence_length=8"),
-        ({"network": q_lstm(8), "sequence_length": 8, "prioritized": True}, "must be None with prioritized=True"),
+        ({"network": q_lstm(8)}, "replay must be a SequenceReplay with a recurrent network"),
+        ({"replay": SequenceReplay(256)}, "and only with one"),
+        ({"network": q_lstm(8), "replay": polyak.PrioritizedReplay(256)}, "replay must be a SequenceReplay"),
     ],
 )
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         DQN(Recall().spec, **settings)
+    with pytest.raises(ValueError, match="C51: replay must draw transitions; sequences are for recurrent networks of DQN"):
+        polyak.C51(Recall().spec, replay=SequenceReplay(256))
 
 
 def test_the_replay_must_have_room_for_sequences():
@@ -172,4 +171,6 @@ def test_the_replay_must_have_room_for_sequences():
     with pytest.raises(ValueError, match=r"capacity=256 must be at least .* for num_envs=32"):
         agent.check(32)
     with pytest.raises(ValueError, match=r"capacity=258 must be divisible by num_steps \* devices = 4 \* 1"):
-        dataclasses.replace(agent, capacity=258).check(4)
+        dataclasses.replace(agent, replay=SequenceReplay(258, 8)).check(4)
+    with pytest.raises(ValueError, match=r"sequence_length - burn_in must be at least num_steps=4, .* got 8 - 6"):
+        dataclasses.replace(agent, replay=SequenceReplay(256, 8, burn_in=6)).check(4)

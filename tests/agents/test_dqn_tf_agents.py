@@ -21,7 +21,8 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.q_learning import train_q
 from polyak.ops.losses import huber
-from polyak.replay.uniform import Replay, Transition
+from polyak.replay.replay import Transition
+from polyak.replay.uniform import UniformReplay
 
 FILE = np.load(Path(__file__).parent / "reference" / "tf_agents_dqn.npz")
 CASES = sorted({name.split("/")[0] for name in FILE.files})
@@ -149,8 +150,8 @@ def n_step_transitions(case, data, h):
         after(ended & ~terminal, bool),
         jnp.zeros((steps + 1, 16), bool),
     )
-    replay = Replay(16 * 2 * steps, steps)
-    state = replay.init(jnp.zeros(3), jnp.zeros((), jnp.int32))
+    replay = UniformReplay(16 * 2 * steps)
+    state = replay.init(jnp.zeros(3), jnp.zeros((), jnp.int32), num_steps=steps)
     state = replay.add(state, Rollout(time_steps, jnp.asarray(time_major["action"][:steps])))
     drawn = replay.sample(state, jax.random.key(0), 4096, num_envs=16, n_step=steps, gamma=h["gamma"])
     found = [int(np.flatnonzero((np.asarray(drawn.obs) == row).all(axis=1))[0]) for row in data["obs"][:, 0]]

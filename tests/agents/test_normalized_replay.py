@@ -13,7 +13,6 @@ from polyak import train
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout
 from polyak.export.write_policy import write_policy
-from polyak.learning.off_policy import replay_of
 from polyak.policies.network_policy import DiscountedReturn
 from tests.agents import test_value_family
 from tests.agents.test_actor_critics import KEY, SPEC, equal, first_steps, random_rollout
@@ -28,7 +27,14 @@ update = jax.jit(lambda agent, state, rollout, key: agent.update(state, rollout,
 def make(name, spec=SPEC, **settings):
     actor = polyak.Actor((8,), std="fixed" if name in ("ddpg", "td3") else "state")
     critics = polyak.Critics((8,), num_critics=1 if name == "ddpg" else 2)
-    small = {"actor": actor, "critics": critics, "capacity": 512, "batch_size": 16, "learning_starts": 0, "num_steps": 4}
+    small = {
+        "actor": actor,
+        "critics": critics,
+        "replay": polyak.UniformReplay(512),
+        "batch_size": 16,
+        "learning_starts": 0,
+        "num_steps": 4,
+    }
     return AGENTS[name](spec, **{**small, "updates_per_step": 0.5, "normalize_obs": True, **settings})
 
 
@@ -66,7 +72,7 @@ def normalised(rollouts):
 def update_of_normalised(plain, before, first, second):
     """The state of an agent that normalises nothing, after an update on normalised rows, from the copies of `before`."""
     seen, added = normalised([first, second])
-    ring, start = replay_of(plain), plain.init(KEY)
+    ring, start = plain.replay, plain.init(KEY)
     state = dataclasses.replace(start, copies=before.copies, replay=ring.add(start.replay, seen), env_steps=before.env_steps)
     after, _ = update(plain, state, added, jax.random.key(5))
     return after
@@ -204,7 +210,7 @@ def test_reward_scale_is_a_factor_of_the_rewards_of_action_values(name):
 @pytest.mark.parametrize("normalize_reward", ["reward", "return"])
 def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
     network = polyak.q_gru(4, (4,))
-    settings = {"network": network, "num_steps": 4, "sequence_length": 4, "burn_in": 0, "learning_starts": 0, "capacity": 64}
+    settings = {"network": network, "num_steps": 4, "learning_starts": 0, "replay": polyak.SequenceReplay(64, 4)}
     settings |= {"batch_size": 4, "updates_per_step": 0.125}
     agent = polyak.DQN(test_value_family.SPEC, **settings, normalize_obs=True, normalize_reward=normalize_reward)
     carry = network.initial_carry(2)

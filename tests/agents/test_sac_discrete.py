@@ -20,7 +20,7 @@ KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
 MASKED = dataclasses.replace(SPEC, has_action_mask=True)
 ALPHA = 0.3
-SMALL = {"capacity": 512, "batch_size": 16, "learning_starts": 0, "num_steps": 4, "updates_per_step": 0.5}
+SMALL = {"replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 0, "num_steps": 4, "updates_per_step": 0.5}
 
 
 def make(spec=SPEC, **settings):
@@ -172,7 +172,8 @@ def test_forbidden_actions_are_never_taken(learning_starts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{}, {"prioritized": True}, {"critics": polyak.Critics((8,), num_critics=4), "num_target_critics": 2}]
+    "settings",
+    [{}, {"replay": polyak.PrioritizedReplay(512)}, {"critics": polyak.Critics((8,), num_critics=4), "num_target_critics": 2}],
 )
 def test_a_gradient_step_with_masks_trains_all_networks(settings):
     agent = make(MASKED, **settings)
@@ -192,7 +193,7 @@ def test_the_better_action_of_each_state_is_learned():
         env.spec,
         actor=polyak.Actor((16,)),
         critics=polyak.Critics((16,)),
-        capacity=4096,
+        replay=polyak.UniformReplay(4096),
         batch_size=64,
         learning_starts=256,
         learning_rate=3e-3,
@@ -211,7 +212,14 @@ def test_cartpole_is_learned():
     small = {"actor": polyak.Actor((64, 64)), "critics": polyak.Critics((64, 64)), "batch_size": 64, "updates_per_step": 0.5}
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = polyak.SAC(
-        env.spec, **small, capacity=20_000, learning_rate=1e-3, tau=0.01, gamma=0.98, target_entropy=0.1, learning_starts=1_000
+        env.spec,
+        **small,
+        replay=polyak.UniformReplay(20_000),
+        learning_rate=1e-3,
+        tau=0.01,
+        gamma=0.98,
+        target_entropy=0.1,
+        learning_starts=1_000,
     )
     result = train.compiled(agent, env, env_steps=10_000, key=KEY)
     # Random actions keep the pole up for 22 steps.
@@ -220,7 +228,12 @@ def test_cartpole_is_learned():
 
 @pytest.mark.slow
 def test_a_discrete_agent_by_name_acts_exports_and_loads(tmp_path):
-    settings = {"capacity": 256, "learning_starts": 16, "actor": polyak.Actor((8,)), "critics": polyak.Critics((8,))}
+    settings = {
+        "replay": polyak.UniformReplay(256),
+        "learning_starts": 16,
+        "actor": polyak.Actor((8,)),
+        "critics": polyak.Critics((8,)),
+    }
     result = train.run("sac", "CartPole-v1", env_steps=64, seed=0, progress=False, settings=settings)
     obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     actions = result.policy.predict(obs)[0]

@@ -11,6 +11,7 @@ import pytest
 from polyak.agents import AGENTS, agent_class
 from polyak.ops.schedules import Linear
 from polyak.presets import PRESETS
+from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
 from tests.agents.test_unused_settings import make
 
 NAN, INF = float("nan"), float("inf")
@@ -28,33 +29,33 @@ NO_NETWORK = ("mlp", 3)
 WRONG = {
     "spec": ("CartPole-v1", 3),
     "optimizer": ("adam", 3e-4),
+    "replay": ("prioritized", 3, SequenceReplay()),
     **dict.fromkeys(("network", "actor", "critics"), NO_NETWORK),
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
-    **dict.fromkeys(("capacity", "target_period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
-    **dict.fromkeys(("max_skipped_updates", "sequence_length", "num_quantiles"), (0, *NO_COUNT)),
+    **dict.fromkeys(("target_period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
+    **dict.fromkeys(("max_skipped_updates", "num_quantiles"), (0, *NO_COUNT)),
     **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
-    **dict.fromkeys(("burn_in", "dropped_quantiles"), NO_COUNT),
+    **dict.fromkeys(("dropped_quantiles",), NO_COUNT),
     "num_atoms": (1, *NO_COUNT),
     "n_step": (0, 1_001, *NO_COUNT),
-    "frame_stack": (0, 65, *NO_COUNT),
     "learning_starts": (2**31 + 1, *NO_COUNT),
     **dict.fromkeys(("adam_eps", "rms_eps", "max_grad_norm", "max_dqda", "clip_obs", "clip_reward"), NOT_POSITIVE),
     **dict.fromkeys(("clip_range_vf", "clip_log_prob", "rho_clip", "target_kl"), NOT_POSITIVE),
     **dict.fromkeys(("kl_beta", "kl_target", "kl_cutoff_coef", "kl_cutoff_factor"), NOT_POSITIVE),
     **dict.fromkeys(("initial_alpha", "reward_scale", "updates_per_step"), NOT_POSITIVE),
     **dict.fromkeys(("alpha", "ent_coef", "vf_coef", "l2_policy", "l2_value", "l2_shared"), (-0.1, *NO_NUMBER)),
-    **dict.fromkeys(("priority_alpha", "priority_eps", "c_clip", "huber_delta"), (-0.1, *NO_NUMBER)),
+    **dict.fromkeys(("c_clip", "huber_delta"), (-0.1, *NO_NUMBER)),
     **dict.fromkeys(("target_noise", "target_noise_clip"), (-0.1, *NO_NUMBER)),
     "exploration_noise": (-0.1, *NO_NUMBER, Linear(1.0, -0.1)),
     **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
     **dict.fromkeys(("tau", "theta"), (0.0, *NO_SHARE)),
-    **dict.fromkeys(("epsilon", "priority_beta"), NO_SHARES),
+    "epsilon": NO_SHARES,
     **dict.fromkeys(("learning_rate", "actor_learning_rate", "alpha_learning_rate", "clip_range", "temperature"), NO_RATE),
     **dict.fromkeys(("v_min", "v_max"), NO_NUMBER),
     "target_entropy": (*NO_NUMBER, "Auto"),
     **dict.fromkeys(("advantages", "value_targets", "values_when", "alpha_loss", "optimizer_name", "exploration"), NO_NAME),
-    **dict.fromkeys(("frame_padding", "normalize_reward"), NO_NAME),
-    **dict.fromkeys(("normalize_obs", "prioritized", "double", "shared_encoder", "squash"), NO_SWITCH),
+    "normalize_reward": NO_NAME,
+    **dict.fromkeys(("normalize_obs", "double", "shared_encoder", "squash"), NO_SWITCH),
     **dict.fromkeys(("histograms", "recompute_values", "normalize_advantage"), NO_SWITCH),
 }
 
@@ -62,11 +63,30 @@ WRONG = {
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_a_wrong_setting_is_one_error_that_names_agent_field_and_value(algorithm):
     """Bad values, in every setting."""
-    cls, right = agent_class(algorithm), make(algorithm)
+    reject_wrong_settings(make(algorithm), WRONG)
+
+
+WRONG_OF_REPLAYS = {
+    **dict.fromkeys(("capacity", "sequence_length"), (0, *NO_COUNT)),
+    "burn_in": NO_COUNT,
+    "frame_stack": (0, 65, *NO_COUNT),
+    "frame_padding": NO_NAME,
+    **dict.fromkeys(("alpha", "eps"), (-0.1, *NO_NUMBER)),
+    "beta": NO_SHARES,
+}
+
+
+@pytest.mark.parametrize("kind", [UniformReplay, PrioritizedReplay, SequenceReplay])
+def test_a_wrong_setting_of_a_replay_is_one_error_that_names_replay_field_and_value(kind):
+    reject_wrong_settings(kind(), WRONG_OF_REPLAYS)
+
+
+def reject_wrong_settings(right, wrong):
+    cls = type(right)
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         required = () if type(None) in typing.get_args(types[field.name]) else (None,)
-        for value in (*WRONG[field.name], *required):
+        for value in (*wrong[field.name], *required):
             with pytest.raises((TypeError, ValueError)) as caught:
                 dataclasses.replace(right, **{field.name: value})
             message, shown = str(caught.value), value
@@ -91,4 +111,4 @@ def test_defaults_discount_and_keep_a_target_that_differs_from_the_online_networ
         assert 0.9 <= used["gamma"] < 1
         if "tau" in used:
             assert 0 < used["tau"] <= 1 <= used["target_period"] and (used["tau"] < 1 or used["target_period"] > 1)
-        assert ("tau" in used) == ("target_period" in used) == ("capacity" in used)
+        assert ("tau" in used) == ("target_period" in used) == ("replay" in used)

@@ -21,7 +21,14 @@ every_agent = pytest.mark.parametrize("name", AGENTS)
 def make(name, spec=SPEC, **settings):
     actor = polyak.Actor((8,), std="fixed" if name in ("ddpg", "td3") else "state")
     critics = polyak.Critics((8,), num_critics=1 if name == "ddpg" else 2)
-    small = {"actor": actor, "critics": critics, "capacity": 64, "batch_size": 4, "learning_starts": 0, "num_steps": 3}
+    small = {
+        "actor": actor,
+        "critics": critics,
+        "replay": polyak.UniformReplay(64),
+        "batch_size": 4,
+        "learning_starts": 0,
+        "num_steps": 3,
+    }
     return AGENTS[name](spec, **{**small, "updates_per_step": 2 / 3, "tau": 0.5, "shared_encoder": True, **settings})
 
 

@@ -18,7 +18,13 @@ update = jax.jit(lambda agent, state, rollout, key: agent.update(state, rollout,
 
 def make(spec=SPEC, **settings):
     small = {"actor": polyak.Actor((8,)), "critics": polyak.Critics((8,), num_critics=N), "num_quantiles": M}
-    small |= {"capacity": 512, "batch_size": 16, "learning_starts": 0, "num_steps": 4, "updates_per_step": 0.5}
+    small |= {
+        "replay": polyak.UniformReplay(512),
+        "batch_size": 16,
+        "learning_starts": 0,
+        "num_steps": 4,
+        "updates_per_step": 0.5,
+    }
     return polyak.TQC(spec, **{**small, "dropped_quantiles": D, **settings})
 
 

@@ -169,7 +169,9 @@ def test_skipped_steps_leave_the_statistics():
 
 @pytest.mark.parametrize("network", quick("NNX", of={"NNX": FlaxNNX(Values), "Linen": FlaxLinen(LinenValues(), "train")}))
 def test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout(network):
-    agent = polyak.DQN(DISCRETE, network=network, capacity=512, batch_size=16, learning_starts=0, num_steps=4)
+    agent = polyak.DQN(
+        DISCRETE, network=network, replay=polyak.UniformReplay(512), batch_size=16, learning_starts=0, num_steps=4
+    )
     state, _ = updated(agent, [discrete_rollout(agent, seed=i) for i in range(3)])
     before, after = agent.init(KEY).copies.online.stats, state.copies.online.stats
     floats = [x for x in jax.tree.leaves(after) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -188,7 +190,12 @@ def test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout(netwo
 @pytest.mark.parametrize(("kind", "outputs"), [(polyak.C51, 51), (polyak.QRDQN, 50)])
 def test_an_own_network_of_a_distribution_trains_with_batch_normalization(kind, outputs):
     agent = kind(
-        DISCRETE, network=FlaxNNX(distribution_of(outputs)), capacity=512, batch_size=16, learning_starts=0, num_steps=4
+        DISCRETE,
+        network=FlaxNNX(distribution_of(outputs)),
+        replay=polyak.UniformReplay(512),
+        batch_size=16,
+        learning_starts=0,
+        num_steps=4,
     )
     state, _ = updated(agent, [discrete_rollout(agent, seed=i) for i in range(2)])
     assert not equal(agent.init(KEY).copies.online.stats["norm"], state.copies.online.stats["norm"])

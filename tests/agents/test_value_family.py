@@ -25,7 +25,7 @@ from tests.selection import quick
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
 MASKED = dataclasses.replace(SPEC, has_action_mask=True)
-SMALL = {"capacity": 512, "batch_size": 16, "learning_starts": 8, "num_steps": 4, "updates_per_step": 0.5}
+SMALL = {"replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4, "updates_per_step": 0.5}
 AGENTS = {
     "dqn": lambda spec=SPEC, noisy=False, **s: DQN(spec, network=polyak.q_mlp((8,), noisy=noisy), **SMALL | s),
     "c51": lambda spec=SPEC, noisy=False, **s: C51(spec, network=polyak.q_mlp((8,), noisy=noisy), num_atoms=11, **SMALL | s),
@@ -227,7 +227,7 @@ def test_the_update_takes_steps_and_the_target_follows(make):
 @every_agent
 def test_priorities_of_what_was_drawn_become_those_of_the_loss(make):
     """TF-Agents' C51 returns none, so its prioritized replay is never updated (defect 5)."""
-    agent = make(learning_starts=0, prioritized=True, noisy=False)
+    agent = make(learning_starts=0, replay=polyak.PrioritizedReplay(512), noisy=False)
     update = jax.jit(agent.update)
     state, _ = update(agent.init(KEY), rollout_of(agent), KEY)
     state, metrics = update(state, rollout_of(agent, seed=1), jax.random.key(1))
@@ -250,7 +250,13 @@ def test_a_masked_environment_and_several_devices(make):
 @every_agent
 def test_values_of_probe_environments(make):
     network = iqn_mlp((32, 32)) if make is AGENTS["iqn"] else polyak.q_mlp((32,))
-    settings = {"capacity": 4_096, "batch_size": 64, "num_steps": 4, "updates_per_step": 1 / 16, "learning_starts": 256}
+    settings = {
+        "replay": polyak.UniformReplay(4_096),
+        "batch_size": 64,
+        "num_steps": 4,
+        "updates_per_step": 1 / 16,
+        "learning_starts": 256,
+    }
     settings |= {"gamma": 0.9, "target_period": 20, "learning_rate": 5e-3, "epsilon": 0.3, "n_step": 2, "network": network}
     # Few samples of the distribution: the pairs of 200 quantiles would take minutes.
     few = {"c51": {"v_min": -2.0, "v_max": 12.0}, "qrdqn": {"num_quantiles": 16}, "iqn": {"num_tau": 8, "num_target_tau": 8}}
@@ -271,7 +277,9 @@ def test_values_of_probe_environments(make):
 
 
 def test_boltzmann_exploration_that_has_cooled_down_is_greedy():
-    agent = DQN(SPEC, polyak.q_mlp((8,)), temperature=polyak.Linear(1.0, 0.0, 100), learning_starts=50, capacity=512)
+    agent = DQN(
+        SPEC, polyak.q_mlp((8,)), temperature=polyak.Linear(1.0, 0.0, 100), learning_starts=50, replay=polyak.UniformReplay(512)
+    )
     state = dataclasses.replace(agent.init(KEY), env_steps=jnp.uint32(200))
     step = _first(16)
     explored, greedy = (make(state).action(step, (), KEY).action for make in (agent.collect_policy, agent.policy))

@@ -8,9 +8,10 @@ import pytest
 
 import polyak
 from polyak.cli import main
+from polyak.cli.change_parts import change_parts
 from polyak.cli.flags import UsageError
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.new_run import _change_network
+from polyak.cli.replay_flags import ReplayFlags
 from tests.cli.processes import last_checkpoint
 from tests.test_second_algorithm import config_of
 
@@ -28,7 +29,7 @@ def polyak_command(text):
     ("algorithm", "env"),
     [
         ("sac", "Pendulum-v1 --policy-delay 3"),
-        ("td3", "jax/Pendulum-v1 --sde-sample-freq 4 --prioritized --n-step 3 --normalize-obs"),
+        ("td3", "jax/Pendulum-v1 --sde-sample-freq 4 --replay prioritized --n-step 3 --normalize-obs"),
         ("ddpg", "Pendulum-v1"),
         ("tqc", "jax/Pendulum-v1 --target-entropy auto"),
     ],
@@ -54,7 +55,12 @@ def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatc
 @pytest.mark.slow
 def test_an_agent_by_name_gets_rescaled_actions():
     result = polyak.train.run(
-        "SAC", "jax/Pendulum-v1", env_steps=8, seed=0, progress=False, settings={"capacity": 64, "learning_starts": 0}
+        "SAC",
+        "jax/Pendulum-v1",
+        env_steps=8,
+        seed=0,
+        progress=False,
+        settings={"replay": polyak.UniformReplay(64), "learning_starts": 0},
     )
     assert result.agent.spec.action_scaling == "rescale"
 
@@ -82,14 +88,14 @@ def test_flags_of_the_critics_leave_the_actor_as_it_is():
     spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
     flags = NetworkFlags(hidden=(8,), value_hidden=(16, 16), value_activation="silu", num_critics=3, norm="layer", dropout=0.1)
     for agent in (polyak.SAC(spec), polyak.TQC(spec, num_quantiles=7)):
-        changed = _change_network("td3", agent, flags)
+        changed = change_parts("td3", agent, flags, ReplayFlags(), 100)
         assert changed.actor == polyak.Actor((8,))
         quantiles = 7 if isinstance(agent, polyak.TQC) else None
         assert changed.critics == polyak.Critics((16, 16), "silu", 3, norm="layer", dropout=0.1, num_quantiles=quantiles)
-    own_width = _change_network("td3", polyak.TD3(spec), NetworkFlags(value_hidden=(16,)))
+    own_width = change_parts("td3", polyak.TD3(spec), NetworkFlags(value_hidden=(16,)), ReplayFlags(), 100)
     assert (own_width.actor.hidden, own_width.critics.hidden) == ((256, 256), (16,))
     with pytest.raises(UsageError, match="--num-critics, --dropout: ppo has no such network setting"):
-        _change_network("ppo", polyak.PPO(spec), NetworkFlags(num_critics=3, dropout=0.1))
+        change_parts("ppo", polyak.PPO(spec), NetworkFlags(num_critics=3, dropout=0.1), ReplayFlags(), 100)
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "ddpg"])

@@ -11,8 +11,9 @@ import pytest
 import polyak
 from polyak.agents.dqn import DQN
 from polyak.cli import main
+from polyak.cli.change_parts import change_parts
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.new_run import _change_network
+from polyak.cli.replay_flags import ReplayFlags
 from polyak.storage.checkpoint import CheckpointError, read_manifest
 from polyak.storage.run_directory import open_run
 from polyak.train.new_training import make_agent
@@ -104,7 +105,7 @@ def test_a_damaged_replay_is_noticed_where_it_is_needed_and_only_there(tmp_path,
 def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path):
     result = polyak.train.run(
         "dqn", "jax/CartPole-v1", num_envs=2, env_steps=128, eval_every=64, eval_episodes=2, run_dir=tmp_path / "run",
-        progress=False, settings={"capacity": 2000, "learning_starts": 32},
+        progress=False, settings={"replay": polyak.UniformReplay(2000), "learning_starts": 32},
     )  # fmt: skip
     assert not (tmp_path / "run/best/segments").exists() and (tmp_path / "run/checkpoints/segments").is_dir()
     obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
@@ -152,7 +153,7 @@ def test_recurrent_networks_train_and_resume(words, tmp_path, monkeypatch, capsy
     assert polyak_command(f"{train} --run-dir whole --env-steps 128") == 0
     kind, length = ("gru", 4) if "gru" in words else ("lstm", 16)
     agent = config_of("whole").agent
-    assert (agent.network.cell, agent.network.hidden, agent.sequence_length) == (kind, (16,), length)
+    assert (agent.network.cell, agent.network.hidden, agent.replay.sequence_length) == (kind, (16,), length)
     if kind == "gru":
         assert polyak_command(f"{train} --run-dir parts --env-steps 64") == 0
         assert polyak_command("resume parts --env-steps 128") == 0
@@ -179,7 +180,7 @@ def test_networks_that_an_agent_does_not_take(words, message, tmp_path, monkeypa
 def test_kinds_of_networks_of_action_values(algorithm):
     env = polyak.envs.make("jax/CartPole-v1")
     agent = make_agent(algorithm, env.spec, None, 100, None)
-    changed = _change_network(algorithm, agent, NetworkFlags(network="mlp", hidden=(8,)))
+    changed = change_parts(algorithm, agent, NetworkFlags(network="mlp", hidden=(8,)), ReplayFlags(), 100)
     assert type(changed.network) is type(agent.network) and changed.network.hidden == (8,)
     # C51's distributions have as many numbers as before.
     jax.eval_shape(changed.init, jax.random.key(0))
@@ -195,7 +196,7 @@ def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatc
     assert config_of("run").agent.network == dataclasses.replace(polyak.q_mlp((16,)), outputs=51)
     spec, flags = polyak.envs.make("jax/CartPole-v1").spec, NetworkFlags(dueling=True, noisy=True)
     for algorithm in ("dqn", "c51", "qrdqn", "iqn"):
-        network = _change_network(algorithm, make_agent(algorithm, spec, None, 100, None), flags).network
+        network = change_parts(algorithm, make_agent(algorithm, spec, None, 100, None), flags, ReplayFlags(), 100).network
         assert network.dueling and network.noisy
     capsys.readouterr()
     assert polyak_command("train ppo CartPole-v1 --run-dir other --no-checkpoint-replay") == 2

@@ -13,12 +13,13 @@ from polyak import envs
 from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.cli import main
 from polyak.cli.agent_flags import agent_flags
+from polyak.cli.change_parts import change_parts
 from polyak.cli.evaluate import EvaluateFlags
 from polyak.cli.export import ExportFlags
 from polyak.cli.flags import TrainFlags, UsageError, parse, parse_settings
 from polyak.cli.network_flags import Activation, NetworkFlags
-from polyak.cli.new_run import _change_network
 from polyak.cli.own_flags import OwnFlags
+from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.resume import ResumeFlags
 from polyak.networks.layers import ACTIVATIONS
 from polyak.ops.schedules import Linear
@@ -158,11 +159,15 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
         # Rainbow explores by nothing else.
         noise = {"noisy": True} if algorithm == "rainbow" else {}
         try:
-            _change_network(algorithm, agent, NetworkFlags(**{**noise, field.name: A_NETWORK[field.name]}))
+            change_parts(algorithm, agent, NetworkFlags(**{**noise, field.name: A_NETWORK[field.name]}), ReplayFlags(), 100)
         except (UsageError, ValueError):
             assert not is_shown, field.name
         else:
             assert is_shown, field.name
+    has_replay, has_sequences = hasattr(agent, "replay"), hasattr(agent, "replay") and not is_for_boxes
+    for field in dataclasses.fields(ReplayFlags):
+        is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
+        assert is_shown == (has_sequences if field.name in ("sequence_length", "burn_in") else has_replay), field.name
 
 
 def wrong_types(flag):

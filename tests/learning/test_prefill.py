@@ -1,6 +1,7 @@
 """A replay is filled where it is, and rollouts that are added are streams of their own."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,14 @@ import pytest
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
-from polyak.learning.off_policy import create_state, replay_of
+from polyak.learning.off_policy import create_state
 from polyak.networks.q_network import q_mlp
 from polyak.networks.recurrent_q import q_gru
+from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
 from tests.replay.streams import add, rollouts_of, stream
 
 SPEC = EnvSpec(Box(-np.ones(2), np.ones(2)), Discrete(3))
-AGENT = DQN(SPEC, network=q_mlp((2,)), num_steps=2, capacity=16, batch_size=2, updates_per_step=0.5)
+AGENT = DQN(SPEC, network=q_mlp((2,)), num_steps=2, replay=UniformReplay(16), batch_size=2, updates_per_step=0.5)
 
 
 def make_rollout():
@@ -42,10 +44,10 @@ def test_a_rollout_is_copied_to_the_device_of_the_replay():
 
 
 KINDS = {
-    "uniform": {},
-    "prioritized": {"prioritized": True},
-    "frames": {"frame_stack": 4},
-    "sequences": {"network": q_gru(2, ()), "sequence_length": 4},
+    "uniform": UniformReplay,
+    "prioritized": PrioritizedReplay,
+    "frames": functools.partial(UniformReplay, frame_stack=4),
+    "sequences": functools.partial(SequenceReplay, sequence_length=4),
 }
 DEMONSTRATION = 10_000
 
@@ -61,9 +63,9 @@ def filled_around_a_demonstration(kind, num_steps, capacity):
     """Three rollouts of a run, six steps of a demonstration in one, and three rollouts with which the run goes on."""
     shape = (4, 1) if kind == "frames" else (1,)
     spec = EnvSpec(Box(np.full(shape, -1e6), np.full(shape, 1e6)), Discrete(9))
-    settings = {"network": q_mlp((2,)), "num_steps": num_steps, "capacity": capacity, "updates_per_step": 0.5} | KINDS[kind]
-    agent = DQN(spec, **settings)
-    ring, state = replay_of(agent), create_state(agent, ())
+    network = q_gru(2, ()) if kind == "sequences" else q_mlp((2,))
+    agent = DQN(spec, network=network, num_steps=num_steps, replay=KINDS[kind](capacity), updates_per_step=0.5)
+    ring, state = agent.replay, create_state(agent, (), carry=jnp.zeros(2))
     for start in (1, 1 + 3 * num_steps):
         for rollout in rollouts_of(make_stream(kind, start, 3 * num_steps), num_steps):
             state = dataclasses.replace(state, replay=add(ring, state.replay, rollout))
@@ -123,7 +125,7 @@ def test_rollouts_added_in_a_row_are_divided_once():
         state = AGENT.add(state, make_rollout())
     # Four transitions and two other rows of each; the first stands where the replay began.
     assert int(state.replay.size) == 7 and int(state.replay.position) == 4
-    larger = dataclasses.replace(AGENT, capacity=64)
+    larger = dataclasses.replace(AGENT, replay=UniformReplay(64))
     state = larger.init(jax.random.key(0))
     for _ in range(2):
         state = larger.add(state, make_rollout())

@@ -119,7 +119,7 @@ STEEP = polyak.Actor((16, 8), clip_mean=0.5, log_std=-1.0)
 def test_actors_of_replay_agents_act_in_numpy(kind, action, settings, is_over):
     """With random actions until learning starts, and after that."""
     rng = np.random.default_rng(0)
-    small = {"critics": polyak.Critics((4,)), "capacity": 64, "learning_starts": 50, "num_steps": NUM_STEPS}
+    small = {"critics": polyak.Critics((4,)), "replay": polyak.UniformReplay(64), "learning_starts": 50, "num_steps": NUM_STEPS}
     agent = kind(EnvSpec(OBS, ACTIONS[action], action_scaling="rescale"), **{"actor": NARROW[kind], **small, **settings})
     state = agent.init(jax.random.key(3))
     larger = jax.tree.map(lambda x: 4 * x + 0.1, state.copies.actor.online.params)
@@ -214,7 +214,13 @@ def test_jitted_actor_accepts_every_kind_of_key(impl):
 
 def small_dqn(num_steps=1, **settings):
     env = polyak.envs.make("CartPole-v1", num_envs=2)
-    small = {"network": polyak.q_mlp((8,)), "learning_starts": 20, "batch_size": 8, "capacity": 200, "epsilon": 0.3}
+    small = {
+        "network": polyak.q_mlp((8,)),
+        "learning_starts": 20,
+        "batch_size": 8,
+        "replay": polyak.UniformReplay(200),
+        "epsilon": 0.3,
+    }
     return polyak.DQN(env.spec, num_steps=num_steps, updates_per_step=0.5 / num_steps, **{**small, **settings}), env
 
 

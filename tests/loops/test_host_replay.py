@@ -15,7 +15,6 @@ from polyak.cli import main
 from polyak.core.struct import struct
 from polyak.core.types import Rollout
 from polyak.learning.drawn_batches import draw_batches, return_errors
-from polyak.learning.off_policy import replay_of
 from polyak.loops import host_replay
 from polyak.loops.host_replay import check_replay_on
 from polyak.loops.loop import Reporter
@@ -25,13 +24,17 @@ from polyak.storage import checkpoint
 from tests.selection import quick
 
 KEY = jax.random.key(0)
-SMALL = {"capacity": 256, "learning_starts": 32, "batch_size": 4, "num_steps": 4}
+SMALL = {"replay": polyak.UniformReplay(256), "learning_starts": 32, "batch_size": 4, "num_steps": 4}
 DENSE = {"network": polyak.q_mlp((4,)), "updates_per_step": 0.5, **SMALL}
 # Four gradient steps an update; one where priorities are set after each of them, which is when the numbers are the same.
 AGENTS = {
     "dqn": lambda spec: polyak.DQN(spec, **DENSE, n_step=3),
-    "c51": lambda spec: polyak.C51(spec, **DENSE | {"updates_per_step": 0.125}, num_atoms=5, prioritized=True),
-    "recurrent": lambda spec: polyak.DQN(spec, **DENSE | {"network": polyak.q_lstm(4, (4,))}, sequence_length=8),
+    "c51": lambda spec: polyak.C51(
+        spec, **DENSE | {"updates_per_step": 0.125, "replay": polyak.PrioritizedReplay(256)}, num_atoms=5
+    ),
+    "recurrent": lambda spec: polyak.DQN(
+        spec, **DENSE | {"network": polyak.q_lstm(4, (4,)), "replay": polyak.SequenceReplay(256, 8)}
+    ),
     "sac": lambda spec: polyak.SAC(
         spec, actor=polyak.Actor((4,)), critics=polyak.Critics((4,)), normalize_obs=True, updates_per_step=0.5, **SMALL
     ),
@@ -138,7 +141,7 @@ def rollout_of(spec, length=8, num_envs=2):
 
 def prioritized_agent():
     spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
-    return polyak.DQN(spec, **DENSE | {"num_steps": 8}, prioritized=True, priority_alpha=1.0, priority_eps=0.0)
+    return polyak.DQN(spec, **DENSE | {"num_steps": 8, "replay": polyak.PrioritizedReplay(256, alpha=1.0, eps=0.0)})
 
 
 @pytest.mark.slow
@@ -161,7 +164,7 @@ def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_due):
     for index, size in zip(np.asarray(drawn.batches.index), np.asarray(sizes), strict=True):
         # Of a row that was drawn twice, the larger of one batch, and the last batch's.
         wanted |= {row: max(size[index == row]) for row in index.tolist()} if is_due else {}
-    got = replay_of(agent).sample(after, KEY, 4096, num_envs=2, gamma=0.99)
+    got = agent.replay.sample(after, KEY, 4096, num_envs=2, gamma=0.99)
     counts = np.bincount(np.asarray(got.index), minlength=256) / 4096
     expected = np.zeros(256)
     expected[list(wanted)] = np.array(list(wanted.values())) / sum(wanted.values())

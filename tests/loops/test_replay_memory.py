@@ -18,7 +18,9 @@ LOOPS = {"compiled": polyak.train.compiled, "host": polyak.train.host}
 
 def make(capacity=4096):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
-    return polyak.DQN(env.spec, network=polyak.q_mlp((4,)), capacity=capacity, learning_starts=16, batch_size=8), env
+    return polyak.DQN(
+        env.spec, network=polyak.q_mlp((4,)), replay=polyak.UniformReplay(capacity), learning_starts=16, batch_size=8
+    ), env
 
 
 def test_a_rollout_that_does_not_fit_names_num_envs_and_num_steps(tmp_path, monkeypatch, capsys):

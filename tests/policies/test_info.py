@@ -90,9 +90,12 @@ def test_with_info_adds_the_value_where_a_policy_has_one():
 EXPLORERS = {
     "random start": lambda: polyak.PPO(BOX, network=polyak.mlp((8,))),
     "sde": lambda: polyak.PPO(BOX, network=polyak.mlp((8,), std="sde"), sde_sample_freq=4),
-    "noisy": lambda: polyak.DQN(SPEC, network=polyak.q_mlp((8,), noisy=True), capacity=100),
+    "noisy": lambda: polyak.DQN(SPEC, network=polyak.q_mlp((8,), noisy=True), replay=polyak.UniformReplay(100)),
     "actor": lambda: polyak.SAC(
-        dataclasses.replace(BOX, action_scaling="rescale"), actor=polyak.Actor((8,)), critics=polyak.Critics((8,)), capacity=100
+        dataclasses.replace(BOX, action_scaling="rescale"),
+        actor=polyak.Actor((8,)),
+        critics=polyak.Critics((8,)),
+        replay=polyak.UniformReplay(100),
     ),
 }
 

@@ -21,20 +21,21 @@ from polyak.networks.critics import Critics
 from polyak.networks.q_network import q_mlp
 from polyak.networks.recurrent import gru, lstm
 from polyak.networks.recurrent_q import q_lstm
+from polyak.replay import SequenceReplay, UniformReplay
 
 OBS, ACTIONS, FORCES = Box(-1.0, 1.0, (4,)), Discrete(3), Box(-1.0, 1.0, (2,))
 IMAGES = Box(0, 255, (84, 84, 4), dtype="uint8")
-CONTINUOUS = {"actor": Actor((8,)), "critics": Critics((8,)), "capacity": 100}
+CONTINUOUS = {"actor": Actor((8,)), "critics": Critics((8,)), "replay": UniformReplay(100)}
 AGENTS = {
     "ppo": lambda: PPO(EnvSpec(OBS, ACTIONS), network=mlp((8,), "tanh")),
     "ppo with images": lambda: PPO(EnvSpec(IMAGES, ACTIONS), network=nature_cnn((8,))),
     "lstm": lambda: PPO(EnvSpec(OBS, ACTIONS), network=lstm(8)),
     "gru": lambda: PPO(EnvSpec(OBS, ACTIONS), network=gru(8)),
-    "recurrent dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_lstm(8), sequence_length=4, capacity=100),
-    "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), norm="layer"), capacity=100),
-    "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), noisy=True), capacity=100),
-    "c51": lambda: C51(EnvSpec(OBS, ACTIONS), capacity=100),
-    "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), capacity=100),
+    "recurrent dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_lstm(8), replay=SequenceReplay(100, 4)),
+    "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), norm="layer"), replay=UniformReplay(100)),
+    "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), noisy=True), replay=UniformReplay(100)),
+    "c51": lambda: C51(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
+    "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
     "tqc": lambda: TQC(EnvSpec(OBS, FORCES), **CONTINUOUS),

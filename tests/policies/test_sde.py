@@ -101,7 +101,13 @@ def sigma_of(online):
 
 
 def make(spec=SPEC, agent=polyak.SAC, **settings):
-    small = {"actor": NETWORK, "critics": polyak.Critics((8,)), "capacity": 512, "batch_size": 16, "learning_starts": 0}
+    small = {
+        "actor": NETWORK,
+        "critics": polyak.Critics((8,)),
+        "replay": polyak.UniformReplay(512),
+        "batch_size": 16,
+        "learning_starts": 0,
+    }
     return agent(spec, **{**small, "sde_sample_freq": 4, "num_steps": 4, "updates_per_step": 0.5, **settings})
 
 

@@ -73,7 +73,7 @@ def test_agents_of_action_values_store_single_frames_of_atari_games(algorithm):
     settings = found.settings(found.env_steps)
     images = EnvSpec(Box(0, 255, (4, 84, 84), np.uint8), Discrete(4))
     agent = agent_class(algorithm)(images, **settings)
-    assert (agent.frame_stack, agent.learning_starts, agent.updates_per_step, agent.batch_size) == (4, 20_000, 0.25, 32)
+    assert (agent.replay.frame_stack, agent.learning_starts, agent.updates_per_step, agent.batch_size) == (4, 20_000, 0.25, 32)
     # Dopamine copies the target every 8,000 steps and decreases ε over 250,000.
     assert agent.target_period == 8_000 * agent.updates_per_step
     if algorithm != "rainbow":
@@ -153,8 +153,9 @@ def test_settings_without_effect_are_left_out_of_the_preset():
     found = preset("dqn", "CartPole-v1")
     assert found.values["epsilon"] is not None
     assert polyak.DQN(spec, **found.settings(1_000, {"temperature": 1.0})).epsilon is None
-    agent = polyak.C51(spec, **preset("rainbow", "CartPole-v1").settings(1_000, {"prioritized": False, "temperature": 0.5}))
-    assert (agent.priority_alpha, agent.priority_beta, agent.epsilon, agent.n_step) == (0.6, None, None, 3)
+    replay = polyak.UniformReplay(500)
+    agent = polyak.C51(spec, **preset("rainbow", "CartPole-v1").settings(1_000, {"replay": replay, "temperature": 0.5}))
+    assert (agent.replay, agent.epsilon, agent.n_step) == (replay, None, 3)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "rainbow", "pqn"])
@@ -183,7 +184,8 @@ def test_rainbow_is_c51_with_all_parts_in_every_environment():
     for env_id in ("CartPole-v1", "ALE/Breakout-v5", "Nowhere-v0"):
         settings = preset("rainbow", env_id).settings(1_000)
         assert settings["network"].noisy and settings["network"].dueling
-        assert settings["prioritized"] and settings["double"] and settings["n_step"] == 3 and settings["epsilon"] == 0.0
+        assert settings["replay"].alpha == 0.5 and settings["replay"].beta == polyak.Linear(0.4, 1.0, 1_000)
+        assert settings["double"] and settings["n_step"] == 3 and settings["epsilon"] == 0.0
     agent = agent_class("rainbow")(polyak.envs.make("jax/CartPole-v1").spec, **settings)
     assert isinstance(agent, polyak.C51) and agent.network.outputs == 51
 

@@ -38,10 +38,10 @@ def rollouts_of(steps, num_steps):
         yield Rollout(part, actions)
 
 
-def filled_with(replay, steps, state=None):
+def filled_with(replay, steps, state=None, num_steps=1):
     """The state of a replay after all rollouts of the steps."""
-    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32)) if state is None else state
-    for rollout in rollouts_of(steps, replay.num_steps):
+    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=num_steps) if state is None else state
+    for rollout in rollouts_of(steps, num_steps):
         state = add(replay, state, rollout)
     return state
 

@@ -16,7 +16,7 @@ from polyak.replay import from_minari
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Discrete(3))
-SMALL = {"network": polyak.q_mlp((8,)), "capacity": 512, "batch_size": 16, "learning_starts": 0}
+SMALL = {"network": polyak.q_mlp((8,)), "replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 0}
 
 
 def episodes_of(lengths, terminates=True):
@@ -82,7 +82,7 @@ def test_an_agent_learns_from_a_data_set_alone():
     state = agent.add(agent.init(KEY), rollout)
     # The rows after a stream are as many as those of a rollout.
     assert int(state.replay.size) == len(rollout.reward) + 2 and int(state.env_steps) == int(state.updates) == 0
-    batch = polyak.replay.Replay(512, 2).sample(state.replay, KEY, 256, num_envs=2, gamma=0.9)
+    batch = polyak.UniformReplay(512).sample(state.replay, KEY, 256, num_envs=2, gamma=0.9)
     assert (np.asarray(batch.weight) > 0).all()
     np.testing.assert_array_equal(batch.next_obs[:, 0] - batch.obs[:, 0], 1)
     np.testing.assert_array_equal(batch.next_obs[:, 1], batch.obs[:, 1])
@@ -128,7 +128,7 @@ def test_actions_that_do_not_count_from_0_are_rejected(shift, bad):
 
 def test_box_actions_outside_of_the_bounds_are_rejected_but_not_for_rounding_or_where_nothing_acted():
     spec = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Box([-2.0], [2.0]), action_scaling="rescale")
-    agent = polyak.SAC(spec, polyak.Actor((8,)), polyak.Critics((8,)), capacity=512)
+    agent = polyak.SAC(spec, polyak.Actor((8,)), polyak.Critics((8,)), replay=polyak.UniformReplay(512))
     episode = next(iter(episodes_of([4])))
     episode.actions = np.float64([[-2.0], [0.0], [2.0], [1.0]])
     rollout = from_minari(SimpleNamespace(iterate_episodes=lambda: [episode, episode]), spec)

@@ -13,7 +13,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import EpisodeRecord, Rollout, TimeStep
 from polyak.envs.autoreset import AutoReset
-from polyak.replay import PrioritizedReplay, Replay
+from polyak.replay import PrioritizedReplay, UniformReplay
 from polyak.storage.checkpoint import restore, save
 from tests.replay.streams import add, slow_lines
 
@@ -49,8 +49,8 @@ def game_stream(total, envs, lives, padding, seed=0):
 
 def filled(replay, steps):
     """The state, and the number of the time step in each slot."""
-    envs, num_steps = steps.reward.shape[1], replay.num_steps
-    state = replay.init(np.zeros((STACK, 2, 3), np.uint8), jnp.zeros((), jnp.int32))
+    envs, num_steps = steps.reward.shape[1], 2
+    state = replay.init(np.zeros((STACK, 2, 3), np.uint8), jnp.zeros((), jnp.int32), num_steps=num_steps)
     for t in range(0, len(steps.reward) - num_steps, num_steps):
         part = jax.tree.map(lambda x, t=t: x[t : t + num_steps + 1], steps)
         actions = jnp.broadcast_to(jnp.arange(t, t + num_steps, dtype=jnp.int32)[:, None], (num_steps, envs))
@@ -58,13 +58,13 @@ def filled(replay, steps):
     return state
 
 
-@pytest.mark.parametrize("kind", [Replay, PrioritizedReplay])
+@pytest.mark.parametrize("kind", [UniformReplay, PrioritizedReplay])
 @pytest.mark.parametrize("padding", ["zero", "first"])
 @pytest.mark.parametrize(("total", "capacity"), [(40, 200), (97, 50)])
 def test_drawn_stacks_are_those_of_the_environment(kind, padding, total, capacity):
     envs, n_step = 2, 3
     steps = game_stream(total, envs, lives=True, padding=padding)
-    replay = kind(capacity, 2, frame_stack=STACK, frame_padding=padding)
+    replay = kind(capacity, frame_stack=STACK, frame_padding=padding)
     state = filled(replay, steps)
     assert state.rows.obs.shape == (capacity, 2, 3) and state.rows.obs.dtype == jnp.uint8
     batch = jax.jit(lambda state: replay.sample(state, KEY, 2_000, num_envs=envs, n_step=n_step, gamma=0.5))(state)
@@ -91,7 +91,7 @@ def test_a_stream_that_begins_within_a_game_is_not_drawn_until_its_stacks_are_co
     steps = game_stream(60, 1, lives=False, padding="zero", seed=3)
     no = jnp.zeros_like(steps.first)
     steps = dataclasses.replace(steps, terminated=no, truncated=no, first=no, record=EpisodeRecord(steps.reward, no, no))
-    replay = Replay(32, 2, frame_stack=STACK)
+    replay = UniformReplay(32, frame_stack=STACK)
     state = filled(replay, jax.tree.map(lambda x: x[:13], steps))
     batch = replay.sample(state, KEY, 500, num_envs=1, gamma=0.5)
     assert set(np.asarray(batch.action)[np.asarray(batch.weight) > 0].tolist()) == set(range(3, 12))
@@ -103,9 +103,7 @@ def test_stacks_of_gymnasium_are_those_of_its_wrapper():
     hosted = polyak.envs.make(lambda: env, num_envs=1)
     agent = polyak.DQN(
         hosted.spec,
-        frame_stack=STACK,
-        frame_padding="first",
-        capacity=64,
+        replay=polyak.UniformReplay(64, STACK, "first"),
         learning_starts=16,
         batch_size=8,
         num_steps=2,
@@ -118,8 +116,7 @@ def test_stacks_of_gymnasium_are_those_of_its_wrapper():
         seen.append(np.asarray(state.time_step.obs[0]))
 
     result = polyak.train.host(agent, hosted, env_steps=40, key=KEY, callbacks=[keep], report_every=2)
-    replay = Replay(64, 2, STACK, "first")
-    batch = replay.sample(result.state.replay, KEY, 256, num_envs=1, gamma=0.9)
+    batch = agent.replay.sample(result.state.replay, KEY, 256, num_envs=1, gamma=0.9)
     stacks = {x.tobytes() for x in seen}
     drawn = [x.tobytes() in stacks for x, w in zip(np.asarray(batch.next_obs), np.asarray(batch.weight), strict=True) if w]
     # Every second time step was reported.
@@ -149,8 +146,8 @@ class Sum:
 @pytest.mark.slow
 def test_a_training_with_frame_stacks_on_two_devices_resumes_to_the_bit(tmp_path):
     env = AutoReset(Sum(), 4)
-    settings = {"network": polyak.q_mlp((8,)), "capacity": 128, "learning_starts": 32, "batch_size": 8, "n_step": 3}
-    agent = polyak.DQN(env.spec, num_steps=2, frame_stack=STACK, prioritized=True, target_period=5, **settings)
+    settings = {"network": polyak.q_mlp((8,)), "learning_starts": 32, "batch_size": 8, "n_step": 3}
+    agent = polyak.DQN(env.spec, num_steps=2, replay=PrioritizedReplay(128, frame_stack=STACK), target_period=5, **settings)
     options = {"key": KEY, "devices": 2}
     whole = polyak.train.compiled(agent, env, env_steps=256, **options)
     assert int(whole.state.updates) > 20 and whole.state.replay.rows.obs.shape == (128, 2)
@@ -169,14 +166,14 @@ def test_observations_must_be_stacks():
         with pytest.raises(
             ValueError, match=rf"with frame_stack=4 obs must be that number of frames .*, got shape \({size},\)"
         ):
-            Replay(64, frame_stack=4).init(np.zeros(size), jnp.zeros((), jnp.int32))
+            UniformReplay(64, frame_stack=4).init(np.zeros(size), jnp.zeros((), jnp.int32), num_steps=1)
 
 
 def test_stacks_are_stored_in_a_quarter_of_the_memory_and_no_storage_is_copied():
     obs = np.zeros((STACK, 84, 84), np.uint8)
-    replay = Replay(5_000, 2, frame_stack=STACK)
-    state = jax.eval_shape(lambda: replay.init(obs, jnp.zeros((), jnp.int32)))
-    plain = jax.eval_shape(lambda: Replay(5_000, 2).init(obs, jnp.zeros((), jnp.int32)))
+    replay = UniformReplay(5_000, frame_stack=STACK)
+    state = jax.eval_shape(lambda: replay.init(obs, jnp.zeros((), jnp.int32), num_steps=2))
+    plain = jax.eval_shape(lambda: UniformReplay(5_000).init(obs, jnp.zeros((), jnp.int32), num_steps=2))
     assert plain.nbytes / state.nbytes > 3.99
     assert "memory=35.3 MB" in str(state) and "capacity=5000" in str(state)
     steps = jax.eval_shape(lambda: game_stream(3, 2, True, "zero"))
@@ -202,8 +199,8 @@ def test_stacks_of_atari_go_on_over_lost_lives_and_begin_black_with_a_game():
     steps = jax.tree.map(lambda *x: np.stack(x), *steps)
     games, episodes = steps.episode_record.first.sum(), steps.first.sum()
     assert 2 < games < episodes
-    replay = Replay(1_600, 400, frame_stack=STACK)
-    state = replay.init(steps.obs[0, 0], jnp.zeros((), jnp.int32))
+    replay = UniformReplay(1_600, frame_stack=STACK)
+    state = replay.init(steps.obs[0, 0], jnp.zeros((), jnp.int32), num_steps=400)
     # The number of the time step stands in for its action.
     numbers = jnp.broadcast_to(jnp.arange(400, dtype=jnp.int32)[:, None], (400, 2))
     state = replay.add(state, Rollout(jax.tree.map(jnp.asarray, steps), numbers))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from polyak.core.types import Rollout, TimeStep
+from polyak.ops.schedules import Linear
 from polyak.replay import PrioritizedReplay, ReplayState
 from tests.kernels.test_sum_tree import chi_square, recomputed
 from tests.replay.streams import add, filled_with, rollouts_of, slow_lines, stream
@@ -22,9 +23,9 @@ ERRORS = (0.0, 0.5, 1.0, 2.0, 4.0)
 PROBABILITIES = (0.000046, 0.120545, 0.182711, 0.276938, 0.419760)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))
 def sample(replay, state, key, batch, envs=1, beta=0.4):
-    return replay.sample(state, key, batch, num_envs=envs, gamma=0.9, beta=beta)
+    return dataclasses.replace(replay, beta=beta).sample(state, key, batch, num_envs=envs, gamma=0.9)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -129,10 +130,10 @@ def test_an_episode_that_begins_after_a_gap_takes_the_priority_of_the_row_before
 
 @pytest.mark.parametrize("envs", [1, 3])
 def test_another_number_of_environments_forgets_all_priorities(envs):
-    replay = PrioritizedReplay(61, 2)
-    state = filled_with(replay, stream(np.ones(61), envs=2))
+    replay = PrioritizedReplay(61)
+    state = filled_with(replay, stream(np.ones(61), envs=2), num_steps=2)
     state = set_priorities(replay, state, jnp.arange(60, dtype=jnp.int32), jnp.full(60, 1e6))
-    state = filled_with(replay, stream(np.full(5, 2.0), envs=envs, start=200), state)
+    state = filled_with(replay, stream(np.full(5, 2.0), envs=envs, start=200), state, num_steps=2)
     batch = sample(replay, state, KEY, 4_096, envs)
     obs = {200.0 + t + 1000 * env for t in range(4) for env in range(envs)}
     assert set(np.asarray(batch.obs[:, 0]).tolist()) == obs and (np.asarray(batch.weight) == 1).all()
@@ -143,9 +144,9 @@ def test_another_number_of_environments_forgets_all_priorities(envs):
 @given(data=st.data())
 def test_any_stream_of_adds_and_priorities_leaves_the_tree_of_a_slow_reference(data):
     num_steps, envs, slots = data.draw(st.sampled_from([(1, 1, 12), (2, 3, 8), (3, 2, 9)]))
-    replay = PrioritizedReplay(slots * envs + data.draw(st.sampled_from([0, num_steps * envs - 1])), num_steps)
+    replay = PrioritizedReplay(slots * envs + data.draw(st.sampled_from([0, num_steps * envs - 1])))
     rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
-    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32))
+    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=num_steps)
     expected = np.zeros(replay.capacity)
     largest, position, rejected = 1.0, 0, 0
     last = np.zeros(envs, bool)
@@ -193,15 +194,15 @@ def random_rollout(rng, num_steps, envs, last):
 
 @pytest.mark.slow
 def test_seeds_under_vmap_are_those_one_by_one():
-    replay = PrioritizedReplay(64)
+    replay = PrioritizedReplay(64, beta=0.5)
     rollouts = list(rollouts_of(stream(np.ones(9), terminated=[4]), 1))
 
     def run(key):
-        state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32))
+        state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=1)
         for rollout in rollouts:
             state = replay.add(state, rollout)
             key, sample_key = jax.random.split(key)
-            batch = replay.sample(state, sample_key, 4, num_envs=1, gamma=0.9, beta=0.5)
+            batch = replay.sample(state, sample_key, 4, num_envs=1, gamma=0.9)
             state = replay.set_priorities(state, batch.index, jax.random.uniform(key, (4,)))
         return state.priorities, batch
 
@@ -214,16 +215,16 @@ def test_seeds_under_vmap_are_those_one_by_one():
 
 @pytest.mark.slow
 def test_two_devices_have_a_tree_each_and_weights_of_one_batch():
-    replay = PrioritizedReplay(60, 2)
+    replay = PrioritizedReplay(60, beta=0.5)
     rollouts = list(rollouts_of(stream(np.ones(9), envs=4), 2))
     rows, whole = PartitionSpec("envs"), PartitionSpec()
     mesh = jax.make_mesh((2,), ("envs",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    specs = replay.partition("envs")
+    specs = replay.partition("envs", 2)
 
     def run(state, rollout):
         state = replay.add(state, rollout)
         key = jax.random.fold_in(KEY, jax.lax.axis_index("envs"))
-        batch = replay.sample(state, key, 16, num_envs=2, gamma=0.9, beta=0.5, axis_name="envs")
+        batch = replay.sample(state, key, 16, num_envs=2, gamma=0.9, axis_name="envs")
         return replay.set_priorities(state, batch.index, batch.obs[:, 0] - 2, axis_name="envs"), batch
 
     steps = PartitionSpec(None, "envs")
@@ -231,7 +232,7 @@ def test_two_devices_have_a_tree_each_and_weights_of_one_batch():
     split = jax.jit(
         jax.shard_map(run, mesh=mesh, in_specs=(specs, both), out_specs=(specs, rows), check_vma=False), donate_argnums=0
     )
-    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32))
+    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=2)
     for rollout in rollouts:
         state, batch = split(state, rollout)
     # Environments 0 and 1 on the first device, 2 and 3 on the second, whose priorities are much larger.
@@ -247,14 +248,14 @@ def test_two_devices_have_a_tree_each_and_weights_of_one_batch():
 
 @pytest.mark.slow
 def test_adding_sampling_and_setting_priorities_neither_copies_nor_sorts_the_storage():
-    replay = PrioritizedReplay(50_000, 4)
-    state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32))
+    replay = PrioritizedReplay(50_000, beta=0.5)
+    state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32), num_steps=4)
     steps = TimeStep(jnp.zeros((5, 8, 17)), *[jnp.zeros((5, 8), dtype) for dtype in (jnp.float32, bool, bool, bool)])
     rollout = Rollout(steps, jnp.zeros((4, 8), jnp.int32))
 
     def step(state, key):
         state = replay.add(state, rollout)
-        batch = replay.sample(state, key, 32, num_envs=8, n_step=3, gamma=0.9, beta=0.5)
+        batch = replay.sample(state, key, 32, num_envs=8, n_step=3, gamma=0.9)
         return replay.set_priorities(state, batch.index, batch.weight * batch.reward), batch.weight.sum()
 
     def several(state, keys):
@@ -270,8 +271,11 @@ def test_settings_and_states_are_checked():
         PrioritizedReplay(64, alpha=-0.1)
     with pytest.raises(ValueError, match="eps"):
         PrioritizedReplay(64, eps=-1e-6)
-    with pytest.raises(ValueError, match=r"capacity=8 must be at least .* = 12"):
-        PrioritizedReplay(8, 2).check(3)
+    for beta in (-0.1, 1.1, Linear(0.4, 2.0, 10)):
+        with pytest.raises(ValueError, match="beta"):
+            PrioritizedReplay(64, beta=beta)
+    with pytest.raises(ValueError, match=r"PrioritizedReplay: capacity=8 must be at least 12 for num_envs=3, num_steps=2"):
+        PrioritizedReplay(8).check(3, 2)
     replay, state = five_transitions()
     with pytest.raises(ValueError, match="state has no priorities"):
         replay.sample(dataclasses.replace(state, priorities=None), KEY, 4, num_envs=1, gamma=0.9)

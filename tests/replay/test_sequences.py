@@ -20,12 +20,12 @@ def add(replay, state, rollout):
     return replay.add(state, rollout)
 
 
-def filled(replay, steps):
+def filled(replay, steps, num_steps=2):
     """The recurrent state before each rollout is the number of its first time step, and of its environment."""
-    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), carry=(jnp.zeros(2),))
-    for number, rollout in enumerate(rollouts_of(steps, replay.num_steps)):
+    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=num_steps, carry=(jnp.zeros(2),))
+    for number, rollout in enumerate(rollouts_of(steps, num_steps)):
         envs = rollout.reward.shape[1]
-        carry = jnp.stack([jnp.full(envs, number * float(replay.num_steps)), jnp.arange(envs, dtype=jnp.float32)], axis=1)
+        carry = jnp.stack([jnp.full(envs, number * float(num_steps)), jnp.arange(envs, dtype=jnp.float32)], axis=1)
         state = add(replay, state, dataclasses.replace(rollout, carry=(carry,)))
     return state
 
@@ -35,8 +35,8 @@ def filled(replay, steps):
 def test_sequences_are_consecutive_time_steps_from_a_stored_state(length, burn_in, num_steps, total):
     envs, capacity = 2, 96
     steps = stream(np.arange(total) * 1.0, terminated=[7, 31, 55], truncated=[16, 44], envs=envs)
-    replay = SequenceReplay(capacity, num_steps, length, burn_in)
-    state = filled(replay, steps)
+    replay = SequenceReplay(capacity, length, burn_in)
+    state = filled(replay, steps, num_steps)
     batch = replay.sample(state, KEY, 300, num_envs=envs, n_step=3, gamma=0.5)
     rows = batch.obs
     obs = np.asarray(rows.obs)[..., 0]
@@ -71,7 +71,7 @@ def test_sequences_are_consecutive_time_steps_from_a_stored_state(length, burn_i
 
 @pytest.mark.slow
 def test_nothing_is_learned_before_a_sequence_is_stored():
-    replay = SequenceReplay(64, 2, 6)
+    replay = SequenceReplay(64, 6)
     for total, weight in ((5, 0.0), (7, 1.0)):
         state = filled(replay, stream(np.ones(total)))
         batch = replay.sample(state, KEY, 8, num_envs=1, gamma=0.9)
@@ -79,7 +79,7 @@ def test_nothing_is_learned_before_a_sequence_is_stored():
 
 
 def test_a_rollout_without_recurrent_state_gets_zeros():
-    replay = SequenceReplay(64, 2, 4)
+    replay = SequenceReplay(64, 4)
     state = filled(replay, stream(np.ones(9)))
     for rollout in rollouts_of(stream(np.ones(67)), 2):
         state = add(replay, state, Rollout(rollout.time_steps, rollout.actions))
@@ -87,17 +87,17 @@ def test_a_rollout_without_recurrent_state_gets_zeros():
 
 
 def test_a_recurrent_state_that_is_not_finite_is_stored_as_the_initial_one():
-    replay = SequenceReplay(64, 2, 4)
+    replay = SequenceReplay(64, 4)
     rollout = next(iter(rollouts_of(stream(np.ones(9), envs=2), 2)))
     carry = jnp.array([[jnp.nan, 1.0, 2.0], [3.0, 4.0, 5.0]])
-    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), carry=carry[0])
+    state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=2, carry=carry[0])
     state = add(replay, state, dataclasses.replace(rollout, carry=carry))
     np.testing.assert_array_equal(state.carries[:2], [[0.0, 0.0, 0.0], [3.0, 4.0, 5.0]])
 
 
 def test_no_storage_is_copied_or_sorted():
-    replay = SequenceReplay(50_000, 4, 8, 2)
-    state = replay.init(jnp.zeros(3), jnp.zeros((), jnp.int32), carry=jnp.zeros(8))
+    replay = SequenceReplay(50_000, 8, 2)
+    state = replay.init(jnp.zeros(3), jnp.zeros((), jnp.int32), num_steps=4, carry=jnp.zeros(8))
     steps = jax.tree.map(lambda x: x[:5], stream(np.ones(9), envs=2))
     steps = dataclasses.replace(steps, obs=jnp.zeros((5, 2, 3)))
     rollout = Rollout(steps, jnp.zeros((4, 2), jnp.int32), carry=jnp.zeros((2, 8)))
@@ -118,4 +118,4 @@ def test_no_storage_is_copied_or_sorted():
 
 def test_the_burn_in_must_be_shorter_than_the_sequence():
     with pytest.raises(ValueError, match="burn_in=4 must be less than sequence_length=4"):
-        SequenceReplay(64, 2, 4, 4)
+        SequenceReplay(64, 4, 4)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from polyak.core.types import Rollout, TimeStep
-from polyak.replay.uniform import Replay
+from polyak.replay.uniform import UniformReplay
 from tests.replay.streams import add, filled_with, rollouts_of, slow_lines, stream
 
 KEY = jax.random.key(0)
 
 
 def filled(steps, *, num_steps=1, capacity=64):
-    replay = Replay(capacity, num_steps)
-    return replay, filled_with(replay, steps)
+    replay = UniformReplay(capacity)
+    return replay, filled_with(replay, steps, num_steps=num_steps)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
@@ -109,8 +109,8 @@ def test_transitions_with_nan_are_dropped_and_counted():
 
 def test_integer_observations():
     steps = stream(np.ones(5))
-    replay = Replay(16)
-    state = replay.init(jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32))
+    replay = UniformReplay(16)
+    state = replay.init(jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32), num_steps=1)
     for rollout in rollouts_of(dataclasses.replace(steps, obs=steps.obs.astype(jnp.int32)), 1):
         state = add(replay, state, rollout)
     assert state.rows.obs.dtype == jnp.int32 and sorted(drawn(replay, state)) == [0, 1, 2, 3]
@@ -127,9 +127,10 @@ def test_new_episodes_after_a_gap_leave_no_transition_across_it():
 
 @pytest.mark.parametrize("changed", ["num_envs", "num_steps"])
 def test_another_layout_starts_an_empty_replay(changed):
-    _, state = filled(stream(np.ones(9), envs=2), num_steps=2)
+    replay, state = filled(stream(np.ones(9), envs=2), num_steps=2)
     envs, steps = (3, 2) if changed == "num_envs" else (2, 3)
-    replay = Replay(64, steps)
+    # As of a checkpoint of an agent with other rollouts.
+    state = dataclasses.replace(state, num_steps=steps)
     state = add(replay, state, next(iter(rollouts_of(stream(np.ones(steps + 1), envs=envs), steps))))
     transitions = {(row, next_obs) for row, (_, _, next_obs) in drawn(replay, state, envs=envs).items()}
     assert transitions == {(1000 * env + t, 1000 * env + t + 1) for env in range(envs) for t in range(steps)}
@@ -147,15 +148,15 @@ def test_arrays_must_be_those_of_the_replay():
 
 def test_each_observation_is_stored_once():
     obs = {"image": np.zeros((4, 12, 12), np.uint8), "vector": np.zeros(3, np.float32)}
-    state = jax.eval_shape(lambda: Replay(1_000, 4).init(obs, jnp.zeros((), jnp.int32), jnp.zeros(5, bool)))
+    state = jax.eval_shape(lambda: UniformReplay(1_000).init(obs, jnp.zeros((), jnp.int32), jnp.zeros(5, bool), num_steps=4))
     # A row is an observation, an action, its mask, a reward and three flags; position, size, dropped and layout are 24 bytes.
     assert state.nbytes == 1_000 * (4 * 12 * 12 + 3 * 4 + 4 + 5 + 4 + 3) + 24
 
 
 def test_adding_and_sampling_neither_copies_nor_sorts_the_storage():
     """rejax draws by a sort of the whole capacity, in every update (defect 16)."""
-    replay = Replay(50_000, 4)
-    state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32))
+    replay = UniformReplay(50_000)
+    state = replay.init(jnp.zeros(17), jnp.zeros((), jnp.int32), num_steps=4)
     steps = TimeStep(jnp.zeros((5, 8, 17)), *[jnp.zeros((5, 8), dtype) for dtype in (jnp.float32, bool, bool, bool)])
 
     def step(state, rollout):
@@ -170,5 +171,7 @@ def test_rollouts_must_have_the_length_of_the_replay():
     replay, state = filled(stream(np.ones(5)))
     with pytest.raises(ValueError, match="num_steps=1 steps, got 2"):
         replay.add(state, next(iter(rollouts_of(stream(np.ones(3)), 2))))
-    with pytest.raises(ValueError, match=r"capacity=8 must be at least .* = 12"):
-        Replay(8, 2).check(3)
+    with pytest.raises(ValueError, match=r"UniformReplay: capacity=8 must be at least 12 for num_envs=3, num_steps=2"):
+        UniformReplay(8).check(3, 2)
+    with pytest.raises(ValueError, match=r"capacity=64 must be at least .* = 66"):
+        replay.sample(state, KEY, 4, num_envs=33, gamma=0.9)

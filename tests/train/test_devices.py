@@ -83,7 +83,7 @@ def test_an_environment_of_ones_own_resumes_with_the_action_scaling_of_the_run(t
         return gymnasium.make("Pendulum-v1", max_episode_steps=20)
 
     tiny = {"actor": polyak.Actor((4,)), "critics": polyak.Critics((4,)), "batch_size": 4, "learning_starts": 8}
-    options = {"settings": tiny | {"capacity": 64}, "num_envs": 2, "eval_episodes": 0, "progress": False}
+    options = {"settings": tiny | {"replay": polyak.UniformReplay(64)}, "num_envs": 2, "eval_episodes": 0, "progress": False}
     polyak.train.run("sac", make, env_steps=16, run_dir=tmp_path / "run", **options)
     result = polyak.resume(tmp_path / "run", env=make, env_steps=24, progress=False)
     assert result.agent.spec.action_scaling == "rescale"

@@ -164,7 +164,12 @@ def test_the_compiled_loop_needs_an_environment_in_jax():
 @pytest.mark.slow
 def test_an_environment_of_a_name_is_made_with_the_scaling_of_the_agent():
     spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
-    small = {"actor": polyak.Actor((4,)), "critics": polyak.Critics((4,)), "capacity": 64, "learning_starts": 8}
+    small = {
+        "actor": polyak.Actor((4,)),
+        "critics": polyak.Critics((4,)),
+        "replay": polyak.UniformReplay(64),
+        "learning_starts": 8,
+    }
     agent = polyak.SAC(spec, batch_size=4, **small)
     result = polyak.train.run(agent, "jax/Pendulum-v1", env_steps=16, num_envs=2, progress=False)
     assert result.progress.env_steps == 16
@@ -233,7 +238,7 @@ def test_evaluation_while_training_changes_no_bit_and_keeps_the_best(name, direc
 @pytest.mark.slow
 def test_evaluation_while_training_leaves_the_target_as_it_is():
     env = jax_env()
-    settings = {"capacity": 128, "learning_starts": 32, "batch_size": 8, "target_period": 7, "tau": 0.5}
+    settings = {"replay": polyak.UniformReplay(128), "learning_starts": 32, "batch_size": 8, "target_period": 7, "tau": 0.5}
     agent = polyak.DQN(env.spec, network=polyak.q_mlp((4,)), **settings)
     plain = polyak.train.run(agent, env, env_steps=200)
     result = polyak.train.run(agent, env, env_steps=200, eval_every=50, eval_episodes=2)

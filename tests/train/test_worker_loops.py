@@ -363,9 +363,9 @@ def test_a_loop_state_is_continued_with_workers(loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_a_run_with_a_replay_and_workers_resumes_to_the_bit_also_with_others(prioritized, tmp_path):
-    replay = {"capacity": 128, "batch_size": 8, "learning_starts": 32, "prioritized": prioritized}
+@pytest.mark.parametrize("kind", [polyak.UniformReplay, polyak.PrioritizedReplay])
+def test_a_run_with_a_replay_and_workers_resumes_to_the_bit_also_with_others(kind, tmp_path):
+    replay = {"replay": kind(128), "batch_size": 8, "learning_starts": 32}
     agent = polyak.DQN(
         polyak.envs.make("CartPole-v1").spec,
         network=polyak.q_mlp((8,)),

@@ -19,7 +19,6 @@ from polyak.core.types import copy_buffers
 from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.loops.actor import acts_in_numpy
 from polyak.networks.recurrent import lstm
-from polyak.replay.uniform import Replay
 from polyak.storage.checkpoint import CheckpointError
 from polyak.workers.packing import Packing
 from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
@@ -122,7 +121,7 @@ def test_actor_critics_have_the_bits_of_the_host_loop_and_all_but_ddpgs_workers_
     env = polyak.envs.make("Pendulum-v1", num_envs=8, vectorization="sync", action_scaling="rescale")
     is_ddpg = kind is polyak.DDPG
     actor, critics = polyak.Actor((8,), std="fixed" if is_ddpg else "state"), polyak.Critics((8,), num_critics=2 - is_ddpg)
-    small = {"actor": actor, "critics": critics, "batch_size": 8, "capacity": 256}
+    small = {"actor": actor, "critics": critics, "batch_size": 8, "replay": polyak.UniformReplay(256)}
     agent = kind(env.spec, num_steps=8, learning_starts=100, updates_per_step=1 / 64, **small)
     # Ornstein-Uhlenbeck noise is computed in JAX, where several workers have keys of their own.
     assert agent.collect_policy(agent.init(KEY)).suits_numpy(4) == (not is_ddpg)
@@ -131,7 +130,13 @@ def test_actor_critics_have_the_bits_of_the_host_loop_and_all_but_ddpgs_workers_
     assert_same_bits(*ends)
 
 
-NARROW = {"batch_size": 8, "capacity": 256, "updates_per_step": 1 / 16, "learning_starts": 96, "num_steps": 4}
+NARROW = {
+    "batch_size": 8,
+    "replay": polyak.UniformReplay(256),
+    "updates_per_step": 1 / 16,
+    "learning_starts": 96,
+    "num_steps": 4,
+}
 VALUES = {
     "c51": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,)), num_atoms=11, **NARROW),
     "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.q_mlp((8,)), num_quantiles=7, **NARROW),
@@ -139,7 +144,7 @@ VALUES = {
     "boltzmann": lambda spec: polyak.DQN(spec, network=polyak.q_mlp((8,)), temperature=0.5, **NARROW),
     "noisy": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,), noisy=True, dueling=True), epsilon=0.0, **NARROW),
     "recurrent": lambda spec: polyak.DQN(
-        spec, network=polyak.q_gru(width=4, hidden=()), sequence_length=6, burn_in=2, **NARROW
+        spec, network=polyak.q_gru(width=4, hidden=()), **NARROW | {"replay": polyak.SequenceReplay(256, 6, burn_in=2)}
     ),
     "pqn": lambda spec: polyak.PQN(spec, network=polyak.q_mlp((8,)), num_steps=4, num_minibatches=2),
 }
@@ -161,10 +166,11 @@ def test_agents_of_action_values_learn_from_workers_as_in_the_host_loop(cartpole
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prioritized", "frames"])
 def test_dqn_whose_replay_has_priorities_or_frames_has_the_bits_of_the_host_loop(cartpole, kind):
-    settings = {"prioritized": True} if kind == "prioritized" else {"frame_stack": 2, "frame_padding": "first", "n_step": 3}
-    env = cartpole if kind == "prioritized" else make_env(two_frames)
-    small = {"network": polyak.q_mlp((8,)), "batch_size": 8, "capacity": 256, "updates_per_step": 1 / 16}
-    agent = polyak.DQN(env.spec, num_steps=4, learning_starts=96, target_period=3, **small, **settings)
+    is_prioritized = kind == "prioritized"
+    replay = polyak.PrioritizedReplay(256) if is_prioritized else polyak.UniformReplay(256, 2, "first")
+    env = cartpole if is_prioritized else make_env(two_frames)
+    small = {"network": polyak.q_mlp((8,)), "batch_size": 8, "replay": replay, "updates_per_step": 1 / 16}
+    agent = polyak.DQN(env.spec, num_steps=4, learning_starts=96, target_period=3, n_step=1 if is_prioritized else 3, **small)
     # So any number of workers has the bits of the host loop.
     assert acts_in_numpy(jax.eval_shape(lambda: agent.collect_policy(agent.init(KEY))), 4)
     ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2)]
@@ -173,11 +179,11 @@ def test_dqn_whose_replay_has_priorities_or_frames_has_the_bits_of_the_host_loop
     assert_same_bits(ends[0], ends[1])
     assert_same_bits(ends[0], ends[2])
     disturbed = train(env, 2, lambda: FaultyWorkers({3: "lost", 8: "lost", 15: "lost"}), agent=agent, steps=256).loop_state
-    if kind == "prioritized":
+    if is_prioritized:
         assert_same_bits(disturbed, ends[2])
     # Environments without snapshots begin new episodes: nothing leads there from those that were lost.
     index = jnp.arange(256, dtype=jnp.int32)
-    ring = Replay(256, 4, agent.frame_stack, agent.frame_padding)
+    ring = replay._rows if is_prioritized else replay
     batch = ring.transitions(disturbed.agent.replay, index, num_envs=8, n_step=1, gamma=1.0)
     weight = np.asarray(batch.weight) > 0
     obs, next_obs = (np.asarray(x)[weight].reshape(weight.sum(), -1, 4)[:, -1] for x in (batch.obs, batch.next_obs))
@@ -299,7 +305,7 @@ def test_lag_one_is_reproducible_and_one_update_old(cartpole):
 def make_td3():
     """TD3 whose noise depends on env_steps, and its environments."""
     env = polyak.envs.make("Pendulum-v1", num_envs=8, vectorization="sync", action_scaling="rescale")
-    small = {"actor": polyak.Actor((8,)), "critics": polyak.Critics((8,)), "batch_size": 8, "capacity": 256}
+    small = {"actor": polyak.Actor((8,)), "critics": polyak.Critics((8,)), "batch_size": 8, "replay": polyak.UniformReplay(256)}
     noise = polyak.schedules.Linear(1.0, 0.0, env_steps=600)
     return env, polyak.TD3(env.spec, num_steps=16, learning_starts=0, exploration_noise=noise, **small)
 

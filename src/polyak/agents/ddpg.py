@@ -55,7 +55,8 @@ from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import GaussianNoise, OUNoise
 from polyak.policies.sde import check_no_sde
-from polyak.replay.uniform import Transition
+from polyak.replay.replay import Replay, Transition, check_replay
+from polyak.replay.uniform import UniformReplay
 
 
 @struct
@@ -79,13 +80,7 @@ class DDPG:
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
         batch_size: transitions of a gradient step.
-        capacity: transitions in the replay, over all environments and devices.
-        prioritized: draw transitions in proportion to (|δ| + ε)^α of their last TD error δ, weighted for it (Schaul et al.
-            2016, arXiv:1511.05952), instead of uniformly.
-        priority_alpha: α, used with `prioritized`; 0 draws uniformly.
-        priority_beta: β of the weights (N P(i))^-β, a number or a schedule; None increases it from 0.4 to 1 over the first
-            1,000,000 transitions.
-        priority_eps: ε.
+        replay: a `UniformReplay`, `PrioritizedReplay`, or a `polyak.replay.Replay` of your own.
         learning_starts: transitions that are collected with random actions before the first gradient step.
         learning_rate: Adam's, a number or a schedule such as `Linear`; the critics', and the actor's where it has none.
         actor_learning_rate: the actor's.
@@ -118,7 +113,7 @@ class DDPG:
         TypeError, ValueError: a setting is out of range; the message names it.
 
     >>> from polyak.core.spaces import Box
-    >>> agent = DDPG(EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0])), capacity=10_000)
+    >>> agent = DDPG(EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0])), replay=UniformReplay(10_000))
     >>> state = agent.init(jax.random.key(0))
     """
 
@@ -128,15 +123,7 @@ class DDPG:
     num_steps: int = integer(default=1)
     updates_per_step: float = number(default=1.0, above=0, static=True)
     batch_size: int = integer(default=256)
-    capacity: int = integer(default=1_000_000)
-    prioritized: bool = choice(default=False, choices=(True, False))
-    priority_alpha: Scalar = number(default=0.6, at_least=0, used_if=("prioritized", True))
-    priority_beta: Schedule | None = setting(
-        default=None,
-        check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),
-        used_if=("prioritized", True),
-    )
-    priority_eps: Scalar = number(default=1e-6, at_least=0, used_if=("prioritized", True))
+    replay: Replay = setting(default=UniformReplay(1_000_000), check=check_replay)
     learning_starts: int = integer(default=1_000, at_least=0)
     learning_rate: Schedule = setting(default=1e-3, check=check_schedule)
     actor_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))

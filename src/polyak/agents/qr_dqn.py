@@ -33,7 +33,8 @@ from polyak.ops.value_distributions import midpoints, quantile_huber_loss
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
-from polyak.replay.uniform import Transition
+from polyak.replay.replay import Replay, Transition, check_replay
+from polyak.replay.uniform import UniformReplay
 
 
 @struct
@@ -53,16 +54,8 @@ class QRDQN:
         updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
             `num_steps * num_envs` it must be a whole number.
         batch_size: transitions of a gradient step.
-        capacity: transitions in the replay, over all environments and devices.
-        frame_stack: frames of an observation, stacked along its first axis with the oldest first: the replay stores each frame
-            once and stacks them when transitions are drawn; 1 stores observations as they are.
-        frame_padding: what a stack has before the first frame of a game: `"zero"` (Atari), or that `"first"` frame.
-        prioritized: draw transitions in proportion to (x + ε)^α, with x the last loss, and weighted for it
-            (Schaul et al. 2016, arXiv:1511.05952), instead of uniformly.
-        priority_alpha: α, used with `prioritized`; 0 draws uniformly.
-        priority_beta: β of the weights (N P(i))^-β, a number or a schedule; None increases it from 0.4 to 1 over the first
-            1,000,000 transitions.
-        priority_eps: ε.
+        replay: a `UniformReplay`, `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is the
+            loss.
         learning_starts: transitions that are collected with random actions before the first gradient step.
         learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
@@ -100,19 +93,7 @@ class QRDQN:
     num_steps: int = integer(default=4)
     updates_per_step: float = number(default=0.25, above=0, static=True)
     batch_size: int = integer(default=64)
-    capacity: int = integer(default=100_000)
-    frame_stack: int = integer(default=1, at_most=64)
-    frame_padding: Literal["zero", "first"] = choice(
-        default="zero", choices=("zero", "first"), used_if=("frame_stack", range(2, 65))
-    )
-    prioritized: bool = choice(default=False, choices=(True, False))
-    priority_alpha: Scalar = number(default=0.6, at_least=0, used_if=("prioritized", True))
-    priority_beta: Schedule | None = setting(
-        default=None,
-        check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),
-        used_if=("prioritized", True),
-    )
-    priority_eps: Scalar = number(default=1e-6, at_least=0, used_if=("prioritized", True))
+    replay: Replay = setting(default=UniformReplay(100_000), check=check_replay)
     learning_starts: int = integer(default=1_000, at_least=0)
     learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)

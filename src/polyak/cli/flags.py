@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -135,6 +135,18 @@ def _normalize(argument: str) -> str:
 def default_hint(text: str, metavar: str | None = None) -> Any:
     """What `--help` shows as the default of a flag that is None until the environment is known."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {text})")
+
+
+def hide(flags: type[T], names: Collection[str]) -> type[T]:
+    """A dataclass of flags that `--help` shows without those of these names."""
+    hidden: Any = tyro.conf.Suppress
+    fields = [
+        (field.name, hidden[field.type], dataclasses.field(default=field.default))
+        for field in dataclasses.fields(flags)  # type: ignore[arg-type]
+        if field.name in names
+    ]
+    shown = dataclasses.make_dataclass(flags.__name__, fields, bases=(flags,), frozen=True)
+    return tyro.conf.configure(tyro.conf.DisallowNone)(shown)
 
 
 EVAL_EPISODES = 100

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 
-from polyak.cli.flags import UsageError, default_hint
+from polyak.cli.flags import UsageError, default_hint, hide
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
@@ -20,8 +20,8 @@ class NetworkFlags:
 
     network: Annotated[Literal["mlp", "cnn", "lstm", "gru"] | None, default_hint(NETWORK_DEFAULT, "{mlp,cnn,lstm,gru}")] = None
     (
-        "dense layers, dense layers behind convolutions of images (both shared), or a recurrent network; DQN learns with it "
-        "from sequences of 16 steps, unless --sequence-length sets another"
+        "dense layers, dense layers behind convolutions of images (both shared), or a recurrent network, with which DQN "
+        "learns from sequences"
     )
     hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
     """widths of the dense layers"""
@@ -81,11 +81,4 @@ def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
     of_values = OF_Q_NETWORKS if "epsilon" in settings else OF_ACTOR_CRITICS
     used = OF_ACTOR_AND_CRITICS if "critics" in settings else of_values
     rejected = {flag for setting, flag in REJECTED.items() if setting in settings}
-    hidden: Any = tyro.conf.Suppress
-    unused = [
-        (field.name, hidden[field.type], dataclasses.field(default=field.default))
-        for field in dataclasses.fields(NetworkFlags)
-        if field.name not in used - rejected
-    ]
-    flags = dataclasses.make_dataclass("NetworkFlags", unused, bases=(NetworkFlags,), frozen=True)
-    return tyro.conf.configure(tyro.conf.DisallowNone)(flags)
+    return hide(NetworkFlags, {field.name for field in dataclasses.fields(NetworkFlags)} - (used - rejected))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,19 @@ from typing import Any
 from polyak import envs
 from polyak.agents import action_scaling_of
 from polyak.cli.agent_flags import changed_settings
+from polyak.cli.change_parts import change_parts
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import TrainFlags, UsageError, fail
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.own import env_maker, make_own_agent, store_own_flags
 from polyak.cli.own_flags import OwnFlags, resume_flags
+from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
 from polyak.core.checks import check_integer, check_number
-from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, Env, HasReplay, HostEnv
 from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
 from polyak.loops.replay_memory import check_memory
-from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
-from polyak.networks.q_network import QNetwork, is_noisy, q_mlp, q_nature_cnn
-from polyak.networks.quantile_network import IQNetwork, iqn_mlp, iqn_nature_cnn
-from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
-from polyak.networks.recurrent_q import RecurrentQNetwork, q_gru, q_lstm
 from polyak.presets import preset
 from polyak.runs import LOOPS_OF_WORKERS, MAX_COUNT, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
@@ -50,35 +46,26 @@ from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners
 from polyak.workers.ray_workers import ClusterError
 
-ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
-Q_NETWORKS: Mapping[str, Any] = {"mlp": q_mlp, "cnn": q_nature_cnn, "lstm": q_lstm, "gru": q_gru}
-NETWORKS: Mapping[type, Mapping[str, Any]] = {
-    ActorCritic: ACTOR_CRITICS,
-    RecurrentActorCritic: ACTOR_CRITICS,
-    QNetwork: {kind: Q_NETWORKS[kind] for kind in ("mlp", "cnn")},
-    IQNetwork: {"mlp": iqn_mlp, "cnn": iqn_nature_cnn},
-}
-"""What makes the networks of `--network`, by the sort of network that the agent has."""
-
-SEQUENCE_LENGTH = 16
-"""Of a recurrent network of action values, unless `--sequence-length` sets it."""
-
-NETWORK_FIELDS = ("network", "actor", "critics")
-"""Settings of agents that are networks."""
-
 
 def train_new_run(
-    algorithm: str, env_id: str, flags: TrainFlags, own: OwnFlags, agent_flags: Any, network_flags: NetworkFlags | None
+    algorithm: str,
+    env_id: str,
+    flags: TrainFlags,
+    own: OwnFlags,
+    agent_flags: Any,
+    network_flags: NetworkFlags,
+    replay_flags: ReplayFlags,
 ) -> int:
     """Train in a new run directory; returns the exit code.
 
     Args:
-        algorithm: its name; ignored if `own` names an agent, which needs neither of the last two.
+        algorithm: its name; ignored if `own` names an agent, which needs none of the last three.
         env_id: the name of the environment, or of the function that makes it.
         flags: how long, where and how to train.
         own: an agent and an environment of the person's own.
         agent_flags: the agent's settings.
         network_flags: the network's settings.
+        replay_flags: the replay's settings.
     """
     try:
         _check(flags)
@@ -112,9 +99,8 @@ def train_new_run(
             if own.agent is not None:
                 agent = make_own_agent(own.agent, env.spec)
             else:
-                settings = changed_settings(agent_flags) | _recurrent_settings(vars(agent_flags), network_flags)
-                agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
-                agent = _change_network(algorithm, agent, network_flags or NetworkFlags())
+                agent = make_agent(algorithm, env.spec, source, flags.env_steps, changed_settings(agent_flags))
+                agent = change_parts(algorithm, agent, network_flags, replay_flags, flags.env_steps)
             if not flags.checkpoint_replay and not isinstance(agent, HasReplay):
                 raise UsageError(f"--no-checkpoint-replay: {algorithm or type(agent).__name__} has no replay")
             is_free = flags.devices is None and learners is None
@@ -278,71 +264,6 @@ def _check(flags: TrainFlags) -> None:
         raise UsageError(f"--eval-every {flags.eval_every} needs --eval-episodes of at least 1, got 0")
     check_seed("polyak train", "--seed", flags.seed)
     check_seed("polyak train", "--seed + --seeds - 1", flags.seed + flags.seeds - 1)
-
-
-def _recurrent_settings(settings: Mapping[str, Any], network_flags: NetworkFlags | None) -> dict[str, Any]:
-    """A recurrent network of action values and the length of its sequences, which agents take only together."""
-    kind = network_flags.network if network_flags else None
-    if kind not in ("lstm", "gru") or "sequence_length" not in settings:
-        return {}
-    return {"network": Q_NETWORKS[kind](), "sequence_length": settings["sequence_length"] or SEQUENCE_LENGTH}
-
-
-def _change_network(algorithm: str, agent: Agent, network_flags: NetworkFlags) -> Agent:
-    """The agent with the network settings that flags change.
-
-    Raises:
-        UsageError: the agent has no such setting, or would no longer explore.
-    """
-    changes = network_flags.changes()
-    if not changes:
-        return agent
-    kind = changes.pop("network", None)
-    changed: Any = agent
-    fields = {field.name: getattr(changed, field.name) for field in dataclasses.fields(changed)}
-    networks: dict[str, Any] = {name: value for name, value in fields.items() if name in NETWORK_FIELDS and value is not None}
-    if kind is not None and "network" not in fields:
-        raise UsageError(f"--network {kind}: {algorithm} has an actor and critics, whose layers --hidden sets")
-    if kind is not None:
-        networks["network"] = _make_network(algorithm, kind, fields["network"])
-    if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
-        raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
-    if "log_std" in changes and getattr(fields.get("actor"), "std", None) == "fixed":
-        raise UsageError(f"--log-std {changes['log_std']}: {algorithm} has no distribution; --exploration-noise sets its noise")
-    # By flag, the field that it sets.
-    known = {name: {field.name: field.name for field in dataclasses.fields(network)} for name, network in networks.items()}
-    if "critics" in known:
-        known["critics"] |= {"value_hidden": "hidden", "value_activation": "activation"}
-    unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
-    if unknown:
-        raise UsageError(f"{', '.join(unknown)}: {algorithm} has no such network setting")
-    for name, network in networks.items():
-        # The critic's own width comes later among the flags than that of both.
-        own = {known[name][flag]: value for flag, value in changes.items() if flag in known[name]}
-        changed = dataclasses.replace(changed, **{name: dataclasses.replace(network, **own)})
-    # Rainbow explores by the noise of its network alone.
-    if "network" in networks and is_noisy(fields["network"]) and not is_noisy(changed.network) and changed.epsilon == 0:
-        raise UsageError("nothing explores without --noisy while --epsilon is 0; set it, e.g.: --epsilon linear:1:0.05:0.1")
-    made: Agent = changed
-    return made
-
-
-def _make_network(algorithm: str, kind: str, present: Any) -> Any:
-    """A network of this kind in place of the present one, with the same outputs.
-
-    Raises:
-        UsageError: the agent has a network of another sort.
-    """
-    if isinstance(present, RecurrentQNetwork) and kind == present.cell:
-        return present
-    makers: Mapping[str, Any] = next((makers for sort, makers in NETWORKS.items() if isinstance(present, sort)), {})
-    if kind not in makers:
-        known = f"{{{','.join(makers)}}}" if makers else "no built-in network"
-        raise UsageError(f"--network {kind}: {algorithm} takes {known}")
-    made = makers[kind]()
-    if isinstance(made, ActorCritic) and isinstance(present, ActorCritic):
-        return dataclasses.replace(made, std=present.std)
-    return dataclasses.replace(made, outputs=present.outputs) if isinstance(made, QNetwork) else made
 
 
 def _run_directory(algorithm: str, env_id: str, seed: int) -> Path:

@@ -23,6 +23,7 @@ from polyak.cli.imports import ImportFlag
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnGroupOfRun, resume_flags
+from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import run_to_exit_code
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
@@ -97,7 +98,8 @@ def _check_settings(arguments: Sequence[str]) -> None:
         name = flag.removeprefix("--").replace("-", "_")
         if name in field_names(TrainFlags):
             raise UsageError(f"{flag} of a run cannot be changed; start another one with polyak train")
-        if any(name in field_names(kind) for kind in (NetworkFlags, *(agent_flags(agent, {}) for agent in AGENTS.values()))):
+        of_agents = (agent_flags(agent, {}) for agent in AGENTS.values())
+        if any(name in field_names(kind) for kind in (NetworkFlags, ReplayFlags, *of_agents)):
             raise UsageError(f"{flag} is the run's; an agent with other settings is given by --agent MODULE:NAME --force")
 
 

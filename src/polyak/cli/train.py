@@ -9,6 +9,7 @@ from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.garbage import without_garbage_collection
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.cli.own_flags import OwnFlags, OwnGroup
+from polyak.cli.replay_flags import ReplayFlags, replay_flags_in_help
 from polyak.core.suggestions import unknown_name
 from polyak.presets import Preset, preset
 
@@ -56,8 +57,8 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     with without_garbage_collection(is_own_process=is_own_process):
         from polyak.cli.new_run import train_new_run
 
-    agent, network = (flags.algorithm, flags.network) if algorithm else (None, None)
-    return train_new_run(algorithm or "", env_id, flags.training, flags.own, agent, network)
+    of_agent = (flags.algorithm, flags.network, flags.replay) if algorithm else (None, NetworkFlags(), ReplayFlags())
+    return train_new_run(algorithm or "", env_id, flags.training, flags.own, *of_agent)
 
 
 def _own_last(arguments: list[str]) -> list[str]:
@@ -90,10 +91,13 @@ def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
     if algorithm:
         agent = agent_flags(AGENTS[algorithm], defaults.values)
         # Where they are parsed, all are known, so that an error can say why the algorithm rejects one.
-        network = network_flags_in_help(setting_names(AGENTS[algorithm])) if HELP & set(arguments) else NetworkFlags
+        names, is_help = setting_names(AGENTS[algorithm]), bool(HELP & set(arguments))
+        network = network_flags_in_help(names) if is_help else NetworkFlags
+        replay = replay_flags_in_help(names) if is_help else ReplayFlags
         groups += [
             ("algorithm", agent, dataclasses.field(default_factory=agent)),
             ("network", network, dataclasses.field(default_factory=network)),
+            ("replay", replay, dataclasses.field(default_factory=replay)),
         ]
     name = algorithm or "your own agent"
     description = f"Train {name} in {env_id}. Defaults: {defaults.source}."

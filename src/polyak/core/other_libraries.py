@@ -53,12 +53,17 @@ STABLE_BASELINES = Names(
             ),
         },
         "num_epochs": {"n_epochs": "num_epochs of the agent", "gradient_steps": "num_epochs of the agent"},
-        "capacity": {
-            "buffer_size": "capacity of the agent",
+        "replay": {
+            "buffer_size": "replay=polyak.UniformReplay(capacity) of the agent",
+            "replay_buffer_class": "replay of the agent",
+            "replay_buffer_kwargs": "replay=polyak.UniformReplay(...) of the agent",
+        },
+        "learning_starts": {
             "gradient_steps": "updates_per_step of the agent, per transition",
             "n_steps": "n_step of the agent",
             "target_update_interval": "target_period of the agent, in gradient steps",
         },
+        "capacity": {"buffer_size": "capacity of the replay"},
         "epsilon": {
             "exploration_fraction": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
             "exploration_initial_eps": "epsilon=polyak.Linear(start, end, env_steps) of the agent",
@@ -139,8 +144,8 @@ TF_AGENTS = Names(
             "debug_summaries": "histograms of the agent",
             "summarize_grads_and_vars": "histograms of the agent",
         },
-        "capacity": {
-            "max_length": "capacity of the agent, over all environments",
+        "capacity": {"max_length": "capacity of the replay, over all environments"},
+        "learning_starts": {
             "sample_batch_size": "batch_size of the agent",
             "reward_scale_factor": "reward_scale of the agent",
             "target_update_tau": "tau of the agent",
@@ -199,8 +204,8 @@ RL_COACH = Names(
             "estimate_state_value_using_gae": "value_targets of the agent",
         },
         "ent_coef": {"beta_entropy": "ent_coef of the agent"},
-        "capacity": {
-            "max_size": "capacity of the agent",
+        "capacity": {"max_size": "capacity of the replay"},
+        "learning_starts": {
             "num_consecutive_training_steps": "updates_per_step of the agent, per transition",
             "rate_for_copying_weights_to_target": "tau of the agent",
             "num_steps_between_copying_online_weights_to_target": "target_period of the agent, in gradient steps",

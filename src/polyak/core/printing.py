@@ -86,10 +86,20 @@ def _changed_fields(value: Any) -> list[tuple[str, Any]]:
     for field in (field for field in dataclasses.fields(value) if field.repr and field.name in vars(value)):
         content = getattr(value, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        is_comparable = type(content) is type(default) and not isinstance(content, _Array)
-        if content is not default and not (is_comparable and content == default):
+        if not _is_equal(content, default):
             changed.append((field.name, content))
     return changed
+
+
+def _is_equal(content: Any, default: Any) -> bool:
+    """Whether a value is that of the default; an array, which may be traced, is not, and nor is what has one."""
+    if content is default:
+        return True
+    if type(content) is not type(default) or isinstance(content, _Array):
+        return False
+    if dataclasses.is_dataclass(content):
+        return all(_is_equal(vars(content).get(name), x) for name, x in vars(default).items())
+    return bool(content == default)
 
 
 def _is_empty(value: Any) -> bool:

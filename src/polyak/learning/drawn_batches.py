@@ -1,7 +1,5 @@
 """What an agent does in the memory of its replay, where that is not the memory in which it learns."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, UInt32
@@ -9,11 +7,10 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 from polyak.core.types import Rollout
 from polyak.learning.check_rollout import as_arrays
 from polyak.learning.normalizers import without_returns
-from polyak.learning.off_policy import OffPolicySettings, draw_options, is_due, keys_of_steps, replay_of
+from polyak.learning.off_policy import OffPolicySettings, draw_options, is_due, keys_of_steps
 from polyak.ops.schedules import saturating_add
 from polyak.replay.drawn import DrawnBatches, Errors
-from polyak.replay.prioritized import PrioritizedReplay
-from polyak.replay.uniform import ReplayState, Transition
+from polyak.replay.replay import ReplayState, Transition
 
 
 def draw_batches(
@@ -30,7 +27,7 @@ def draw_batches(
         env_steps: of the agent's state before the update.
     """
     rollout = as_arrays(rollout)
-    ring: Any = replay_of(settings)
+    ring = settings.replay
     before, replay = replay.dropped, ring.add(replay, without_returns(settings, rollout))
     num_envs = rollout.reward.shape[1]
     env_steps = saturating_add(env_steps, rollout.valid.sum(dtype=jnp.uint32))
@@ -46,14 +43,13 @@ def draw_batches(
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys))
 
     batches = jax.lax.cond(is_learning, draw, wait, keys_of_steps(settings, key, num_envs)[:, 0])
-    metrics = ring.metrics(replay) if isinstance(ring, PrioritizedReplay) else {}
     drawn = DrawnBatches(
         batches=batches,
         size=replay.size,
         dropped=before,
         newly_dropped=replay.dropped - before,
         env_steps=env_steps,
-        metrics=metrics,
+        metrics=ring.metrics(replay),
         priorities=Errors(
             index=batches.index,
             sizes=jnp.zeros(batches.weight.shape, jnp.float32),
@@ -73,11 +69,10 @@ def return_errors(settings: OffPolicySettings, replay: ReplayState, errors: Erro
         replay: donate it.
         errors: `DrawnBatches.priorities` of the state after the update.
     """
-    ring = replay_of(settings)
-    if not isinstance(ring, PrioritizedReplay):
+    if not settings.replay.has_priorities:
         return replay
 
     def set_priorities(replay: ReplayState, batch: tuple[Array, Array]) -> tuple[ReplayState, None]:
-        return ring.set_priorities(replay, *batch, due=errors.is_due), None
+        return settings.replay.set_priorities(replay, *batch, due=errors.is_due), None
 
     return jax.lax.scan(set_priorities, replay, (errors.index, errors.sizes))[0]

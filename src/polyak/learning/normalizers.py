@@ -15,8 +15,8 @@ from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.check_rollout import check_returns
 from polyak.ops.losses import finite_rows
 from polyak.ops.normalize import ObsNormalizer, RewardScaler, check_can_normalize
+from polyak.replay.replay import Transition
 from polyak.replay.sequences import SequenceObs
-from polyak.replay.uniform import Transition
 
 
 @runtime_checkable

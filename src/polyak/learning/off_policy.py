@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -12,10 +13,10 @@ from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import follow_by
-from polyak.core.checks import check_created_with, check_state
+from polyak.core.checks import check_state
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import struct
-from polyak.core.types import Mean, Metrics, Network, PyTree, RecurrentNetwork, Rollout, Scalar, Variables
+from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Variables
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers, without_returns
 from polyak.networks.adapters import has_batch_statistics
@@ -30,20 +31,12 @@ from polyak.ops.gradient_step import (
     in_float32,
 )
 from polyak.ops.losses import fill_rows, sum_over_devices
-from polyak.ops.schedules import Linear, Schedule, saturating_add, value_at
+from polyak.ops.schedules import saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay
-from polyak.replay.frames import Padding
-from polyak.replay.prioritized import PrioritizedReplay
-from polyak.replay.sequences import SequenceReplay
-from polyak.replay.uniform import Replay, ReplayState, Transition
-
-PRIORITY_BETA = Linear(0.4, 1.0, 1_000_000)
-"""β while training, of Schaul et al. 2016, table 3."""
+from polyak.replay.replay import Replay, ReplayState, Transition
 
 REPLAY_FIELD = "replay"
 """The field of `OffPolicyState` that holds the replay, for `polyak.core.types.HasReplay`."""
-
-AnyReplay: TypeAlias = Replay | PrioritizedReplay | SequenceReplay
 
 TrainStep: TypeAlias = Callable[[PyTree, Transition, PRNGKeyArray, Bool[Array, ""]], tuple[PyTree, StepLog]]
 """`(copies, batch, key, enabled)` to the copies after one gradient step (an actor-critic: one of each network) and the targets'
@@ -75,8 +68,8 @@ class OffPolicySettings(OptimizerSettings, Protocol):
         ...
 
     @property
-    def capacity(self) -> int:
-        """Transitions in the replay, over all devices."""
+    def replay(self) -> Replay:
+        """The replay; one with priorities needs the term `priority`, |δ| `[N]`, in the log of the train step."""
         ...
 
     @property
@@ -110,66 +103,6 @@ class OffPolicySettings(OptimizerSettings, Protocol):
         ...
 
 
-@runtime_checkable
-class PrioritizedSettings(Protocol):
-    """The settings of an agent whose replay may be prioritized; its train step logs the term `priority`, |δ| `[N]`."""
-
-    @property
-    def prioritized(self) -> bool:
-        """Whether it is."""
-        ...
-
-    @property
-    def priority_alpha(self) -> Scalar:
-        """α of `PrioritizedReplay`."""
-        ...
-
-    @property
-    def priority_beta(self) -> Schedule | None:
-        """β of the importance weights; None is `PRIORITY_BETA`."""
-        ...
-
-    @property
-    def priority_eps(self) -> Scalar:
-        """ε of `PrioritizedReplay`."""
-        ...
-
-
-@runtime_checkable
-class SequenceSettings(Protocol):
-    """The settings of an agent that may have a recurrent network, which learns from sequences."""
-
-    @property
-    def network(self) -> Network | None:
-        """The network; recurrent where `sequence_length` is set."""
-        ...
-
-    @property
-    def sequence_length(self) -> int | None:
-        """As of `SequenceReplay`; None learns from single transitions."""
-        ...
-
-    @property
-    def burn_in(self) -> int:
-        """As of `SequenceReplay`."""
-        ...
-
-
-@runtime_checkable
-class FrameSettings(Protocol):
-    """The settings of an agent whose replay may store frame stacks as single frames."""
-
-    @property
-    def frame_stack(self) -> int:
-        """As of `Replay`."""
-        ...
-
-    @property
-    def frame_padding(self) -> Padding:
-        """Likewise."""
-        ...
-
-
 @struct
 class OffPolicyState:
     """Everything that training changes.
@@ -193,29 +126,23 @@ class OffPolicyState:
     updates: UInt32[Array, ""]
 
 
-def create_state(settings: OffPolicySettings, copies: PyTree) -> OffPolicyState:
-    """A new state with these copies and an empty replay."""
-    spec = settings.spec
-    shape = parameter_shapes(spec.action) if isinstance(spec.action, Discrete | MultiDiscrete) else None
-    mask = None if shape is None or not spec.has_action_mask else jnp.zeros(shape, bool)
-    ring = replay_of(settings)
-    carry = {}
-    if isinstance(ring, SequenceReplay):
-        assert isinstance(settings, SequenceSettings) and isinstance(settings.network, RecurrentNetwork), "agents check it"
-        carry = {"carry": jax.tree.map(lambda x: x[0], settings.network.initial_carry(1))}
-    replay = ring.init(zeros(spec.obs), in_float32(zeros(spec.action)), mask, **carry)
+def create_state(settings: OffPolicySettings, copies: PyTree, carry: PyTree = ()) -> OffPolicyState:
+    """A new state with these copies and an empty replay.
+
+    Args:
+        carry: the recurrent state of one environment, for a replay of sequences.
+    """
     env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
+    replay = _create_replay(settings, carry)
     return OffPolicyState(copies, replay, create_normalizers(settings), Guard.init(), env_steps, updates)
 
 
-def replay_of(settings: OffPolicySettings) -> AnyReplay:
-    """The agent's replay."""
-    if isinstance(settings, SequenceSettings) and settings.sequence_length is not None:
-        return SequenceReplay(settings.capacity, settings.num_steps, settings.sequence_length, settings.burn_in)
-    frames: Any = (settings.frame_stack, settings.frame_padding) if isinstance(settings, FrameSettings) else ()
-    if isinstance(settings, PrioritizedSettings) and settings.prioritized:
-        return PrioritizedReplay(settings.capacity, settings.num_steps, settings.priority_alpha, settings.priority_eps, *frames)
-    return Replay(settings.capacity, settings.num_steps, *frames)
+def _create_replay(settings: OffPolicySettings, carry: PyTree) -> ReplayState:
+    spec = settings.spec
+    shape = parameter_shapes(spec.action) if isinstance(spec.action, Discrete | MultiDiscrete) else None
+    mask = None if shape is None or not spec.has_action_mask else jnp.zeros(shape, bool)
+    example = zeros(spec.obs), in_float32(zeros(spec.action)), mask
+    return settings.replay.init(*example, num_steps=settings.num_steps, carry=carry)
 
 
 def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 1) -> None:
@@ -226,26 +153,9 @@ def check_off_policy(settings: OffPolicySettings, num_envs: int, devices: int = 
             environment.
     """
     count_gradient_steps(settings, num_envs * devices)
-    owner = type(settings).__name__
-    for name in ("capacity", "batch_size"):
-        if getattr(settings, name) % devices:
-            raise ValueError(f"{owner}: {name}={getattr(settings, name)} must be divisible by devices={devices}")
-    frame_stack = settings.frame_stack if isinstance(settings, FrameSettings) else 1
-    longest = settings.n_step + frame_stack - 1
-    if isinstance(settings, SequenceSettings) and settings.sequence_length is not None:
-        longest = max(longest, settings.sequence_length + settings.num_steps)
-        if settings.capacity % (settings.num_steps * devices):
-            raise ValueError(
-                f"{owner}: capacity={settings.capacity} must be divisible by num_steps * devices = {settings.num_steps} * "
-                f"{devices} with a sequence_length"
-            )
-    least = max(2 * settings.num_steps, settings.num_steps + longest) * num_envs * devices
-    if settings.capacity < least:
-        raise ValueError(
-            f"{owner}: capacity={settings.capacity} must be at least {least} for num_envs={num_envs * devices}, "
-            f"num_steps={settings.num_steps}, n_step={settings.n_step}"
-            f"{f', frame_stack={frame_stack}' if frame_stack > 1 else ''}"
-        )
+    if settings.batch_size % devices:
+        raise ValueError(f"{type(settings).__name__}: batch_size={settings.batch_size} must be divisible by devices={devices}")
+    settings.replay.check(num_envs, settings.num_steps, n_step=settings.n_step, devices=devices)
 
 
 def check_off_policy_state(settings: OffPolicySettings, state: OffPolicyState, devices: int = 1) -> None:
@@ -256,11 +166,17 @@ def check_off_policy_state(settings: OffPolicySettings, state: OffPolicyState, d
     """
     check_state(f"{type(settings).__name__}.update", state, OffPolicyState)
     check_created_normalizers(settings, state.normalizers)
-    if isinstance(state.replay, ReplayState):
-        equal = {"capacity": state.replay.capacity * devices}
-        equal |= {"prioritized": state.replay.priorities is not None} if isinstance(settings, PrioritizedSettings) else {}
-        carries = {"sequence_length": state.replay.carries} if isinstance(settings, SequenceSettings) else {}
-        check_created_with(settings, equal=equal, present=carries)
+    if isinstance(state.replay, DrawnBatches):
+        return
+    stored = state.replay
+    carry = jax.tree.map(lambda x: x[0], stored.carries) if stored.carries is not None else ()
+    created = jax.eval_shape(partial(_create_replay, settings, carry))
+    structures: list[Any] = [jax.tree.structure(replay) for replay in (created, stored)]
+    if structures[0] != structures[1] or created.capacity != stored.capacity * devices:
+        raise ValueError(
+            f"update: the state's replay, {stored!r}, is not one of {type(settings.replay).__name__}"
+            f"(capacity={settings.replay.capacity}) and num_steps={settings.num_steps}; create the state with agent.init(key)"
+        )
 
 
 def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
@@ -284,7 +200,8 @@ def count_gradient_steps(settings: OffPolicySettings, num_envs: int) -> int:
 def partition_by_env(settings: OffPolicySettings, axis_name: str) -> PyTree:
     """The rows of the replay are split by environment; all else is replicated."""
     whole: Any = PartitionSpec()
-    return OffPolicyState(whole, replay_of(settings).partition(axis_name), whole, whole, whole, whole)
+    replay = settings.replay.partition(axis_name, settings.num_steps)
+    return OffPolicyState(whole, replay, whole, whole, whole, whole)
 
 
 def target_follow(settings: OffPolicySettings) -> Follow:
@@ -320,7 +237,7 @@ def add_and_learn(
     check_off_policy_state(settings, state, devices)
     _, num_envs = check_rollout(rollout, settings.spec)
     rollout = as_arrays(rollout)
-    ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else replay_of(settings)
+    ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else settings.replay
     # Added first: a program that samples before it adds would copy the replay.
     replay = ring.add(state.replay, without_returns(settings, rollout))
     normalizers = state.normalizers.update(rollout, settings.gamma, axis_name)
@@ -330,7 +247,7 @@ def add_and_learn(
     if axis_name is not None:
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
     is_learning = is_due(settings, env_steps, replay.size, num_envs * devices)
-    options = draw_options(settings, env_steps, num_envs, axis_name)
+    options = draw_options(settings, env_steps, num_envs) | {"axis_name": axis_name}
 
     def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
         sample_key, train_key = keys
@@ -341,7 +258,7 @@ def add_and_learn(
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
         copies, log = train_step(copies, batch, train_key, total > 0)
         log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
-        if "beta" in options:
+        if settings.replay.has_priorities:
             log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / settings.batch_size})
         return copies, log, batch.index
 
@@ -353,7 +270,7 @@ def add_and_learn(
         copies, priorities = carry
         # The branches read the replay and do not return it, which would copy it.
         copies, log, index = jax.lax.cond(is_learning, learn, wait, copies, priorities, keys)
-        if isinstance(ring, PrioritizedReplay | DrawnReplay):
+        if replay.priorities is not None:
             current, error = dataclasses.replace(replay, priorities=priorities), log.terms["priority"]
             priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
         return (copies, priorities), log
@@ -371,11 +288,9 @@ def add_and_learn(
         env_steps=env_steps,
         updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
     )
-    metrics = _metrics(new_state, log, num_envs * devices)
+    metrics = _metrics(new_state, log, num_envs * devices) | ring.metrics(replay, axis_name=axis_name)
     if settings.optimizer is None:
         metrics["train/learning_rate"] = value_at(settings.learning_rate, state.env_steps)
-    if isinstance(ring, PrioritizedReplay | DrawnReplay):
-        metrics |= ring.metrics(replay, axis_name=axis_name)
     return new_state, metrics
 
 
@@ -384,13 +299,9 @@ def keys_of_steps(settings: OffPolicySettings, key: PRNGKeyArray, num_envs: int)
     return jax.random.split(key, (count_gradient_steps(settings, num_envs), 2))
 
 
-def draw_options(settings: OffPolicySettings, env_steps: Array, num_envs: int, axis_name: str | None = None) -> dict[str, Any]:
+def draw_options(settings: OffPolicySettings, env_steps: Array, num_envs: int) -> dict[str, Any]:
     """The arguments of the replay's `sample`."""
-    options: dict[str, Any] = {"num_envs": num_envs, "n_step": settings.n_step, "gamma": settings.gamma}
-    if isinstance(settings, PrioritizedSettings) and settings.prioritized:
-        beta = PRIORITY_BETA if settings.priority_beta is None else settings.priority_beta
-        options |= {"beta": value_at(beta, env_steps), "axis_name": axis_name}
-    return options
+    return {"num_envs": num_envs, "n_step": settings.n_step, "gamma": settings.gamma, "env_steps": env_steps}
 
 
 def is_due(settings: OffPolicySettings, env_steps: UInt32[Array, ""], size: UInt32[Array, ""], num_envs: int) -> Array:
@@ -398,7 +309,7 @@ def is_due(settings: OffPolicySettings, env_steps: UInt32[Array, ""], size: UInt
 
     A resumed run may start with an empty one. Enough are `learning_starts` transitions, but no more than there can be.
     """
-    slots = settings.capacity // (num_envs * settings.num_steps) * settings.num_steps
+    slots = settings.replay.capacity // (num_envs * settings.num_steps) * settings.num_steps
     least = min(settings.learning_starts, (slots - 1) * num_envs)
     return has_started(settings, env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
 

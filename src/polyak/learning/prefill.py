@@ -11,9 +11,9 @@ from jaxtyping import Array
 from polyak.core.checks import check_state
 from polyak.core.types import Rollout
 from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
-from polyak.learning.off_policy import AnyReplay, OffPolicySettings, OffPolicyState, check_off_policy, replay_of
+from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, check_off_policy
+from polyak.replay.replay import Replay, ReplayState
 from polyak.replay.streams import end_stream
-from polyak.replay.uniform import Replay, ReplayState
 
 
 def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
@@ -39,24 +39,23 @@ def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rol
         raise ValueError(f"{owner}.add: a rollout must have a multiple of num_steps={num_steps} steps, got {total}")
     check_off_policy(settings, num_envs)
     check_actions(f"{owner}.add", rollout, settings.spec)
-    _check_layout(owner, settings, state.replay, num_envs)
+    _check_layout(owner, num_steps, state.replay, num_envs)
     # What the policy returned beside its actions may be no arrays.
     rollout = _put_on_device_of(state.replay, Rollout(rollout.time_steps, rollout.actions))
-    return dataclasses.replace(state, replay=_add_parts(replay_of(settings), state.replay, rollout))
+    return dataclasses.replace(state, replay=_add_parts(settings.replay, state.replay, rollout))
 
 
-def _check_layout(owner: str, settings: OffPolicySettings, replay: Any, num_envs: int) -> None:
+def _check_layout(owner: str, num_steps: int, replay: Any, num_envs: int) -> None:
+    if replay.num_steps != num_steps:
+        raise ValueError(
+            f"{owner}.add: num_steps={num_steps}: the state's replay is that of an agent with num_steps={replay.num_steps}"
+        )
     if isinstance(replay.layout, jax.core.Tracer):
         return
     if not int(replay.size):
         return
-    slots, stored_envs, num_steps = np.asarray(replay.layout).tolist()
-    if num_steps != settings.num_steps:
-        raise ValueError(
-            f"{owner}.add: num_steps={settings.num_steps}: the state's replay is that of an agent with num_steps={num_steps}; "
-            "its time steps would be lost"
-        )
-    if slots != Replay(num_steps=num_steps).num_slots(replay, stored_envs):
+    slots, stored_envs, _ = np.asarray(replay.layout).tolist()
+    if slots != replay.num_slots(stored_envs):
         raise ValueError(f"{owner}.add: the state is that of a run on several devices, to which nothing can be added")
     if num_envs != stored_envs:
         raise ValueError(
@@ -80,20 +79,20 @@ def _put_on_device_of(replay: Any, rollout: Rollout) -> Rollout:
 
 
 @jax.jit
-def _add_parts(ring: AnyReplay, replay: ReplayState, rollout: Rollout) -> ReplayState:
+def _add_parts(ring: Replay, replay: ReplayState, rollout: Rollout) -> ReplayState:
     """A replay with a rollout, `num_steps` at a time, as a stream of its own."""
     rollout = as_arrays(rollout)
-    num_envs = rollout.reward.shape[1]
+    num_envs, num_steps = rollout.reward.shape[1], replay.num_steps
 
     def add(replay: ReplayState, start: Array) -> tuple[ReplayState, None]:
         def part(x: Array, length: int) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, start, length)
 
-        time_steps = jax.tree.map(lambda x: part(x, ring.num_steps + 1), rollout.time_steps)
-        actions = jax.tree.map(lambda x: part(x, ring.num_steps), rollout.actions)
+        time_steps = jax.tree.map(lambda x: part(x, num_steps + 1), rollout.time_steps)
+        actions = jax.tree.map(lambda x: part(x, num_steps), rollout.actions)
         return ring.add(replay, Rollout(time_steps, actions)), None
 
-    starts = jnp.arange(0, len(rollout.reward), ring.num_steps, dtype=jnp.int32)
+    starts = jnp.arange(0, len(rollout.reward), num_steps, dtype=jnp.int32)
     # The run may be within an episode: its next rollout would go on where this one ends, and this one where the run is.
-    added, _ = jax.lax.scan(add, end_stream(replay, num_envs, ring.num_steps), starts)
-    return end_stream(added, num_envs, ring.num_steps)
+    added, _ = jax.lax.scan(add, end_stream(replay, num_envs), starts)
+    return end_stream(added, num_envs)

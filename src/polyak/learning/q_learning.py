@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Variables
+from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Rollout, Variables
 from polyak.learning.off_policy import (
     OffPolicySettings,
     OffPolicyState,
@@ -22,7 +22,7 @@ from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
 from polyak.ops.gradient_step import Aux, OptimizerSettings, StepLog, check_optimizer_state, optimizer_of
 from polyak.ops.schedules import Linear, Schedule, value_at
-from polyak.replay.uniform import Transition
+from polyak.replay.replay import Transition
 
 EPSILON = Linear(1.0, 0.05, 10_000)
 RANDOM_TEMPERATURE = 1e30
@@ -58,7 +58,8 @@ def create_q_state(settings: QSettings, network: Network, key: PRNGKeyArray) -> 
     """A new state: the network, its target, an optimizer and an empty replay."""
     spec = as_discrete(type(settings).__name__, settings.spec)
     copies = NetworkCopies.create(network, key, spec, optimizer=None, target=target_follow(settings))
-    return create_state(settings, copies.with_optimizer_state(optimizer_of(settings)))
+    carry = jax.tree.map(lambda x: x[0], network.initial_carry(1)) if isinstance(network, RecurrentNetwork) else ()
+    return create_state(settings, copies.with_optimizer_state(optimizer_of(settings)), carry)
 
 
 def update_q(

@@ -36,7 +36,7 @@ from polyak.ops.distributions import Categorical, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite, optimizer_of
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule
-from polyak.replay.uniform import Transition
+from polyak.replay.replay import Transition
 
 ENTROPY_FRACTION = 0.98
 """Of the largest entropy of Discrete actions, the default target; Christodoulou 2019, arXiv:1910.07207."""

@@ -2,7 +2,13 @@
 
 from polyak.presets.preset import Preset
 
-PENDULUM = {"gamma": 0.98, "capacity": 20_000, "learning_starts": 1_000, "exploration": "gaussian", "exploration_noise": 0.1}
+PENDULUM = {
+    "gamma": 0.98,
+    "replay": {"capacity": 20_000},
+    "learning_starts": 1_000,
+    "exploration": "gaussian",
+    "exploration_noise": 0.1,
+}
 
 PRESETS: dict[str, Preset] = {
     "Pendulum-v1": Preset(20_000, 1, PENDULUM, "RL Zoo with layers of 256 and fewer random actions"),

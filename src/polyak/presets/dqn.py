@@ -31,7 +31,7 @@ ACROBOT = {
 }
 MOUNTAIN_CAR = {
     **NORMALIZED,
-    "capacity": 120_000,
+    "replay": {"capacity": 120_000},
     "learning_rate": LinearOverTraining(2e-3),
     "n_step": 5,
     "target_period": 600,
@@ -40,7 +40,7 @@ MOUNTAIN_CAR = {
 # With a target copied every 500 gradient steps, and half as many of these, one seed ended at 145.
 LUNAR_LANDER = {
     **NORMALIZED,
-    "capacity": 300_000,
+    "replay": {"capacity": 300_000},
     "learning_rate": LinearOverTraining(1e-3),
     "n_step": 3,
     "tau": 0.005,
@@ -67,19 +67,19 @@ MINATAR = {
 ASTERIX = {
     **MINATAR,
     "network": {"hidden": (256, 256), "norm": "layer"},
-    "capacity": 1_000_000,
+    "replay": {"capacity": 1_000_000},
     "updates_per_step": 1 / 64,
     "target_period": 125,
 }
 
+ATARI_REPLAY = {"capacity": 500_000, "frame_stack": 4}
 # Dopamine's with Adam, but for double Q-learning, the Huber loss, gradients clipped to a norm of 10, a replay of half the size,
 # 3.5 GB, and 8 environments.
 ATARI = {
     "num_steps": 1,
     "updates_per_step": 0.25,
     "batch_size": 32,
-    "capacity": 500_000,
-    "frame_stack": 4,
+    "replay": ATARI_REPLAY,
     "learning_starts": 20_000,
     "learning_rate": 6.25e-5,
     "adam_eps": 1.5e-4,

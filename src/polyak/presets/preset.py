@@ -18,9 +18,6 @@ OPTIMIZER_SETTINGS = (
 )  # fmt: skip
 """Settings that have no effect with an `optimizer`, as in `polyak.ops.gradient_step`, which imports JAX."""
 
-PRIORITY_SETTINGS = ("priority_alpha", "priority_beta", "priority_eps")
-"""Settings that have no effect without `prioritized`."""
-
 
 @short_repr()
 @dataclass(frozen=True, repr=False)
@@ -40,7 +37,8 @@ class Preset:
     Attributes:
         env_steps: length of the training, in environment steps.
         num_envs: number of copies of the environment.
-        values: the agent's fields; `network`, `actor` and `critics` hold arguments of what makes that network.
+        values: the agent's fields; `network`, `actor` and `critics` hold arguments of what makes that network, and `replay`
+            holds arguments of `make_replay`.
         source: where the numbers come from.
         make_network: the function that makes `network`.
         loop: the loop that the algorithm is made for; `"auto"` goes by the environment.
@@ -61,9 +59,9 @@ class Preset:
         Args:
             changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`. With a fixed
                 `alpha` its settings of a learned one are left out; with one of those, its fixed `alpha`; with a
-                `temperature` its `epsilon`; with `prioritized=False` those of priorities; with an `optimizer` those of Adam and
-                RMSProp; with a `theta` its `exploration`, since only noise of Ornstein and Uhlenbeck has one; with a network
-                without noise in place of a noisy one its `epsilon`, which is 0.
+                `temperature` its `epsilon`; with an `optimizer` those of Adam and RMSProp; with a `theta` its `exploration`,
+                since only noise of Ornstein and Uhlenbeck has one; with a network without noise in place of a noisy one its
+                `epsilon`, which is 0.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
@@ -77,6 +75,8 @@ class Preset:
             unused += () if is_noisy(changed["network"]) else ("epsilon",)
         values = {name: value for name, value in self.values.items() if name not in unused} | changed
         settings = {name: with_length(value, env_steps) for name, value in values.items()}
+        if "replay" in self.values.keys() - changed.keys():
+            settings["replay"] = make_replay(settings["replay"], env_steps)
         if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
             from polyak.networks.actor import Actor
             from polyak.networks.actor_critic import mlp
@@ -94,6 +94,19 @@ class Preset:
         return settings
 
 
+def make_replay(arguments: Mapping[str, Any], env_steps: int) -> Any:
+    """The replay of a `kind`, `"uniform"` where it is left out, with the other arguments; schedules get the training's length.
+
+    >>> make_replay({"kind": "prioritized", "capacity": 5_000, "alpha": 0.5}, 10_000)
+    PrioritizedReplay(capacity=5000, alpha=0.5)
+    """
+    from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
+
+    kinds: Any = {"uniform": UniformReplay, "prioritized": PrioritizedReplay, "sequence": SequenceReplay}
+    make = kinds[arguments.get("kind", "uniform")]
+    return make(**{name: with_length(value, env_steps) for name, value in arguments.items() if name != "kind"})
+
+
 def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
     """The preset's settings that have no effect with these changes: a fixed α, or those of a learned one, for example."""
     unused: tuple[str, ...] = ()
@@ -107,8 +120,6 @@ def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
         unused += OPTIMIZER_SETTINGS
     if changes.get("theta") is not None:
         unused += ("exploration",)
-    if changes.get("prioritized") is False:
-        unused += PRIORITY_SETTINGS
     return unused
 
 

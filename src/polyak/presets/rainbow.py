@@ -4,10 +4,10 @@ from polyak.presets import dqn
 from polyak.presets.preset import LinearOverTraining, Preset
 
 # fmt: off
+PRIORITIZED = {"kind": "prioritized", "alpha": 0.5, "beta": LinearOverTraining(0.4, 1.0)}
 RAINBOW = {
     "network": {"hidden": (512,), "dueling": True, "noisy": True},
-    "double": True, "n_step": 3, "prioritized": True, "priority_alpha": 0.5,
-    "priority_beta": LinearOverTraining(0.4, 1.0), "epsilon": 0.0,
+    "double": True, "n_step": 3, "replay": PRIORITIZED, "epsilon": 0.0,
 }
 
 CARTPOLE = {
@@ -16,7 +16,7 @@ CARTPOLE = {
 }
 
 # Of the paper's table 1, but for a replay of half the size, 3.5 GB, and 8 environments.
-ATARI = {**dqn.ATARI, **RAINBOW}
+ATARI = {**dqn.ATARI, **RAINBOW, "replay": {**dqn.ATARI_REPLAY, **PRIORITIZED}}
 # fmt: on
 
 DEFAULT = Preset(1_000_000, 8, RAINBOW, "Rainbow: C51 with noisy dueling layers, priorities and three steps", "q_mlp")

@@ -3,8 +3,8 @@
 from polyak.presets.preset import LinearOverTraining, Preset
 
 WIDE = {"actor": {"hidden": (400, 300), "std": "fixed"}, "critics": {"hidden": (400, 300)}}
-PENDULUM = {"gamma": 0.98, "capacity": 20_000, "learning_starts": 1_000}
-BOX2D = {**WIDE, "gamma": 0.98, "capacity": 200_000, "learning_starts": 10_000}
+PENDULUM = {"gamma": 0.98, "replay": {"capacity": 20_000}, "learning_starts": 1_000}
+BOX2D = {**WIDE, "gamma": 0.98, "replay": {"capacity": 200_000}, "learning_starts": 10_000}
 MUJOCO = {**WIDE, "learning_starts": 10_000}
 # Not a third of the multiplications of the Zoo's: batches near the 100 of the paper, and smaller layers.
 HALF_CHEETAH = {

@@ -2,7 +2,17 @@
 
 from polyak.replay.datasets import from_minari
 from polyak.replay.prioritized import PrioritizedReplay
+from polyak.replay.replay import Replay, ReplayState, Transition
 from polyak.replay.sequences import SequenceObs, SequenceReplay
-from polyak.replay.uniform import Replay, ReplayState, Transition
+from polyak.replay.uniform import UniformReplay
 
-__all__ = ["PrioritizedReplay", "Replay", "ReplayState", "SequenceObs", "SequenceReplay", "Transition", "from_minari"]
+__all__ = [
+    "PrioritizedReplay",
+    "Replay",
+    "ReplayState",
+    "SequenceObs",
+    "SequenceReplay",
+    "Transition",
+    "UniformReplay",
+    "from_minari",
+]

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Rollout
-from polyak.replay.uniform import Transition
+from polyak.replay.replay import Transition
 
 
 @struct

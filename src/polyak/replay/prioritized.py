@@ -1,19 +1,22 @@
 """Prioritized replay: transitions are drawn in proportion to their last TD error, and weighted for it."""
 
 import dataclasses
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
-from polyak.core.struct import check_settings, choice, integer, number, struct
+from polyak.core.struct import check_settings, choice, integer, number, setting, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.sum_tree import SumTree
 from polyak.ops.losses import sum_over_devices
+from polyak.ops.schedules import Linear, Schedule, check_schedule, value_at
 from polyak.replay.frames import Padding
-from polyak.replay.uniform import Replay, ReplayState, Transition
+from polyak.replay.replay import Replay, ReplayState, Transition, check_capacity
+from polyak.replay.uniform import UniformReplay
 
 # The sum of 10^9 of them is finite in float32.
 LARGEST_PRIORITY = 1e28
@@ -40,8 +43,8 @@ class Priorities:
 
 
 @struct
-class PrioritizedReplay:
-    """A `Replay` whose transitions are drawn in proportion to their priority, pᵢ = (|δᵢ| + ε)^α.
+class PrioritizedReplay(Replay):
+    """A `UniformReplay` whose transitions are drawn in proportion to their priority, pᵢ = (|δᵢ| + ε)^α.
 
         P(i) = pᵢ / Σ p,    wᵢ = (N P(i))^-β / max_j (N P(j))^-β,    the maximum over the batch
 
@@ -49,22 +52,26 @@ class PrioritizedReplay:
     are never drawn. Updates and draws take O(log capacity).
 
     Attributes:
-        capacity: rows, over all environments.
-        num_steps: the length of the rollouts that are added.
+        capacity: rows, over all environments and devices.
         alpha: α; 0 draws uniformly.
+        beta: β, a number or a schedule of `env_steps`; 1 corrects completely for the draws, 0 not at all.
         eps: ε, in the units of the TD error; with 0, transitions without an error are not drawn again.
-        frame_stack: see `Replay`.
-        frame_padding: likewise.
+        frame_stack: frames of an observation, as in `UniformReplay`.
+        frame_padding: what a stack has before the first frame of a game, as in `UniformReplay`.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
 
-    Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 (proportional) and 3.4 (weights).
+    Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 (proportional), 3.4 (weights) and table 3 (β).
     """
 
+    has_priorities: ClassVar[bool] = True
+
     capacity: int = integer(default=100_000)
-    num_steps: int = integer(default=1)
     alpha: Scalar = number(default=0.6, at_least=0)
+    beta: Schedule = setting(
+        default=Linear(0.4, 1.0, 1_000_000), check=partial(check_schedule, above=-1.0, at_least=0, at_most=1)
+    )
     eps: Scalar = number(default=1e-6, at_least=0)
     frame_stack: int = integer(default=1, at_most=64)
     frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
@@ -72,27 +79,25 @@ class PrioritizedReplay:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def check(self, num_envs: int) -> None:
-        """Check that each environment has room for two rollouts.
+    def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:
+        """Check the capacity; see `Replay.check`."""
+        check_capacity(self, num_envs, num_steps, n_step + self.frame_stack - 1, devices)
 
-        Raises:
-            ValueError: it has not; the message contains the smallest capacity.
-        """
-        self._rows.check(num_envs)
-
-    def init(self, obs: PyTree, action: PyTree, action_mask: PyTree = None) -> ReplayState:
-        """An empty replay; see `Replay.init`."""
-        state = self._rows.init(obs, action, action_mask)
+    def init(
+        self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, num_steps: int, carry: PyTree = ()
+    ) -> ReplayState:
+        """An empty replay; see `UniformReplay.init`."""
+        state = self._rows.init(obs, action, action_mask, num_steps=num_steps)
         return dataclasses.replace(state, priorities=Priorities.init(self.capacity))
 
-    def partition(self, axis_name: str) -> PyTree:
-        """How the state is split over devices: rows and priorities by environment; see `Agent.partition`."""
+    def partition(self, axis_name: str, num_steps: int) -> PyTree:
+        """Rows and priorities are split by environment; see `Replay.partition`."""
         whole: Any = PartitionSpec()
         tree: Any = PartitionSpec(axis_name)
-        return dataclasses.replace(self._rows.partition(axis_name), priorities=Priorities(tree, whole, whole))
+        return dataclasses.replace(self._rows.partition(axis_name, num_steps), priorities=Priorities(tree, whole, whole))
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
-        """The replay with a rollout's transitions, which get the largest priority so far; see `Replay.add`."""
+        """The replay with a rollout's transitions, which get the largest priority so far; see `UniformReplay.add`."""
         state = self._rows.add(state, rollout)
         num_steps, num_envs = rollout.reward.shape
         slots = state.layout[0].astype(jnp.int32)
@@ -112,20 +117,14 @@ class PrioritizedReplay:
         batch_size: int,
         *,
         num_envs: int,
-        n_step: int = 1,
         gamma: Scalar,
-        beta: Scalar = 1.0,
+        n_step: int = 1,
+        env_steps: UInt32[Array, ""] | int = 0,
         axis_name: str | None = None,
     ) -> Transition:
-        """Transitions drawn in proportion to their priorities, with importance weights.
+        """Transitions drawn in proportion to their priorities, with importance weights; see `Replay.sample`.
 
-        Args:
-            num_envs: B of the rollouts.
-            n_step: n, the most steps that rewards are summed over.
-            gamma: γ.
-            beta: β; 1 corrects completely for the draws, 0 not at all.
-            axis_name: the mesh axis over which the replay is split: each device draws from its rows, and the largest weight is
-                that of all batches.
+        With an `axis_name`, the largest weight is the largest of the batches of all devices.
         """
         index, probability = _priorities(state).tree.draw(key, batch_size, num_rows(state))
         batch = self._rows.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
@@ -134,7 +133,7 @@ class PrioritizedReplay:
         smallest = jnp.min(jnp.where(is_drawn, probability, jnp.inf))
         smallest = smallest if axis_name is None else jax.lax.pmin(smallest, axis_name)
         weight = jnp.where(is_drawn, smallest / jnp.where(is_drawn, probability, 1.0), 0.0)
-        weight = jnp.where(is_drawn, weight ** jnp.asarray(beta, jnp.float32), 0.0)
+        weight = jnp.where(is_drawn, weight ** value_at(self.beta, env_steps), 0.0)
         return dataclasses.replace(batch, weight=weight * batch.weight)
 
     def set_priorities(
@@ -148,13 +147,8 @@ class PrioritizedReplay:
     ) -> ReplayState:
         """The replay with the priorities (|δ| + ε)^α of rows that were drawn.
 
-        Rows that are no transitions keep priority 0. A row that was drawn twice gets the larger priority.
-
-        Args:
-            index: `Transition.index`.
-            td_error: |δ|. One that is NaN, infinite or negative is rejected and counted: its row keeps its priority.
-            due: False sets and counts nothing.
-            axis_name: the mesh axis over which the replay is split.
+        Rows that are no transitions keep priority 0. A row that was drawn twice gets the larger priority. A TD error that is
+        NaN, infinite or negative is rejected and counted: its row keeps its priority. See `Replay.set_priorities`.
         """
         priorities = _priorities(state)
         is_accepted = jnp.isfinite(td_error) & (td_error >= 0)
@@ -180,8 +174,8 @@ class PrioritizedReplay:
         }
 
     @property
-    def _rows(self) -> Replay:
-        return Replay(self.capacity, self.num_steps, self.frame_stack, self.frame_padding)
+    def _rows(self) -> UniformReplay:
+        return UniformReplay(self.capacity, self.frame_stack, self.frame_padding)
 
 
 def num_rows(state: ReplayState) -> Int32[Array, ""]:

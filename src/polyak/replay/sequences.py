@@ -1,19 +1,20 @@
 """Sequences of time steps for recurrent networks, with the recurrent state that was stored while collecting."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Int32, PRNGKeyArray
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
-from polyak.core.struct import check_settings, integer, struct
+from polyak.core.struct import check_settings, integer, static, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.random_below import random_below
 from polyak.ops.losses import finite_rows, mask_invalid
 from polyak.replay.frames import is_between_streams
-from polyak.replay.uniform import Replay, ReplayState, Transition
+from polyak.replay.replay import Replay, ReplayState, Transition, check_capacity
+from polyak.replay.uniform import UniformReplay
 
 
 @struct
@@ -25,26 +26,28 @@ class SequenceObs:
         first: an episode begins: the recurrent state is reset before the step.
         carry: leaves `[S, ...]`, before the first step.
         index: which of these observations is that of each transition `[N]`: row `t · S + s`.
+        burn_in: the first time steps, which only bring the recurrent state up to date.
     """
 
     obs: PyTree
     first: Bool[Array, "T S"]
     carry: PyTree
     index: Int32[Array, " N"]
+    burn_in: int = static(default=0)
 
 
 @struct
-class SequenceReplay:
-    """A `Replay` that draws sequences of time steps, for a recurrent network.
+class SequenceReplay(Replay):
+    """A `UniformReplay` that draws sequences of time steps, for a recurrent network.
 
-    A sequence begins where a rollout began, with the recurrent state that the policy had there. Its first `burn_in` steps only
-    bring that state up to date with the network's present parameters; the others are transitions to learn from. Where an
-    episode ends in a sequence the next one follows, from a recurrent state that is reset: nothing passes between episodes.
-    n-step returns end with the sequence, and what follows `end_stream` is not learned from in a sequence that began before it.
+    A sequence begins where a rollout began, so every `num_steps` steps, with the recurrent state that the policy had there. Its
+    first `burn_in` steps only bring that state up to date with the network's present parameters; the others are transitions to
+    learn from. Where an episode ends in a sequence the next one follows, from a recurrent state that is reset: nothing passes
+    between episodes. n-step returns end with the sequence, and what follows `end_stream` is not learned from in a sequence that
+    began before it.
 
     Attributes:
-        capacity: rows, over all environments.
-        num_steps: the length of the rollouts that are added; sequences begin every so many steps.
+        capacity: rows, over all environments and devices.
         sequence_length: L, time steps of a sequence, the burn-in included.
         burn_in: time steps that are not learned from.
 
@@ -54,9 +57,10 @@ class SequenceReplay:
     Source: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning" (R2D2).
     """
 
+    draws_sequences: ClassVar[bool] = True
+
     capacity: int = integer(default=100_000)
-    num_steps: int = integer(default=1)
-    sequence_length: int = integer(default=20)
+    sequence_length: int = integer(default=16)
     burn_in: int = integer(default=0, at_least=0)
 
     def __post_init__(self) -> None:
@@ -64,25 +68,36 @@ class SequenceReplay:
         if self.burn_in >= self.sequence_length:
             raise ValueError(f"SequenceReplay: burn_in={self.burn_in} must be less than sequence_length={self.sequence_length}")
 
-    def init(self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, carry: PyTree) -> ReplayState:
-        """An empty replay; see `Replay.init`.
+    def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:
+        """Check the capacity, and that each step of a rollout is learned from; see `Replay.check`."""
+        check_capacity(self, num_envs, num_steps, max(n_step, self.sequence_length + num_steps), devices)
+        if self.capacity % (num_steps * devices):
+            raise ValueError(
+                f"SequenceReplay: capacity={self.capacity} must be divisible by num_steps * devices = {num_steps} * {devices}"
+            )
+        if self.sequence_length - self.burn_in < num_steps:
+            raise ValueError(
+                f"SequenceReplay: sequence_length - burn_in must be at least num_steps={num_steps}, or steps of each rollout "
+                f"are never learned from; got {self.sequence_length} - {self.burn_in}"
+            )
 
-        Args:
-            carry: the recurrent state of one environment.
-        """
-        state = self._rows.init(obs, action, action_mask)
-        num_rollouts = self.capacity // self.num_steps
+    def init(
+        self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, num_steps: int, carry: PyTree = ()
+    ) -> ReplayState:
+        """An empty replay; see `UniformReplay.init`."""
+        state = self._rows.init(obs, action, action_mask, num_steps=num_steps)
+        num_rollouts = self.capacity // num_steps
         carries = jax.tree.map(lambda x: jnp.zeros((num_rollouts, *jnp.shape(x)), jnp.asarray(x).dtype), carry)
         rows = dataclasses.replace(state.rows, first=jnp.zeros(self.capacity, bool))
         return dataclasses.replace(state, rows=rows, carries=carries)
 
-    def partition(self, axis_name: str) -> PyTree:
-        """How the state is split over devices: rows and recurrent states by environment; see `Agent.partition`."""
+    def partition(self, axis_name: str, num_steps: int) -> PyTree:
+        """Rows and recurrent states are split by environment; see `Replay.partition`."""
         split: Any = PartitionSpec(axis_name)
-        return dataclasses.replace(self._rows.partition(axis_name), carries=split)
+        return dataclasses.replace(self._rows.partition(axis_name, num_steps), carries=split)
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
-        """The replay with a rollout's transitions and the recurrent state before them; see `Replay.add`.
+        """The replay with a rollout's transitions and the recurrent state before them; see `UniformReplay.add`.
 
         A rollout without a recurrent state (`carry=()`, of another policy) gets the initial one, zeros; so does an environment
         whose state is NaN or infinite, as it stays from a non-finite observation to the end of the episode.
@@ -99,18 +114,23 @@ class SequenceReplay:
         return dataclasses.replace(state, carries=carries)
 
     def sample(
-        self, state: ReplayState, key: PRNGKeyArray, batch_size: int, *, num_envs: int, n_step: int = 1, gamma: Scalar
+        self,
+        state: ReplayState,
+        key: PRNGKeyArray,
+        batch_size: int,
+        *,
+        num_envs: int,
+        gamma: Scalar,
+        n_step: int = 1,
+        env_steps: UInt32[Array, ""] | int = 0,
+        axis_name: str | None = None,
     ) -> Transition:
         """All transitions after the burn-in of sequences drawn uniformly, with replacement; `obs` are `SequenceObs`.
 
-        Args:
-            batch_size: S, the number of sequences.
-            num_envs: B of the rollouts.
-            n_step: n, the most steps that rewards are summed over.
-            gamma: γ.
+        See `Replay.sample`; `batch_size` is S, the number of sequences.
         """
-        length, num_steps = self.sequence_length, self.num_steps
-        slots = self._rows.num_slots(state, num_envs)
+        length, num_steps = self.sequence_length, state.num_steps
+        slots = state.num_slots(num_envs)
         # Rollouts, counted from the newest, from which on there are L steps.
         nearest = -(-length // num_steps)
         count = state.size.astype(jnp.int32) // num_steps - nearest + 1
@@ -131,6 +151,7 @@ class SequenceReplay:
             first=first[index],
             carry=jax.tree.map(lambda x: x[start // num_steps * num_envs + env], state.carries),
             index=position * batch_size + jnp.tile(jnp.arange(batch_size, dtype=jnp.int32), length - self.burn_in),
+            burn_in=self.burn_in,
         )
         assert batch.num_summed is not None, "transitions sets it"
         after = sequences.index + batch.num_summed * batch_size
@@ -141,5 +162,5 @@ class SequenceReplay:
         return dataclasses.replace(batch, obs=sequences, next_obs=dataclasses.replace(sequences, index=after), weight=weight)
 
     @property
-    def _rows(self) -> Replay:
-        return Replay(self.capacity, self.num_steps)
+    def _rows(self) -> UniformReplay:
+        return UniformReplay(self.capacity)

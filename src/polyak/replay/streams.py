@@ -9,10 +9,10 @@ from jaxtyping import Array, Int32
 
 from polyak.replay.frames import is_between_streams
 from polyak.replay.prioritized import Priorities, num_rows
-from polyak.replay.uniform import Replay, ReplayState
+from polyak.replay.replay import ReplayState
 
 
-def end_stream(state: ReplayState, num_envs: int, num_steps: int) -> ReplayState:
+def end_stream(state: ReplayState, num_envs: int) -> ReplayState:
     """The replay, to which the next rollout that is added does not go on where the one before ended.
 
     Its rows begin with the next whole rollout. Those between are marked and never drawn: n-step sums, frame stacks and
@@ -21,9 +21,8 @@ def end_stream(state: ReplayState, num_envs: int, num_steps: int) -> ReplayState
 
     Args:
         num_envs: B of the rollouts.
-        num_steps: T of the rollouts.
     """
-    slots, rows = Replay(num_steps=num_steps).num_slots(state, num_envs), state.rows
+    slots, rows, num_steps = state.num_slots(num_envs), state.rows, state.num_steps
     position = state.position.astype(jnp.int32)
     is_same = jnp.all(state.layout == jnp.array([slots, num_envs, num_steps], jnp.uint32))
     is_open = is_same & (state.size > 0) & ~jnp.all(is_between_streams(rows, _rows_at(position - 1, slots, num_envs)))

@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 
 from polyak.core.struct import check_settings, choice, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
@@ -15,112 +14,21 @@ from polyak.kernels.random_below import random_below
 from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid
 from polyak.replay.check_rows import check_rows, check_stacks
 from polyak.replay.frames import Padding, newest_frames, observations
+from polyak.replay.replay import Replay, ReplayState, Rows, Transition, check_capacity
 
 # Independent draws of each sample until one is a transition. Where one row in 20 only resets, all four miss once in 160,000.
 DRAWS = 4
 
 
 @struct
-class Rows:
-    """What is stored of each time step: row t is `obs_t`, and the transition that starts from it.
-
-    Attributes:
-        terminated: the transition reached a terminal state.
-        truncated: it was the last one before the episode was cut short.
-        valid: it is a transition, all of which is finite; False where the environment only reset, in the newest row, whose
-            action is not known yet, and between two streams, where `terminated` and `truncated` are both set.
-        game_first: with frame stacks, it has the first frame of a game (which may have several lives, each an episode), or
-            stands between two streams; else None.
-        first: with sequences, it begins an episode; else None.
-    """
-
-    obs: PyTree
-    action: PyTree
-    action_mask: PyTree
-    reward: Float[Array, " N"]
-    terminated: Bool[Array, " N"]
-    truncated: Bool[Array, " N"]
-    valid: Bool[Array, " N"]
-    game_first: Bool[Array, " N"] | None = None
-    first: Bool[Array, " N"] | None = None
-
-
-@struct
-class ReplayState:
-    """The stored rows; donate it, and add before sampling: then the rows are updated in place.
-
-    Attributes:
-        rows: leaves `[capacity, ...]`; row `slot · B + b` is of environment b.
-        position: the slot of the newest observation, in [0, slots).
-        size: transitions, rows that only reset, and those between two streams, of each environment.
-        dropped: transitions that were not stored, because of NaN or infinity.
-        layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
-        priorities: the `Priorities` of a `PrioritizedReplay`, or None.
-        carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
-    """
-
-    rows: Rows
-    position: UInt32[Array, ""]
-    size: UInt32[Array, ""]
-    dropped: UInt32[Array, ""]
-    layout: UInt32[Array, "3"]
-    priorities: PyTree = None
-    carries: PyTree = None
-
-    @property
-    def capacity(self) -> int:
-        """Rows, over all environments and devices."""
-        return len(self.rows.reward)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self))
-
-    def __repr__(self) -> str:
-        """Rows and memory, which is known before anything is allocated: `jax.eval_shape(replay.init, ...)`."""
-        if not all(isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray) for x in jax.tree.leaves(self)):
-            return "ReplayState(...)"  # a tree of something else, such as shardings
-        obs = ", ".join(f"{x.dtype}{list(x.shape[1:])}" for x in jax.tree.leaves(self.rows.obs))
-        return f"ReplayState(capacity={self.capacity}, obs={obs}, memory={self.nbytes / 1e6:.1f} MB)"
-
-
-@struct
-class Transition:
-    """A batch of n-step transitions, in which a value is bootstrapped as `reward + discount · V(next_obs)`.
-
-    Attributes:
-        reward: Σ_{k<m} γ^k r_{t+k}, over the m ≤ n steps to the end of the episode or to the newest row.
-        discount: γ^m, or 0 after a terminal state.
-        next_obs: the observation m steps later.
-        next_action_mask: the actions that are allowed there, or None.
-        weight: how much it counts in the loss: 1, or its importance weight; 0 for a row that is not to be learned from.
-        index: the row of the storage that it starts from, for `PrioritizedReplay.set_priorities`.
-        num_summed: m, the steps to `next_obs`; None for transitions from elsewhere.
-    """
-
-    obs: PyTree
-    action: PyTree
-    action_mask: PyTree
-    reward: Float[Array, " N"]
-    discount: Float[Array, " N"]
-    next_obs: PyTree
-    next_action_mask: PyTree
-    weight: Float[Array, " N"]
-    index: Int32[Array, " N"]
-    num_summed: Int32[Array, " N"] | None = None
-
-
-@struct
-class Replay:
-    """A ring of the last `capacity` time steps; pure functions over a `ReplayState`.
+class UniformReplay(Replay):
+    """A ring of the last `capacity` time steps, drawn from uniformly.
 
     An observation is stored once: the next observation of a row is that of the next slot. Each environment has
     `slots = capacity / B`, rounded down to a multiple of the rollout length; the oldest is overwritten.
 
     Attributes:
-        capacity: rows, over all environments.
-        num_steps: the length of the rollouts that are added.
+        capacity: rows, over all environments and devices.
         frame_stack: observations are stacks of this many frames along their first axis, oldest first, of which each frame is
             stored once; 1 stores observations as they are.
         frame_padding: what a stack has before the first frame of a game, `"zero"` or that `"first"` frame.
@@ -130,33 +38,20 @@ class Replay:
     """
 
     capacity: int = integer(default=100_000)
-    num_steps: int = integer(default=1)
     frame_stack: int = integer(default=1, at_most=64)
     frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
 
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def check(self, num_envs: int) -> None:
-        """Check that each environment has room for two rollouts.
+    def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:
+        """Check the capacity; see `Replay.check`."""
+        check_capacity(self, num_envs, num_steps, n_step + self.frame_stack - 1, devices)
 
-        Raises:
-            ValueError: it has not; the message contains the smallest capacity.
-        """
-        least = 2 * self.num_steps * num_envs
-        if self.capacity < least:
-            raise ValueError(
-                f"Replay: capacity={self.capacity} must be at least 2 * num_steps * num_envs = 2 * {self.num_steps} * "
-                f"{num_envs} = {least}"
-            )
-
-    def init(self, obs: PyTree, action: PyTree, action_mask: PyTree = None) -> ReplayState:
-        """An empty replay.
-
-        Args:
-            obs: an observation of one environment; arrays, NumPy's or JAX's.
-            action: likewise.
-            action_mask: likewise, or None where the environment has none.
+    def init(
+        self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, num_steps: int, carry: PyTree = ()
+    ) -> ReplayState:
+        """An empty replay; see `Replay.init`.
 
         Raises:
             ValueError: observations are no stacks of `frame_stack` frames.
@@ -172,13 +67,13 @@ class Replay:
         flags = [jnp.zeros(self.capacity, bool) for _ in range(3 if self.frame_stack == 1 else 4)]
         rows = Rows(obs, action, action_mask, jnp.zeros(self.capacity, jnp.float32), *flags)
         position, size, dropped = (jnp.zeros((), jnp.uint32) for _ in range(3))
-        return ReplayState(rows, position, size, dropped, layout=jnp.zeros(3, jnp.uint32))
+        return ReplayState(rows, position, size, dropped, jnp.zeros(3, jnp.uint32), num_steps)
 
-    def partition(self, axis_name: str) -> PyTree:
-        """How the state is split over devices: rows by environment, and nothing else; see `Agent.partition`."""
+    def partition(self, axis_name: str, num_steps: int) -> PyTree:
+        """Rows are split by environment, and nothing else; see `Replay.partition`."""
         whole: Any = PartitionSpec()
         rows: Any = PartitionSpec(axis_name)
-        return ReplayState(rows, whole, whole, whole, whole)
+        return ReplayState(rows, whole, whole, whole, whole, num_steps)
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout's transitions and its last observation.
@@ -188,15 +83,15 @@ class Replay:
         B, or on another number of devices, the replay starts empty: its rows would stand elsewhere.
 
         Args:
-            rollout: `[T, B]` with T = `num_steps`.
+            rollout: `[T, B]` with T = `state.num_steps`.
 
         Raises:
             ValueError: the rollout has another length, too many environments, or arrays of other shapes or dtypes.
         """
         num_steps, num_envs = rollout.reward.shape
-        if num_steps != self.num_steps:
-            raise ValueError(f"Replay: rollouts must have num_steps={self.num_steps} steps, got {num_steps}")
-        slots = self.num_slots(state, num_envs)
+        if num_steps != state.num_steps:
+            raise ValueError(f"Replay: rollouts must have num_steps={state.num_steps} steps, got {num_steps}")
+        slots = state.num_slots(num_envs)
         rows, dropped = _rows_of(rollout)
         if self.frame_stack > 1:
             is_first = rollout.time_steps.episode_record.first
@@ -226,15 +121,18 @@ class Replay:
         )
 
     def sample(
-        self, state: ReplayState, key: PRNGKeyArray, batch_size: int, *, num_envs: int, n_step: int = 1, gamma: Scalar
+        self,
+        state: ReplayState,
+        key: PRNGKeyArray,
+        batch_size: int,
+        *,
+        num_envs: int,
+        gamma: Scalar,
+        n_step: int = 1,
+        env_steps: UInt32[Array, ""] | int = 0,
+        axis_name: str | None = None,
     ) -> Transition:
-        """Transitions drawn uniformly, with replacement, from those in the replay.
-
-        Args:
-            num_envs: B of the rollouts.
-            n_step: n, the most steps that rewards are summed over.
-            gamma: γ.
-        """
+        """Transitions drawn uniformly, with replacement, from those in the replay; see `Replay.sample`."""
         index = self._draw(state, key, batch_size, num_envs)
         return self.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
 
@@ -257,7 +155,7 @@ class Replay:
             gamma: γ.
             most_steps: the most steps of each transition, where that is less than n.
         """
-        slots = self.num_slots(state, num_envs)
+        slots = state.num_slots(num_envs)
         slot, env = index // num_envs, index % num_envs
         # 0 is the newest transition.
         age = (state.position.astype(jnp.int32) - 1 - slot) % slots
@@ -300,18 +198,12 @@ class Replay:
 
     def _draw(self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int) -> Int32[Array, " N"]:
         """Rows that are transitions, but for the rare one whose every draw was none."""
-        slots = self.num_slots(state, num_envs)
+        slots = state.num_slots(num_envs)
         number = random_below(key, (DRAWS, batch_size), jnp.maximum(state.size, jnp.uint32(1)) * jnp.uint32(num_envs))
         age, env = number // num_envs, number % num_envs
         index = (state.position.astype(jnp.int32) - 1 - age) % slots * num_envs + env
         first_valid = jnp.argmax(state.rows.valid[index], axis=0)[None]
         return jnp.take_along_axis(index, first_valid, axis=0)[0]
-
-    def num_slots(self, state: ReplayState, num_envs: int) -> int:
-        """Rows of each environment; on a mesh, the state has this device's rows only."""
-        capacity = len(state.rows.reward)
-        dataclasses.replace(self, capacity=capacity).check(num_envs)
-        return capacity // (num_envs * self.num_steps) * self.num_steps
 
 
 def _rows_of(rollout: Rollout) -> tuple[Rows, UInt32[Array, ""]]:

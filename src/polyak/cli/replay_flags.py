@@ -1,0 +1,82 @@
+"""Flags of the replays."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from polyak.cli.agent_flags import SCHEDULE
+from polyak.cli.flags import UsageError, default_hint, hide
+from polyak.presets.preset import make_replay, with_length
+
+REPLAY_DEFAULT = "the preset's, else"
+
+
+@tyro.conf.configure(tyro.conf.DisallowNone)
+@dataclasses.dataclass(frozen=True)
+class ReplayFlags:
+    """The replay, and how transitions are drawn from it."""
+
+    replay: Annotated[
+        Literal["uniform", "prioritized", "sequence"] | None,
+        default_hint(f"{REPLAY_DEFAULT} uniform", "{uniform,prioritized,sequence}"),
+    ] = None
+    (
+        "draw transitions uniformly, or in proportion to (|error| + eps)^alpha of their last loss and weighted for it, or draw "
+        "sequences for a recurrent network, which chooses them itself"
+    )
+    capacity: Annotated[int | None, default_hint(f"{REPLAY_DEFAULT} 100,000, of actor-critics 1,000,000", "INT")] = None
+    """transitions in the replay, over all environments and devices"""
+    priority_alpha: Annotated[float | None, default_hint(f"{REPLAY_DEFAULT} 0.6", "FLOAT")] = None
+    """alpha of --replay prioritized; 0 draws uniformly"""
+    priority_beta: Annotated[Any, SCHEDULE, default_hint(f"{REPLAY_DEFAULT} from 0.4 to 1 over 1,000,000 steps")] = None
+    """beta of --replay prioritized, whose importance weights are proportional to probability^-beta"""
+    priority_eps: Annotated[float | None, default_hint(f"{REPLAY_DEFAULT} 1e-06", "FLOAT")] = None
+    """eps of --replay prioritized"""
+    frame_stack: Annotated[int | None, default_hint(f"{REPLAY_DEFAULT} 1", "INT")] = None
+    """frames of an observation, stacked along its first axis with the oldest first, of which the replay stores each once"""
+    frame_padding: Annotated[Literal["zero", "first"] | None, default_hint(f"{REPLAY_DEFAULT} zero", "{zero,first}")] = None
+    """what a stack has before the first frame of a game: zero (Atari), or that first frame"""
+    sequence_length: Annotated[int | None, default_hint("16", "INT")] = None
+    """time steps of the sequences that --network lstm or gru learns from"""
+    burn_in: Annotated[int | None, default_hint("0", "INT")] = None
+    """the first time steps of a sequence, which only bring the stored recurrent state up to date"""
+
+
+def replay_flags_in_help(settings: Collection[str]) -> type[ReplayFlags]:
+    """`ReplayFlags` without those that an agent with these settings rejects."""
+    if "replay" not in settings:
+        return hide(ReplayFlags, {field.name for field in dataclasses.fields(ReplayFlags)})
+    return hide(ReplayFlags, set() if "epsilon" in settings else {"sequence_length", "burn_in"})
+
+
+FIELDS = {"priority_alpha": "alpha", "priority_beta": "beta", "priority_eps": "eps"}
+"""The fields of replays that have another name than their flags."""
+
+
+def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps: int) -> Any:
+    """The replay of an agent with the changes that the flags ask for.
+
+    Args:
+        kind: the replay that the network needs, where `--replay` is left out; None keeps the sort of the agent's.
+        env_steps: the length of the training.
+
+    Raises:
+        UsageError: a flag is for another replay.
+    """
+    changes = {f.name: value for f in dataclasses.fields(flags) if (value := getattr(flags, f.name)) is not None}
+    kind = changes.pop("replay", kind)
+    changes = {FIELDS.get(name, name): value for name, value in changes.items()}
+    wanted = replay if kind is None else make_replay({"kind": kind}, env_steps)
+    names = {field.name for field in dataclasses.fields(wanted)}
+    if unknown := [flag_of(name) for name in changes if name not in names]:
+        raise UsageError(f"{', '.join(unknown)}: {type(wanted).__name__} has no such setting; choose another --replay")
+    kept = {field.name: getattr(replay, field.name) for field in dataclasses.fields(replay) if field.name in names}
+    return type(wanted)(**kept | {name: with_length(value, env_steps) for name, value in changes.items()})
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field of a replay."""
+    flags = {field: flag for flag, field in FIELDS.items()}
+    return f"--{flags.get(name, name).replace('_', '-')}"

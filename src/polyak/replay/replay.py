@@ -1,0 +1,261 @@
+"""What replays are: settings with pure methods over stored rows; and the transitions that are drawn from them."""
+
+import abc
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
+
+from polyak.core.struct import static, struct
+from polyak.core.types import PyTree, Rollout, Scalar
+
+
+@struct
+class Rows:
+    """What is stored of each time step: row t is `obs_t`, and the transition that starts from it.
+
+    Attributes:
+        terminated: the transition reached a terminal state.
+        truncated: it was the last one before the episode was cut short.
+        valid: it is a transition, all of which is finite; False where the environment only reset, in the newest row, whose
+            action is not known yet, and between two streams, where `terminated` and `truncated` are both set.
+        game_first: with frame stacks, it has the first frame of a game (which may have several lives, each an episode), or
+            stands between two streams; else None.
+        first: with sequences, it begins an episode; else None.
+    """
+
+    obs: PyTree
+    action: PyTree
+    action_mask: PyTree
+    reward: Float[Array, " N"]
+    terminated: Bool[Array, " N"]
+    truncated: Bool[Array, " N"]
+    valid: Bool[Array, " N"]
+    game_first: Bool[Array, " N"] | None = None
+    first: Bool[Array, " N"] | None = None
+
+
+@struct
+class ReplayState:
+    """The stored rows; donate it, and add before sampling: then the rows are updated in place.
+
+    Attributes:
+        rows: leaves `[capacity, ...]`; row `slot · B + b` is of environment b.
+        position: the slot of the newest observation, in [0, slots).
+        size: transitions, rows that only reset, and those between two streams, of each environment.
+        dropped: transitions that were not stored, because of NaN or infinity.
+        layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
+        num_steps: the length of the rollouts that are added.
+        priorities: what `Replay.set_priorities` changes: the `Priorities` of a `PrioritizedReplay`; None in other replays.
+        carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
+    """
+
+    rows: Rows
+    position: UInt32[Array, ""]
+    size: UInt32[Array, ""]
+    dropped: UInt32[Array, ""]
+    layout: UInt32[Array, "3"]
+    num_steps: int = static()
+    priorities: PyTree = None
+    carries: PyTree = None
+
+    @property
+    def capacity(self) -> int:
+        """Rows, over all environments and devices."""
+        return len(self.rows.reward)
+
+    def num_slots(self, num_envs: int) -> int:
+        """Rows of each environment; on a mesh, the state has the rows of one device only.
+
+        Raises:
+            ValueError: there is no room for two rollouts of each; the message contains the smallest capacity.
+        """
+        least = 2 * self.num_steps * num_envs
+        if self.capacity < least:
+            raise ValueError(
+                f"Replay: capacity={self.capacity} must be at least 2 * num_steps * num_envs = 2 * {self.num_steps} * "
+                f"{num_envs} = {least}"
+            )
+        return self.capacity // (num_envs * self.num_steps) * self.num_steps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self))
+
+    def __repr__(self) -> str:
+        """Rows and memory, which is known before anything is allocated: `jax.eval_shape(replay.init, ...)`."""
+        if not all(isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray) for x in jax.tree.leaves(self)):
+            return "ReplayState(...)"  # a tree of something else, such as shardings
+        obs = ", ".join(f"{x.dtype}{list(x.shape[1:])}" for x in jax.tree.leaves(self.rows.obs))
+        return f"ReplayState(capacity={self.capacity}, obs={obs}, memory={self.nbytes / 1e6:.1f} MB)"
+
+
+@struct
+class Transition:
+    """A batch of n-step transitions, in which a value is bootstrapped as `reward + discount · V(next_obs)`.
+
+    Attributes:
+        reward: Σ_{k<m} γ^k r_{t+k}, over the m ≤ n steps to the end of the episode or to the newest row.
+        discount: γ^m, or 0 after a terminal state.
+        next_obs: the observation m steps later.
+        next_action_mask: the actions that are allowed there, or None.
+        weight: how much it counts in the loss: 1, or its importance weight; 0 for a row that is not to be learned from.
+        index: the row of the storage that it starts from, for `PrioritizedReplay.set_priorities`.
+        num_summed: m, the steps to `next_obs`; None for transitions from elsewhere.
+    """
+
+    obs: PyTree
+    action: PyTree
+    action_mask: PyTree
+    reward: Float[Array, " N"]
+    discount: Float[Array, " N"]
+    next_obs: PyTree
+    next_action_mask: PyTree
+    weight: Float[Array, " N"]
+    index: Int32[Array, " N"]
+    num_summed: Int32[Array, " N"] | None = None
+
+
+class Replay(abc.ABC):
+    """The base of replays: frozen settings with pure methods over a `ReplayState`, given to an agent as `replay=`.
+
+    A replay of one's own is a `polyak.replay.struct` with these methods, which usually holds a `UniformReplay` that stores its
+    rows, and draws from them in its own way. The last four methods have defaults for one without priorities.
+
+    Attributes:
+        capacity: rows, over all environments and devices.
+        draws_sequences: `Transition.obs` is a `SequenceObs`, for a recurrent network.
+        has_priorities: `sample` gives importance weights, and `set_priorities` keeps the TD errors.
+    """
+
+    capacity: int
+    draws_sequences: ClassVar[bool] = False
+    has_priorities: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:
+        """Check that there is room for what is drawn, and that devices can split the rows equally; see `check_capacity`.
+
+        Args:
+            num_envs: environments of each device.
+            num_steps: the length of the rollouts that are added.
+            n_step: the most steps that rewards are summed over.
+            devices: number of devices.
+
+        Raises:
+            ValueError: there is not, or they cannot.
+        """
+
+    @abc.abstractmethod
+    def init(
+        self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, num_steps: int, carry: PyTree = ()
+    ) -> ReplayState:
+        """An empty replay.
+
+        Args:
+            obs: an observation of one environment; arrays, NumPy's or JAX's.
+            action: an action of one environment.
+            action_mask: a mask of one environment, or None where the environment has none.
+            num_steps: the length of the rollouts that are added.
+            carry: the recurrent state of one environment; `()` without one.
+        """
+
+    @abc.abstractmethod
+    def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
+        """The replay with the transitions of a rollout `[T, B]` and its last observation; T is the `num_steps` of `init`."""
+
+    @abc.abstractmethod
+    def sample(
+        self,
+        state: ReplayState,
+        key: PRNGKeyArray,
+        batch_size: int,
+        *,
+        num_envs: int,
+        gamma: Scalar,
+        n_step: int = 1,
+        env_steps: UInt32[Array, ""] | int = 0,
+        axis_name: str | None = None,
+    ) -> Transition:
+        """A batch of transitions.
+
+        Args:
+            batch_size: transitions, or sequences.
+            num_envs: B of the rollouts.
+            gamma: γ.
+            n_step: n, the most steps that rewards are summed over.
+            env_steps: valid transitions seen so far, which schedules are functions of.
+            axis_name: inside `shard_map`, the mesh axis over which the rows are split: each device draws from its own.
+        """
+
+    def set_priorities(
+        self,
+        state: ReplayState,
+        index: Int32[Array, " N"],
+        td_error: Float[Array, " N"],
+        *,
+        due: Bool[Array, ""] | bool = True,
+        axis_name: str | None = None,
+    ) -> ReplayState:
+        """The replay with the TD errors of a batch, in `ReplayState.priorities`; nothing else of the state may change.
+
+        Args:
+            index: `Transition.index`.
+            td_error: |δ|.
+            due: False changes nothing.
+            axis_name: the mesh axis over which the replay is split.
+        """
+        return state
+
+    def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
+        """What is reported of the replay beside its size, by tag."""
+        return {}
+
+    @abc.abstractmethod
+    def partition(self, axis_name: str, num_steps: int) -> PyTree:
+        """How the state is split over devices: rows by environment; see `Agent.partition`.
+
+        Args:
+            num_steps: the one that `init` got.
+        """
+
+
+def check_replay(owner: str, name: str, value: Any, *, sequences: bool = False) -> None:
+    """Check that a setting is a replay.
+
+    Args:
+        sequences: allow one that draws sequences.
+
+    Raises:
+        TypeError: it is no replay.
+        ValueError: it draws sequences.
+    """
+    if not isinstance(value, Replay):
+        raise TypeError(
+            f"{owner}: {name} must be a polyak.replay.Replay, such as polyak.UniformReplay(100_000), got {value!r:.80}"
+        )
+    if value.draws_sequences and not sequences:
+        raise ValueError(f"{owner}: {name} must draw transitions; sequences are for recurrent networks of DQN, got {value!r}")
+
+
+def check_capacity(replay: Replay, num_envs: int, num_steps: int, longest: int, devices: int) -> None:
+    """Check that each environment has room for two rollouts, and for a rollout and what is drawn at once.
+
+    Args:
+        num_envs: environments of each device.
+        longest: the most rows of one environment that a draw reads.
+
+    Raises:
+        ValueError: it has not, or the rows cannot be split equally over the devices; with the smallest capacity.
+    """
+    owner, capacity = type(replay).__name__, replay.capacity
+    if capacity % devices:
+        raise ValueError(f"{owner}: capacity={capacity} must be divisible by devices={devices}")
+    least = max(2 * num_steps, num_steps + longest) * num_envs * devices
+    if capacity < least:
+        raise ValueError(
+            f"{owner}: capacity={capacity} must be at least {least} for num_envs={num_envs * devices}, num_steps={num_steps} "
+            f"and draws of {longest} steps in a row"
+        )

@@ -1,0 +1,64 @@
+"""The flags of replays: what they change, and which of them belong to which replay."""
+
+import pytest
+
+import polyak
+from polyak.cli.flags import UsageError
+from polyak.cli.replay_flags import ReplayFlags, changed_replay
+from polyak.presets.preset import LinearOverTraining
+
+PRIORITIZED = polyak.PrioritizedReplay(500, alpha=0.5, frame_stack=4)
+
+
+@pytest.mark.parametrize(
+    ("replay", "flags", "wanted"),
+    [
+        (PRIORITIZED, ReplayFlags(), PRIORITIZED),
+        (PRIORITIZED, ReplayFlags(priority_eps=0.1), polyak.PrioritizedReplay(500, alpha=0.5, eps=0.1, frame_stack=4)),
+        (PRIORITIZED, ReplayFlags(replay="uniform", capacity=9), polyak.UniformReplay(9, frame_stack=4)),
+        (polyak.UniformReplay(500), ReplayFlags(frame_padding="first"), polyak.UniformReplay(500, frame_padding="first")),
+        (
+            polyak.UniformReplay(500),
+            ReplayFlags(replay="prioritized", priority_beta=LinearOverTraining(0.5, 1.0, 0.5)),
+            polyak.PrioritizedReplay(500, beta=polyak.Linear(0.5, 1.0, 50)),
+        ),
+    ],
+)
+def test_flags_change_the_settings_of_a_replay_and_keep_the_others(replay, flags, wanted):
+    assert changed_replay(replay, flags, None, 100) == wanted
+
+
+def test_a_recurrent_network_chooses_its_replay():
+    made = changed_replay(polyak.UniformReplay(500), ReplayFlags(sequence_length=8, burn_in=2), "sequence", 100)
+    assert made == polyak.SequenceReplay(500, 8, burn_in=2)
+    assert changed_replay(made, ReplayFlags(replay="uniform"), "sequence", 100) == polyak.UniformReplay(500)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (ReplayFlags(priority_alpha=0.5, burn_in=1), "--priority-alpha, --burn-in: UniformReplay has no such setting"),
+        (ReplayFlags(replay="sequence", frame_stack=4), "--frame-stack: SequenceReplay has no such setting"),
+    ],
+)
+def test_flags_of_another_replay_are_rejected(flags, message):
+    with pytest.raises(UsageError, match=message):
+        changed_replay(polyak.UniformReplay(500), flags, None, 100)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ppo CartPole-v1 --capacity 500", "--capacity: ppo has no replay"),
+        ("dqn CartPole-v1 --capacity 0", "UniformReplay: capacity must be an integer in"),
+        ("dqn CartPole-v1 --replay prioritized --priority-beta linear:2", "PrioritizedReplay: beta"),
+        ("dqn CartPole-v1 --priority-beta fast", "must be a number or linear:START"),
+        ("dqn CartPole-v1 --network lstm --burn-in 16", "burn_in=16 must be less than sequence_length=16"),
+        ("dqn CartPole-v1 --replay sequence", "DQN: replay must be a SequenceReplay with a recurrent network (q_lstm, q_gru)"),
+        ("sac jax/Pendulum-v1 --replay sequence", "SAC: replay must draw transitions"),
+    ],
+)
+def test_wrong_flags_are_rejected_before_a_run_begins(words, message, command, workdir):
+    code, _, err = command(f"train {words}")
+    assert code == 2 and message in " ".join(err.split()), err
+    assert not list(workdir.iterdir())
