@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyak.agents import AGENTS, agent_class
-from polyak.cli.agent_flags import agent_flags, changed_settings
+from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
 from polyak.cli.agent_source import agent_summary
 from polyak.cli.flags import UsageError, parse
 from polyak.core.types import Scalar
@@ -41,6 +41,7 @@ class Agent:
     Text after the attributes: none of it is a description.
     """
 
+    LIMIT: ClassVar[int] = 5
     spec: EnvSpec
     network: Network | None = None
     rate: Scalar = number(default=0.5, at_least=0)
@@ -50,7 +51,37 @@ class Agent:
     other: Scalar | Other | None = None
     schedule: Schedule | None = setting(default=None, check=check)
     computed: int = 3 * 4
-    LIMIT = 5
+
+class Group:
+    """Shared.
+
+    Attributes:
+        decay: how slowly.
+        rate: the rate of a group.
+    """
+
+    decay: float = number(default=0.9)
+    rate: Scalar = number(default=0.1)
+
+class Leaf(Agent, Group):
+    """A leaf.
+
+    Attributes:
+        steps: steps of a leaf.
+    """
+
+    steps: int = 16
+    own: bool = False
+
+class Cautious(polyak.SAC):
+    """SAC with a penalty.
+
+    Attributes:
+        penalty: its coefficient.
+    """
+
+    penalty: float = 0.5
+    gamma: Scalar = 0.9
 '''
 
 
@@ -99,6 +130,23 @@ def test_descriptions_are_those_of_the_docstring(module):
     texts = {name: hint.__metadata__[-1].help for name, hint in hints.items()}
     assert texts == {"rate": "how fast it learns.", "kind": "which.", "steps": "", "goal": "", "schedule": ""}
     assert agent_summary(f"{module}:Agent") == "Learns by trial."
+
+
+def test_inherited_fields_are_flags_with_their_texts_and_the_nearest_default(module):
+    kind = agent_flags(f"{module}:Leaf", {})
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    wanted = {"steps": 16, "own": False, "rate": 0.5, "kind": None, "goal": None, "schedule": None, "decay": 0.9}
+    assert defaults == wanted and list(defaults) == list(wanted)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    texts = {name: hint.__metadata__[-1].help for name, hint in hints.items()}
+    assert (texts["steps"], texts["rate"], texts["decay"]) == ("steps of a leaf.", "how fast it learns.", "how slowly.")
+
+
+def test_a_subclass_of_one_of_our_agents_has_its_flags(module):
+    sac, cautious = (agent_flags(agent, {}) for agent in (AGENTS["sac"], f"{module}:Cautious"))
+    defaults = {field.name: field.default for field in dataclasses.fields(cautious)}
+    assert defaults == {field.name: field.default for field in dataclasses.fields(sac)} | {"penalty": 0.5, "gamma": 0.9}
+    assert "replay" in setting_names(f"{module}:Cautious")
 
 
 @pytest.mark.parametrize("agent", ["nowhere:Agent", "module_of_an_agent:Missing"])

@@ -118,3 +118,57 @@ def test_static_numpy_scalars_become_python_values(unchecked):
     assert settings == Checked(count=4, clip=2.5, kind="b", even=8)
     with pytest.raises(TypeError, match=r"Checked: count must be an integer .*got 2.0"):
         Checked(count=np.float64(2.0))
+
+
+@struct(kw_only=True)
+class Group:
+    """A group.
+
+    Attributes:
+        spec: where it stands.
+        gamma: the discount.
+        width: how wide.
+    """
+
+    spec: str = static(default="here", kw_only=False)
+    gamma: float = number(default=0.9, at_least=0, at_most=1)
+    width: int = integer(default=4)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@struct(kw_only=True)
+class Leaf(Group):
+    """A leaf.
+
+        y = x
+
+    Attributes:
+        depth: how deep.
+        width: how wide a leaf is.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    depth: int = integer(default=2)
+    gamma: float = 0.5
+
+
+def test_a_plain_value_changes_the_default_of_an_inherited_field_and_keeps_its_check():
+    leaf = Leaf("there", width=3)
+    assert (leaf.spec, leaf.gamma, leaf.width, leaf.depth) == ("there", 0.5, 3, 2) and Group().gamma == 0.9
+    assert jax.tree.leaves(leaf) == [0.5]
+    with pytest.raises(ValueError, match=r"Leaf: gamma must be a number in \[0, 1\], got 2.0"):
+        Leaf(gamma=2.0)
+    assert repr(Leaf()) == "Leaf()" and repr(Leaf(gamma=0.9)) == "Leaf(gamma=0.9)"
+    with pytest.raises(TypeError, match="positional"):
+        Leaf("there", 0.5)
+
+
+def test_texts_of_inherited_fields_stand_in_the_docstring_by_the_order_of_their_classes():
+    lines = [line.strip() for line in Leaf.__doc__.splitlines()]
+    wanted = ["spec: where it stands.", "depth: how deep.", "gamma: the discount.", "width: how wide a leaf is."]
+    assert lines[lines.index("Attributes:") + 1 :][:4] == wanted
+    assert lines[lines.index("Attributes:") + 6] == "Raises:" and "y = x" in lines

@@ -14,22 +14,26 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from polyak.cli.agent_source import class_source
+from polyak.cli.agent_source import class_sources
+from polyak.core.docstrings import attribute_texts
 from polyak.presets.preset import LinearOverTraining
 
 
 def agent_flags(agent: str, defaults: Mapping[str, Any]) -> type:
     """A dataclass with a flag for each field of `agent`, a `"module:Class"`, with these defaults, else the field's."""
-    declaration = class_source(agent)
-    texts = _attribute_texts(ast.get_docstring(declaration) or "")
-    fields: list[Any] = []
-    for node in declaration.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name, kind = node.target.id, _flag_type(ast.unparse(node.annotation))
-            if kind is not None and (default := _default(node.value)) is not dataclasses.MISSING:
-                help_text = tyro.conf.arg(help=texts.get(name, ""))
-                fields.append((name, Annotated[kind, help_text], dataclasses.field(default=defaults.get(name, default))))
-    return dataclasses.make_dataclass("AgentFlags", fields, frozen=True)
+    texts: dict[str, str] = {}
+    fields: dict[str, Any] = {}
+    for declaration in class_sources(agent):
+        texts = attribute_texts(ast.get_docstring(declaration) or "") | texts
+        for name, node in _declared(declaration).items():
+            kind, default = _flag_type(ast.unparse(node.annotation)), _default(node.value)
+            if kind is not None and default is not dataclasses.MISSING and name not in fields:
+                fields[name] = kind, defaults.get(name, default)
+    described = [
+        (name, Annotated[kind, tyro.conf.arg(help=texts.get(name, ""))], dataclasses.field(default=default))
+        for name, (kind, default) in fields.items()
+    ]
+    return dataclasses.make_dataclass("AgentFlags", described, frozen=True)
 
 
 def changed_settings(flags: Any) -> dict[str, Any]:
@@ -43,8 +47,14 @@ def changed_settings(flags: Any) -> dict[str, Any]:
 
 def setting_names(agent: str) -> list[str]:
     """The names of all fields of a `"module:Class"`."""
-    nodes = class_source(agent).body
-    return [node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    return list({name: None for declaration in class_sources(agent) for name in _declared(declaration)})
+
+
+def _declared(declaration: ast.ClassDef) -> dict[str, ast.AnnAssign]:
+    """The fields that a class declares, and the ones whose default it changes."""
+    nodes = [node for node in declaration.body if isinstance(node, ast.AnnAssign) and node.value is not None]
+    fields = {node.target.id: node for node in nodes if isinstance(node.target, ast.Name)}
+    return {name: node for name, node in fields.items() if "ClassVar" not in ast.unparse(node.annotation)}
 
 
 def _default(node: ast.expr | None) -> Any:
@@ -68,18 +78,6 @@ def _flag_type(annotation: str) -> Any:
         return None
     kinds = _flag_type(" | ".join(first)), type(None) if last == "None" else _flag_type(last)
     return None if None in kinds else kinds[0] | kinds[1]
-
-
-def _attribute_texts(docstring: str) -> dict[str, str]:
-    """The descriptions under `Attributes:` of a docstring, each in one line."""
-    texts: dict[str, str] = {}
-    for line in docstring.partition("Attributes:\n")[2].partition("\n\n")[0].splitlines():
-        name, colon, text = line.strip().partition(": ")
-        if colon and name.isidentifier():
-            texts[name] = text
-        elif texts:
-            texts[next(reversed(texts))] += " " + line.strip()
-    return texts
 
 
 LINEAR = "linear:START[:END[:FRACTION]]"

@@ -83,7 +83,8 @@ def _changed_fields(value: Any) -> list[tuple[str, Any]]:
     """The fields of a dataclass that differ from their defaults."""
     changed = []
     # Not all are there: JAX builds trees without validation, and prints them in its errors.
-    for field in (field for field in dataclasses.fields(value) if field.repr and field.name in vars(value)):
+    fields = sorted(dataclasses.fields(value), key=lambda field: bool(field.kw_only))  # as the arguments come
+    for field in (field for field in fields if field.repr and field.name in vars(value)):
         content = getattr(value, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if not _is_equal(content, default):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from polyak.core.checks import check_choice, check_integer, check_number, warn_unused
+from polyak.core.docstrings import with_inherited
 from polyak.core.printing import short_repr
 from polyak.core.suggestions import suggest_attributes, unknown_name
 
@@ -98,12 +99,18 @@ def check_settings(settings: Any) -> None:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static, setting, number, integer, choice))
-def struct(cls: type[T]) -> type[T]:
+def struct(cls: type[T] | None = None, *, kw_only: bool = False) -> Any:
     """Make `cls` a frozen dataclass that JAX sees as a pytree.
 
     Fields are children in the order of their declaration; fields marked with `static()` are part of the structure. Validation
     in `__post_init__` runs in the constructor and in `dataclasses.replace`, not when JAX unflattens the tree. The error for an
     unknown keyword argument suggests the nearest field. It prints the fields that differ from their defaults.
+
+    A class inherits the fields of its bases, with their texts under `Attributes:`. It changes the default of one by a plain
+    value: `learning_rate: Schedule = 1e-3`; the check of the field stays.
+
+    Args:
+        kw_only: fields are arguments by name only, but for those with `static(kw_only=False)`.
 
     Raises:
         TypeError: from the constructor, for an argument that is not a field.
@@ -115,8 +122,15 @@ def struct(cls: type[T]) -> type[T]:
     >>> jax.tree.map(lambda x: 2 * x, Point(1.5))
     Point(x=3.0)
     """
-    data = suggest_attributes(short_repr()(dataclasses.dataclass(frozen=True, repr=False)(cls)))
+    if cls is None:
+        return functools.partial(struct, kw_only=kw_only)
+    _inherit_defaults(cls)
+    made = dataclasses.dataclass(frozen=True, repr=False, kw_only=kw_only)(cls)
+    data = suggest_attributes(short_repr()(made))
     fields = dataclasses.fields(data)  # type: ignore[arg-type]
+    bases = [base.__doc__ for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
+    if data.__doc__ is not None and bases:
+        data.__doc__ = with_inherited(data.__doc__, bases, [field.name for field in sorted(fields, key=_distance_in(cls))])
     leaf_names = tuple(f.name for f in fields if not f.metadata.get("static", False))
     static_names = tuple(f.name for f in fields if f.metadata.get("static", False))
     keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaf_names)
@@ -140,6 +154,30 @@ def struct(cls: type[T]) -> type[T]:
 
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
     return suggest_fields(data)
+
+
+def _inherit_defaults(cls: type) -> None:
+    """Make a field of each inherited one to which the class assigns another default."""
+    for name, value in list(vars(cls).items()):
+        inherited = next((_fields_of(base)[name] for base in cls.__mro__[1:] if name in _fields_of(base)), None)
+        if inherited is not None and not isinstance(value, dataclasses.Field):
+            changed = dataclasses.field(default=value, metadata=inherited.metadata, kw_only=inherited.kw_only)
+            setattr(cls, name, changed)
+
+
+def _distance_in(cls: type) -> Callable[[Any], tuple[bool, int]]:
+    """The order in which the texts of fields stand: first the positional ones, then those of the class before its bases'."""
+    distance = {
+        name: number
+        for number, base in enumerate(cls.__mro__)
+        for name in _fields_of(base)
+        if name in vars(base).get("__annotations__", ())
+    }
+    return lambda field: (bool(field.kw_only), distance[field.name] if field.kw_only else 0)
+
+
+def _fields_of(cls: Any) -> dict[str, Any]:
+    return {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
 
 
 def suggest_fields(cls: type[T]) -> type[T]:

@@ -1,0 +1,44 @@
+"""The texts of attributes in docstrings, which classes inherit with the attributes."""
+
+import textwrap
+from collections.abc import Iterable, Mapping
+
+
+def attribute_texts(docstring: str) -> dict[str, str]:
+    """The descriptions under `Attributes:` of a docstring, each in one line."""
+    texts: dict[str, str] = {}
+    for line in docstring.partition("Attributes:\n")[2].partition("\n\n")[0].splitlines():
+        name, colon, text = line.strip().partition(": ")
+        if colon and name.isidentifier():
+            texts[name] = text
+        elif texts:
+            texts[next(reversed(texts))] += " " + line.strip()
+    return texts
+
+
+def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[str], width: int = 128) -> str:
+    """A class's docstring whose `Attributes:` are also those of its bases.
+
+    Args:
+        docstring: of the class, where an attribute may have another text than in a base.
+        bases: docstrings of its bases, the nearest first.
+        order: the names of the attributes.
+    """
+    own = attribute_texts(docstring)
+    texts: Mapping[str, str] = own
+    for base in bases:
+        texts = {**attribute_texts(base or ""), **texts}
+    if texts.keys() == own.keys():
+        return docstring
+    names = [name for name in order if name in texts]
+    indent = " " * 8
+    entries = [
+        textwrap.fill(f"{name}: {texts[name]}", width, initial_indent=indent, subsequent_indent=indent + " " * 4)
+        for name in [*names, *(name for name in own if name not in names)]
+    ]
+    section = "Attributes:\n" + "\n".join(entries)
+    head, found, tail = docstring.partition("Attributes:\n")
+    if not found:
+        return f"{docstring.rstrip()}\n\n    {section}\n    "
+    _, blank, rest = tail.partition("\n\n")
+    return f"{head}{section}\n{blank and chr(10)}{rest}"
