@@ -97,7 +97,7 @@ def off_policy(task: str) -> tuple[Any, Any]:
         num_steps=1,
         updates_per_step=1.0,
         batch_size=1024 if task == "sac-wide" else 256,
-        capacity=1_000_000,
+        replay=polyak.UniformReplay(1_000_000),
         learning_starts=STARTS,
         learning_rate=3e-4,
     )

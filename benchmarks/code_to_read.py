@@ -29,7 +29,6 @@ NOT_THE_ALGORITHM = (
     "learning/asynchronous",
     "learning/check_rollout",
     "learning/histograms",
-    "learning/drawn_batches",
     "learning/normalizers",
     "learning/prefill",
     "learning/recurrent_replay",
@@ -128,7 +127,7 @@ def uses(module: str, name: str) -> Iterator[Part]:
 def reached(module: str, agent: str, column: str) -> set[Part]:
     """Everything that is read, from the agent's methods on."""
     found: set[Part] = set()
-    attributes: set[str] = set()
+    attributes = set(ENTRIES)  # also those of bases
     waiting: list[Part] = [(module, agent), *((module, f"{agent}.{entry}") for entry in ENTRIES)]
     while waiting:
         home, name = waiting.pop()

@@ -75,7 +75,7 @@ def polyak_worker(loop: str, setting: Setting, count: int, hidden: tuple[int, ..
         num_steps=setting.num_steps,
         updates_per_step=setting.updates / setting.rollout,
         batch_size=batch,
-        capacity=CAPACITY,
+        replay=polyak.UniformReplay(CAPACITY),
         learning_starts=STARTS,
         double=False,
         target_period=TARGET_EVERY * setting.updates // setting.rollout,

@@ -29,11 +29,11 @@ def worker(operation: str, capacity: int, steps: int) -> None:
     import jax.numpy as jnp
 
     from polyak import Rollout, TimeStep
-    from polyak.replay import PrioritizedReplay, Replay
+    from polyak.replay import PrioritizedReplay, UniformReplay
 
     pace = Pace(jax=jax.__version__)
     is_prioritized = operation.startswith("prioritized")
-    replay = PrioritizedReplay(capacity) if is_prioritized else Replay(capacity)
+    replay = PrioritizedReplay(capacity, beta=0.5) if is_prioritized else UniformReplay(capacity)
 
     def rollout(key: Any) -> Rollout:
         obs = jax.random.normal(key, (2, NUM_ENVS, OBS))
@@ -44,8 +44,7 @@ def worker(operation: str, capacity: int, steps: int) -> None:
         state, total = carry
         state = replay.add(state, new)
         if "sample" in operation:
-            options: Any = {"beta": 0.5} if is_prioritized else {}
-            batch = replay.sample(state, key, BATCH, num_envs=NUM_ENVS, n_step=3, gamma=0.99, **options)
+            batch = replay.sample(state, key, BATCH, num_envs=NUM_ENVS, n_step=3, gamma=0.99)
             total += batch.weight.sum() + batch.reward.sum() + batch.obs.sum() + batch.next_obs.sum()
             if "set" in operation:
                 state = replay.set_priorities(state, batch.index, jnp.abs(batch.obs[:, 0]))
@@ -54,7 +53,7 @@ def worker(operation: str, capacity: int, steps: int) -> None:
     def fill(state: Any, keys: Any) -> Any:
         return jax.lax.scan(lambda state, key: (replay.add(state, rollout(key)), None), state, keys)[0]
 
-    state = jax.jit(replay.init)(jnp.zeros(OBS), jnp.zeros((), jnp.int32))
+    state = jax.jit(partial(replay.init, num_steps=1))(jnp.zeros(OBS), jnp.zeros((), jnp.int32))
     state = jax.jit(fill, donate_argnums=0)(state, jax.random.split(jax.random.key(0), capacity // NUM_ENVS))
     scan = jax.jit(partial(jax.lax.scan, partial(step, rollout(jax.random.key(1)))), donate_argnums=0)
     keys = jax.random.split(jax.random.key(2), steps)

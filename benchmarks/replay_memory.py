@@ -64,7 +64,12 @@ def main() -> None:
 
     env = environment()
     agent = polyak.DQN(
-        env.spec, network=polyak.q_mlp((4,)), batch_size=4, capacity=capacity, updates_per_step=0.125, num_steps=1
+        env.spec,
+        network=polyak.q_mlp((4,)),
+        batch_size=4,
+        replay=polyak.UniformReplay(capacity),
+        updates_per_step=0.125,
+        num_steps=1,
     )
     memory: dict[int, float] = {}
     saves: list[tuple[int, int, float]] = []

@@ -53,7 +53,7 @@ def polyak_worker(task: str, count: int, num_critics: int) -> None:
         num_steps=8 if task.endswith("-8") else 1,
         updates_per_step=1.0,
         batch_size=BATCH,
-        capacity=CAPACITY,
+        replay=polyak.UniformReplay(CAPACITY),
         learning_starts=STARTS,
         **SHARED,
     )

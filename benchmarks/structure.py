@@ -42,7 +42,8 @@ def recorded(self, *args, **kwargs):
     return original(self, *args, **kwargs)
 
 setattr(kind, loss, recorded)
-agent = kind(env.spec, num_steps=8, **({"num_minibatches": 2} if name == "PPO" else {"capacity": 1000}))
+capacity = {"replay": polyak.UniformReplay(1000)} if "replay" in kind.__dataclass_fields__ else {"capacity": 1000}
+agent = kind(env.spec, num_steps=8, **({"num_minibatches": 2} if name == "PPO" else capacity))
 obs, flags = jnp.zeros((9, 2, *env.spec.obs.shape)), jnp.zeros((9, 2), bool)
 action = jnp.zeros((8, 2), jnp.int32) if is_discrete else jnp.zeros((8, 2, 1))
 rollout = Rollout(TimeStep(obs, jnp.zeros((9, 2)), flags, flags, flags), action)
@@ -65,7 +66,8 @@ def settings(trees: dict[str, ast.Module]) -> Counter[str]:
     for name, tree in trees.items():
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)] if ".agents" in name else []
         for node in classes:
-            fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and item.value is not None]
+            items = [item for item in node.body if isinstance(item, ast.AnnAssign) and item.value is not None]
+            fields = [item for item in items if "ClassVar" not in ast.unparse(item.annotation)]
             found.update(item.target.id for item in fields if isinstance(item.target, ast.Name))
     return found
 

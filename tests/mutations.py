@@ -65,8 +65,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/c51.py",
-        "best_action(self._expected.q(logits), batch.next_action_mask)",
-        "best_action(self._expected.q(logits), None)",
+        "best_action(self.values_network().q(logits), batch.next_action_mask)",
+        "best_action(self.values_network().q(logits), None)",
         ("agents/test_value_family.py::test_the_bootstrap_takes_allowed_actions_only",),
     ),
     Mutation(
@@ -149,7 +149,7 @@ MUTATIONS = (
     ),
     # training mode
     Mutation(
-        "learning/actor_critic_updates.py",
+        "agents/actor_critic.py",
         "is_training = key is not None and not has_batch_statistics(variables)",
         "is_training = key is not None",
         ("agents/test_training_mode.py::test_the_critics_loss_has_the_statistics_of_its_batch_and_all_else_the_running_ones",),
@@ -173,15 +173,15 @@ MUTATIONS = (
         ("agents/test_training_mode.py::test_pqn_trains_with_batch_normalization_of_the_transitions_alone",),
     ),
     Mutation(
-        "learning/off_policy.py",
+        "agents/off_policy.py",
         "batch = _without_hidden_rows(batch, copies)",
         "batch = dataclasses.replace(batch)",
         ("agents/test_training_mode.py::test_rows_that_are_not_learned_from_reach_no_statistics",),
     ),
     Mutation(
-        "learning/actor_critic_updates.py",
-        "(params, _), _, stats = network.apply(variables, obs, train=True, key=key)",
-        "(params, _), _, stats = network.apply(variables, obs, key=key)",
+        "agents/actor_critic.py",
+        "(params, _), _, stats = self._actor.apply(actor, obs, train=True, key=key)",
+        "(params, _), _, stats = self._actor.apply(actor, obs, key=key)",
         ("agents/test_training_mode.py::test_an_own_actor_trains_with_batch_normalization_and_dropout_in_its_own_loss",),
     ),
     Mutation(
@@ -204,20 +204,20 @@ MUTATIONS = (
     ),
     # learning
     Mutation(
-        "learning/off_policy.py",
-        "return env_steps >= jnp.uint32(settings.learning_starts)",
-        "return env_steps > jnp.uint32(settings.learning_starts)",
+        "agents/off_policy.py",
+        "return env_steps >= jnp.uint32(self.learning_starts)",
+        "return env_steps > jnp.uint32(self.learning_starts)",
         ("agents/test_value_family.py::test_actions_are_random_until_learning_starts",),
     ),
     Mutation(
-        "learning/off_policy.py",
+        "agents/off_policy.py",
         "due=is_learning, axis_name=axis_name).priorities",
         "due=False, axis_name=axis_name).priorities",
         ("agents/test_dqn_prioritized.py::test_the_error_of_a_transition_becomes_its_priority",),
     ),
     Mutation(
-        "learning/q_learning.py",
-        "return jnp.where(has_started(settings, env_steps), after, 1.0)",
+        "agents/q_learning.py",
+        "return jnp.where(self.has_started(env_steps), after, 1.0)",
         "return after",
         ("agents/test_dqn.py::test_no_gradient_step_before_learning_starts",),
     ),
@@ -234,7 +234,7 @@ MUTATIONS = (
         ("agents/test_actor_critics.py::test_updates_of_td3_without_an_actor_step_leave_its_loss_out_of_the_mean",),
     ),
     Mutation(
-        "learning/soft_actor.py",
+        "agents/soft_actor.py",
         "-weight * jax.lax.stop_gradient(excess)",
         "weight * jax.lax.stop_gradient(excess)",
         ("agents/test_actor_critics.py::test_a_learned_temperature_moves_the_entropy_towards_its_target",),

@@ -52,7 +52,7 @@ class Reinforce:
         if num_envs > 64:
             raise ValueError(f"Reinforce: num_envs={num_envs} must be at most 64 on each device")
 
-    def has_small_products(self, num_envs, devices):
+    def prefers_single_thread(self, num_envs, devices):
         return True
 
     def partition(self, axis_name):

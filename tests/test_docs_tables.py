@@ -20,8 +20,6 @@ from polyak.agents.tqc import TQC
 from polyak.copies import workers
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.other_libraries import find_replacement
-from polyak.networks.actor import Actor
-from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import QUANTITIES
 from tests.test_architecture import MAY_IMPORT
 
@@ -195,9 +193,9 @@ def test_every_argument_of_actor_critics_leads_to_a_setting(page, heading):
     assert set(arguments.split()) <= column(page, heading, 1)
     settings = {field.name for agent in agents for field in dataclasses.fields(agent)}
     for span in without_training(column(page, heading, 2)) - {"update(state, rollout, key)"}:
-        if network := re.fullmatch(r"(Actor|Critics)\((.*)\)", span):
-            names, of_network = re.findall(r"(\w+)=", network[2]), Actor if network[1] == "Actor" else Critics
-            assert set(names) <= {field.name for field in dataclasses.fields(of_network)}, span
+        if part := re.fullmatch(r"(Actor|Critics|UniformReplay|PrioritizedReplay)\((.*)\)", span):
+            names, kind = re.findall(r"(\w+)=", part[2]), getattr(polyak, part[1])
+            assert set(names) <= {field.name for field in dataclasses.fields(kind)}, span
         else:
             assert span.split("=")[0] in settings, span
 

@@ -16,7 +16,7 @@ from polyak.replay.uniform import UniformReplay
     [
         lambda: masked_mean(jnp.zeros(3), jnp.zeros(4)),
         lambda: gae(*(jnp.zeros(3),) * 3, jnp.zeros(4, bool), jnp.zeros(3, bool), gamma=0.9, gae_lambda=0.9),
-        lambda: UniformReplay(8)._draw(
+        lambda: UniformReplay(8).draw(
             UniformReplay(8).init(jnp.zeros(2), jnp.zeros(1), num_steps=1), jax.random.key(0), "four", 1
         ),
     ],

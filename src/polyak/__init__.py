@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyak import envs, policies, presets, replay, schedules, train
     from polyak.agents.a2c import A2C
+    from polyak.agents.agent import BaseAgent
     from polyak.agents.c51 import C51
     from polyak.agents.ddpg import DDPG
     from polyak.agents.dqn import DQN
@@ -54,6 +55,7 @@ __all__ = [
     "TQC",
     "Actor",
     "Agent",
+    "BaseAgent",
     "Critics",
     "Env",
     "EnvSpec",
@@ -103,6 +105,7 @@ __all__ = [
 _PACKAGES = ("envs", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
     "agents.a2c": ("A2C",),
+    "agents.agent": ("BaseAgent",),
     "agents.c51": ("C51",),
     "agents.ddpg": ("DDPG",),
     "agents.dqn": ("DQN",),

@@ -11,10 +11,10 @@ import pytest
 
 import polyak
 from polyak import train
+from polyak.agents.off_policy import count_skips
+from polyak.agents.soft_actor import SoftActorCopies
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
-from polyak.learning.off_policy import _count_skips
-from polyak.learning.soft_actor import SoftActorCopies, default_target_entropy
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
 from polyak.replay.uniform import Replay, Transition
@@ -685,7 +685,7 @@ def test_the_default_target_entropy_of_boxes_is_minus_the_number_of_action_numbe
     """TF-Agents has half of it, and its docstring the whole (defect 8)."""
     tree = EnvSpec(OBS, Dict({"a": Box([-1.0], [1.0]), "b": Box([[-1.0, -1.0]], [[1.0, 1.0]])}))
     for spec, numbers in ((SPEC, 2), (tree, 3)):
-        found = default_target_entropy(make(name, spec), None)
+        found = make(name, spec).default_target_entropy(None)
         assert found.dtype == jnp.float32
         np.testing.assert_array_equal(found, [-float(numbers)])
     actor = make(name).init(KEY).copies.actor.online
@@ -750,7 +750,7 @@ def test_a_row_of_failures_ends_when_every_network_took_a_step_and_not_before():
         bad = jnp.stack([flag_quantities({"gradient": jnp.any(jnp.array(step))}) for step in skipped])
         log = StepLog({}, bad, jnp.array(applied), jnp.array(skipped))
         bad_data = flag_quantities({"obs": jnp.array(dropped > 0)})
-        return _count_skips(guard, log, jnp.uint32(dropped), jnp.uint32(valid), bad_data)
+        return count_skips(guard, log, jnp.uint32(dropped), jnp.uint32(valid), bad_data)
 
     critics_fail, actor_fails = [[True, False]], [[False, True]]
     none, critics_only, both = [[False, False]], [[True, False]], [[True, True]]

@@ -16,10 +16,10 @@ import pytest
 
 from polyak.agents.ddpg import DDPG
 from polyak.agents.sac import SAC
+from polyak.agents.soft_actor import SoftActorAgent
 from polyak.agents.td3 import TD3
 from polyak.core.spaces import Box, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
-from polyak.learning import soft_actor
 from polyak.replay.replay import Transition
 from polyak.replay.uniform import UniformReplay
 
@@ -298,7 +298,7 @@ def one_call(monkeypatch):
         kind = AGENTS[hyper(case)["kind"]]
         monkeypatch.setattr(kind, "critic_loss", during("next", kind.critic_loss))
         monkeypatch.setattr(kind, "actor_loss", during("actor", kind.actor_loss))
-        monkeypatch.setattr(soft_actor, "temperature_loss", during("alpha", soft_actor.temperature_loss))
+        monkeypatch.setattr(SoftActorAgent, "temperature_loss", during("alpha", SoftActorAgent.temperature_loss))
         monkeypatch.setattr(UniformReplay, "sample", lambda *args, **kwargs: recorded["batch"])
         monkeypatch.setattr(jax.random, "normal", normal)
 

@@ -11,7 +11,6 @@ import polyak
 from polyak import train
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.learning.soft_actor import default_target_entropy
 from tests.agents.test_actor_critics import Probe, first_steps
 from tests.agents.test_value_family import rollout_of, transitions
 from tests.probe_envs import probe
@@ -152,9 +151,9 @@ def test_a_target_entropy_has_an_upper_bound_only():
 
 def test_the_target_entropy_counts_the_actions_that_are_allowed():
     mask = jnp.array([[True] * 4, [True, False, True, False], [False, True, False, False]])
-    found = default_target_entropy(make(MASKED), mask)
+    found = make(MASKED).default_target_entropy(mask)
     np.testing.assert_allclose(found, 0.98 * np.log([4.0, 2.0, 1.0]), rtol=1e-6)
-    np.testing.assert_allclose(default_target_entropy(make(), None), [0.98 * np.log(4.0)], rtol=1e-6)
+    np.testing.assert_allclose(make().default_target_entropy(None), [0.98 * np.log(4.0)], rtol=1e-6)
 
 
 @pytest.mark.slow

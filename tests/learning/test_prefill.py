@@ -11,7 +11,6 @@ import pytest
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
-from polyak.learning.off_policy import create_state
 from polyak.networks.q_network import q_mlp
 from polyak.networks.recurrent_q import q_gru
 from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
@@ -65,7 +64,7 @@ def filled_around_a_demonstration(kind, num_steps, capacity):
     spec = EnvSpec(Box(np.full(shape, -1e6), np.full(shape, 1e6)), Discrete(9))
     network = q_gru(2, ()) if kind == "sequences" else q_mlp((2,))
     agent = DQN(spec, network=network, num_steps=num_steps, replay=KINDS[kind](capacity), updates_per_step=0.5)
-    ring, state = agent.replay, create_state(agent, (), carry=jnp.zeros(2))
+    ring, state = agent.replay, agent.init(jax.random.key(0))
     for start in (1, 1 + 3 * num_steps):
         for rollout in rollouts_of(make_stream(kind, start, 3 * num_steps), num_steps):
             state = dataclasses.replace(state, replay=add(ring, state.replay, rollout))

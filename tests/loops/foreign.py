@@ -26,7 +26,7 @@ class Follower:
     def check(self, num_envs, devices=1):
         pass
 
-    def has_small_products(self, num_envs, devices):
+    def prefers_single_thread(self, num_envs, devices):
         return True
 
     def partition(self, axis_name):

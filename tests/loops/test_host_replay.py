@@ -14,7 +14,6 @@ from polyak.agents.dqn import DQN
 from polyak.cli import main
 from polyak.core.struct import struct
 from polyak.core.types import Rollout
-from polyak.learning.drawn_batches import draw_batches, return_errors
 from polyak.loops import host_replay
 from polyak.loops.host_replay import check_replay_on
 from polyak.loops.loop import Reporter
@@ -147,7 +146,7 @@ def prioritized_agent():
 @pytest.mark.slow
 def test_no_batches_are_drawn_before_learning_starts():
     agent = prioritized_agent()
-    replay, drawn = draw_batches(agent, agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(0))
+    replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(0))
     assert int(replay.size) == 8 and int(drawn.env_steps) == 16 and not drawn.priorities.is_due
     assert drawn.batches.reward.shape == (8, 4) and not any(np.any(x) for x in jax.tree.leaves(drawn.batches))
 
@@ -156,10 +155,10 @@ def test_no_batches_are_drawn_before_learning_starts():
 @pytest.mark.parametrize("is_due", [True, False])
 def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_due):
     agent = prioritized_agent()
-    replay, drawn = draw_batches(agent, agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(100))
+    replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(100))
     assert drawn.batches.reward.shape == (8, 4) and int(drawn.env_steps) == 116
     sizes = jnp.arange(1.0, 33.0).reshape(8, 4)
-    after = return_errors(agent, replay, Errors(drawn.priorities.index, sizes, jnp.int32(8), jnp.asarray(is_due)))
+    after = agent.return_errors(replay, Errors(drawn.priorities.index, sizes, jnp.int32(8), jnp.asarray(is_due)))
     wanted = dict.fromkeys(np.flatnonzero(np.asarray(replay.rows.valid)).tolist(), 1.0)
     for index, size in zip(np.asarray(drawn.batches.index), np.asarray(sizes), strict=True):
         # Of a row that was drawn twice, the larger of one batch, and the last batch's.

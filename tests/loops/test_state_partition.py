@@ -25,7 +25,7 @@ class RewardRecorder:
     def check(self, num_envs, devices=1):
         pass
 
-    def has_small_products(self, num_envs, devices):
+    def prefers_single_thread(self, num_envs, devices):
         return True
 
     def partition(self, axis_name):

@@ -8,9 +8,8 @@ import optax
 import pytest
 
 import polyak
-from polyak.agents import action_scaling_of, agent_class
+from polyak.agents import action_scaling_of, agent_class, soft_actor
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.learning import soft_actor
 from polyak.ops import gradient_step
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
 from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, OPTIMIZER_SETTINGS, LinearOverTraining

@@ -2,40 +2,38 @@
 
 from typing import Literal
 
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.on_policy import OnPolicyAgent
 from polyak.core.checks import check_state
-from polyak.core.spaces import EnvSpec, check_env_spec
-from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
+from polyak.core.spaces import check_env_spec
+from polyak.core.struct import check_settings, choice, integer, number, struct
+from polyak.core.types import Metrics, PyTree, Rollout, Scalar, Variables
 from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker, unshare_copies
 from polyak.learning.batch import make_batch
 from polyak.learning.on_policy import (
     OnPolicyState,
     RolloutSummary,
-    accept_any_num_envs,
     apply_gradients,
     check_on_policy,
     create_state,
     evaluate_rollout,
     gradients_and_summary,
-    has_small_products,
     model_of,
     newest_variables,
-    replicate,
+    prefers_single_thread,
     scaled_reward,
 )
 from polyak.networks.actor_critic import network_or_default
 from polyak.ops.gradient_step import diagnose_skips
 from polyak.ops.returns import gae
-from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.schedules import Schedule
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.sde import StateDependentExploration, check_sde, explore
 
 
-@struct
-class A2C:
+@struct(kw_only=True)
+class A2C(OnPolicyAgent):
     """A2C for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
 
     It takes one gradient step on each rollout:
@@ -48,63 +46,34 @@ class A2C:
     `worker_state`, and one receiver applies them by `receive`, to a state made by `share`.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
-        network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is applied
-            in evaluation mode.
-        num_steps: rollout length T, in steps of each environment.
         learning_rate: the optimizer's, a number or a schedule such as `Linear`.
-        gamma: discount per step.
         gae_lambda: trace decay λ of GAE; 1 is the n-step return, up to the end of the rollout.
-        ent_coef: coefficient of the entropy bonus.
-        vf_coef: coefficient of the value loss.
-        max_grad_norm: clip gradients to this global norm; None disables clipping.
         normalize_advantage: normalize the advantages of a rollout to mean 0 and standard deviation 1.
-        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
-        clip_obs: clip normalized observations to ± this value; None disables clipping.
-        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
-            None leaves rewards unchanged.
-        clip_reward: clip normalized rewards to ± this value; None disables clipping.
-        squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions
             independently.
         optimizer_name: `"rmsprop"`, that of TensorFlow 1 with which A2C was published, or `"adam"`.
         rms_decay: RMSProp's α, the decay of the mean square.
         rms_eps: RMSProp's ε, inside the square root.
-        adam_eps: Adam's ε.
         optimizer: any `optax.GradientTransformation`, in place of these two, `learning_rate` and `max_grad_norm`.
-        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
 
-    >>> from polyak.core.spaces import Box, Discrete
+    >>> import jax
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
     >>> agent = A2C(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
     >>> state = agent.init(jax.random.key(0))
     """
 
-    spec: EnvSpec = static()
-    network: Network | None = static(default=None)
-    num_steps: int = integer(default=5)
-    learning_rate: Schedule = setting(default=7e-4, check=check_schedule)
-    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
-    gae_lambda: Scalar = number(default=1.0, at_least=0, at_most=1)
-    ent_coef: Scalar = number(default=0.0, at_least=0)
-    vf_coef: Scalar = number(default=0.5, at_least=0)
-    max_grad_norm: Scalar | None = number(default=0.5, above=0, optional=True)
+    num_steps: int = 5
+    learning_rate: Schedule = 7e-4
+    gae_lambda: Scalar = 1.0
     normalize_advantage: bool = choice(default=False, choices=(True, False))
-    normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
-    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True, used_if=("normalize_reward", ...))
-    squash: bool = choice(default=False, choices=(True, False))
     sde_sample_freq: int | None = integer(default=None, optional=True)
     optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))
     rms_decay: Scalar = number(default=0.99, at_least=0, at_most=1)
     rms_eps: Scalar = number(default=1e-5, above=0)
-    adam_eps: Scalar = number(default=1e-5, above=0)
-    optimizer: optax.GradientTransformation | None = static(default=None)
-    max_skipped_updates: int = integer(default=10)
 
     def __post_init__(self) -> None:
         check_env_spec("A2C", self.spec)
@@ -115,16 +84,13 @@ class A2C:
         check_sde(self, model_of(self).network)
 
     init = create_state
-    check = accept_any_num_envs
-    has_small_products = has_small_products
-    partition = replicate
+    prefers_single_thread = prefers_single_thread
     apply = apply_gradients
     share = share_copies
     unshare = unshare_copies
     worker_state = state_of_worker
     receive = receive_gradients
     diagnose = diagnose_skips
-    max_lag = 0
 
     def policy(self, state: OnPolicyState) -> Greedy:
         """The most probable action, by the shared copy if there is one."""

@@ -2,50 +2,26 @@
 
 import dataclasses
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.checks import check_state
-from polyak.core.spaces import EnvSpec
-from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
-from polyak.learning.drawn_batches import draw_batches, return_errors
+from polyak.agents.q_learning import QAgent, fold
+from polyak.core.struct import check_settings, number, setting, struct
+from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.normalizers import check_normalizers
-from polyak.learning.off_policy import (
-    REPLAY_FIELD,
-    OffPolicyState,
-    check_off_policy,
-    diagnose_off_policy,
-    partition_by_env,
-)
-from polyak.learning.prefill import add_rollout
-from polyak.learning.q_learning import (
-    create_q_state,
-    exploration_rate,
-    exploration_temperature,
-    fold,
-    has_small_products,
-    update_q,
-)
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux, check_optimizer
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
-from polyak.ops.schedules import Schedule, check_schedule
-from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.q_policy import FreshNoise, explore
 from polyak.replay.replay import Replay, Transition, check_replay
 from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import UniformReplay
 
 
-@struct
-class DQN:
+@struct(kw_only=True)
+class DQN(QAgent):
     """DQN for Discrete and MultiDiscrete actions.
 
         L(θ) = E[ huber_κ(r + γ^m Q_target(s', a') - Q_θ(s, a)) ],    a' = argmax_a Q_θ(s', a)
@@ -54,74 +30,22 @@ class DQN:
     environment has an action mask, a' is an allowed action.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
         network: a network that returns `(q, value)`, such as `polyak.q_mlp(dueling=True)`; None takes `q_network_for(spec)`. In
             its loss it is in training mode (dropout, batch normalization), but for a recurrent one.
-        num_steps: steps of each environment between updates.
-        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
-            `num_steps * num_envs` it must be a whole number.
-        batch_size: transitions of a gradient step.
-        replay: a `UniformReplay`, `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; of a recurrent network a
+        replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; of a recurrent network a
             `SequenceReplay`.
-        learning_starts: transitions that are collected with random actions before the first gradient step.
-        learning_rate: Adam's, a number or a schedule such as `Linear`.
-        gamma: discount per step.
-        n_step: steps that rewards are summed over before bootstrapping.
-        reward_scale: factor of all rewards.
-        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8): those of now,
-            when acting and when transitions are drawn.
-        clip_obs: clip normalized observations to ± this value; None disables clipping.
-        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
-            None leaves rewards unchanged.
-        double: double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461).
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
-        tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
-        target_period: gradient steps between target updates.
-        epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
-            0.05 over the first 10,000 transitions.
-        temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
-            disables it.
-        max_grad_norm: clip gradients to this global norm; None disables clipping.
-        adam_eps: Adam's ε.
-        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
-        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
 
-    >>> from polyak.core.spaces import Box, Discrete
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
     >>> agent = DQN(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
     >>> state = agent.init(jax.random.key(0))
     """
 
-    spec: EnvSpec = static()
-    network: Network | None = static(default=None)
-    num_steps: int = integer(default=4)
-    updates_per_step: float = number(default=0.25, above=0, static=True)
-    batch_size: int = integer(default=64)
     replay: Replay = setting(default=UniformReplay(100_000), check=partial(check_replay, sequences=True))
-    learning_starts: int = integer(default=1_000, at_least=0)
-    learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
-    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
-    n_step: int = integer(default=1, at_most=1_000)
-    reward_scale: Scalar = number(default=1.0, above=0)
-    normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
-    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    double: bool = choice(default=True, choices=(True, False))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
-    tau: Scalar = number(default=1.0, above=0, at_most=1)
-    target_period: int = integer(default=250)
-    epsilon: Schedule | None = setting(
-        default=None,
-        check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),
-        used_if=("temperature", None),
-    )
-    temperature: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
-    max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)
-    adam_eps: Scalar = number(default=1e-8, above=0)
-    optimizer: optax.GradientTransformation | None = static(default=None)
-    max_skipped_updates: int = integer(default=10)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, recurrent=True))
@@ -130,49 +54,9 @@ class DQN:
         check_optimizer(self)
         check_normalizers(self)
 
-    add = add_rollout
-    check = check_off_policy
-    has_small_products = has_small_products
-    partition = partition_by_env
-    diagnose = diagnose_off_policy
-    replay_field = REPLAY_FIELD
-    draw_batches = draw_batches
-    return_errors = return_errors
-    max_lag = None
-
-    def init(self, key: PRNGKeyArray) -> OffPolicyState:
-        """A new state."""
-        state = create_q_state(self, self._network, key)
-        check_q_network(self._network, state.copies.online, self.spec)
-        return state
-
-    def policy(self, state: OffPolicyState) -> Greedy:
-        """The action of the largest value."""
-        check_state("DQN.policy", state, OffPolicyState)
-        return Greedy(self._network_policy(state))
-
-    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
-        """The exploring policy; until `learning_starts` all actions are random."""
-        check_state("DQN.collect_policy", state, OffPolicyState)
-        policy, env_steps = self._network_policy(state), state.env_steps
-        explorer = explore(policy, exploration_rate(self, env_steps), exploration_temperature(self, env_steps))
-        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
-
-    def update(
-        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
-    ) -> tuple[OffPolicyState, Metrics]:
-        """Add a rollout to the replay, then take gradient steps on transitions drawn from it.
-
-        Args:
-            state: donate it; nothing of it is needed afterwards.
-            rollout: `[T, B]` transitions.
-            key: decides the transitions.
-            axis_name: inside `shard_map`, the mesh axis that environments are split over.
-
-        Raises:
-            TypeError, ValueError: the rollout does not fit the spec (while tracing).
-        """
-        return update_q(self, state, rollout, key, axis_name=axis_name)
+    def check_network(self, variables: Variables) -> None:
+        """Check that the network returns `(q, value)`."""
+        check_q_network(self._network, variables, self.spec)
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
@@ -215,11 +99,3 @@ class DQN:
             return q, None
         (q, _), _, stats = self._network.apply(variables, obs, train=train, key=key)
         return q, stats
-
-    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, state.normalizers.obs, self._network, self.spec, combined=True)
-
-    @property
-    def _network(self) -> Network:
-        assert self.network is not None, "__post_init__ sets the default"
-        return self.network

@@ -3,41 +3,39 @@
 from typing import Literal
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.on_policy import OnPolicyAgent
 from polyak.core.checks import check_state
-from polyak.core.spaces import EnvSpec, check_env_spec
-from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
+from polyak.core.spaces import check_env_spec
+from polyak.core.struct import check_settings, choice, number, struct
+from polyak.core.types import Metrics, PyTree, Rollout, Scalar, Variables
 from polyak.learning.asynchronous import receive_gradients, share_copies, state_of_worker, unshare_copies
 from polyak.learning.batch import log_probs, make_batch, outputs_in_info
 from polyak.learning.on_policy import (
     OnPolicyState,
     RolloutSummary,
-    accept_any_num_envs,
     apply_gradients,
     check_on_policy,
     create_state,
     evaluate_rollout,
     gradients_and_summary,
-    has_small_products,
     model_of,
     newest_variables,
-    replicate,
+    prefers_single_thread,
     scaled_reward,
 )
 from polyak.networks.actor_critic import network_or_default
 from polyak.ops.gradient_step import diagnose_skips
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import vtrace
-from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.schedules import Schedule
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.sde import check_no_sde
 
 
-@struct
-class IMPALA:
+@struct(kw_only=True)
+class IMPALA(OnPolicyAgent):
     """IMPALA for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
 
         L(θ) = E[ -log π_θ(a|s) A + c_v (V_θ(s) - v)² - c_e H ]
@@ -47,63 +45,34 @@ class IMPALA:
     with n-step returns (at `gae_lambda=1`). One gradient step is taken on each rollout.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
-        network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is applied
-            in evaluation mode.
-        num_steps: rollout length T, in steps of each environment.
         learning_rate: the optimizer's, a number or a schedule such as `Linear`.
-        gamma: discount per step.
         gae_lambda: trace decay λ.
         rho_clip: ρ̄, the most that a transition counts; it decides which policy's values are learned.
         c_clip: c̄, the most that a trace counts; it decides how fast. At most `rho_clip`.
-        ent_coef: coefficient of the entropy bonus.
-        vf_coef: coefficient of the value loss.
-        max_grad_norm: clip gradients to this global norm; None disables clipping.
         normalize_advantage: normalize the advantages of a rollout to mean 0 and standard deviation 1.
-        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
-        clip_obs: clip normalized observations to ± this value; None disables clipping.
-        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
-            None leaves rewards unchanged.
-        clip_reward: clip normalized rewards to ± this value; None disables clipping.
-        squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
         optimizer_name: `"rmsprop"`, that of TensorFlow 1 with which IMPALA was published, or `"adam"`.
         rms_decay: RMSProp's α, the decay of the mean square.
         rms_eps: RMSProp's ε, inside the square root.
-        adam_eps: Adam's ε.
         optimizer: any `optax.GradientTransformation`, in place of these two, `learning_rate` and `max_grad_norm`.
-        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
 
-    >>> from polyak.core.spaces import Box, Discrete
+    >>> import jax
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
     >>> agent = IMPALA(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
     >>> state = agent.init(jax.random.key(0))
     """
 
-    spec: EnvSpec = static()
-    network: Network | None = static(default=None)
-    num_steps: int = integer(default=20)
-    learning_rate: Schedule = setting(default=7e-4, check=check_schedule)
-    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
-    gae_lambda: Scalar = number(default=1.0, at_least=0, at_most=1)
+    num_steps: int = 20
+    learning_rate: Schedule = 7e-4
+    gae_lambda: Scalar = 1.0
     rho_clip: Scalar = number(default=1.0, above=0)
     c_clip: Scalar = number(default=1.0, at_least=0)
-    ent_coef: Scalar = number(default=0.0, at_least=0)
-    vf_coef: Scalar = number(default=0.5, at_least=0)
-    max_grad_norm: Scalar | None = number(default=0.5, above=0, optional=True)
     normalize_advantage: bool = choice(default=False, choices=(True, False))
-    normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
-    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True, used_if=("normalize_reward", ...))
-    squash: bool = choice(default=False, choices=(True, False))
     optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))
     rms_decay: Scalar = number(default=0.99, at_least=0, at_most=1)
     rms_eps: Scalar = number(default=1e-5, above=0)
-    adam_eps: Scalar = number(default=1e-5, above=0)
-    optimizer: optax.GradientTransformation | None = static(default=None)
-    max_skipped_updates: int = integer(default=10)
 
     def __post_init__(self) -> None:
         check_env_spec("IMPALA", self.spec)
@@ -113,16 +82,17 @@ class IMPALA:
         check_no_sde("IMPALA", model_of(self).network)
 
     init = create_state
-    check = accept_any_num_envs
-    has_small_products = has_small_products
-    partition = replicate
+    prefers_single_thread = prefers_single_thread
     apply = apply_gradients
     share = share_copies
     unshare = unshare_copies
     worker_state = state_of_worker
     receive = receive_gradients
     diagnose = diagnose_skips
-    max_lag = None
+
+    @property
+    def max_lag(self) -> None:
+        """A rollout may be of any age: V-trace corrects for it."""
 
     def policy(self, state: OnPolicyState) -> Greedy:
         """The most probable action, by the shared copy if there is one."""

@@ -8,16 +8,15 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
+from polyak.agents.on_policy import OnPolicyAgent
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_created_with, check_needed, check_state
 from polyak.core.spaces import EnvSpec, check_env_spec
-from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.struct import check_settings, choice, integer, number, setting, struct
+from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import (
     ActorCriticModel,
     Batch,
@@ -93,8 +92,8 @@ class PPOState:
     guard: Guard
 
 
-@struct
-class PPO:
+@struct(kw_only=True)
+class PPO(OnPolicyAgent):
     """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
 
         L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ]
@@ -103,17 +102,12 @@ class PPO:
     with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. Expectations are over valid transitions.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`).
         network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is always
             applied in evaluation mode: dropout is off, and statistics stay as they were initialized; `init` warns of
             such layers, because the ratio compares two policies. Minibatches of a
             recurrent network (`lstm`, `gru`) are made of whole sequences.
-        num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`, with a recurrent network `num_envs`.
-        learning_rate: Adam's, a number or a schedule such as `Linear`.
-        gamma: discount per step.
-        gae_lambda: trace decay of GAE.
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
         value_targets: what the value learns: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
         values_when: when old values and action distributions are computed: at `"update"` time, or during `"collect"`.
@@ -121,8 +115,6 @@ class PPO:
         clip_range: clips the probability ratio to 1 ± this, a number or a schedule; None disables clipping.
         clip_range_vf: clips the value to ± this around the old value; None disables clipping.
         clip_log_prob: clips the new log-probabilities to ± this in the policy loss; None disables clipping.
-        ent_coef: coefficient of the entropy bonus.
-        vf_coef: coefficient of the value loss.
         kl_beta: initial coefficient of the KL penalty, adapted after each update; None disables the penalty.
         kl_target: KL divergence that an update should have, in nats.
         kl_tolerance: adapt the KL penalty when the divergence differs from the target by more than this fraction.
@@ -133,23 +125,13 @@ class PPO:
         l2_policy: L2 coefficient of kernels that only the policy depends on; None disables it.
         l2_value: L2 coefficient of kernels that only the value depends on; None disables it.
         l2_shared: L2 coefficient of kernels that both depend on; None disables it.
-        max_grad_norm: clip gradients to this global norm; None disables clipping.
         normalize_advantage: normalize advantages to mean 0 and standard deviation 1 over each `"minibatch"`, over the `"batch"`
             (the rollout), or not (None).
-        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
-        clip_obs: clip normalized observations to ± this value; None disables clipping.
-        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
-            None leaves rewards unchanged.
-        clip_reward: clip normalized rewards to ± this value; None disables clipping.
-        squash: sample Box actions from a tanh-transformed normal distribution; the spec must rescale actions to their bounds.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions
             independently.
-        adam_eps: Adam's ε.
-        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
         ema_tau: keep a target copy of the network that moves by this fraction towards the online one after every update, and
             evaluate and export that copy; None evaluates the online network.
-        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
         histograms: add histograms of actions, advantages, values, weights and gradients to the metrics, for TensorBoard.
         microbatch_size: samples (recurrent networks: sequences) of a minibatch whose gradients are computed at a time, which
             limits memory; must divide a minibatch's samples on each device. None chooses a fast size.
@@ -157,19 +139,13 @@ class PPO:
     Raises:
         TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
 
-    >>> from polyak.core.spaces import Box, Discrete
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
     >>> agent = PPO(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
     >>> state = agent.init(jax.random.key(0))
     """
 
-    spec: EnvSpec = static()
-    network: Network | None = static(default=None)
-    num_steps: int = integer(default=256)
     num_epochs: int = integer(default=10)
     num_minibatches: int = integer(default=32)
-    learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
-    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
-    gae_lambda: Scalar = number(default=0.95, at_least=0, at_most=1)
     advantages: Literal["gae", "monte_carlo"] = choice(default="gae", choices=("gae", "monte_carlo"))
     value_targets: Literal["td_lambda", "monte_carlo"] = choice(default="td_lambda", choices=("td_lambda", "monte_carlo"))
     values_when: Literal["update", "collect"] = choice(default="update", choices=("update", "collect"))
@@ -177,8 +153,6 @@ class PPO:
     clip_range: Schedule | None = setting(default=0.2, check=partial(check_schedule, optional=True))
     clip_range_vf: Scalar | None = number(default=None, above=0, optional=True)
     clip_log_prob: Scalar | None = number(default=None, above=0, optional=True)
-    ent_coef: Scalar = number(default=0.0, at_least=0)
-    vf_coef: Scalar = number(default=0.5, at_least=0)
     kl_beta: Scalar | None = number(default=None, above=0, optional=True)
     kl_target: Scalar | None = number(default=None, above=0, optional=True)
     kl_tolerance: Scalar = number(default=0.5, at_least=0, at_most=1, used_if=("kl_beta", ...))
@@ -188,20 +162,11 @@ class PPO:
     l2_policy: Scalar | None = number(default=None, at_least=0, optional=True)
     l2_value: Scalar | None = number(default=None, at_least=0, optional=True)
     l2_shared: Scalar | None = number(default=None, at_least=0, optional=True)
-    max_grad_norm: Scalar | None = number(default=0.5, above=0, optional=True)
     normalize_advantage: Literal["minibatch", "batch"] | None = choice(
         default="minibatch", choices=("minibatch", "batch", None)
     )
-    normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
-    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    clip_reward: Scalar | None = number(default=10.0, above=0, optional=True, used_if=("normalize_reward", ...))
-    squash: bool = choice(default=False, choices=(True, False))
     sde_sample_freq: int | None = integer(default=None, optional=True)
-    adam_eps: Scalar = number(default=1e-5, above=0)
-    optimizer: optax.GradientTransformation | None = static(default=None)
     ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
-    max_skipped_updates: int = integer(default=10)
     histograms: bool = choice(default=False, choices=(True, False))
     microbatch_size: int | None = integer(default=None, optional=True)
 
@@ -266,7 +231,7 @@ class PPO:
         sequences = self._model.is_recurrent
         check_divides("PPO", self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=sequences)
 
-    def has_small_products(self, num_envs: int, devices: int) -> bool:
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Whether layers are at most 256 wide and, on one device, gradients are computed over at most 256 samples at a time."""
         samples = self.num_steps * num_envs // self.num_minibatches
         if self.microbatch_size is not None:
@@ -282,10 +247,6 @@ class PPO:
     def lag_advice(self) -> str:
         """The setting that allows a lag, for errors."""
         return "" if self.max_lag else "values_when='collect', which allows 1"
-
-    def partition(self, axis_name: str) -> PartitionSpec:
-        """The whole state is replicated on every device."""
-        return PartitionSpec()
 
     def policy(self, state: PPOState) -> Greedy:
         """The most probable action, by the target copy if there is one."""
@@ -569,11 +530,6 @@ class PPO:
     @property
     def _model(self) -> ActorCriticModel:
         return ActorCriticModel(self._network, self.spec.action, self.squash, has_images(self.spec.obs))
-
-    @property
-    def _network(self) -> Network:
-        assert self.network is not None, "__post_init__ sets the default"
-        return self.network
 
     @property
     def _l2(self) -> dict[Role, Scalar]:

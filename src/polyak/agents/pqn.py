@@ -5,14 +5,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
+from polyak.agents.agent import BaseAgent
+from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_created_with, check_state
 from polyak.core.spaces import EnvSpec, MultiDiscrete
-from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
+from polyak.core.struct import check_settings, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
@@ -64,8 +64,8 @@ class PQNState:
     guard: Guard
 
 
-@struct
-class PQN:
+@struct(kw_only=True)
+class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     """PQN for Discrete and MultiDiscrete actions, with many environments.
 
         L(θ) = E[ (G_t - Q_θ(s_t, a_t))² ],    G_t = r_t + γ (λ G_{t+1} + (1 - λ) max_a Q(s_{t+1}, a))
@@ -80,45 +80,33 @@ class PQN:
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`.
-        learning_rate: Adam's, a number or a schedule such as `Linear`.
         gamma: discount per step.
-        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
-        clip_obs: clip normalized observations to ± this value; None disables clipping.
         q_lambda: λ; 0 is one-step Q-learning, 1 the return up to the end of the rollout.
         epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
             0.05 over the first 100,000 transitions.
-        max_grad_norm: clip gradients to this global norm; None disables clipping.
-        adam_eps: Adam's ε.
-        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
         max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
 
-    >>> from polyak.core.spaces import Box, Discrete
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
     >>> agent = PQN(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.98)
     >>> state = agent.init(jax.random.key(0))
     """
 
-    spec: EnvSpec = static()
-    network: Network | None = static(default=None)
+    spec: EnvSpec = static(kw_only=False)
+    network: Network | None = static(default=None, kw_only=False)
     num_steps: int = integer(default=32)
     num_epochs: int = integer(default=2)
     num_minibatches: int = integer(default=16)
-    learning_rate: Schedule = setting(default=5e-4, check=check_schedule)
+    learning_rate: Schedule = 5e-4
+    max_grad_norm: Scalar | None = 10.0
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
-    normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
     q_lambda: Scalar = number(default=0.65, at_least=0, at_most=1)
     epsilon: Schedule | None = setting(
         default=None, check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1)
     )
-    max_grad_norm: Scalar | None = number(default=10.0, above=0, optional=True)
-    adam_eps: Scalar = number(default=1e-8, above=0)
-    optimizer: optax.GradientTransformation | None = static(default=None)
     max_skipped_updates: int = integer(default=10)
-
-    max_lag = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, norm="layer"))
@@ -146,14 +134,10 @@ class PQN:
         """
         check_divides("PQN", self.num_steps, num_envs, self.num_minibatches)
 
-    def has_small_products(self, num_envs: int, devices: int) -> bool:
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Whether layers are at most 256 wide and, on one device, minibatches have at most 256 samples."""
         samples = self.num_steps * num_envs // self.num_minibatches
         return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
-
-    def partition(self, axis_name: str) -> PartitionSpec:
-        """The whole state is replicated on every device."""
-        return PartitionSpec()
 
     def policy(self, state: PQNState) -> Greedy:
         """The action of the largest value."""

@@ -2,69 +2,41 @@
 
 import dataclasses
 from functools import partial
-from typing import Literal
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
+from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
+from polyak.agents.off_policy import OffPolicyState
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_unset
-from polyak.core.spaces import Box, EnvSpec, Leaf, check_env_spec, leaf_spaces, map_space
-from polyak.core.struct import check_settings, choice, integer, number, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
+from polyak.core.spaces import Box, Leaf, leaf_spaces, map_space
+from polyak.core.struct import check_settings, integer, number, setting, struct
+from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
-    ActorCriticCopies,
-    check_copies,
     check_critics,
     check_num_target_critics,
-    check_shared_encoder,
-    check_state_of,
-    check_unit_actions,
-    create_actor_critic,
     critic_terms,
-    deterministic_action,
-    deterministic_action_in_training,
-    evaluated_actor,
-    feedforward_or_default,
-    has_small_products,
     join_logs,
     min_of_critics,
-    q_values,
-    q_values_in_training,
-    share_encoder,
     train_in_turn,
-    update_average,
 )
-from polyak.learning.drawn_batches import draw_batches, return_errors
-from polyak.learning.normalizers import check_normalizers
-from polyak.learning.off_policy import (
-    REPLAY_FIELD,
-    OffPolicyState,
-    add_and_learn,
-    check_off_policy,
-    create_state,
-    diagnose_off_policy,
-    partition_by_env,
-    target_follow,
-)
-from polyak.learning.prefill import add_rollout
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux, StepLog, check_optimizer, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import RandomWarmStart
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
 from polyak.policies.sde import StateDependentExploration, check_sde
-from polyak.replay.replay import Replay, Transition, check_replay
-from polyak.replay.uniform import UniformReplay
+from polyak.replay.replay import Transition
 
 
-@struct
-class TD3:
+@struct(kw_only=True)
+class TD3(ActorCriticAgent):
     """TD3 for Box actions.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
@@ -76,30 +48,11 @@ class TD3:
     `target_period`-th one moves the targets of both.
 
     Attributes:
-        spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
             `Actor(std="fixed")`. In its own loss it is in training mode (dropout, batch normalization).
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
-        num_steps: steps of each environment between updates.
-        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
-            `num_steps * num_envs` it must be a whole number.
-        batch_size: transitions of a gradient step.
-        replay: a `UniformReplay`, `PrioritizedReplay`, or a `polyak.replay.Replay` of your own.
-        learning_starts: transitions that are collected with random actions before the first gradient step.
-        learning_rate: Adam's, a number or a schedule such as `Linear`; the critics', and the actor's where it has none.
-        actor_learning_rate: the actor's.
-        gamma: discount per step.
-        n_step: steps that rewards are summed over before bootstrapping.
-        reward_scale: factor of all rewards.
-        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8): those of now,
-            when acting and when transitions are drawn.
-        clip_obs: clip normalized observations to ± this value; None disables clipping.
-        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
-            None leaves rewards unchanged.
-        shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
-            (Yarats et al. 2020, arXiv:1910.01741); False gives it its own.
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
         num_target_critics: number of critics that are sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982),
             of whose values the minimum is taken; the actor then maximizes the mean over all. None takes the minimum over
@@ -111,41 +64,21 @@ class TD3:
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) in place of it, drawn anew
             every this number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. No loss of
             TD3 has a density, so σ stays e^log_std. None draws noise independently.
-        tau: fraction by which the targets move towards the online networks at each target update.
-        target_period: gradient steps between target updates.
-        max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
-        adam_eps: Adam's ε.
-        optimizer: in place of Adam, for each network.
         ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
             evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
             `tau` and `target_period`, is what the critics need.
-        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
 
-    >>> from polyak.core.spaces import Box
+    >>> from polyak.core.spaces import Box, EnvSpec
+    >>> from polyak.replay.uniform import UniformReplay
     >>> agent = TD3(EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0])), replay=UniformReplay(10_000))
     >>> state = agent.init(jax.random.key(0))
     """
 
-    spec: EnvSpec = static()
-    actor: Network | None = static(default=None)
-    critics: Network | None = static(default=None)
-    num_steps: int = integer(default=1)
-    updates_per_step: float = number(default=1.0, above=0, static=True)
-    batch_size: int = integer(default=256)
-    replay: Replay = setting(default=UniformReplay(1_000_000), check=check_replay)
-    learning_starts: int = integer(default=1_000, at_least=0)
-    learning_rate: Schedule = setting(default=1e-3, check=check_schedule)
-    actor_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
-    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
-    n_step: int = integer(default=1, at_most=1_000)
-    reward_scale: Scalar = number(default=1.0, above=0)
-    normalize_obs: bool = choice(default=False, choices=(True, False))
-    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))
-    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    shared_encoder: bool = choice(default=False, choices=(True, False))
+    copies_type: ClassVar[type] = ActorCriticCopies
+
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     num_target_critics: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=2)
@@ -153,53 +86,27 @@ class TD3:
     target_noise_clip: Scalar = number(default=0.5, at_least=0)
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     sde_sample_freq: int | None = integer(default=None, optional=True)
-    tau: Scalar = number(default=0.005, above=0, at_most=1)
-    target_period: int = integer(default=2)
-    max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
-    adam_eps: Scalar = number(default=1e-8, above=0)
-    optimizer: optax.GradientTransformation | None = static(default=None)
-    ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
-    max_skipped_updates: int = integer(default=10)
+    learning_rate: Schedule = 1e-3
+    target_period: int = 2
 
     def __post_init__(self) -> None:
-        check_env_spec("TD3", self.spec)
-        check_unit_actions("TD3", self.spec)
-        default = Actor(std="fixed") if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
-        object.__setattr__(self, "actor", feedforward_or_default("TD3", "actor", self.actor, default))
-        object.__setattr__(self, "critics", feedforward_or_default("TD3", "critics", self.critics, Critics()))
+        self._check_boxes()
+        self._set_networks(Actor(std="fixed") if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0), Critics())
         check_settings(self)
-        check_optimizer(self)
-        check_normalizers(self)
-        check_shared_encoder(self)
+        self._check_together()
         check_sde(self, self._actor)
         if self.sde_sample_freq is not None:
             check_unset(self, ("exploration_noise",), "has no effect with sde_sample_freq; leave it out")
 
-    add = add_rollout
-    check = check_off_policy
-    partition = partition_by_env
-    diagnose = diagnose_off_policy
-    has_small_products = has_small_products
-    replay_field = REPLAY_FIELD
-    draw_batches = draw_batches
-    return_errors = return_errors
-    max_lag = None
-    action_scaling = "rescale"
-
-    def init(self, key: PRNGKeyArray) -> OffPolicyState:
-        """A new state."""
-        copies = create_actor_critic(self, self.spec, (self._actor, self._critics), (target_follow(self),) * 2, key)
-        check_num_target_critics("TD3", self.num_target_critics, check_critics(self._critics, copies[1].online, self.spec))
-        return create_state(self, ActorCriticCopies(*copies))
-
-    def policy(self, state: OffPolicyState) -> Greedy:
-        """The actor's action, that of its average if there is one."""
-        check_copies("TD3.policy", state, ActorCriticCopies)
-        return Greedy(self._network_policy(state, evaluated_actor(self, state.copies.actor, state.copies.average)))
+    def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
+        """An actor and critics, each with a target."""
+        actor, critics, average = self._create_networks(key, actor_target=self._follow())
+        check_num_target_critics("TD3", self.num_target_critics, check_critics(self._critics, critics.online, self.spec))
+        return ActorCriticCopies(actor, critics, average)
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
-        check_copies("TD3.collect_policy", state, ActorCriticCopies)
+        self.check_state("collect_policy", state)
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
@@ -207,50 +114,40 @@ class TD3:
         starting = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
 
-    def update(
-        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
-    ) -> tuple[OffPolicyState, Metrics]:
-        """Add a rollout to the replay, then take gradient steps on transitions drawn from it.
+    def train_step(
+        self,
+        copies: ActorCriticCopies,
+        batch: Transition,
+        key: PRNGKeyArray,
+        enabled: Bool[Array, ""],
+        *,
+        env_steps: UInt32[Array, ""],
+        axis_name: str | None,
+    ) -> tuple[ActorCriticCopies, StepLog]:
+        """One gradient step of the critics, in its turn one of the actor against the new critics, and the targets' update."""
+        critics_step = optimizer_of(self, env_steps)
+        actor_step = optimizer_of(self, env_steps, self.actor_learning_rate)
+        actor, critics = copies.actor, copies.critics
+        loss = partial(
+            self.critic_loss,
+            critics=critics.online,
+            target=critics.variables("target"),
+            target_actor=actor.variables("target"),
+            key=key,
+        )
+        critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
+        applied = critic_log.applied.astype(jnp.uint32)
+        critics = critics.follow(updates=applied)
+        loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, key=jax.random.fold_in(key, 3))
 
-        Args:
-            state: donate it; nothing of it is needed afterwards.
-            rollout: `[T, B]` transitions.
-            key: decides the transitions and the noise in the target.
-            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+        def train_actor(actor: NetworkCopies, enabled: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
+            return actor.train(loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
 
-        Raises:
-            TypeError, ValueError: the rollout does not fit the spec (while tracing).
-        """
-        critics_step = optimizer_of(self, state.env_steps)
-        actor_step = optimizer_of(self, state.env_steps, self.actor_learning_rate)
-
-        def train_step(
-            copies: ActorCriticCopies, batch: Transition, key: PRNGKeyArray, enabled: Bool[Array, ""]
-        ) -> tuple[ActorCriticCopies, StepLog]:
-            actor, critics = copies.actor, copies.critics
-            loss = partial(
-                self.critic_loss,
-                critics=critics.online,
-                target=critics.variables("target"),
-                target_actor=actor.variables("target"),
-                key=key,
-            )
-            critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
-            applied = critic_log.applied.astype(jnp.uint32)
-            critics = critics.follow(updates=applied)
-            loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, key=jax.random.fold_in(key, 3))
-
-            def train_actor(actor: NetworkCopies, enabled: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
-                return actor.train(loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
-
-            actor, actor_log = train_in_turn(self.policy_delay, critics, critic_log, train_actor, actor)
-            actor = dataclasses.replace(actor, online=share_encoder(self, actor.online, critics.online))
-            average = update_average(self.ema_tau, copies.average, actor.online, critic_log.applied)
-            copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
-            return copies, join_logs(critic=critic_log, actor=actor_log)
-
-        check_state_of(self, state.copies.critics, state.copies.average)
-        return add_and_learn(self, state, rollout, key, train_step, axis_name=axis_name)
+        actor, actor_log = train_in_turn(self.policy_delay, critics, critic_log, train_actor, actor)
+        actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
+        average = self._update_average(copies.average, actor.online, critic_log.applied)
+        copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
+        return copies, join_logs(critic=critic_log, actor=actor_log)
 
     def critic_loss(
         self,
@@ -273,7 +170,7 @@ class TD3:
         """
         target_key, dropout_key = jax.random.split(key)
         online = dataclasses.replace(critics, params=params)
-        q, stats = q_values_in_training(self._critics, online, batch.obs, batch.action, dropout_key)
+        q, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
         td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
         loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
         return loss, Aux(critic_terms(q, td_error, batch.weight), stats)
@@ -283,8 +180,8 @@ class TD3:
     ) -> Float[Array, " N"]:
         """The target y, without a gradient; arguments as for `critic_loss`."""
         noise_key, dropout_key, subset_key = jax.random.split(key, 3)
-        next_action = self._smooth(deterministic_action(self._actor, target_actor, batch.next_obs, self.spec), noise_key)
-        next_q = q_values(self._critics, target, batch.next_obs, next_action, dropout_key)
+        next_action = self._smooth(self.deterministic_action(target_actor, batch.next_obs), noise_key)
+        next_q = self.q_values(target, batch.next_obs, next_action, dropout_key)
         value = min_of_critics(next_q, self.num_target_critics, subset_key)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * value)
 
@@ -305,9 +202,9 @@ class TD3:
             critics: the online critics.
             key: for dropout.
         """
-        actor = share_encoder(self, dataclasses.replace(actor, params=params), critics)
-        action, stats = deterministic_action_in_training(self._actor, actor, batch.obs, self.spec, key)
-        q = q_values(self._critics, critics, batch.obs, action)
+        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
+        action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
+        q = self.q_values(critics, batch.obs, action)
         return -weighted_sum(q[:, 0] if self.num_target_critics is None else jnp.mean(q, axis=1), batch.weight), Aux({}, stats)
 
     def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
@@ -323,15 +220,5 @@ class TD3:
         return map_space(add_noise, self.spec.action, action)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        normalizer, is_deterministic = state.normalizers.obs, self.sde_sample_freq is None
-        return NetworkPolicy(actor, normalizer, self._actor, self.spec, squash=True, is_deterministic=is_deterministic)
-
-    @property
-    def _actor(self) -> Network:
-        assert self.actor is not None, "__post_init__ sets the default"
-        return self.actor
-
-    @property
-    def _critics(self) -> Network:
-        assert self.critics is not None, "__post_init__ sets the default"
-        return self.critics
+        is_deterministic = self.sde_sample_freq is None
+        return dataclasses.replace(super()._network_policy(state, actor), is_deterministic=is_deterministic)

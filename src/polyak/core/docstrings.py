@@ -3,6 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Mapping
 
+WIDTH = 128
+
 
 def attribute_texts(docstring: str) -> dict[str, str]:
     """The descriptions under `Attributes:` of a docstring, each in one line."""
@@ -16,13 +18,14 @@ def attribute_texts(docstring: str) -> dict[str, str]:
     return texts
 
 
-def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[str], width: int = 128) -> str:
+def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[str], indent: int = 8) -> str:
     """A class's docstring whose `Attributes:` are also those of its bases.
 
     Args:
         docstring: of the class, where an attribute may have another text than in a base.
         bases: docstrings of its bases, the nearest first.
         order: the names of the attributes.
+        indent: spaces before the name of an attribute.
     """
     own = attribute_texts(docstring)
     texts: Mapping[str, str] = own
@@ -31,14 +34,14 @@ def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[
     if texts.keys() == own.keys():
         return docstring
     names = [name for name in order if name in texts]
-    indent = " " * 8
+    space = " " * indent
     entries = [
-        textwrap.fill(f"{name}: {texts[name]}", width, initial_indent=indent, subsequent_indent=indent + " " * 4)
+        textwrap.fill(f"{name}: {texts[name]}", WIDTH, initial_indent=space, subsequent_indent=space + " " * 4)
         for name in [*names, *(name for name in own if name not in names)]
     ]
     section = "Attributes:\n" + "\n".join(entries)
     head, found, tail = docstring.partition("Attributes:\n")
     if not found:
-        return f"{docstring.rstrip()}\n\n    {section}\n    "
+        return f"{docstring.rstrip()}\n\n{space[4:]}{section}\n{space[4:]}"
     _, blank, rest = tail.partition("\n\n")
     return f"{head}{section}\n{blank and chr(10)}{rest}"

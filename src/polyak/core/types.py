@@ -332,7 +332,7 @@ class Agent(Protocol[State]):
         """
         ...
 
-    def has_small_products(self, num_envs: int, devices: int) -> bool:
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Whether an update's matrix products are so small that one CPU thread per device computes them fastest."""
         ...
 

@@ -1,169 +1,25 @@
 """What off-policy actor-critics share: an actor and critics of unit actions, and the log of their gradient steps together."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
-from polyak.core.checks import check_created_with, check_state
+from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, in_action, leaf_spaces, zeros
-from polyak.core.struct import struct
-from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables, copy_buffers
-from polyak.learning.off_policy import OffPolicyState
-from polyak.networks.actor import Actor
-from polyak.networks.adapters import check_network, has_batch_statistics
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
+from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
 from polyak.networks.layers import (
-    MAX_NARROW_WIDTH,
-    MAX_SMALL_BATCH,
     LayerSettings,
     ValueHeadSettings,
-    has_images,
-    is_narrow,
 )
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import OptimizerSettings, StepLog, check_optimizer_state, in_float32, optimizer_of
+from polyak.ops.gradient_step import StepLog, in_float32
 from polyak.ops.losses import weighted_sum
-from polyak.ops.updates import soft_update
-
-
-@runtime_checkable
-class ActorCriticSettings(OptimizerSettings, Protocol):
-    """The settings of an agent with an actor and critics."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The environment's spaces."""
-        ...
-
-    @property
-    def actor(self) -> Network | None:
-        """The network of the actor; agents set the default."""
-        ...
-
-    @property
-    def critics(self) -> Network | None:
-        """The network of the critics; agents set the default."""
-        ...
-
-    @property
-    def shared_encoder(self) -> bool:
-        """Whether the actor has the convolutions of the critics."""
-        ...
-
-    @property
-    def ema_tau(self) -> Scalar | None:
-        """Fraction by which the average of the actor moves; None has none."""
-        ...
-
-
-@struct
-class ActorCriticCopies:
-    """The networks of an agent with a deterministic actor.
-
-    Attributes:
-        actor: online and target.
-        critics: N of them in one network, online and target.
-        average: of the actor, that is evaluated with `ema_tau`; else None.
-    """
-
-    actor: NetworkCopies
-    critics: NetworkCopies
-    average: Variables | None
-
-
-def create_actor_critic(
-    settings: ActorCriticSettings,
-    spec: EnvSpec,
-    networks: tuple[Network, Network],
-    follows: tuple[Follow | None, Follow],
-    key: PRNGKeyArray,
-) -> tuple[NetworkCopies, NetworkCopies, Variables | None]:
-    """Copies of an actor and of critics, with the states of their optimizers, and with `ema_tau` the average of the actor.
-
-    Args:
-        networks: `(actor, critics)`.
-        follows: how the target of each follows; None for no target.
-
-    Raises:
-        TypeError, ValueError: the actor returns something else; see `check_actor`. How many critics there may be is the
-            agent's to check.
-    """
-    pairs = zip(("actor", "critics"), networks, follows, jax.random.split(key), strict=True)
-    actor, critics = (
-        NetworkCopies.create(network, key, spec, optimizer=None, target=follow, name=name).with_optimizer_state(
-            optimizer_of(settings)
-        )
-        for name, network, follow, key in pairs
-    )
-    check_actor(networks[0], actor.online, spec)
-    actor = dataclasses.replace(actor, online=copy_buffers(share_encoder(settings, actor.online, critics.online)))
-    average = None if settings.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))  # in float32
-    return actor if actor.target is None else actor.update_target(), critics, average
-
-
-def share_encoder(settings: ActorCriticSettings, actor: Variables, critics: Variables) -> Variables:
-    """The actor with the convolutions of the critics, without a gradient, where they share them; else the actor itself."""
-    if not settings.shared_encoder:
-        return actor
-    torso = {**actor.params["actor"], "encoder": jax.lax.stop_gradient(critics.params["encoder"])}
-    return dataclasses.replace(actor, params={**actor.params, "actor": torso})
-
-
-def update_average(tau: Scalar | None, average: Variables | None, actor: Variables, applied: Array) -> Variables | None:
-    """The average after a gradient step, average + τ (actor - average) where the critics' was applied."""
-    return None if average is None else soft_update(actor, average, jnp.where(applied, jnp.asarray(tau, jnp.float32), 0.0))
-
-
-def evaluated_actor(settings: ActorCriticSettings, actor: NetworkCopies, average: Variables | None) -> Variables:
-    """The average in the dtypes of the network, with `ema_tau`; else the online actor."""
-    return actor.online if average is None or settings.ema_tau is None else cast_like(average, actor.online)
-
-
-def check_copies(owner: str, state: Any, copies: type) -> None:
-    """Check that a value is the state of an agent that has these copies.
-
-    Raises:
-        TypeError: it is not.
-    """
-    check_state(owner, state, OffPolicyState)
-    if not isinstance(state.copies, copies):
-        got = f"{type(state.copies).__name__}, not {copies.__name__}"
-        raise TypeError(f"{owner}: state must be this agent's, got another one's (it has {got}); agent.init(key) returns one")
-
-
-def check_state_of(settings: ActorCriticSettings, critics: NetworkCopies, average: Variables | None) -> None:
-    """Check that a state was created with the agent's optimizer and `ema_tau`.
-
-    Raises:
-        ValueError: it was not.
-    """
-    check_optimizer_state(optimizer_of(settings), critics.online.params, critics.optimizer_state)
-    check_created_with(settings, equal={}, present={"ema_tau": average})
-
-
-def check_shared_encoder(settings: ActorCriticSettings) -> None:
-    """Check that `shared_encoder` is set only for built-in networks that see an image.
-
-    Raises:
-        ValueError: it is set for others.
-    """
-    owner, obs = type(settings).__name__, settings.spec.obs
-    if not settings.shared_encoder:
-        return
-    if not (isinstance(settings.actor, Actor) and isinstance(settings.critics, Critics)):
-        raise ValueError(
-            f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {settings.actor!r} and "
-            f"{settings.critics!r}"
-        )
-    if not has_images(obs):
-        raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
 
 
 def check_unit_actions(
@@ -269,54 +125,11 @@ def check_num_target_critics(owner: str, num_target_critics: int | None, num_cri
         )
 
 
-def has_small_products(settings: Any, num_envs: int, devices: int) -> bool:
-    """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
-    critics = settings.critics
-    widest = max(critics.hidden, default=0) if isinstance(critics, Critics) else np.inf
-    return is_narrow(settings.actor, settings.spec) and widest <= MAX_NARROW_WIDTH and settings.batch_size <= MAX_SMALL_BATCH
-
-
-def q_values(
-    network: Network, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None
-) -> Float[Array, "B N *M"]:
-    """Q_i(s, a) of each critic, `[B, N]`, its quantiles, or its values of all Discrete actions.
-
-    Args:
-        key: with one, critics are in training mode, for dropout, unless they have batch normalization, which then uses its
-            running statistics.
-    """
-    is_training = key is not None and not has_batch_statistics(variables)
-    (q, _), _, _ = network.apply(variables, (obs, action), train=is_training, key=key)
-    return q
-
-
-def q_values_in_training(
-    network: Network, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
-) -> tuple[Float[Array, "B N *M"], PyTree]:
-    """As `q_values`, in training mode with the statistics of this batch, for the critics' loss; and the new statistics."""
-    (q, _), _, stats = network.apply(variables, (obs, action), train=True, key=key)
-    return q, stats
-
-
 def min_of_critics(q: Float[Array, "B N *M"], num_sampled: int | None, key: PRNGKeyArray) -> Float[Array, "..."]:
     """min_i over all critics, or over `num_sampled` of them, drawn at random for the whole batch of a device (REDQ)."""
     if num_sampled is not None:
         q = jax.random.choice(key, q, (num_sampled,), replace=False, axis=1)
     return jnp.min(q, axis=1)
-
-
-def deterministic_action(network: Network, variables: Variables, obs: PyTree, spec: EnvSpec) -> PyTree:
-    """π(s) in [-1, 1], tanh of the actor's mean."""
-    (params, _), _, _ = network.apply(variables, obs)
-    return for_space(spec.action, params, squash=True).mode()
-
-
-def deterministic_action_in_training(
-    network: Network, variables: Variables, obs: PyTree, spec: EnvSpec, key: PRNGKeyArray | None
-) -> tuple[PyTree, PyTree]:
-    """As `deterministic_action`, in training mode, for the actor's loss; and the new statistics."""
-    (params, _), _, stats = network.apply(variables, obs, train=True, key=key)
-    return for_space(spec.action, params, squash=True).mode(), stats
 
 
 def critic_terms(q: Float[Array, "B N"], td_error: Float[Array, "B N"], weight: Float[Array, " B"]) -> Terms:

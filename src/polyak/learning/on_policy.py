@@ -7,7 +7,6 @@ from typing import Literal, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.copies.network_copies import NetworkCopies
@@ -225,19 +224,10 @@ def create_state(settings: OnPolicySettings, key: PRNGKeyArray) -> OnPolicyState
     )
 
 
-def accept_any_num_envs(settings: OnPolicySettings, num_envs: int, devices: int = 1) -> None:
-    """Any number of environments works: a rollout is one batch."""
-
-
-def has_small_products(settings: OnPolicySettings, num_envs: int, devices: int) -> bool:
+def prefers_single_thread(settings: OnPolicySettings, num_envs: int, devices: int) -> bool:
     """Whether layers are at most 256 wide and, on one device, rollouts have at most 256 samples."""
     is_small = devices > 1 or settings.num_steps * num_envs <= MAX_SMALL_BATCH
     return is_narrow(model_of(settings).network, settings.spec) and is_small
-
-
-def replicate(settings: OnPolicySettings, axis_name: str) -> PartitionSpec:
-    """The whole state is replicated on every device."""
-    return PartitionSpec()
 
 
 def newest_variables(state: OnPolicyState) -> Variables:

@@ -1,6 +1,5 @@
 """Fills the replay of an agent with rollouts of other policies, without learning from them."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,58 +7,43 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from polyak.core.checks import check_state
 from polyak.core.types import Rollout
-from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
-from polyak.learning.off_policy import OffPolicySettings, OffPolicyState, check_off_policy
+from polyak.learning.check_rollout import as_arrays
 from polyak.replay.replay import Replay, ReplayState
 from polyak.replay.streams import end_stream
 
 
-def add_rollout(settings: OffPolicySettings, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
-    """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
+def add_stream(owner: str, ring: Replay, replay: Any, rollout: Rollout) -> ReplayState:
+    """The replay with a rollout of any policy as a stream of its own, also where it, or the run, is within an episode.
 
-    Nothing is learned, and `env_steps` stays: learning still waits for `learning_starts` transitions of the run's own. The
-    rollout is a stream of its own, also where it, or the run, is within an episode: no transition, n-step return, frame stack
-    or sequence leads from one to the other. Rows that are never drawn divide it from the run before and after: as many as a
-    rollout has, and at least two.
+    No transition, n-step return, frame stack or sequence leads from one stream to another. Rows that are never drawn divide
+    the rollout from the run before and after: as many as a rollout has, and at least two.
 
     Args:
-        rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run, on one device: a run with other
-            environments, or on several devices, starts with an empty replay. Copied to where the replay is.
+        owner: the method that got the rollout, for errors.
+        ring: the replay.
+        replay: its state.
+        rollout: `[T, B]`, T a multiple of `replay.num_steps`; copied to where the replay is.
 
     Raises:
-        TypeError, ValueError: the state is no off-policy agent's, the rollout does not fit the agent, an action is outside of
-            its space, or the replay has rows of another B, which would be lost.
+        ValueError: the replay has rows of another B, or of a run on several devices, which would be lost.
     """
-    owner = type(settings).__name__
-    check_state(f"{owner}.add", state, OffPolicyState)
-    num_steps, (total, num_envs) = settings.num_steps, check_rollout(rollout, settings.spec)
-    if total % num_steps:
-        raise ValueError(f"{owner}.add: a rollout must have a multiple of num_steps={num_steps} steps, got {total}")
-    check_off_policy(settings, num_envs)
-    check_actions(f"{owner}.add", rollout, settings.spec)
-    _check_layout(owner, num_steps, state.replay, num_envs)
+    _check_layout(owner, replay, rollout.reward.shape[1])
     # What the policy returned beside its actions may be no arrays.
-    rollout = _put_on_device_of(state.replay, Rollout(rollout.time_steps, rollout.actions))
-    return dataclasses.replace(state, replay=_add_parts(settings.replay, state.replay, rollout))
+    return _add_parts(ring, replay, _put_on_device_of(replay, Rollout(rollout.time_steps, rollout.actions)))
 
 
-def _check_layout(owner: str, num_steps: int, replay: Any, num_envs: int) -> None:
-    if replay.num_steps != num_steps:
-        raise ValueError(
-            f"{owner}.add: num_steps={num_steps}: the state's replay is that of an agent with num_steps={replay.num_steps}"
-        )
+def _check_layout(owner: str, replay: Any, num_envs: int) -> None:
     if isinstance(replay.layout, jax.core.Tracer):
         return
     if not int(replay.size):
         return
     slots, stored_envs, _ = np.asarray(replay.layout).tolist()
     if slots != replay.num_slots(stored_envs):
-        raise ValueError(f"{owner}.add: the state is that of a run on several devices, to which nothing can be added")
+        raise ValueError(f"{owner}: the state is that of a run on several devices, to which nothing can be added")
     if num_envs != stored_envs:
         raise ValueError(
-            f"{owner}.add: a rollout must have the B={stored_envs} environments that the replay's "
+            f"{owner}: a rollout must have the B={stored_envs} environments that the replay's "
             f"{int(replay.size) * stored_envs} time steps have, which would be lost, got {num_envs}"
         )
 

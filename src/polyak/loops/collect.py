@@ -81,7 +81,7 @@ class _FixedAgent:
     def check(self, num_envs: int, devices: int = 1) -> None:
         pass
 
-    def has_small_products(self, num_envs: int, devices: int) -> bool:
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         return True
 
     def partition(self, axis_name: str) -> PartitionSpec:

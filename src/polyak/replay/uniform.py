@@ -133,7 +133,7 @@ class UniformReplay(Replay):
         axis_name: str | None = None,
     ) -> Transition:
         """Transitions drawn uniformly, with replacement, from those in the replay; see `Replay.sample`."""
-        index = self._draw(state, key, batch_size, num_envs)
+        index = self.draw(state, key, batch_size, num_envs)
         return self.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
 
     def transitions(
@@ -196,7 +196,7 @@ class UniformReplay(Replay):
             num_summed=num_summed,
         )
 
-    def _draw(self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int) -> Int32[Array, " N"]:
+    def draw(self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int) -> Int32[Array, " N"]:
         """Rows that are transitions, but for the rare one whose every draw was none."""
         slots = state.num_slots(num_envs)
         number = random_below(key, (DRAWS, batch_size), jnp.maximum(state.size, jnp.uint32(1)) * jnp.uint32(num_envs))

@@ -114,7 +114,7 @@ def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int
     setting = os.environ.get(THREADS, "")
     if setting.isdecimal() and 0 < int(setting) <= MAX_THREADS:
         return int(setting)
-    return devices if seeds_at_once == 1 and agent.has_small_products(num_envs, devices) else None
+    return devices if seeds_at_once == 1 and agent.prefers_single_thread(num_envs, devices) else None
 
 
 def start_jax(threads: int | None) -> int:

@@ -1,0 +1,197 @@
+"""The base of off-policy actor-critics: an actor and critics of actions in [-1, 1]."""
+
+import dataclasses
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
+from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
+from polyak.core.checks import check_created_with
+from polyak.core.spaces import check_env_spec
+from polyak.core.struct import choice, number, setting, static, struct
+from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
+from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default
+from polyak.learning.normalizers import check_normalizers
+from polyak.networks.actor import Actor
+from polyak.networks.adapters import has_batch_statistics
+from polyak.networks.critics import Critics
+from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow
+from polyak.ops.distributions import for_space
+from polyak.ops.gradient_step import check_optimizer, check_optimizer_state, optimizer_of
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.updates import soft_update
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+
+
+@struct
+class ActorCriticCopies:
+    """The networks of an agent with a deterministic actor.
+
+    Attributes:
+        actor: online and target.
+        critics: N of them in one network, online and target.
+        average: of the actor, that is evaluated with `ema_tau`; else None.
+    """
+
+    actor: NetworkCopies
+    critics: NetworkCopies
+    average: Variables | None
+
+
+@struct(kw_only=True)
+class ActorCriticAgent(OffPolicyAgent):
+    """An agent with an actor and critics, whose Box actions lie in [-1, 1].
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
+        actor: the network of the actor, which returns `(action_params, value)`.
+        critics: the network of the critics, a function of `(obs, action)`.
+        learning_rate: learning rate of the critics, and of the other networks where they have none of their own; a number or a
+            schedule such as `Linear`.
+        actor_learning_rate: learning rate of the actor.
+        shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
+            (Yarats et al. 2020, arXiv:1910.01741); False gives the actor its own.
+        ema_tau: keep an average of the actor that moves by this fraction towards the online actor after every gradient step,
+            and evaluate and export that average; None evaluates the online actor.
+    """
+
+    action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
+
+    actor: Network | None = static(default=None, kw_only=False)
+    critics: Network | None = static(default=None, kw_only=False)
+    actor_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    shared_encoder: bool = choice(default=False, choices=(True, False))
+    ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
+
+    def check_copies(self, copies: Any) -> None:
+        """Check that copies were created with the agent's optimizer and `ema_tau`; see `OffPolicyAgent.check_copies`."""
+        critics = copies.critics
+        check_optimizer_state(optimizer_of(self), critics.online.params, critics.optimizer_state)
+        check_created_with(self, equal={}, present={"ema_tau": copies.average})
+
+    def policy(self, state: OffPolicyState) -> Greedy:
+        """The actor's action without noise, or the action of its average if there is one."""
+        self.check_state("policy", state)
+        actor, average = state.copies.actor.online, state.copies.average
+        evaluated = actor if average is None or self.ema_tau is None else cast_like(average, actor)
+        return Greedy(self._network_policy(state, evaluated))
+
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
+        """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
+        critics = self.critics
+        widest = max(critics.hidden, default=0) if isinstance(critics, Critics) else np.inf
+        return is_narrow(self._actor, self.spec) and widest <= MAX_NARROW_WIDTH and self.batch_size <= MAX_SMALL_BATCH
+
+    def q_values(
+        self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B N *M"]:
+        """Q_i(s, a) of each critic, `[B, N]`, its quantiles, or its values of all Discrete actions.
+
+        Args:
+            key: with one, critics are in training mode, for dropout, unless they have batch normalization, which then uses its
+                running statistics.
+        """
+        is_training = key is not None and not has_batch_statistics(variables)
+        (q, _), _, _ = self._critics.apply(variables, (obs, action), train=is_training, key=key)
+        return q
+
+    def q_values_in_training(
+        self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, "B N *M"], PyTree]:
+        """As `q_values`, in training mode with the statistics of this batch, for the critics' loss; and the new statistics."""
+        (q, _), _, stats = self._critics.apply(variables, (obs, action), train=True, key=key)
+        return q, stats
+
+    def deterministic_action(self, actor: Variables, obs: PyTree) -> PyTree:
+        """π(s) in [-1, 1], tanh of the actor's mean."""
+        (params, _), _, _ = self._actor.apply(actor, obs)
+        return for_space(self.spec.action, params, squash=True).mode()
+
+    def deterministic_action_in_training(
+        self, actor: Variables, obs: PyTree, key: PRNGKeyArray | None
+    ) -> tuple[PyTree, PyTree]:
+        """As `deterministic_action`, in training mode, for the actor's loss; and the new statistics."""
+        (params, _), _, stats = self._actor.apply(actor, obs, train=True, key=key)
+        return for_space(self.spec.action, params, squash=True).mode(), stats
+
+    def share_encoder(self, actor: Variables, critics: Variables) -> Variables:
+        """The actor with the convolutions of the critics, without a gradient, where they share them; else the actor itself."""
+        if not self.shared_encoder:
+            return actor
+        torso = {**actor.params["actor"], "encoder": jax.lax.stop_gradient(critics.params["encoder"])}
+        return dataclasses.replace(actor, params={**actor.params, "actor": torso})
+
+    def _create_networks(
+        self, key: PRNGKeyArray, actor_target: Follow | None
+    ) -> tuple[NetworkCopies, NetworkCopies, Variables | None]:
+        """Copies of the actor and of the critics, with the states of their optimizers, and with `ema_tau` the actor's average.
+
+        Raises:
+            TypeError, ValueError: the actor returns something else; see `check_actor`.
+        """
+        follows = actor_target, self._follow()
+        pairs = zip(("actor", "critics"), (self._actor, self._critics), follows, jax.random.split(key), strict=True)
+        actor, critics = (
+            NetworkCopies.create(network, key, self.spec, optimizer=None, target=follow, name=name).with_optimizer_state(
+                optimizer_of(self)
+            )
+            for name, network, follow, key in pairs
+        )
+        check_actor(self._actor, actor.online, self.spec)
+        actor = dataclasses.replace(actor, online=copy_buffers(self.share_encoder(actor.online, critics.online)))
+        average = None if self.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))  # in float32
+        return actor if actor.target is None else actor.update_target(), critics, average
+
+    def _update_average(self, average: Variables | None, actor: Variables, applied: Array) -> Variables | None:
+        """The average after a gradient step, average + τ (actor - average) where the critics' was applied."""
+        if average is None:
+            return None
+        tau = jnp.asarray(self.ema_tau, jnp.float32)
+        return soft_update(actor, average, jnp.where(applied, tau, 0.0))
+
+    def _check_boxes(self) -> None:
+        """Check that actions are Boxes in [-1, 1]."""
+        check_env_spec(type(self).__name__, self.spec)
+        check_unit_actions(type(self).__name__, self.spec)
+
+    def _set_networks(self, actor: Actor, critics: Critics) -> None:
+        """Set the default networks where there are none."""
+        for name, default in (("actor", actor), ("critics", critics)):
+            network = feedforward_or_default(type(self).__name__, name, getattr(self, name), default)
+            object.__setattr__(self, name, network)
+
+    def _check_together(self) -> None:
+        """Check what several settings say together.
+
+        Raises:
+            ValueError: they do not go together; the message names them.
+        """
+        check_optimizer(self)
+        check_normalizers(self)
+        owner, obs = type(self).__name__, self.spec.obs
+        if self.shared_encoder and not (isinstance(self.actor, Actor) and isinstance(self.critics, Critics)):
+            raise ValueError(
+                f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {self.actor!r} and "
+                f"{self.critics!r}"
+            )
+        if self.shared_encoder and not has_images(obs):
+            raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
+
+    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+        return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True)
+
+    @property
+    def _actor(self) -> Network:
+        assert self.actor is not None, "__post_init__ sets the default"
+        return self.actor
+
+    @property
+    def _critics(self) -> Network:
+        assert self.critics is not None, "__post_init__ sets the default"
+        return self.critics

@@ -1,0 +1,73 @@
+"""The base of all agents, with the optional half of their contract."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from jax.sharding import PartitionSpec
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import Metrics, Policy, PyTree, Rollout
+
+
+class BaseAgent(abc.ABC):
+    """A frozen object of settings, whose state is one pytree with everything that training changes; see `polyak.Agent`.
+
+    An agent of your own has `spec` and `num_steps` as fields (or properties, where it wraps another agent), and defines `init`,
+    `policy`, `collect_policy` and `update`. All else has a default.
+
+    Attributes:
+        spec: the environment's spaces.
+        num_steps: rollout length of one update, in steps of each environment.
+        action_scaling: how environments scale Box actions, where their maker does not say: to their bounds from [-1, 1]
+            (`"rescale"`), or not at all (`"clip"`).
+    """
+
+    spec: EnvSpec
+    num_steps: int
+    action_scaling: ClassVar[Literal["clip", "rescale"]] = "clip"
+
+    @property
+    def max_lag(self) -> int | None:
+        """Updates that may lie between the policy that collected a rollout and the one that learns from it; None for any."""
+        return 0
+
+    @abc.abstractmethod
+    def init(self, key: PRNGKeyArray) -> Any:
+        """A new state."""
+
+    @abc.abstractmethod
+    def policy(self, state: Any) -> Policy:
+        """The greedy policy, for evaluation and export."""
+
+    @abc.abstractmethod
+    def collect_policy(self, state: Any) -> Policy:
+        """The exploring policy, for collecting rollouts."""
+
+    @abc.abstractmethod
+    def update(self, state: Any, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None) -> tuple[Any, Metrics]:
+        """The state after learning from one rollout, and metrics by tag.
+
+        Args:
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+        """
+
+    def check(self, num_envs: int, devices: int = 1) -> None:  # noqa: B027 (a default)
+        """Check, before anything runs, that the settings work with this number of environments on each device.
+
+        Raises:
+            ValueError: a setting does not work with them.
+        """
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
+        """Why training cannot continue, or None."""
+        return None
+
+    def partition(self, axis_name: str) -> PyTree:
+        """How the state is split over devices; the whole state is replicated."""
+        return PartitionSpec()
+
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
+        """Whether the matrix products of an update are so small that one CPU thread on each device computes them fastest."""
+        return False

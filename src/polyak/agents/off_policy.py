@@ -1,0 +1,446 @@
+"""The base of agents that learn from a replay: an update adds a rollout, then takes gradient steps on what is drawn."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
+
+from polyak.agents.agent import BaseAgent
+from polyak.agents.settings import AdamSettings, NormalizationSettings
+from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies, follow_by
+from polyak.core.checks import check_state
+from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
+from polyak.core.struct import choice, integer, number, setting, static, struct
+from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Variables
+from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
+from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers, without_returns
+from polyak.learning.prefill import add_stream
+from polyak.networks.adapters import has_batch_statistics
+from polyak.ops.distributions import parameter_shapes
+from polyak.ops.gradient_step import Guard, StepLog, all_finite, diagnose_skips, flag_quantities, in_float32
+from polyak.ops.losses import fill_rows, sum_over_devices
+from polyak.ops.schedules import saturating_add, value_at
+from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
+from polyak.replay.replay import Replay, ReplayState, Transition, check_replay
+from polyak.replay.uniform import UniformReplay
+
+
+@struct
+class OffPolicyState:
+    """Everything that training changes.
+
+    Attributes:
+        copies: the networks: online and target, with their optimizers' states. One `NetworkCopies`, or the agent's own tree of
+            several.
+        replay: the transitions to learn from; split by environment over devices. In a loop that keeps them in another memory,
+            the batches that were drawn from them.
+        normalizers: statistics of observations and rewards.
+        guard: counts of skipped gradient steps.
+        env_steps: valid transitions seen; schedules are functions of it.
+        updates: gradient steps.
+    """
+
+    copies: PyTree
+    replay: ReplayState | DrawnBatches
+    normalizers: Normalizers
+    guard: Guard
+    env_steps: UInt32[Array, ""]
+    updates: UInt32[Array, ""]
+
+
+@struct(kw_only=True)
+class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
+    """An agent that learns from a replay.
+
+    A leaf defines `create_copies`, `train_step`, `policy` and `collect_policy`.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`).
+        num_steps: steps of each environment between updates.
+        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
+            `num_steps * num_envs` it must be a whole number.
+        batch_size: transitions of a gradient step.
+        replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own.
+        learning_starts: transitions that are collected with random actions before the first gradient step.
+        gamma: discount per step.
+        n_step: steps that rewards are summed over before bootstrapping.
+        reward_scale: factor of all rewards.
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8), with the
+            current statistics both when acting and when transitions are drawn.
+        normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
+            None leaves rewards unchanged.
+        tau: fraction by which targets move towards the online networks at each target update; 1 copies them.
+        target_period: gradient steps between target updates.
+        max_skipped_updates: stop training after this many consecutive updates with a NaN or infinite gradient in any network.
+    """
+
+    replay_field: ClassVar[str] = "replay"
+    copies_type: ClassVar[type] = NetworkCopies
+
+    spec: EnvSpec = static(kw_only=False)
+    num_steps: int = integer(default=1)
+    updates_per_step: float = number(default=1.0, above=0, static=True)
+    batch_size: int = integer(default=256)
+    replay: Replay = setting(default=UniformReplay(1_000_000), check=check_replay)
+    learning_starts: int = integer(default=1_000, at_least=0)
+    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    n_step: int = integer(default=1, at_most=1_000)
+    reward_scale: Scalar = number(default=1.0, above=0)
+    normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    tau: Scalar = number(default=0.005, above=0, at_most=1)
+    target_period: int = integer(default=1)
+    max_skipped_updates: int = integer(default=10)
+
+    @property
+    def max_lag(self) -> None:
+        """A rollout may be of any age: it goes through the replay."""
+
+    @abc.abstractmethod
+    def create_copies(self, key: PRNGKeyArray) -> PyTree:
+        """New copies of the networks, with the states of their optimizers."""
+
+    @abc.abstractmethod
+    def train_step(
+        self,
+        copies: PyTree,
+        batch: Transition,
+        key: PRNGKeyArray,
+        enabled: Bool[Array, ""],
+        *,
+        env_steps: UInt32[Array, ""],
+        axis_name: str | None,
+    ) -> tuple[PyTree, StepLog]:
+        """The copies after one gradient step (of an actor-critic: one of each network) and the targets' update, and its log.
+
+        Args:
+            batch: its weights sum to 1 over all devices.
+            enabled: False changes nothing.
+            env_steps: for schedules.
+            axis_name: inside `shard_map`, the mesh axis that the batch is split over.
+        """
+
+    @abc.abstractmethod
+    def check_copies(self, copies: PyTree) -> None:
+        """Check that copies were created with the agent's settings, which would silently not be used.
+
+        Raises:
+            ValueError: they were not.
+        """
+
+    def initial_carry(self) -> PyTree:
+        """The recurrent state of one environment, for a replay of sequences; `()` without one."""
+        return ()
+
+    def init(self, key: PRNGKeyArray) -> OffPolicyState:
+        """A new state, with an empty replay."""
+        env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
+        copies, normalizers = self.create_copies(key), create_normalizers(self)
+        return OffPolicyState(copies, self._create_replay(), normalizers, Guard.init(), env_steps, updates)
+
+    def check(self, num_envs: int, devices: int = 1) -> None:
+        """Check that updates have whole gradient steps, and that devices can share the replay and the batches equally.
+
+        Raises:
+            ValueError: they cannot, or the replay has no room for what is drawn.
+        """
+        self._count_gradient_steps(num_envs * devices)
+        if self.batch_size % devices:
+            raise ValueError(f"{type(self).__name__}: batch_size={self.batch_size} must be divisible by devices={devices}")
+        self.replay.check(num_envs, self.num_steps, n_step=self.n_step, devices=devices)
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
+        """The first non-finite quantity after `max_skipped_updates` consecutive updates without a step of a network."""
+        return diagnose_skips(self, metrics, whose=" by a network")
+
+    def partition(self, axis_name: str) -> PyTree:
+        """The rows of the replay are split by environment; all else is replicated."""
+        whole: Any = PartitionSpec()
+        return OffPolicyState(whole, self.replay.partition(axis_name, self.num_steps), whole, whole, whole, whole)
+
+    def add(self, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
+        """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
+
+        Nothing is learned, and `env_steps` stays: learning still waits for `learning_starts` transitions of the run's own. The
+        rollout is a stream of its own, also where it, or the run, is within an episode; see `polyak.learning.prefill`.
+
+        Args:
+            rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run, on one device: a run with other
+                environments, or on several devices, starts with an empty replay. Copied to where the replay is.
+
+        Raises:
+            TypeError, ValueError: the state is no off-policy agent's, the rollout does not fit the agent, an action is outside
+                of its space, or the replay has rows of another B, which would be lost.
+        """
+        owner = f"{type(self).__name__}.add"
+        check_state(owner, state, OffPolicyState)
+        total, num_envs = check_rollout(rollout, self.spec)
+        if total % self.num_steps:
+            raise ValueError(f"{owner}: a rollout must have a multiple of num_steps={self.num_steps} steps, got {total}")
+        self.check(num_envs)
+        check_actions(owner, rollout, self.spec)
+        replay: Any = state.replay
+        if replay.num_steps != self.num_steps:
+            raise ValueError(
+                f"{owner}: num_steps={self.num_steps}: the state's replay is that of an agent with num_steps={replay.num_steps}"
+            )
+        return dataclasses.replace(state, replay=add_stream(owner, self.replay, replay, rollout))
+
+    def update(
+        self, state: OffPolicyState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
+    ) -> tuple[OffPolicyState, Metrics]:
+        """Add a rollout to the replay, then, once learning has started, take gradient steps on transitions drawn from it.
+
+        Args:
+            state: donate it; nothing of it is needed afterwards.
+            rollout: `[T, B]` transitions.
+            key: decides the transitions, and the keys of `train_step`.
+            axis_name: inside `shard_map`, the mesh axis that environments are split over.
+
+        Raises:
+            TypeError, ValueError: the state is another agent's, or the rollout does not fit the spec (while tracing).
+        """
+        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+        self._check_created(state, devices)
+        _, num_envs = check_rollout(rollout, self.spec)
+        rollout = as_arrays(rollout)
+        ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else self.replay
+        # Added first: a program that samples before it adds would copy the replay.
+        replay = ring.add(state.replay, without_returns(self, rollout))
+        normalizers = state.normalizers.update(rollout, self.gamma, axis_name)
+        valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
+        env_steps = saturating_add(state.env_steps, valid)
+        keys = self._keys_of_steps(key, num_envs * devices)
+        if axis_name is not None:
+            keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
+        is_learning = self._is_due(env_steps, replay.size, num_envs * devices)
+        draw = self._draw_options(env_steps, num_envs) | {"axis_name": axis_name}
+
+        def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
+            sample_key, train_key = keys
+            stored = dataclasses.replace(replay, priorities=priorities)
+            batch = normalizers.normalize(ring.sample(stored, sample_key, self.batch_size // devices, **draw))
+            total = sum_over_devices(batch.weight.sum(), axis_name)
+            batch = _without_hidden_rows(batch, copies)
+            batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
+            schedules_at = state.env_steps
+            copies, log = self.train_step(copies, batch, train_key, total > 0, env_steps=schedules_at, axis_name=axis_name)
+            log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
+            if self.replay.has_priorities:
+                log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / self.batch_size})
+            return copies, log, batch.index
+
+        def wait(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
+            _, *rest = jax.eval_shape(learn, copies, priorities, keys)
+            return copies, *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rest)
+
+        def step(carry: tuple[PyTree, PyTree], keys: Array) -> tuple[tuple[PyTree, PyTree], StepLog]:
+            copies, priorities = carry
+            # The branches read the replay and do not return it, which would copy it.
+            copies, log, index = jax.lax.cond(is_learning, learn, wait, copies, priorities, keys)
+            if replay.priorities is not None:
+                current, error = dataclasses.replace(replay, priorities=priorities), log.terms["priority"]
+                priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
+            return (copies, priorities), log
+
+        copies = follow_by(state.copies, self._follow())
+        (copies, priorities), log = jax.lax.scan(step, (copies, replay.priorities), keys)
+        # The period is part of the structure, which stays that of the state.
+        copies = jax.tree.unflatten(jax.tree.structure(state.copies), jax.tree.leaves(copies))
+        dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
+        new_state = OffPolicyState(
+            copies=copies,
+            replay=dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities),
+            normalizers=normalizers,
+            guard=count_skips(state.guard, log, dropped, valid, _bad_data(rollout, axis_name)),
+            env_steps=env_steps,
+            updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
+        )
+        metrics = _metrics(new_state, log, num_envs * devices) | self.metrics(state, new_state)
+        return new_state, metrics | ring.metrics(new_state.replay, axis_name=axis_name)
+
+    def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
+        """What is reported of an update beside the terms of the losses and the counts."""
+        return {} if self.optimizer is not None else {"train/learning_rate": value_at(self.learning_rate, before.env_steps)}
+
+    def draw_batches(
+        self, replay: ReplayState, rollout: Rollout, key: PRNGKeyArray, env_steps: UInt32[Array, ""]
+    ) -> tuple[ReplayState, DrawnBatches]:
+        """The replay with a rollout, and the batches that `update` would draw of it: it takes them in place of the replay.
+
+        Where the update takes no gradient steps, nothing is drawn: the batches are zeros.
+
+        Args:
+            replay: donate it; it is updated in place.
+            rollout: `[T, B]` transitions, as for `update`.
+            key: as for `update`.
+            env_steps: of the agent's state before the update.
+        """
+        rollout = as_arrays(rollout)
+        before, replay = replay.dropped, self.replay.add(replay, without_returns(self, rollout))
+        num_envs = rollout.reward.shape[1]
+        env_steps = saturating_add(env_steps, rollout.valid.sum(dtype=jnp.uint32))
+        options, is_learning = self._draw_options(env_steps, num_envs), self._is_due(env_steps, replay.size, num_envs)
+
+        def draw(keys: Array) -> Transition:
+            # One after another: together they would need the memory of all while they are drawn.
+            batches: Transition = jax.lax.map(lambda key: self.replay.sample(replay, key, self.batch_size, **options), keys)
+            return batches
+
+        def wait(keys: Array) -> Transition:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys))
+
+        batches = jax.lax.cond(is_learning, draw, wait, self._keys_of_steps(key, num_envs)[:, 0])
+        sizes, count = jnp.zeros(batches.weight.shape, jnp.float32), jnp.zeros((), jnp.int32)
+        errors, metrics = Errors(batches.index, sizes, count, is_learning), self.replay.metrics(replay)
+        return replay, DrawnBatches(batches, replay.size, before, replay.dropped - before, env_steps, metrics, errors)
+
+    def return_errors(self, replay: ReplayState, errors: Errors) -> ReplayState:
+        """The replay with the priorities of the batches that were drawn from it, after the update that learned from them.
+
+        Those of one gradient step do not change what the others of the update draw, unlike with a replay in the agent's state.
+
+        Args:
+            replay: donate it.
+            errors: `DrawnBatches.priorities` of the state after the update.
+        """
+        if not self.replay.has_priorities:
+            return replay
+
+        def set_priorities(replay: ReplayState, batch: tuple[Array, Array]) -> tuple[ReplayState, None]:
+            return self.replay.set_priorities(replay, *batch, due=errors.is_due), None
+
+        return jax.lax.scan(set_priorities, replay, (errors.index, errors.sizes))[0]
+
+    def check_state(self, where: str, state: Any) -> None:
+        """Check that a value is a state of this agent.
+
+        Args:
+            where: the method that it was given to.
+
+        Raises:
+            TypeError: it is not.
+        """
+        owner = f"{type(self).__name__}.{where}"
+        check_state(owner, state, OffPolicyState)
+        if not isinstance(state.copies, self.copies_type):
+            got = f"{type(state.copies).__name__}, not {self.copies_type.__name__}"
+            raise TypeError(
+                f"{owner}: state must be this agent's, got another one's (it has {got}); agent.init(key) returns one"
+            )
+
+    def has_started(self, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
+        """Whether enough transitions were collected; until then actions are random."""
+        return env_steps >= jnp.uint32(self.learning_starts)
+
+    def _create_replay(self) -> ReplayState:
+        action = self.spec.action
+        shape = parameter_shapes(action) if isinstance(action, Discrete | MultiDiscrete) else None
+        mask = None if shape is None or not self.spec.has_action_mask else jnp.zeros(shape, bool)
+        example = zeros(self.spec.obs), in_float32(zeros(action)), mask
+        return self.replay.init(*example, num_steps=self.num_steps, carry=self.initial_carry())
+
+    def _check_created(self, state: OffPolicyState, devices: int) -> None:
+        """Check that a state given to `update` is one of this agent, with its settings.
+
+        Raises:
+            TypeError, ValueError: it is not.
+        """
+        self.check_state("update", state)
+        check_created_normalizers(self, state.normalizers)
+        self.check_copies(state.copies)
+        stored = state.replay
+        if isinstance(stored, DrawnBatches):
+            return
+        created = jax.eval_shape(self._create_replay)
+        structures: list[Any] = [jax.tree.structure(replay) for replay in (created, stored)]
+        if structures[0] != structures[1] or created.capacity != stored.capacity * devices:
+            raise ValueError(
+                f"update: the state's replay, {stored!r}, is not one of {type(self.replay).__name__}"
+                f"(capacity={self.replay.capacity}) and num_steps={self.num_steps}; create the state with agent.init(key)"
+            )
+
+    def _count_gradient_steps(self, num_envs: int) -> int:
+        """Gradient steps of an update, with this number of environments on all devices.
+
+        Raises:
+            ValueError: it is not whole.
+        """
+        ratio, num_steps = self.updates_per_step, self.num_steps
+        count = ratio * num_steps * num_envs
+        if round(count) < 1 or abs(count - round(count)) > 1e-6:
+            a_step = Fraction(ratio * num_envs).limit_denominator(10_000)
+            hint = f"; num_steps={a_step.denominator} makes it {a_step.numerator}" if a_step else ""
+            raise ValueError(
+                f"{type(self).__name__}: updates_per_step * num_steps * num_envs = {ratio} * {num_steps} * {num_envs} must "
+                f"be a whole number of gradient steps, got {count:g}{hint}"
+            )
+        return round(count)
+
+    def _keys_of_steps(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """Two keys for each gradient step of an update, `[U, 2]`: to draw its batch, and to train."""
+        return jax.random.split(key, (self._count_gradient_steps(num_envs), 2))
+
+    def _draw_options(self, env_steps: Array, num_envs: int) -> dict[str, Any]:
+        """The arguments of the replay's `sample`."""
+        return {"num_envs": num_envs, "n_step": self.n_step, "gamma": self.gamma, "env_steps": env_steps}
+
+    def _is_due(self, env_steps: UInt32[Array, ""], size: UInt32[Array, ""], num_envs: int) -> Array:
+        """Whether an update takes gradient steps: after `learning_starts`, and with enough in the replay to learn from.
+
+        A resumed run may start with an empty one. Enough are `learning_starts` transitions, but no more than there can be.
+        """
+        slots = self.replay.capacity // (num_envs * self.num_steps) * self.num_steps
+        least = min(self.learning_starts, (slots - 1) * num_envs)
+        return self.has_started(env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
+
+    def _follow(self) -> Follow:
+        """How targets follow: by the agent's settings. The period in a state is only that of its `init`."""
+        return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.target_period, check_finite=False)
+
+
+def _without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
+    """The batch with other rows in place of those without weight, where a network has batch normalization; see `fill_rows`."""
+    nodes = jax.tree.leaves(copies, is_leaf=lambda node: isinstance(node, Variables))
+    if not any(isinstance(node, Variables) and has_batch_statistics(node) for node in nodes):
+        return batch
+    obs, action, action_mask = fill_rows((batch.obs, batch.action, batch.action_mask), batch.weight)
+    return dataclasses.replace(batch, obs=obs, action=action, action_mask=action_mask)
+
+
+def count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:
+    """The guard after an update that dropped this many of the valid transitions of its rollout.
+
+    A rollout of which nothing could be stored counts as a skipped step: its environment is broken. One that is stored before
+    any step is due ends a row of these.
+    """
+    is_lost = (dropped == valid) & (valid > 0)
+    is_waiting = (dropped < valid) & ~jnp.any(log.skipped | log.applied)
+    skipped, applied = (flags.sum(0, dtype=jnp.uint32) for flags in (log.skipped, log.applied))  # of each network
+    applied = jnp.where(is_lost, jnp.uint32(0), applied + is_waiting.astype(jnp.uint32))
+    return guard.after_update(skipped.at[0].add(is_lost.astype(jnp.uint32)), applied, log.bad.any(0) | (bad_data & is_lost))
+
+
+def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
+    """Means of the terms over the applied gradient steps of the first network, and counts."""
+    # NaN in a term: a network that this step did not train. Terms with one value per sample are no metrics.
+    metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied[:, 0]) for name, term in log.terms.items() if term.ndim == 1}
+    return metrics | {
+        "train/n_updates": state.updates,
+        **state.guard.metrics(),
+        "replay/size": state.replay.size * jnp.uint32(num_envs),
+        "replay/dropped": state.replay.dropped,
+    }
+
+
+def _bad_data(rollout: Rollout, axis_name: str | None) -> Bool[Array, " quantities"]:
+    """Which quantities of the rollout have NaN or infinity."""
+    steps, actions = rollout.time_steps, rollout.actions
+    flags = {"obs": ~all_finite(steps.obs), "reward": ~jnp.isfinite(steps.reward).all(), "action": ~all_finite(actions)}
+    return sum_over_devices(flag_quantities(flags).astype(jnp.int32), axis_name) > 0

@@ -1,0 +1,166 @@
+"""The base of agents that learn action values from a replay: one network with a target."""
+
+import abc
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.struct import choice, setting, static, struct
+from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Variables
+from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
+from polyak.ops.distributions.combinations import as_discrete, combine_actions
+from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state, optimizer_of
+from polyak.ops.schedules import Linear, Schedule, check_schedule, value_at
+from polyak.policies.exploration import Boltzmann, EpsilonGreedy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.q_policy import FreshNoise, explore
+from polyak.replay.replay import Replay, Transition
+from polyak.replay.uniform import UniformReplay
+
+EPSILON = Linear(1.0, 0.05, 10_000)
+RANDOM_TEMPERATURE = 1e30
+
+
+@struct(kw_only=True)
+class QAgent(OffPolicyAgent):
+    """An agent of action values for Discrete and MultiDiscrete actions.
+
+    A leaf defines `loss`, and sets the default of `network`.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
+        network: the network of action values.
+        double: double Q-learning: the online network chooses a', else the target network (van Hasselt et al. 2016,
+            arXiv:1509.06461).
+        tau: fraction by which the target moves towards the online network at each target update; 1 copies it.
+        epsilon: probability of a random action, a number or a schedule, drawn for each environment; None decreases it from 1 to
+            0.05 over the first 10,000 transitions.
+        temperature: explore by P(a) ∝ exp(Q(s, a) / temperature), a number or a schedule, instead of by `epsilon`; None
+            disables it.
+    """
+
+    network: Network | None = static(default=None, kw_only=False)
+    double: bool = choice(default=True, choices=(True, False))
+    epsilon: Schedule | None = setting(
+        default=None,
+        check=partial(check_schedule, optional=True, above=-1.0, at_least=0, at_most=1),
+        used_if=("temperature", None),
+    )
+    temperature: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    num_steps: int = 4
+    updates_per_step: float = 0.25
+    batch_size: int = 64
+    replay: Replay = UniformReplay(100_000)
+    learning_rate: Schedule = 5e-4
+    max_grad_norm: Scalar | None = 10.0
+    tau: Scalar = 1.0
+    target_period: int = 250
+
+    @abc.abstractmethod
+    def check_network(self, variables: Variables) -> None:
+        """Check that the network returns what the loss needs.
+
+        Raises:
+            TypeError, ValueError: it does not.
+        """
+
+    @abc.abstractmethod
+    def loss(
+        self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Aux]:
+        """The loss of a batch whose weights sum to 1, and its terms; `priority` `[N]` is the error of each sample.
+
+        Args:
+            params: θ.
+            online: the online network's variables; of their parameters nothing is used.
+            target: the target network's variables.
+            key: for noise, dropout, and what else is random.
+        """
+
+    def values_network(self) -> Any:
+        """The network that policies act by, which returns `(q, value)`."""
+        return self.network
+
+    def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
+        """The network and its target."""
+        spec = as_discrete(type(self).__name__, self.spec)
+        copies = NetworkCopies.create(self._network, key, spec, optimizer=None, target=self._follow())
+        self.check_network(copies.online)
+        return copies.with_optimizer_state(optimizer_of(self))
+
+    def train_step(
+        self,
+        copies: NetworkCopies,
+        batch: Transition,
+        key: PRNGKeyArray,
+        enabled: Bool[Array, ""],
+        *,
+        env_steps: UInt32[Array, ""],
+        axis_name: str | None,
+    ) -> tuple[NetworkCopies, StepLog]:
+        """One gradient step of `loss`, after which the target follows."""
+        batch = combine_actions(self.spec.action, batch)
+        loss = partial(self.loss, online=copies.online, target=copies.variables("target"), key=key)
+        copies, log = copies.train(loss, optimizer_of(self, env_steps), batch, enabled=enabled, axis_name=axis_name)
+        return copies.follow(updates=log.applied.astype(jnp.uint32)), log
+
+    def check_copies(self, copies: NetworkCopies) -> None:
+        """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
+        check_optimizer_state(optimizer_of(self), copies.online.params, copies.optimizer_state)
+
+    def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
+        """The learning rate, and the probability of a random action while the rollout was collected."""
+        return super().metrics(before, after) | {"rollout/exploration_rate": self._exploration_rate(before.env_steps)}
+
+    def initial_carry(self) -> PyTree:
+        """The recurrent state of one environment; `()` of a network without one."""
+        network = self.network
+        return jax.tree.map(lambda x: x[0], network.initial_carry(1)) if isinstance(network, RecurrentNetwork) else ()
+
+    def policy(self, state: OffPolicyState) -> Greedy:
+        """The action of the largest value."""
+        self.check_state("policy", state)
+        return Greedy(self._network_policy(state))
+
+    def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
+        """The exploring policy; until `learning_starts` all actions are random."""
+        self.check_state("collect_policy", state)
+        policy, env_steps = self._network_policy(state), state.env_steps
+        explorer = explore(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
+        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
+
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
+        """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
+        return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
+
+    def _exploration_rate(self, env_steps: UInt32[Array, ""]) -> Float[Array, ""]:
+        """The probability of a random action: 1 until learning starts, then `epsilon`, or 0 with a temperature."""
+        epsilon = EPSILON if self.epsilon is None else self.epsilon
+        after = value_at(epsilon if self.temperature is None else 0.0, env_steps)
+        return jnp.where(self.has_started(env_steps), after, 1.0)
+
+    def _exploration_temperature(self, env_steps: UInt32[Array, ""]) -> Float[Array, ""] | None:
+        """The temperature of Boltzmann exploration, so high that actions are random until learning starts; None without one."""
+        if self.temperature is None:
+            return None
+        # A schedule may end at 0, which `Boltzmann` takes of a schedule but not of a number.
+        temperature = jnp.maximum(value_at(self.temperature, env_steps), jnp.finfo(jnp.float32).tiny)
+        return jnp.where(self.has_started(env_steps), temperature, RANDOM_TEMPERATURE)
+
+    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
+        return NetworkPolicy(state.copies.online, state.normalizers.obs, self.values_network(), self.spec, combined=True)
+
+    @property
+    def _network(self) -> Any:
+        assert self.network is not None, "__post_init__ sets the default"
+        return self.network
+
+
+def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:
+    """The key of one of several applications of a network; None without a key: the network is applied without noise."""
+    return None if key is None else jax.random.fold_in(key, number)

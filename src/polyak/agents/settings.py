@@ -1,0 +1,37 @@
+"""Groups of settings that agents share."""
+
+import optax
+
+from polyak.core.struct import choice, number, setting, static, struct
+from polyak.core.types import Scalar
+from polyak.ops.schedules import Schedule, check_schedule
+
+
+@struct(kw_only=True)
+class AdamSettings:
+    """The optimizer of an agent's networks: Adam, or another one.
+
+    Attributes:
+        learning_rate: learning rate of Adam, a number or a schedule such as `Linear`.
+        max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
+        adam_eps: Adam's ε.
+        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
+    """
+
+    learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
+    max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
+    adam_eps: Scalar = number(default=1e-8, above=0)
+    optimizer: optax.GradientTransformation | None = static(default=None)
+
+
+@struct(kw_only=True)
+class NormalizationSettings:
+    """Normalization of observations by their running statistics.
+
+    Attributes:
+        normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8).
+        clip_obs: clip normalized observations to ± this value; None disables clipping.
+    """
+
+    normalize_obs: bool = choice(default=False, choices=(True, False))
+    clip_obs: float | None = number(default=10.0, above=0, optional=True, static=True, used_if=("normalize_obs", True))

@@ -1,0 +1,330 @@
+"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC and TQC."""
+
+import abc
+import dataclasses
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+from polyak.agents.actor_critic import ActorCriticAgent
+from polyak.agents.off_policy import OffPolicyState
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.checks import check_number, check_unset
+from polyak.core.spaces import Discrete
+from polyak.core.struct import choice, integer, number, setting, struct
+from polyak.core.types import Metrics, PyTree, Scalar, Variables
+from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_in_turn
+from polyak.networks.actor import Actor
+from polyak.ops.distributions import Categorical, for_space
+from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite, optimizer_of
+from polyak.ops.losses import weighted_sum
+from polyak.ops.schedules import Schedule, check_schedule
+from polyak.policies.exploration import RandomWarmStart
+from polyak.policies.network_policy import DiscountedReturn
+from polyak.policies.sde import check_sde, explore
+from polyak.replay.replay import Transition
+
+ENTROPY_FRACTION = 0.98
+"""Of the largest entropy of Discrete actions, the default target; Christodoulou 2019, arXiv:1910.07207."""
+
+ENTROPY_TOLERANCE = 1e-6
+"""Relative, for a largest entropy that was rounded to float32."""
+
+DROPOUT = 2**31
+"""Number that makes the key of the actor's dropout from the key of its actions; keys of the parts of an action differ."""
+
+LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
+"""Settings that have no effect with a fixed `alpha`."""
+
+
+@struct
+class Temperature:
+    """The weight of the entropy, α = e^log_alpha, with the state of its optimizer; fixed where α is a number."""
+
+    log_alpha: Float[Array, ""]
+    optimizer_state: PyTree
+
+
+@struct
+class SoftActorCopies:
+    """The networks of an agent with a stochastic actor, and its temperature.
+
+    Attributes:
+        actor: online only.
+        critics: N of them in one network, online and target.
+        temperature: α.
+        average: of the actor, that is evaluated with `ema_tau`; else None.
+    """
+
+    actor: NetworkCopies
+    critics: NetworkCopies
+    temperature: Temperature
+    average: Variables | None
+
+
+@struct
+class ActionDraw:
+    """Actions of a policy with their log-probabilities: a sample in each row, or every one of n Discrete actions.
+
+    Attributes:
+        action: the sample; None where the rows have every action.
+        log_prob: log π, `[B]`, or `[B, n]`, 0 for actions that are not allowed.
+        probs: π `[B, n]`, or None for a sample.
+    """
+
+    action: PyTree
+    log_prob: Float[Array, "..."]
+    probs: Float[Array, "..."] | None
+
+    def mean(self, values: Float[Array, "..."]) -> Float[Array, "..."]:
+        """E_a of values of these actions: Σ_a π(a|s) values_a, or the value of the sample."""
+        return values if self.probs is None else jnp.sum(self.probs * values, axis=1)
+
+
+def check_target_entropy(owner: str, name: str, value: Any) -> None:
+    """Check that a target entropy is a number, `"auto"` or None.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if not (isinstance(value, str) and value == "auto"):
+        check_number(owner, name, value, optional=True, or_else="'auto'")
+
+
+@struct(kw_only=True)
+class SoftActorAgent(ActorCriticAgent):
+    """An agent that maximizes returns and the entropy of its stochastic actor.
+
+        J(α) = E[ -log α (log π(a|s) + H̄) ]
+
+    A leaf defines `critic_loss` and `actor_loss`.
+
+    Attributes:
+        actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`. In its own loss it is in
+            training mode (dropout, batch normalization).
+        learning_rate: learning rate of the critics, and of the actor and α unless set separately; a number or a schedule such
+            as `Linear`.
+        alpha_learning_rate: learning rate of α.
+        alpha: the weight of the entropy; None learns it.
+        initial_alpha: where learning α begins.
+        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, or
+            log n of n Discrete actions, the entropy of random ones. `"auto"`, or None, takes -dim A, or 0.98 log n of n
+            Discrete actions that are allowed.
+        alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
+        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
+            number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
+            independently.
+        policy_delay: gradient steps of the critics for one of the actor and of α.
+        tau: fraction by which the target critics move towards the online ones at each target update.
+    """
+
+    copies_type: ClassVar[type] = SoftActorCopies
+
+    alpha_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
+    alpha: Scalar | None = number(default=None, at_least=0, optional=True)
+    initial_alpha: Scalar = number(default=1.0, above=0)
+    target_entropy: Scalar | Literal["auto"] | None = setting(default=None, check=check_target_entropy)
+    alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
+    sde_sample_freq: int | None = integer(default=None, optional=True)
+    policy_delay: int = integer(default=1)
+
+    @abc.abstractmethod
+    def check_critics(self, variables: Variables) -> None:
+        """Check that the critics return what the losses need.
+
+        Raises:
+            TypeError, ValueError: they do not.
+        """
+
+    @abc.abstractmethod
+    def critic_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        critics: Variables,
+        target: Variables,
+        actor: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Aux]:
+        """The critics' loss of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
+
+        Args:
+            params: θ of the online critics.
+            critics: the online critics; of their parameters nothing is used.
+            target: the target critics.
+            actor: the actor that a' is drawn from.
+            alpha: the weight of the entropy.
+            key: for a', the choice of critics, and dropout.
+        """
+
+    @abc.abstractmethod
+    def actor_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Aux]:
+        """The actor's loss of a batch whose weights sum to 1, and its terms.
+
+        Args:
+            params: φ.
+            actor: the online actor; of its parameters nothing is used.
+            critics: the online critics.
+            alpha: the weight of the entropy.
+            key: for the actions, and dropout.
+        """
+
+    def create_copies(self, key: PRNGKeyArray) -> SoftActorCopies:
+        """An actor, critics with a target, and a temperature."""
+        actor, critics, average = self._create_networks(key, actor_target=None)
+        self.check_critics(critics.online)
+        log_alpha = jnp.log(jnp.asarray(self.initial_alpha, jnp.float32))
+        temperature = Temperature(log_alpha, optimizer_of(self).init(jnp.array(log_alpha, copy=True)))
+        return SoftActorCopies(actor, critics, temperature, average)
+
+    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
+        """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
+        self.check_state("collect_policy", state)
+        explorer = explore(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
+        policy = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+
+    def train_step(
+        self,
+        copies: SoftActorCopies,
+        batch: Transition,
+        key: PRNGKeyArray,
+        enabled: Bool[Array, ""],
+        *,
+        env_steps: UInt32[Array, ""],
+        axis_name: str | None,
+    ) -> tuple[SoftActorCopies, StepLog]:
+        """One gradient step of the critics, whose target follows; in its turn one of the actor against the new critics, then α.
+
+        The α in both losses is the one before; its own loss has the new actor.
+        """
+        actor, critics, temperature = copies.actor, copies.critics, copies.temperature
+        rates = self.learning_rate, self.actor_learning_rate, self.alpha_learning_rate
+        critics_step, actor_step, alpha_step = (optimizer_of(self, env_steps, rate) for rate in rates)
+        critic_key, actor_key, alpha_key = jax.random.split(key, 3)
+        alpha = self._alpha(temperature.log_alpha)
+        loss = partial(
+            self.critic_loss,
+            critics=critics.online,
+            target=critics.variables("target"),
+            actor=actor.online,
+            alpha=alpha,
+            key=critic_key,
+        )
+        critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
+        # Only the targets follow, which the steps of actor and α do not use.
+        critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
+        actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
+
+        def train_actor(
+            trained: tuple[NetworkCopies, Temperature], enabled: Bool[Array, ""]
+        ) -> tuple[tuple[NetworkCopies, Temperature], dict[str, StepLog]]:
+            actor, temperature = trained
+            actor, actor_log = actor.train(actor_loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
+            loss = partial(self.temperature_loss, actor=self.share_encoder(actor.online, critics.online), key=alpha_key)
+            if self.alpha is not None:
+                return (actor, temperature), {"actor": actor_log}
+            gradient, aux = compute_gradient(loss, temperature.log_alpha, batch, axis_name=axis_name)
+            before, state = Variables(temperature.log_alpha), temperature.optimizer_state
+            after, state, alpha_log = apply_gradient(alpha_step, before, state, gradient, aux, non_finite(aux), enabled)
+            return (actor, Temperature(after.params, state)), {"actor": actor_log, "alpha": alpha_log}
+
+        trained = actor, temperature
+        (actor, temperature), logs = train_in_turn(self.policy_delay, critics, critic_log, train_actor, trained)
+        actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
+        average = self._update_average(copies.average, actor.online, critic_log.applied)
+        return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
+
+    def temperature_loss(
+        self, log_alpha: Float[Array, ""], batch: Transition, *, actor: Variables, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Aux]:
+        """J(α) = E[ -log α (log π(a|s) + H̄) ] of a batch whose weights sum to 1; no terms.
+
+        With `alpha_loss="alpha"` it has α in place of log α.
+        """
+        draw, _ = self.draw_actions(actor, batch.obs, batch.action_mask, key)
+        target = self.target_entropy
+        assert not isinstance(target, str), "__post_init__ has None for it"
+        excess = draw.mean(draw.log_prob) + (self.default_target_entropy(batch.action_mask) if target is None else target)
+        weight = log_alpha if self.alpha_loss == "log_alpha" else jnp.exp(log_alpha)
+        return weighted_sum(-weight * jax.lax.stop_gradient(excess), batch.weight), Aux({})
+
+    def draw_actions(
+        self, actor: Variables, obs: PyTree, mask: Bool[Array, "B n"] | None, key: PRNGKeyArray, *, train: bool = False
+    ) -> tuple[ActionDraw, PyTree]:
+        """A sample of Box actions between -1 and 1; of Discrete ones all, with their probabilities; and the actor's statistics.
+
+        Args:
+            train: apply the actor in training mode, for its loss.
+        """
+        dropout_key = jax.random.fold_in(key, DROPOUT) if train else None
+        (params, _), _, stats = self._actor.apply(actor, obs, train=train, key=dropout_key)
+        distribution = for_space(self.spec.action, params, mask, squash=True)
+        if not isinstance(distribution, Categorical):
+            return ActionDraw(*distribution.sample_and_log_prob(seed=key), None), stats
+        log_prob = distribution.log_probs()
+        # Finite for actions that are not allowed: their probability 0 times -inf is NaN.
+        return ActionDraw(None, jnp.where(jnp.isfinite(log_prob), log_prob, 0.0), jnp.exp(log_prob)), stats
+
+    def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
+        """The learning rate, and α."""
+        return super().metrics(before, after) | {"train/alpha": self._alpha(after.copies.temperature.log_alpha)}
+
+    def _alpha(self, log_alpha: Float[Array, ""]) -> Float[Array, ""]:
+        """α, the learned or the fixed one."""
+        return jnp.exp(log_alpha) if self.alpha is None else jnp.asarray(self.alpha, jnp.float32)
+
+    def default_target_entropy(self, mask: Bool[Array, "B n"] | None) -> Float[Array, "#B"]:
+        """-dim A of Boxes; 0.98 log n of n Discrete actions, where n counts those that the state allows."""
+        space = self.spec.action
+        if not isinstance(space, Discrete):
+            return jnp.full(1, -action_dimensions(self.spec), jnp.float32)
+        allowed = jnp.full(1, space.n, jnp.int32) if mask is None else jnp.maximum(mask.sum(axis=1, dtype=jnp.int32), 1)
+        return ENTROPY_FRACTION * jnp.log(allowed.astype(jnp.float32))
+
+    def _default_actor(self) -> Actor:
+        return Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
+
+    def _check_together(self) -> None:
+        """Check what several settings say together, that settings of a learned α are left out where it is fixed among it.
+
+        Raises:
+            ValueError: they do not go together, or α would grow without bound; the message names them.
+        """
+        super()._check_together()
+        check_sde(self, self._actor)
+        if isinstance(self.target_entropy, str):
+            object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.
+        if self.alpha is not None:
+            check_unset(self, LEARNED_ALPHA_SETTINGS, "has no effect with a fixed alpha; leave it out")
+        target, space = self.target_entropy, self.spec.action
+        if target is None or isinstance(target, str | jax.core.Tracer):
+            return
+        if isinstance(space, Discrete):
+            most, form = float(np.log(space.n)), f"log {space.n}"
+        else:
+            dimensions = action_dimensions(self.spec)
+            most, form = dimensions * float(np.log(2.0)), f"{dimensions} log 2"
+        # No lower bound: below 0 of Discrete actions, α goes to 0, and the policy becomes greedy.
+        values = np.asarray(target, float)
+        bad_values = values[~(values <= most * (1 + ENTROPY_TOLERANCE))]
+        if bad_values.size:
+            raise ValueError(
+                f"{type(self).__name__}: target_entropy must be at most {form} = {most:.3f}, "
+                f"the entropy of random actions, got {bad_values[0]:.6g}"
+            )
