@@ -39,7 +39,7 @@ IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=n
 def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, num_minibatches, spec, network, small):
     # 7 * 256 rows and more.
     agent = polyak.PPO(spec, network=network, num_steps=256, num_minibatches=num_minibatches)
-    assert agent.has_small_products(8, devices) is small
+    assert agent.prefers_single_thread(8, devices) is small
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, n
 def test_products_are_small_where_microbatches_are(network, microbatch_size, small):
     # With a memory they are counted in sequences.
     agent = polyak.PPO(SPEC, network=network, num_steps=256, num_minibatches=1, microbatch_size=microbatch_size)
-    assert agent.has_small_products(8, 1) is small
+    assert agent.prefers_single_thread(8, 1) is small
 
 
 def test_products_of_networks_of_action_values_are_small_too():
     spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
-    assert polyak.DQN(spec).has_small_products(8, 1)
-    assert not polyak.DQN(spec, network=polyak.q_mlp((257,))).has_small_products(8, 1)
+    assert polyak.DQN(spec).prefers_single_thread(8, 1)
+    assert not polyak.DQN(spec, network=polyak.q_mlp((257,))).prefers_single_thread(8, 1)
 
 
 @pytest.fixture

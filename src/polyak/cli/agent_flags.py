@@ -36,6 +36,10 @@ def agent_flags(agent: str, defaults: Mapping[str, Any]) -> type:
     return dataclasses.make_dataclass("AgentFlags", described, frozen=True)
 
 
+NO_SETTINGS: Any = dataclasses.make_dataclass("NoSettings", [], frozen=True)()
+"""The flags of an agent that a function of one's own makes."""
+
+
 def changed_settings(flags: Any) -> dict[str, Any]:
     """The settings of an object of `agent_flags` that the command line sets.
 

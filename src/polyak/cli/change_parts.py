@@ -35,6 +35,8 @@ def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, repl
     Raises:
         UsageError: the agent has no such setting, or would no longer explore.
     """
+    if (network_flags, replay_flags) == (NetworkFlags(), ReplayFlags()):
+        return agent
     fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}  # type: ignore[arg-type]
     networks = _changed_networks(algorithm, agent, network_flags)
     parts = dict(networks)

@@ -103,7 +103,7 @@ def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     own = read_own_run(run, flags.own, flags.imports)
     envs = [own.make_env(min(own.config.num_envs, flags.episodes))]
     try:
-        config = with_agent(own.config, flags.own, envs[0].spec)
+        config = with_agent(run, own.config, flags.own, envs[0].spec)
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
         policy, env_steps = restore_policy(checkpoints, config.agent)
         policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}

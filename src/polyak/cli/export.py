@@ -50,7 +50,7 @@ def _config_with_own_agent(run: Run, flags: OwnFlags, imports: str | None) -> Ru
     own = read_own_run(run, flags, imports)
     env = own.make_env(1)
     try:
-        return with_agent(own.config, flags, env.spec)
+        return with_agent(run, own.config, flags, env.spec)
     finally:
         if isinstance(env, HostEnv):
             env.close()

@@ -29,6 +29,12 @@ def check_import(env: str, module: str | None) -> bool:
     return module is not None
 
 
+def find_modules_here() -> None:
+    """Let modules be found in the working directory, after all others: no file here replaces an installed module."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def import_object(text: str, flag: str) -> Any:
     """Import `module:name`; modules are found in the working directory too.
 
@@ -38,9 +44,7 @@ def import_object(text: str, flag: str) -> Any:
     module, colon, name = text.partition(":")
     if not (colon and module and name.isidentifier()):
         raise UsageError(f"{flag} must be module:name, got {text!r}")
-    # At the end of the path, so that no file here replaces an installed module.
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    find_modules_here()
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:

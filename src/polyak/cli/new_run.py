@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from polyak import envs
-from polyak.agents import action_scaling_of
+from polyak.agents import agent_class
 from polyak.cli.agent_flags import changed_settings
 from polyak.cli.change_parts import change_parts
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import TrainFlags, UsageError, fail
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.own import env_maker, make_own_agent, store_own_flags
+from polyak.cli.own import env_maker, import_callable, make_own_agent, store_own_flags
 from polyak.cli.own_flags import OwnFlags, resume_flags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
@@ -24,6 +24,7 @@ from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
+from polyak.presets.preset import with_length
 from polyak.runs import LOOPS_OF_WORKERS, MAX_COUNT, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
 from polyak.train.devices import (
@@ -59,7 +60,7 @@ def train_new_run(
     """Train in a new run directory; returns the exit code.
 
     Args:
-        algorithm: its name; ignored if `own` names an agent, which needs none of the last three.
+        algorithm: its name; ignored if `own` names an agent.
         env_id: the name of the environment, or of the function that makes it.
         flags: how long, where and how to train.
         own: an agent and an environment of the person's own.
@@ -88,7 +89,9 @@ def train_new_run(
             # Before code of one's own starts JAX.
             dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)
-        scaling = flags.action_scaling or (action_scaling_of(algorithm) if own.agent is None else "clip")
+        named = agent_class(algorithm) if own.agent is None else import_callable(own.agent, "--agent")
+        usual: Literal["clip", "rescale"] = getattr(named, "action_scaling", "clip")
+        scaling = flags.action_scaling or usual
         source = EnvSource(target, {"action_scaling": scaling, "env_kwargs": env_kwargs})
         copies = 1 if workers else flags.num_envs
         env = envs.make(target, num_envs=copies, action_scaling=scaling, env_kwargs=env_kwargs)
@@ -96,13 +99,16 @@ def train_new_run(
             env = split_over_workers(env, flags.num_envs, workers)
             source = env.source
         try:
+            settings = changed_settings(agent_flags)
             if own.agent is not None:
-                agent = make_own_agent(own.agent, env.spec)
+                settings = {name: with_length(value, flags.env_steps) for name, value in settings.items()}
+                agent = make_own_agent(own.agent, env.spec, settings)
             else:
-                agent = make_agent(algorithm, env.spec, source, flags.env_steps, changed_settings(agent_flags))
-                agent = change_parts(algorithm, agent, network_flags, replay_flags, flags.env_steps)
+                agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
+            name = algorithm or type(agent).__name__
+            agent = change_parts(name, agent, network_flags, replay_flags, flags.env_steps)
             if not flags.checkpoint_replay and not isinstance(agent, HasReplay):
-                raise UsageError(f"--no-checkpoint-replay: {algorithm or type(agent).__name__} has no replay")
+                raise UsageError(f"--no-checkpoint-replay: {name} has no replay")
             is_free = flags.devices is None and learners is None
             if is_free and loop == "host" and splits_images(agent, flags.num_envs):
                 devices = configure_devices(2, loop, flags.num_envs)

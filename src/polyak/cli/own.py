@@ -11,7 +11,8 @@ from polyak.cli.own_flags import OwnFlags
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
-from polyak.runs import RunConfig, read_config
+from polyak.runs import RunConfig, config_classes, read_config
+from polyak.storage.config import from_json
 from polyak.storage.run_directory import Run
 from polyak.train.training import Training
 
@@ -50,13 +51,16 @@ def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
     return make_one, {}
 
 
-def make_own_agent(name: str, spec: EnvSpec) -> Agent:
+def make_own_agent(name: str, spec: EnvSpec, settings: Mapping[str, Any]) -> Agent:
     """The agent that `--agent` names.
+
+    Args:
+        settings: fields of its class that flags change.
 
     Raises:
         UsageError: the module or the name does not exist, or makes no agent.
     """
-    made = import_callable(name, "--agent")(spec)
+    made = import_callable(name, "--agent")(spec, **settings)
     if not isinstance(made, Agent):
         raise UsageError(f"--agent {name}: must be a function of an EnvSpec that returns an agent, got {made!r:.80}")
     return made
@@ -158,6 +162,13 @@ def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: boo
         )
 
 
-def with_agent(config: RunConfig, flags: OwnFlags, spec: EnvSpec) -> RunConfig:
-    """The config with the agent that `--agent` makes, if there is one."""
-    return config if flags.agent is None else dataclasses.replace(config, agent=make_own_agent(flags.agent, spec))
+def with_agent(run: Run, config: RunConfig, flags: OwnFlags, spec: EnvSpec) -> RunConfig:
+    """The config with the agent that `--agent` names, if it does; of the run's class it has the run's settings."""
+    if flags.agent is None:
+        return config
+    named, stored = import_callable(flags.agent, "--agent"), run.read_config()["agent"]
+    if isinstance(named, type) and stored.get("$class") == named.__name__:
+        agent = from_json(stored, config_classes() | {named.__name__: named}, what=f"{run.directory}: agent")
+    else:
+        agent = make_own_agent(flags.agent, spec, {})
+    return dataclasses.replace(config, agent=agent)

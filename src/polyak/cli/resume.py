@@ -144,7 +144,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
         env = own.make_env(1 if split else config.num_envs)
         env = split_over_workers(env, config.num_envs, split) if split else env
         try:
-            config = with_agent(config, flags.own, env.spec)
+            config = with_agent(run, config, flags.own, env.spec)
             if flags.own.agent is not None:
                 consent = "--force accepts and stores them"
                 check_agent_settings(run, config.agent, force=flags.force, owner="polyak resume", consent=consent)

@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any
 
 from polyak.agents import AGENTS
-from polyak.cli.agent_flags import agent_flags, setting_names
+from polyak.cli.agent_flags import NO_SETTINGS, agent_flags, setting_names
+from polyak.cli.agent_source import class_source
 from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.garbage import without_garbage_collection
+from polyak.cli.imports import find_modules_here
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.cli.own_flags import OwnFlags, OwnGroup
 from polyak.cli.replay_flags import ReplayFlags, replay_flags_in_help
@@ -51,14 +53,17 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     if env_id is None:
         return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
     try:
-        flags = _parse(algorithm, env_id, [*words, *rest])
+        flags = _parse(algorithm, own_agent, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
     with without_garbage_collection(is_own_process=is_own_process):
         from polyak.cli.new_run import train_new_run
 
-    of_agent = (flags.algorithm, flags.network, flags.replay) if algorithm else (None, NetworkFlags(), ReplayFlags())
-    return train_new_run(algorithm or "", env_id, flags.training, flags.own, *of_agent)
+    of_agent = vars(flags)
+    settings, network = of_agent.get("algorithm", NO_SETTINGS), of_agent.get("network", NetworkFlags())
+    return train_new_run(
+        algorithm or "", env_id, flags.training, flags.own, settings, network, of_agent.get("replay", ReplayFlags())
+    )
 
 
 def _own_last(arguments: list[str]) -> list[str]:
@@ -82,16 +87,26 @@ def _defaults(preset: Preset) -> TrainFlags:
     return TrainFlags(preset.env_steps, preset.num_envs, loop=preset.loop, workers=preset.workers)
 
 
-def _parse(algorithm: str | None, env_id: str, arguments: list[str]) -> Any:
+def _is_class(own_agent: str) -> bool:
+    """Whether `--agent` names a class, whose settings are flags; a function makes an agent of its own settings."""
+    find_modules_here()
+    try:
+        return bool(class_source(own_agent))
+    except (ImportError, ValueError, SyntaxError):
+        return False
+
+
+def _parse(algorithm: str | None, own_agent: str | None, env_id: str, arguments: list[str]) -> Any:
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
         ("training", TrainFlags, dataclasses.field(default=_defaults(defaults))),
         ("own", OwnGroup, dataclasses.field(default=OwnFlags())),
     ]
-    if algorithm:
-        agent = agent_flags(AGENTS[algorithm], defaults.values)
+    source = AGENTS[algorithm] if algorithm else own_agent if own_agent and _is_class(own_agent) else None
+    if source:
+        agent = agent_flags(source, defaults.values)
         # Where they are parsed, all are known, so that an error can say why the algorithm rejects one.
-        names, is_help = setting_names(AGENTS[algorithm]), bool(HELP & set(arguments))
+        names, is_help = setting_names(source), bool(HELP & set(arguments))
         network = network_flags_in_help(names) if is_help else NetworkFlags
         replay = replay_flags_in_help(names) if is_help else ReplayFlags
         groups += [
