@@ -1,7 +1,7 @@
 """A griffe extension for the API reference.
 
 Doctests become code blocks, jaxtyping's shapes stay as they are written, an entry for several arguments becomes one for each,
-and the attributes of settings state their defaults.
+and the attributes of settings, the inherited ones too, state their defaults.
 """
 
 import ast
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import griffe
+
+from polyak.core.docstrings import with_inherited
 
 # A prompt and the lines after it, up to the next empty line.
 DOCTEST = re.compile(r"^( *)(>>> .*(?:\n(?! *$).*)*)", re.MULTILINE)
@@ -30,10 +32,15 @@ class ApiReference(griffe.Extension):
             obj.docstring.value = in_entries(text, one_by_one)
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Append its default to each attribute of a class."""
+        """Add the inherited attributes to a class, and append its default to each attribute."""
+        for cls in classes_of(pkg):
+            if cls.docstring is not None and (bases := bases_of(cls)):
+                texts = [base.docstring.value for base in bases if base.docstring is not None]
+                names = [name for kind in (cls, *bases) for name in defaults_of(kind)]
+                cls.docstring.value = with_inherited(cls.docstring.value, texts, dict.fromkeys(names), indent=4)
         for cls in classes_of(pkg):
             if cls.docstring is not None:
-                defaults = defaults_of(cls)
+                defaults = {name: x for kind in (*reversed(bases_of(cls)), cls) for name, x in defaults_of(kind).items()}
 
                 def with_default(name: str, text: str, defaults: dict[str, str] = defaults) -> list[tuple[str, str]]:
                     if name not in defaults:
@@ -74,6 +81,14 @@ def classes_of(module: griffe.Module) -> Iterator[griffe.Class]:
             yield member
         elif isinstance(member, griffe.Module):
             yield from classes_of(member)
+
+
+def bases_of(cls: griffe.Class) -> list[griffe.Class]:
+    """The bases of a class in this package, the nearest first."""
+    try:
+        return [base for base in cls.mro() if base.path.startswith("polyak.")]
+    except ValueError:  # bases of elsewhere, which are not loaded
+        return []
 
 
 def defaults_of(cls: griffe.Class) -> dict[str, str]:
