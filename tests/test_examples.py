@@ -78,6 +78,11 @@ def test_a_foreign_policy_plans_in_both_loops():
 
 
 @pytest.mark.slow
+def test_an_algorithm_on_the_bases_of_agents_trains():
+    assert re.search(r"Result\(CrossQ jax/Pendulum-v1: 1,000 of 1,000", output("crossq.py"))
+
+
+@pytest.mark.slow
 def test_several_seeds_are_trained_at_once(capsys):
     spec = importlib.util.spec_from_file_location("compiled_seeds", EXAMPLES / "compiled_seeds.py")
     module = importlib.util.module_from_spec(spec)

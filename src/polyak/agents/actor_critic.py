@@ -135,7 +135,7 @@ class ActorCriticAgent(OffPolicyAgent):
         Raises:
             TypeError, ValueError: the actor returns something else; see `check_actor`.
         """
-        follows = actor_target, self._follow()
+        follows = actor_target, self.follow()
         pairs = zip(("actor", "critics"), (self._actor, self._critics), follows, jax.random.split(key), strict=True)
         actor, critics = (
             NetworkCopies.create(network, key, self.spec, optimizer=None, target=follow, name=name).with_optimizer_state(

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
 from polyak.agents.off_policy import OffPolicyState
+from polyak.agents.settings import TargetSettings
 from polyak.core.checks import check_unset
 from polyak.core.struct import check_settings, choice, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
@@ -31,7 +32,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class DDPG(ActorCriticAgent):
+class DDPG(TargetSettings, ActorCriticAgent):
     """DDPG for Box actions.
 
         L(θ) = E[ huber_κ(y - Q_θ(s, a)) ],    y = r + γ^m Q_target(s', π_target(s'))
@@ -81,7 +82,7 @@ class DDPG(ActorCriticAgent):
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target."""
-        actor, critics, average = self._create_networks(key, actor_target=self._follow())
+        actor, critics, average = self._create_networks(key, actor_target=self.follow())
         num_critics = check_critics(self._critics, critics.online, self.spec)
         if num_critics != 1:
             raise ValueError(f"DDPG: critics must be one critic, Critics(num_critics=1), got {num_critics}; TD3 takes several")

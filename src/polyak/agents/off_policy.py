@@ -29,6 +29,7 @@ from polyak.ops.losses import fill_rows, sum_over_devices
 from polyak.ops.schedules import saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
 from polyak.replay.replay import Replay, ReplayState, Transition, check_replay
+from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import UniformReplay
 
 
@@ -59,7 +60,7 @@ class OffPolicyState:
 class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     """An agent that learns from a replay.
 
-    A leaf defines `create_copies`, `train_step`, `policy` and `collect_policy`.
+    A leaf defines `create_copies`, `train_step`, `policy` and `collect_policy`, and has `TargetSettings` if it has targets.
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
@@ -76,8 +77,6 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             current statistics both when acting and when transitions are drawn.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
-        tau: fraction by which targets move towards the online networks at each target update; 1 copies them.
-        target_period: gradient steps between target updates.
         max_skipped_updates: stop training after this many consecutive updates with a NaN or infinite gradient in any network.
     """
 
@@ -94,8 +93,6 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     n_step: int = integer(default=1, at_most=1_000)
     reward_scale: Scalar = number(default=1.0, above=0)
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
-    tau: Scalar = number(default=0.005, above=0, at_most=1)
-    target_period: int = integer(default=1)
     max_skipped_updates: int = integer(default=10)
 
     @property
@@ -133,6 +130,10 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             ValueError: they were not.
         """
+
+    def follow(self) -> Follow | None:
+        """How the targets follow; None of an agent without targets."""
+        return None
 
     def initial_carry(self) -> PyTree:
         """The recurrent state of one environment, for a replay of sequences; `()` without one."""
@@ -249,7 +250,8 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
                 priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
             return (copies, priorities), log
 
-        copies = follow_by(state.copies, self._follow())
+        follow = self.follow()
+        copies = state.copies if follow is None else follow_by(state.copies, follow)
         (copies, priorities), log = jax.lax.scan(step, (copies, replay.priorities), keys)
         # The period is part of the structure, which stays that of the state.
         copies = jax.tree.unflatten(jax.tree.structure(state.copies), jax.tree.leaves(copies))
@@ -400,18 +402,16 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         least = min(self.learning_starts, (slots - 1) * num_envs)
         return self.has_started(env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
 
-    def _follow(self) -> Follow:
-        """How targets follow: by the agent's settings. The period in a state is only that of its `init`."""
-        return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.target_period, check_finite=False)
-
 
 def _without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
     """The batch with other rows in place of those without weight, where a network has batch normalization; see `fill_rows`."""
     nodes = jax.tree.leaves(copies, is_leaf=lambda node: isinstance(node, Variables))
-    if not any(isinstance(node, Variables) and has_batch_statistics(node) for node in nodes):
+    is_normalized = any(isinstance(node, Variables) and has_batch_statistics(node) for node in nodes)
+    if not is_normalized or isinstance(batch.obs, SequenceObs):  # a recurrent network stays in evaluation mode
         return batch
-    obs, action, action_mask = fill_rows((batch.obs, batch.action, batch.action_mask), batch.weight)
-    return dataclasses.replace(batch, obs=obs, action=action, action_mask=action_mask)
+    names = ("obs", "action", "action_mask", "next_obs", "next_action_mask")
+    rows = fill_rows([getattr(batch, name) for name in names], batch.weight)
+    return dataclasses.replace(batch, **dict(zip(names, rows, strict=True)))
 
 
 def count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
+from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Variables
@@ -27,7 +28,7 @@ RANDOM_TEMPERATURE = 1e30
 
 
 @struct(kw_only=True)
-class QAgent(OffPolicyAgent):
+class QAgent(TargetSettings, OffPolicyAgent):
     """An agent of action values for Discrete and MultiDiscrete actions.
 
     A leaf defines `loss`, and sets the default of `network`.
@@ -89,7 +90,7 @@ class QAgent(OffPolicyAgent):
     def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
         """The network and its target."""
         spec = as_discrete(type(self).__name__, self.spec)
-        copies = NetworkCopies.create(self._network, key, spec, optimizer=None, target=self._follow())
+        copies = NetworkCopies.create(self._network, key, spec, optimizer=None, target=self.follow())
         self.check_network(copies.online)
         return copies.with_optimizer_state(optimizer_of(self))
 

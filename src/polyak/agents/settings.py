@@ -1,8 +1,10 @@
 """Groups of settings that agents share."""
 
+import jax.numpy as jnp
 import optax
 
-from polyak.core.struct import choice, number, setting, static, struct
+from polyak.copies.follow import Follow
+from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Scalar
 from polyak.ops.schedules import Schedule, check_schedule
 
@@ -22,6 +24,23 @@ class AdamSettings:
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
+
+
+@struct(kw_only=True)
+class TargetSettings:
+    """How target networks follow the online ones.
+
+    Attributes:
+        tau: fraction by which targets move towards the online networks at each target update; 1 copies them.
+        target_period: gradient steps between target updates.
+    """
+
+    tau: Scalar = number(default=0.005, above=0, at_most=1)
+    target_period: int = integer(default=1)
+
+    def follow(self) -> Follow:
+        """The rule of all targets. The period in a state is only that of its `init`."""
+        return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.target_period, check_finite=False)
 
 
 @struct(kw_only=True)

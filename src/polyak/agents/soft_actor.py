@@ -119,7 +119,6 @@ class SoftActorAgent(ActorCriticAgent):
             number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
             independently.
         policy_delay: gradient steps of the critics for one of the actor and of α.
-        tau: fraction by which the target critics move towards the online ones at each target update.
     """
 
     copies_type: ClassVar[type] = SoftActorCopies
@@ -157,7 +156,7 @@ class SoftActorAgent(ActorCriticAgent):
         Args:
             params: θ of the online critics.
             critics: the online critics; of their parameters nothing is used.
-            target: the target critics.
+            target: the target critics, or the online ones of an agent without targets.
             actor: the actor that a' is drawn from.
             alpha: the weight of the entropy.
             key: for a', the choice of critics, and dropout.
@@ -185,7 +184,7 @@ class SoftActorAgent(ActorCriticAgent):
         """
 
     def create_copies(self, key: PRNGKeyArray) -> SoftActorCopies:
-        """An actor, critics with a target, and a temperature."""
+        """An actor, critics, which have a target where `follow` has a rule, and a temperature."""
         actor, critics, average = self._create_networks(key, actor_target=None)
         self.check_critics(critics.online)
         log_alpha = jnp.log(jnp.asarray(self.initial_alpha, jnp.float32))
@@ -221,14 +220,15 @@ class SoftActorAgent(ActorCriticAgent):
         loss = partial(
             self.critic_loss,
             critics=critics.online,
-            target=critics.variables("target"),
+            target=critics.online if critics.target is None else critics.variables("target"),
             actor=actor.online,
             alpha=alpha,
             key=critic_key,
         )
         critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
-        # Only the targets follow, which the steps of actor and α do not use.
-        critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
+        if critics.target is not None:
+            # Only the targets follow, which the steps of actor and α do not use.
+            critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
         actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
 
         def train_actor(

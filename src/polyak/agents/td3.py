@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
 from polyak.agents.off_policy import OffPolicyState
+from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_unset
 from polyak.core.spaces import Box, Leaf, leaf_spaces, map_space
@@ -36,7 +37,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TD3(ActorCriticAgent):
+class TD3(TargetSettings, ActorCriticAgent):
     """TD3 for Box actions.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
@@ -100,7 +101,7 @@ class TD3(ActorCriticAgent):
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target."""
-        actor, critics, average = self._create_networks(key, actor_target=self._follow())
+        actor, critics, average = self._create_networks(key, actor_target=self.follow())
         check_num_target_critics("TD3", self.num_target_critics, check_critics(self._critics, critics.online, self.spec))
         return ActorCriticCopies(actor, critics, average)
 
