@@ -70,7 +70,7 @@ MUTATIONS = (
         ("agents/test_value_family.py::test_the_bootstrap_takes_allowed_actions_only",),
     ),
     Mutation(
-        "agents/qr_dqn.py",
+        "agents/qrdqn.py",
         "batch.discount[:, None] * next_quantiles",
         "self.gamma * next_quantiles",
         ("agents/test_value_family.py::test_a_terminal_transition_does_not_see_the_next_observation",),

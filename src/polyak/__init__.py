@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyak.agents.iqn import IQN
     from polyak.agents.ppo import PPO
     from polyak.agents.pqn import PQN
-    from polyak.agents.qr_dqn import QRDQN
+    from polyak.agents.qrdqn import QRDQN
     from polyak.agents.sac import SAC
     from polyak.agents.td3 import TD3
     from polyak.agents.tqc import TQC
@@ -113,7 +113,7 @@ _MODULES = {
     "agents.iqn": ("IQN",),
     "agents.ppo": ("PPO",),
     "agents.pqn": ("PQN",),
-    "agents.qr_dqn": ("QRDQN",),
+    "agents.qrdqn": ("QRDQN",),
     "agents.sac": ("SAC",),
     "agents.td3": ("TD3",),
     "agents.tqc": ("TQC",),

@@ -13,7 +13,7 @@ import polyak
 from polyak.agents.c51 import C51
 from polyak.agents.dqn import DQN
 from polyak.agents.iqn import IQN
-from polyak.agents.qr_dqn import QRDQN
+from polyak.agents.qrdqn import QRDQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
 from polyak.networks.quantile_network import iqn_mlp

@@ -14,7 +14,7 @@ AGENTS = {
     "iqn": "polyak.agents.iqn:IQN",
     "ppo": "polyak.agents.ppo:PPO",
     "pqn": "polyak.agents.pqn:PQN",
-    "qrdqn": "polyak.agents.qr_dqn:QRDQN",
+    "qrdqn": "polyak.agents.qrdqn:QRDQN",
     # After "c51", the name of the class: what makes it Rainbow are the settings of presets/rainbow.py.
     "rainbow": "polyak.agents.c51:C51",
     "sac": "polyak.agents.sac:SAC",

@@ -1,6 +1,6 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import a2c, a3c, c51, ddpg, dqn, impala, iqn, ppo, pqn, qr_dqn, rainbow, sac, td3, tqc
+from polyak.presets import a2c, a3c, c51, ddpg, dqn, impala, iqn, ppo, pqn, qrdqn, rainbow, sac, td3, tqc
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -17,7 +17,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("iqn", iqn.PRESETS),
         ("ppo", ppo.PRESETS),
         ("pqn", pqn.PRESETS),
-        ("qrdqn", qr_dqn.PRESETS),
+        ("qrdqn", qrdqn.PRESETS),
         ("rainbow", rainbow.PRESETS),
         ("sac", sac.PRESETS),
         ("td3", td3.PRESETS),
