@@ -13,13 +13,13 @@ from polyak.agents.c51 import C51
 from polyak.agents.ddpg import DDPG
 from polyak.agents.dqn import DQN
 from polyak.agents.ppo import PPO
-from polyak.agents.qr_dqn import QRDQN
+from polyak.agents.qrdqn import QRDQN
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
 from polyak.copies import workers
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.other_libraries import find_replacement
+from polyak.core.suggestions import find_replacement
 from polyak.ops.gradient_step import QUANTITIES
 from tests.test_architecture import MAY_IMPORT
 

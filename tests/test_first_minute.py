@@ -9,9 +9,9 @@ import pytest
 import polyak
 from polyak import envs, train
 from polyak.agents import AGENTS, agent_class
-from polyak.core.other_libraries import LIBRARIES, find_replacement
 from polyak.core.spaces import Box
 from polyak.core.struct import struct
+from polyak.core.suggestions import find_replacement, libraries
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from tests.loops.setting import AGENT, ENV, KEY
 
@@ -62,8 +62,8 @@ def test_settings_of_stable_baselines3(name, value, instead):
 
 
 def test_the_translations_name_no_field_of_the_agent_itself():
-    for names in LIBRARIES.values():
-        assert not {name for name in names.everywhere if name in polyak.PPO.__dataclass_fields__}
+    for names in libraries().values():
+        assert not {name for name in names["everywhere"] if name in polyak.PPO.__dataclass_fields__}
 
 
 @pytest.mark.parametrize("loop", [train.compiled, train.host, train.run])
@@ -208,7 +208,7 @@ def test_settings_of_tf_agents_and_rl_coach(agent, name, says):
 
 
 OF_AGENTS = {"policy", "policy_kwargs", "n_steps", "train_freq", "optimizer_class", "gradient_clipping", "discount"}
-OF_AGENTS = OF_AGENTS.union(*(names for library in LIBRARIES.values() for names in library.by_field.values()))
+OF_AGENTS = OF_AGENTS.union(*(names for library in libraries().values() for names in library["by_field"].values()))
 OF_AGENTS -= {"seed"}  # Of functions with a key.
 
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import tyro
 
 from polyak.cli.flag_values import VALUE_RULES, parse_value
-from polyak.core.other_libraries import find_replacement
-from polyak.core.suggestions import escape_control
+from polyak.core.suggestions import escape_control, find_replacement
 
 T = TypeVar("T")
 

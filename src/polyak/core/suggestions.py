@@ -3,11 +3,11 @@
 import difflib
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable
+from importlib import resources
 from types import ModuleType
 from typing import Any, TypeVar
-
-from polyak.core.other_libraries import find_replacement, is_name_elsewhere
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -50,6 +50,42 @@ MODULE = {
     "callbacks": "polyak.train.callbacks",
 }
 """Where polyak has what other libraries, or one's memory, have in their first module."""
+
+
+@functools.cache
+def libraries() -> dict[str, dict[str, dict[str, Any]]]:
+    """The names of other libraries' arguments and what they are here, by library; a name that several have is the first's.
+
+    Under `everywhere` stands where polyak has what an argument sets (`NAME of OWNER` or `NAME=CODE of OWNER`); under `by_field`
+    the same where an agent has a certain field, or where a name means something else, of which the last one counts; under
+    `of_functions` the same where a function gets the argument, which knows no agent, and agents differ.
+    """
+    names: dict[str, Any] = json.loads((resources.files("polyak") / "other_libraries.json").read_text("utf-8"))
+    return names
+
+
+def find_replacement(name: str, known: tuple[str, ...], what: str) -> tuple[str, str] | None:
+    """The library that has an argument of this name, and what it is here; None for other names.
+
+    Of an agent it depends on its other fields; an argument of a function may be meant for any agent.
+    """
+    for library, names in libraries().items():
+        found = [
+            replacements[name] for field, replacements in names["by_field"].items() if field in known and name in replacements
+        ]
+        if not found and name in names["everywhere"]:
+            found = [names["everywhere"][name]]
+        if not found and what == "argument":
+            everywhere = (*names["by_field"].values(), names["of_functions"])
+            found = [replacements[name] for replacements in everywhere if name in replacements]
+        if found:
+            return library, found[-1]
+    return None
+
+
+def is_name_elsewhere(name: str) -> bool:
+    """Whether some agent of another library has such an argument."""
+    return any(name in replacements for names in libraries().values() for replacements in names["by_field"].values())
 
 
 def unknown_name(name: str, known: Iterable[str], what: str, *, cutoff: float = 0.6) -> str:
