@@ -301,7 +301,7 @@ def test_the_api_reference_states_the_defaults_of_settings(site):
     page = (site / "api" / "agents" / "index.html").read_text()
     assert 'id="polyak.PPO"' in page
     text = " ".join(re.sub("<[^>]+>", "", page).split())
-    assert "trace decay of GAE. Default: 0.95." in text
+    assert "1 the return up to the end of the rollout. Default: 0.95." in text
     settings = [name for name in ("PPO", "DQN", "SAC") for name in inspect.signature(getattr(polyak, name)).parameters]
     assert text.count(" Default: ") >= len(settings) - 3, "all but spec have a default"
 

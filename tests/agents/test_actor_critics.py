@@ -17,7 +17,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
-from polyak.replay.uniform import Replay, Transition
+from polyak.replay import Transition
 from tests.selection import quick
 
 KEY = jax.random.key(0)
@@ -260,7 +260,7 @@ def test_each_network_learns_at_its_own_rate(name):
 def test_the_actor_of_ddpg_learns_from_the_new_critic(monkeypatch):
     """The gradients by the action in TF-Agents' reference are clipped so much that those of old and new critic agree."""
     rows = batch()
-    monkeypatch.setattr(Replay, "sample", lambda *args, **kwargs: rows)
+    monkeypatch.setattr(polyak.UniformReplay, "sample", lambda *args, **kwargs: rows)
     agent = make("ddpg", num_steps=1, optimizer=optax.sgd(0.5))
     before, after = agent.init(KEY).copies, agent.update(agent.init(KEY), random_rollout(agent), KEY)[0].copies
     actor = before.actor.online

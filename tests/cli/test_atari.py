@@ -39,6 +39,6 @@ def test_presets_of_agents_with_a_replay_train(algorithm, command, workdir):
     code, _, err = command(f"train {algorithm} ALE/Breakout-v5 --run-dir run {settings} {images}")
     assert code == 0, err
     agent = read_config(open_run(workdir / "run")).agent
-    assert (agent.frame_stack, agent.target_period, agent.spec.obs.shape) == (4, 2_000, (4, 36, 36))
+    assert (agent.replay.frame_stack, agent.target_period, agent.spec.obs.shape) == (4, 2_000, (4, 36, 36))
     last = json.loads((workdir / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["replay/size"] == 128 and last["train/n_updates"] == 18 and last["train/loss"] > 0

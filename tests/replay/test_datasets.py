@@ -97,7 +97,7 @@ def test_demonstrations_of_a_python_policy_fill_the_replay_of_a_run():
     env = polyak.envs.make("CartPole-v1", num_envs=2)
     policy = polyak.PythonPolicy(lambda obs: (obs[:, 2] > 0).astype(np.int32), env.spec)
     rollout = train.collect(policy, env, 40, key=KEY)
-    agent = polyak.DQN(env.spec, **SMALL, num_steps=4, prioritized=True)
+    agent = polyak.DQN(env.spec, **SMALL | {"replay": polyak.PrioritizedReplay(512)}, num_steps=4)
     result = train.host(agent, env, env_steps=8, key=KEY)
     state = result.loop_state
     state = dataclasses.replace(state, agent=agent.add(state.agent, rollout))
