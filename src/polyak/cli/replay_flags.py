@@ -23,7 +23,7 @@ class ReplayFlags:
         default_hint(f"{REPLAY_DEFAULT} uniform", "{uniform,prioritized,sequence}"),
     ] = None
     (
-        "draw transitions uniformly, or in proportion to (|error| + eps)^alpha of their last loss and weighted for it, or draw "
+        "draw transitions uniformly, or in proportion to (|TD error| + eps)^alpha and weighted for it, or (DQN alone) draw "
         "sequences for a recurrent network, which chooses them itself"
     )
     capacity: Annotated[int | None, default_hint(f"{REPLAY_DEFAULT} 100,000, of actor-critics 1,000,000", "INT")] = None
@@ -44,11 +44,16 @@ class ReplayFlags:
     """the first time steps of a sequence, which only bring the stored recurrent state up to date"""
 
 
+OF_DISTRIBUTIONS = {"num_atoms", "num_quantiles", "num_tau"}
+"""Settings of agents that learn distributions of returns, from transitions alone."""
+
+
 def replay_flags_in_help(settings: Collection[str]) -> type[ReplayFlags]:
     """`ReplayFlags` without those that an agent with these settings rejects."""
     if "replay" not in settings:
         return hide(ReplayFlags, {field.name for field in dataclasses.fields(ReplayFlags)})
-    return hide(ReplayFlags, set() if "epsilon" in settings else {"sequence_length", "burn_in"})
+    takes_sequences = "epsilon" in settings and not OF_DISTRIBUTIONS & set(settings)
+    return hide(ReplayFlags, set() if takes_sequences else {"sequence_length", "burn_in"})
 
 
 FIELDS = {"priority_alpha": "alpha", "priority_beta": "beta", "priority_eps": "eps"}
@@ -71,7 +76,7 @@ def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps:
     wanted = replay if kind is None else make_replay({"kind": kind}, env_steps)
     names = {field.name for field in dataclasses.fields(wanted)}
     if unknown := [flag_of(name) for name in changes if name not in names]:
-        raise UsageError(f"{', '.join(unknown)}: {type(wanted).__name__} has no such setting; choose another --replay")
+        raise UsageError(f"{', '.join(unknown)}: {type(wanted).__name__} has no such setting; it belongs to another --replay")
     kept = {field.name: getattr(replay, field.name) for field in dataclasses.fields(replay) if field.name in names}
     return type(wanted)(**kept | {name: with_length(value, env_steps) for name, value in changes.items()})
 

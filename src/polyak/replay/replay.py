@@ -121,8 +121,8 @@ class Transition:
 class Replay(abc.ABC):
     """The base of replays: frozen settings with pure methods over a `ReplayState`, given to an agent as `replay=`.
 
-    A replay of one's own is a `polyak.replay.struct` with these methods, which usually holds a `UniformReplay` that stores its
-    rows, and draws from them in its own way. The last four methods have defaults for one without priorities.
+    A replay of your own is a `polyak.core.struct.struct` with these methods, or inherits from `UniformReplay`, which stores
+    rows, and draws from them in its own way. `set_priorities` and `metrics` have defaults for a replay without priorities.
 
     Attributes:
         capacity: rows, over all environments and devices.
