@@ -30,7 +30,7 @@ from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
 from polyak.storage.run_directory import BEST, CONFIG, Run, open_run
 
-FORMAT = 1
+FORMAT = 2
 
 MAX_SEED = 2**32 - 1
 """Maximum seed of a run."""
@@ -221,7 +221,7 @@ def read_config(run: Run, agent: Any = None) -> RunConfig:
     what = str(run.directory / "config.json")
     if data.get("format") != FORMAT:
         newer = isinstance(data.get("format"), int) and data["format"] > FORMAT
-        advice = "upgrade polyak" if newer else "it is not from polyak train"
+        advice = "upgrade polyak" if newer else "it is of an earlier version, whose runs cannot be continued"
         raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; {advice}")
     fields = dataclasses.fields(RunConfig)
     names = [field.name for field in fields]

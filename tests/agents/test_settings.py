@@ -79,6 +79,15 @@ WRONG_OF_REPLAYS = {
 @pytest.mark.parametrize("kind", [UniformReplay, PrioritizedReplay, SequenceReplay])
 def test_a_wrong_setting_of_a_replay_is_one_error_that_names_replay_field_and_value(kind):
     reject_wrong_settings(kind(), WRONG_OF_REPLAYS)
+    if kind is not SequenceReplay:
+        with pytest.warns(UserWarning, match="frame_padding='first' has no effect with frame_stack=1"):
+            kind(frame_padding="first")
+
+
+def test_a_replay_that_is_no_struct_is_rejected():
+    bare = type("Bare", (UniformReplay,), {})
+    with pytest.raises(TypeError, match=r"DQN: replay must be a pytree: decorate Bare with polyak\.core\.struct\.struct"):
+        make("dqn", replay=bare())
 
 
 def reject_wrong_settings(right, wrong):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyak.agents import AGENTS, agent_class
+from polyak.cli import agent_source
 from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
 from polyak.cli.agent_source import agent_summary
 from polyak.cli.flags import UsageError, parse
@@ -149,9 +150,30 @@ def test_a_subclass_of_one_of_our_agents_has_its_flags(module):
     assert "replay" in setting_names(f"{module}:Cautious")
 
 
-@pytest.mark.parametrize("agent", ["nowhere:Agent", "module_of_an_agent:Missing"])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("from polyak import DQN\nclass DQN(DQN):\n    pass", "DQN"),
+        ("from package import Base\nclass Leaf(Base):\n    own: int = 3", "Leaf"),
+        ("from nowhere import Base\nclass Leaf(Base):\n    own: int = 3", "Leaf"),
+    ],
+)
+def test_bases_are_found_by_way_of_a_package_and_by_the_same_name(text, name, tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("from .inner import Base\n")
+    (tmp_path / "package/inner.py").write_text("class Base:\n    rate: float = 0.5\n")
+    (tmp_path / "leaves.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    agent_source._tree_of.cache_clear()
+    names = [field.name for field in dataclasses.fields(agent_flags(f"leaves:{name}", {}))]
+    wanted = {"DQN": "huber_delta", "Leaf": "rate" if "package" in text else "own"}[name]
+    assert wanted in names
+    assert wanted not in [field.name for field in dataclasses.fields(agent_flags(f"leaves:{name}", {}, [wanted]))]
+
+
+@pytest.mark.parametrize("agent", ["sys:X", "nowhere:Agent", "module_of_an_agent:Missing"])
 def test_an_agent_that_does_not_exist_is_an_import_error(agent, module):
-    with pytest.raises(ImportError, match=r"no module 'nowhere'|defines no class 'Missing'"):
+    with pytest.raises(ImportError, match=r"no module '(nowhere|sys)'|defines no class 'Missing'"):
         agent_flags(agent, {})
 
 

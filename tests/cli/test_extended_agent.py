@@ -53,3 +53,36 @@ def test_it_trains_resumes_to_the_bit_evaluates_and_is_exported(here, capsys):
     # Without the class the run is not loaded: a file never runs code.
     assert main(["resume", "parts", "--env-steps", "400"]) != 0
     assert "pass an agent of your own again as agent= (--agent in a shell)" in capsys.readouterr().err
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The agent of the page on agents of one's own, whose optimizer no file can hold."""
+    page = (PAGE.parent / "own-agent.md").read_text()
+    (tmp_path / "own.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_class_with_an_optimizer_of_its_own_resumes_with_the_settings_of_the_run(own, capsys):
+    agent = "--agent own:TargetActorCritic"
+    words = f"train {agent} jax/CartPole-v1 --num-envs 2 --env-steps 64 --tau 0.5 --eval-episodes 0 --run-dir run"
+    assert main(words.split()) == 0
+    assert main(f"resume run {agent} --env-steps 128 --eval-episodes 1".split()) == 0
+    assert main(f"evaluate run {agent} --episodes 1".split()) == 0
+    assert '"tau": 0.5' in Path("run/config.json").read_text()
+    assert main(f"resume run {agent} --env-steps 192 --eval-episodes 0 --force".split()) == 0
+    assert '"tau": 0.05' in Path("run/config.json").read_text()
+    capsys.readouterr()
+
+
+def test_a_setting_with_the_name_of_another_flag_is_no_flag(tmp_path, monkeypatch, capsys):
+    text = "import polyak\nclass Agent(polyak.SAC):\n    capacity: int = 3\n    num_envs: int = 4\n    mine: int = 5\n"
+    (tmp_path / "named.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--agent", "named:Agent", "jax/Pendulum-v1", "--help"])
+    shown = capsys.readouterr().out
+    assert "--mine " in shown and shown.count("--num-envs ") == 1 and shown.count("--capacity ") == 1

@@ -16,7 +16,7 @@ PRIORITIZED = polyak.PrioritizedReplay(500, alpha=0.5, frame_stack=4)
         (PRIORITIZED, ReplayFlags(), PRIORITIZED),
         (PRIORITIZED, ReplayFlags(priority_eps=0.1), polyak.PrioritizedReplay(500, alpha=0.5, eps=0.1, frame_stack=4)),
         (PRIORITIZED, ReplayFlags(replay="uniform", capacity=9), polyak.UniformReplay(9, frame_stack=4)),
-        (polyak.UniformReplay(500), ReplayFlags(frame_padding="first"), polyak.UniformReplay(500, frame_padding="first")),
+        (polyak.UniformReplay(500, 2), ReplayFlags(frame_padding="first"), polyak.UniformReplay(500, 2, "first")),
         (
             polyak.UniformReplay(500),
             ReplayFlags(replay="prioritized", priority_beta=LinearOverTraining(0.5, 1.0, 0.5)),
@@ -32,6 +32,12 @@ def test_a_recurrent_network_chooses_its_replay():
     made = changed_replay(polyak.UniformReplay(500), ReplayFlags(sequence_length=8, burn_in=2), "sequence", 100)
     assert made == polyak.SequenceReplay(500, 8, burn_in=2)
     assert changed_replay(made, ReplayFlags(replay="uniform"), "sequence", 100) == polyak.UniformReplay(500)
+
+
+def test_a_recurrent_network_takes_no_priorities_or_frames_away_unasked():
+    with pytest.raises(UsageError, match=r"needs a SequenceReplay, without the alpha, frame_stack of PrioritizedReplay"):
+        changed_replay(PRIORITIZED, ReplayFlags(), "sequence", 100)
+    assert changed_replay(PRIORITIZED, ReplayFlags(replay="sequence"), "sequence", 100) == polyak.SequenceReplay(500)
 
 
 @pytest.mark.parametrize(

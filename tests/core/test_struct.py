@@ -154,6 +154,7 @@ class Leaf(Group):
 
     depth: int = integer(default=2)
     gamma: float = 0.5
+    width: int
 
 
 def test_a_plain_value_changes_the_default_of_an_inherited_field_and_keeps_its_check():

@@ -50,7 +50,7 @@ class DQN(QAgent):
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, recurrent=True))
         check_settings(self)
-        check_sequences("DQN", self.network, self.replay)
+        check_sequences("DQN", self.network, self.replay, self.num_steps)
         check_optimizer(self)
         check_normalizers(self)
 

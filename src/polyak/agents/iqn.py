@@ -45,7 +45,7 @@ class IQN(QAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    network: QuantileNetwork | None = static(default=None)
+    network: QuantileNetwork | None = static(default=None, kw_only=False)
     num_tau: int = integer(default=32)
     num_target_tau: int = integer(default=32)
     num_policy_tau: int = integer(default=32)

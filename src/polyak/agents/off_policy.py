@@ -60,7 +60,8 @@ class OffPolicyState:
 class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     """An agent that learns from a replay.
 
-    A leaf defines `create_copies`, `train_step`, `policy` and `collect_policy`, and has `TargetSettings` if it has targets.
+    A leaf defines `create_copies`, `check_copies`, `train_step`, `policy` and `collect_policy`, and has `TargetSettings` if it
+    has targets.
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
@@ -77,7 +78,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             current statistics both when acting and when transitions are drawn.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
-        max_skipped_updates: stop training after this many consecutive updates with a NaN or infinite gradient in any network.
+        max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
     """
 
     replay_field: ClassVar[str] = "replay"
@@ -115,6 +116,8 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         axis_name: str | None,
     ) -> tuple[PyTree, StepLog]:
         """The copies after one gradient step (of an actor-critic: one of each network) and the targets' update, and its log.
+
+        A replay with priorities needs the term `priority` in the log, the error |δ| of each transition.
 
         Args:
             batch: its weights sum to 1 over all devices.
@@ -212,6 +215,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         _, num_envs = check_rollout(rollout, self.spec)
         rollout = as_arrays(rollout)
         ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else self.replay
+        has_priorities = self.replay.has_priorities
         # Added first: a program that samples before it adds would copy the replay.
         replay = ring.add(state.replay, without_returns(self, rollout))
         normalizers = state.normalizers.update(rollout, self.gamma, axis_name)
@@ -233,7 +237,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             schedules_at = state.env_steps
             copies, log = self.train_step(copies, batch, train_key, total > 0, env_steps=schedules_at, axis_name=axis_name)
             log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
-            if self.replay.has_priorities:
+            if has_priorities:
                 log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / self.batch_size})
             return copies, log, batch.index
 
@@ -245,8 +249,9 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             copies, priorities = carry
             # The branches read the replay and do not return it, which would copy it.
             copies, log, index = jax.lax.cond(is_learning, learn, wait, copies, priorities, keys)
-            if replay.priorities is not None:
-                current, error = dataclasses.replace(replay, priorities=priorities), log.terms["priority"]
+            if has_priorities or isinstance(ring, DrawnReplay):
+                current = dataclasses.replace(replay, priorities=priorities)
+                error = log.terms["priority"] if has_priorities else jnp.zeros(index.shape, jnp.float32)
                 priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
             return (copies, priorities), log
 
@@ -361,12 +366,23 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         if isinstance(stored, DrawnBatches):
             return
         created = jax.eval_shape(self._create_replay)
-        structures: list[Any] = [jax.tree.structure(replay) for replay in (created, stored)]
-        if structures[0] != structures[1] or created.capacity != stored.capacity * devices:
-            raise ValueError(
-                f"update: the state's replay, {stored!r}, is not one of {type(self.replay).__name__}"
-                f"(capacity={self.replay.capacity}) and num_steps={self.num_steps}; create the state with agent.init(key)"
-            )
+        kinds = [
+            {
+                "capacity": replay.capacity * number,
+                "num_steps": replay.num_steps,
+                "priorities": replay.priorities is not None,
+                "sequences": replay.carries is not None,
+                "frame stacks": replay.rows.game_first is not None,
+                "a replay of the structure": jax.tree.structure(replay),
+            }
+            for replay, number in ((stored, devices), (created, 1))
+        ]
+        for name, value in kinds[0].items():
+            if value != kinds[1][name]:
+                raise ValueError(
+                    f"{type(self).__name__}.update: this state was created with {name}={value} but the agent has "
+                    f"{kinds[1][name]}; create it with agent.init(key)"
+                )
 
     def _count_gradient_steps(self, num_envs: int) -> int:
         """Gradient steps of an update, with this number of environments on all devices.

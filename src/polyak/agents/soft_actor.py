@@ -101,7 +101,7 @@ class SoftActorAgent(ActorCriticAgent):
 
         J(α) = E[ -log α (log π(a|s) + H̄) ]
 
-    A leaf defines `critic_loss` and `actor_loss`.
+    A leaf defines `critic_loss`, `actor_loss` and `check_critics`.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`. In its own loss it is in
@@ -301,7 +301,7 @@ class SoftActorAgent(ActorCriticAgent):
         return Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
 
     def _check_together(self) -> None:
-        """Check what several settings say together, that settings of a learned α are left out where it is fixed among it.
+        """Check what several settings say together; with a fixed α, settings of a learned one must be left out.
 
         Raises:
             ValueError: they do not go together, or α would grow without bound; the message names them.

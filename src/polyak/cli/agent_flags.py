@@ -8,7 +8,7 @@ import ast
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import tyro
@@ -19,15 +19,19 @@ from polyak.core.docstrings import attribute_texts
 from polyak.presets.preset import LinearOverTraining
 
 
-def agent_flags(agent: str, defaults: Mapping[str, Any]) -> type:
-    """A dataclass with a flag for each field of `agent`, a `"module:Class"`, with these defaults, else the field's."""
+def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str] = ()) -> type:
+    """A dataclass with a flag for each field of `agent`, a `"module:Class"`, with these defaults, else the field's.
+
+    Args:
+        others: names of other flags; fields of these names are set in Python.
+    """
     texts: dict[str, str] = {}
     fields: dict[str, Any] = {}
     for declaration in class_sources(agent):
         texts = attribute_texts(ast.get_docstring(declaration) or "") | texts
         for name, node in _declared(declaration).items():
             kind, default = _flag_type(ast.unparse(node.annotation)), _default(node.value)
-            if kind is not None and default is not dataclasses.MISSING and name not in fields:
+            if kind is not None and default is not dataclasses.MISSING and name not in {*fields, *others}:
                 fields[name] = kind, defaults.get(name, default)
     described = [
         (name, Annotated[kind, tyro.conf.arg(help=texts.get(name, ""))], dataclasses.field(default=default))

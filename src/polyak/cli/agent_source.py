@@ -16,45 +16,28 @@ def agent_summary(agent: str) -> str:
 def class_sources(agent: str) -> list[ast.ClassDef]:
     """The definitions of a `"module:Class"` and of its bases, in the order in which Python looks up their attributes.
 
-    A base is found if it stands in the same module, or is imported by name from another one or as `polyak.SAC`.
+    A base is found in the same module, or where it is imported from by name, also by way of a package, or as `polyak.SAC`. One
+    that is not found is left out: its fields are no flags.
 
     Raises:
-        ImportError: as of `class_source`.
+        ImportError: there is no such module, or it defines no such class.
     """
-    module, _, _ = agent.partition(":")
-    declaration = class_source(agent)
-    homes = _imports(module)
-    names = [ast.unparse(base) for base in declaration.bases]
-    of_bases = [source for name in names if name in homes for source in class_sources(f"{homes[name]}:{name.split('.')[-1]}")]
-    # A class comes before its bases, also where it is a base of several.
-    ordered = {source: None for source in reversed(of_bases)}
-    return [declaration, *reversed(ordered)]
+    order: list[ast.ClassDef] = []
+    visited: set[ast.ClassDef] = set()
+
+    def visit(module: str, node: ast.ClassDef) -> None:
+        if node in visited:
+            return
+        visited.add(node)
+        for base in reversed(node.bases):
+            if (found := _find_base(module, node, ast.unparse(base))) is not None:
+                visit(*found)
+        order.append(node)
+
+    visit(agent.partition(":")[0], class_source(agent))
+    return order[::-1]
 
 
-@functools.cache
-def _imports(module: str) -> dict[str, str]:
-    """The modules of the names that a module defines or imports, and of all names of `polyak`, such as `polyak.SAC`."""
-    public = {name: f"polyak.{inner}" for inner, names in polyak._MODULES.items() for name in names}
-    homes = {f"polyak.{name}": home for name, home in public.items()}
-    for node in _tree_of(module).body:
-        if isinstance(node, ast.ClassDef):
-            homes[node.name] = module
-        elif isinstance(node, ast.ImportFrom) and node.module == "polyak":
-            homes |= {alias.name: public[alias.name] for alias in node.names if alias.name in public}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level and node.module != "abc":
-            homes |= {alias.name: node.module for alias in node.names if alias.asname is None}
-    return homes
-
-
-@functools.cache
-def _tree_of(module: str) -> ast.Module:
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"no module {module!r}, which should hold an agent", name=module)
-    return ast.parse(Path(found.origin).read_text("utf-8"))
-
-
-@functools.cache
 def class_source(agent: str) -> ast.ClassDef:
     """The definition of a `"module:Class"`.
 
@@ -66,3 +49,60 @@ def class_source(agent: str) -> ast.ClassDef:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node
     raise ImportError(f"the module {module!r} defines no class {name!r}")
+
+
+def _find_base(module: str, node: ast.ClassDef, base: str) -> tuple[str, ast.ClassDef] | None:
+    """The module and the definition of a base of a class."""
+    if base.startswith("polyak."):
+        return _find_class("polyak", base.removeprefix("polyak."), frozenset())
+    for other in _tree_of(module).body:
+        if isinstance(other, ast.ClassDef) and other.name == base and other is not node:
+            return module, other
+    return _find_import(module, base, frozenset())
+
+
+def _find_class(module: str, name: str, visited: frozenset[tuple[str, str]]) -> tuple[str, ast.ClassDef] | None:
+    """The module and the definition of a class that a module defines or imports."""
+    if module == "polyak":
+        module = next((f"polyak.{inner}" for inner, names in polyak._MODULES.items() if name in names), module)
+    if (module, name) in visited:
+        return None
+    try:
+        return module, class_source(f"{module}:{name}")
+    except ImportError:
+        return _find_import(module, name, visited | {(module, name)})
+
+
+def _find_import(module: str, name: str, visited: frozenset[tuple[str, str]]) -> tuple[str, ast.ClassDef] | None:
+    try:
+        body = _tree_of(module).body
+    except ImportError:
+        return None
+    for node in (node for node in body if isinstance(node, ast.ImportFrom)):
+        for alias in node.names:
+            if (alias.asname or alias.name) == name:
+                return _find_class(_imported_module(module, node), alias.name, visited)
+    return None
+
+
+def _imported_module(module: str, node: ast.ImportFrom) -> str:
+    """The absolute name of the module that `from ... import` in a module names."""
+    if not node.level:
+        return node.module or ""
+    found = importlib.util.find_spec(module)
+    is_package = found is not None and found.submodule_search_locations is not None
+    package = module if is_package else module.rpartition(".")[0]
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+
+
+@functools.cache
+def _tree_of(module: str) -> ast.Module:
+    """The syntax tree of a module.
+
+    Raises:
+        ImportError: there is no such module, or it has no source in Python.
+    """
+    found = importlib.util.find_spec(module) if module else None
+    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        raise ModuleNotFoundError(f"no module {module!r}, which should hold an agent", name=module)
+    return ast.parse(Path(found.origin).read_text("utf-8"))

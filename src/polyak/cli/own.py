@@ -1,5 +1,6 @@
 """Agents, environments and wrappers of the person's own: named on the command line, never by a file."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
 from polyak.runs import RunConfig, config_classes, read_config
-from polyak.storage.config import from_json
+from polyak.storage.config import ConfigError, from_json
 from polyak.storage.run_directory import Run
 from polyak.train.training import Training
 
@@ -162,13 +163,21 @@ def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: boo
         )
 
 
-def with_agent(run: Run, config: RunConfig, flags: OwnFlags, spec: EnvSpec) -> RunConfig:
-    """The config with the agent that `--agent` names, if it does; of the run's class it has the run's settings."""
+def with_agent(run: Run, config: RunConfig, flags: OwnFlags, spec: EnvSpec, *, force: bool = False) -> RunConfig:
+    """The config with the agent that `--agent` makes, if there is one.
+
+    The class of the run's agent is given the settings that the run stored; those that a file cannot hold, such as an optimizer
+    or a network of your own, are the class's.
+
+    Args:
+        force: the settings of the class or function count, not those of the run.
+    """
     if flags.agent is None:
         return config
-    named, stored = import_callable(flags.agent, "--agent"), run.read_config()["agent"]
-    if isinstance(named, type) and stored.get("$class") == named.__name__:
-        agent = from_json(stored, config_classes() | {named.__name__: named}, what=f"{run.directory}: agent")
-    else:
-        agent = make_own_agent(flags.agent, spec, {})
-    return dataclasses.replace(config, agent=agent)
+    make, stored = import_callable(flags.agent, "--agent"), run.read_config()["agent"]
+    settings: dict[str, Any] = {}
+    if isinstance(make, type) and stored.get("$class") == make.__name__ and not force:
+        for name in stored.keys() - {"$class", "spec"}:
+            with contextlib.suppress(ConfigError):
+                settings[name] = from_json(stored[name], config_classes())
+    return dataclasses.replace(config, agent=make_own_agent(flags.agent, spec, settings))

@@ -14,7 +14,7 @@ class OwnFlags:
     """An agent and an environment of your own. Modules are found in the working directory too."""
 
     agent: Annotated[str | None, default_hint("ALGO's", "MODULE:NAME")] = None
-    """function of the environment's spec that makes the agent, in place of ALGO"""
+    """class of an agent, or function of the environment's spec that makes one, in place of ALGO"""
     env: Annotated[str | None, default_hint("ENV", "MODULE:NAME")] = None
     """function or class that makes a Gymnasium environment, in place of ENV"""
     wrapper: Annotated[str | None, default_hint("none", "MODULE:NAME")] = None
@@ -55,7 +55,7 @@ class OwnFlagsOfRun(OwnFlags):
     """What a run does not store: an agent and an environment of your own, and texts in the environment's settings."""
 
     agent: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
-    """function of the environment's spec that makes the agent, in place of the run's"""
+    """class of an agent, or function of the environment's spec that makes one, in place of the run's"""
     env: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
     """function or class that makes a Gymnasium environment, in place of the run's"""
     env_kwargs: Annotated[tuple[str, ...] | None, default_hint("the run's", "NAME=VALUE [NAME=VALUE ...]")] = None

@@ -71,12 +71,22 @@ def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps:
         UsageError: a flag is for another replay.
     """
     changes = {f.name: value for f in dataclasses.fields(flags) if (value := getattr(flags, f.name)) is not None}
-    kind = changes.pop("replay", kind)
+    is_asked = "replay" in changes
+    kind = changes.pop("replay", None if replay.draws_sequences else kind)
     changes = {FIELDS.get(name, name): value for name, value in changes.items()}
     wanted = replay if kind is None else make_replay({"kind": kind}, env_steps)
     names = {field.name for field in dataclasses.fields(wanted)}
     if unknown := [flag_of(name) for name in changes if name not in names]:
         raise UsageError(f"{', '.join(unknown)}: {type(wanted).__name__} has no such setting; it belongs to another --replay")
+    usual = type(replay)()
+    lost = [
+        f.name for f in dataclasses.fields(replay) if f.name not in names and getattr(replay, f.name) != getattr(usual, f.name)
+    ]
+    if lost and not is_asked:
+        raise UsageError(
+            f"a recurrent network needs a {type(wanted).__name__}, without the {', '.join(lost)} of {replay!r}; "
+            "--replay sequence leaves them out"
+        )
     kept = {field.name: getattr(replay, field.name) for field in dataclasses.fields(replay) if field.name in names}
     return type(wanted)(**kept | {name: with_length(value, env_steps) for name, value in changes.items()})
 

@@ -144,7 +144,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
         env = own.make_env(1 if split else config.num_envs)
         env = split_over_workers(env, config.num_envs, split) if split else env
         try:
-            config = with_agent(run, config, flags.own, env.spec)
+            config = with_agent(run, config, flags.own, env.spec, force=flags.force)
             if flags.own.agent is not None:
                 consent = "--force accepts and stores them"
                 check_agent_settings(run, config.agent, force=flags.force, owner="polyak resume", consent=consent)
@@ -186,6 +186,8 @@ def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Wor
 def _note_ended_schedules(config: RunConfig) -> None:
     """Print the schedules that have ended for the rest of a training that was made longer; at 0 it learns nothing."""
     fields = {field.name: getattr(config.agent, field.name) for field in dataclasses.fields(config.agent)}
+    if dataclasses.is_dataclass(replay := fields.get("replay")):
+        fields |= {f"{field.name} of the replay": getattr(replay, field.name) for field in dataclasses.fields(replay)}
     for name, value in fields.items():
         if isinstance(value, Linear) and value.env_steps < config.env_steps:
             print(f"note: {name} stays at {value.end:g} after {value.env_steps:,.0f} env_steps, the original length of the run")

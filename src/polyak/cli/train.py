@@ -6,7 +6,7 @@ from typing import Any
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import NO_SETTINGS, agent_flags, setting_names
 from polyak.cli.agent_source import class_source
-from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
+from polyak.cli.flags import TrainFlags, UsageError, fail, field_names, parse, print_usage
 from polyak.cli.garbage import without_garbage_collection
 from polyak.cli.imports import find_modules_here
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
@@ -104,7 +104,8 @@ def _parse(algorithm: str | None, own_agent: str | None, env_id: str, arguments:
     ]
     source = AGENTS[algorithm] if algorithm else own_agent if own_agent and _is_class(own_agent) else None
     if source:
-        agent = agent_flags(source, defaults.values)
+        others = [name for kind in (TrainFlags, OwnFlags, NetworkFlags, ReplayFlags) for name in field_names(kind)]
+        agent = agent_flags(source, defaults.values, others)
         # Where they are parsed, all are known, so that an error can say why the algorithm rejects one.
         names, is_help = setting_names(source), bool(HELP & set(arguments))
         network = network_flags_in_help(names) if is_help else NetworkFlags

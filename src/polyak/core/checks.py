@@ -159,7 +159,7 @@ def check_unset(settings: Any, names: Iterable[str], reason: str) -> None:
 
 
 def warn_unused(settings: Any) -> None:
-    """Warn of settings that have no effect because of another, such as `priority_alpha` with `prioritized=False`.
+    """Warn of settings that have no effect because of another, such as `clip_obs` with `normalize_obs=False`.
 
     The metadata `used_if` of a field is the name of that setting and the value, or the range of values, with which the field
     has an effect; `...` is any but None. None and the default are always accepted. It is no error, so that runs that were

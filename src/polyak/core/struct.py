@@ -157,10 +157,11 @@ def struct(cls: type[T] | None = None, *, kw_only: bool = False) -> Any:
 
 
 def _inherit_defaults(cls: type) -> None:
-    """Make a field of each inherited one to which the class assigns another default."""
-    for name, value in list(vars(cls).items()):
+    """Make a field of each inherited one to which the class assigns another default, or gives another type."""
+    own = {name: getattr(cls, name, dataclasses.MISSING) for name in inspect.get_annotations(cls)} | vars(cls)
+    for name, value in own.items():
         inherited = next((_fields_of(base)[name] for base in cls.__mro__[1:] if name in _fields_of(base)), None)
-        if inherited is not None and not isinstance(value, dataclasses.Field):
+        if inherited is not None and not isinstance(value, dataclasses.Field | property):
             changed = dataclasses.field(default=value, metadata=inherited.metadata, kw_only=inherited.kw_only)
             setattr(cls, name, changed)
 
@@ -171,7 +172,7 @@ def _distance_in(cls: type) -> Callable[[Any], tuple[bool, int]]:
         name: number
         for number, base in enumerate(cls.__mro__)
         for name in _fields_of(base)
-        if name in vars(base).get("__annotations__", ())
+        if name in inspect.get_annotations(base)
     }
     return lambda field: (bool(field.kw_only), distance[field.name] if field.kw_only else 0)
 

@@ -7,7 +7,7 @@ from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.recurrent import unroll
 from polyak.ops.losses import flatten_steps
 from polyak.replay.replay import Replay
-from polyak.replay.sequences import SequenceObs
+from polyak.replay.sequences import SequenceObs, SequenceReplay
 
 
 def unroll_sequences(network: Network, variables: Variables, obs: SequenceObs) -> PyTree:
@@ -30,14 +30,16 @@ def unroll_sequences(network: Network, variables: Variables, obs: SequenceObs) -
     return jax.tree.map(at_index, out)
 
 
-def check_sequences(owner: str, network: Network | None, replay: Replay) -> None:
+def check_sequences(owner: str, network: Network | None, replay: Replay, num_steps: int) -> None:
     """Check that a recurrent network has a replay that draws sequences, and that no other network has one.
 
     Raises:
-        ValueError: one is without the other.
+        ValueError: one is without the other, or some of the `num_steps` of a rollout would never be learned from.
     """
     if isinstance(network, RecurrentNetwork) != replay.draws_sequences:
         raise ValueError(
             f"{owner}: replay must be a SequenceReplay with a recurrent network (q_lstm, q_gru), and only with one, got "
             f"replay={replay!r} and network={network!r}"
         )
+    if isinstance(replay, SequenceReplay):
+        replay.check_num_steps(num_steps)

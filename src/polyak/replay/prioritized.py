@@ -74,7 +74,7 @@ class PrioritizedReplay(Replay):
     )
     eps: Scalar = number(default=1e-6, at_least=0)
     frame_stack: int = integer(default=1, at_most=64)
-    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
+    frame_padding: Padding = choice(default="zero", choices=("zero", "first"), used_if=("frame_stack", range(2, 65)))
 
     def __post_init__(self) -> None:
         check_settings(self)

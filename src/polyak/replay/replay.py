@@ -229,13 +229,15 @@ def check_replay(owner: str, name: str, value: Any, *, sequences: bool = False) 
         sequences: allow one that draws sequences.
 
     Raises:
-        TypeError: it is no replay.
+        TypeError: it is no replay, or its class is no struct.
         ValueError: it draws sequences.
     """
     if not isinstance(value, Replay):
         raise TypeError(
             f"{owner}: {name} must be a polyak.replay.Replay, such as polyak.UniformReplay(100_000), got {value!r:.80}"
         )
+    if jax.tree_util.all_leaves([value]):
+        raise TypeError(f"{owner}: {name} must be a pytree: decorate {type(value).__name__} with polyak.core.struct.struct")
     if value.draws_sequences and not sequences:
         raise ValueError(f"{owner}: {name} must draw transitions; sequences are for recurrent networks of DQN, got {value!r}")
 

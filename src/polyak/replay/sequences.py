@@ -75,6 +75,14 @@ class SequenceReplay(Replay):
             raise ValueError(
                 f"SequenceReplay: capacity={self.capacity} must be divisible by num_steps * devices = {num_steps} * {devices}"
             )
+        self.check_num_steps(num_steps)
+
+    def check_num_steps(self, num_steps: int) -> None:
+        """Check that each step of a rollout is learned from.
+
+        Raises:
+            ValueError: the steps after the burn-in are fewer than those of a rollout.
+        """
         if self.sequence_length - self.burn_in < num_steps:
             raise ValueError(
                 f"SequenceReplay: sequence_length - burn_in must be at least num_steps={num_steps}, or steps of each rollout "

@@ -39,7 +39,7 @@ class UniformReplay(Replay):
 
     capacity: int = integer(default=100_000)
     frame_stack: int = integer(default=1, at_most=64)
-    frame_padding: Padding = choice(default="zero", choices=("zero", "first"))
+    frame_padding: Padding = choice(default="zero", choices=("zero", "first"), used_if=("frame_stack", range(2, 65)))
 
     def __post_init__(self) -> None:
         check_settings(self)
