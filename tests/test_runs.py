@@ -105,7 +105,7 @@ def test_a_run_that_a_program_made_loads_with_its_agent(tmp_path):
     with create(tmp_path / "mine", {"note": "made by a program"}) as run:
         shutil.copytree(tmp_path / "one/checkpoints", run.checkpoints, dirs_exist_ok=True)
     assert polyak.load_policy(tmp_path / "mine", agent=agent).predict(OBS)[0] == policy.predict(OBS)[0]
-    with pytest.raises(ConfigError, match="has format None, this version reads 1; it is not from polyak train"):
+    with pytest.raises(ConfigError, match="has format None, this version reads 2; it is not from polyak train"):
         polyak.load_policy(tmp_path / "mine")
 
 
@@ -228,8 +228,8 @@ def test_newer_format_is_rejected(run_and_policy, tmp_path):
     directory, _ = run_and_policy
     config = open_run(directory).read_config()
     with (
-        create(tmp_path / "run", {**config, "format": 2}) as run,
-        pytest.raises(ConfigError, match="has format 2, this version reads 1; upgrade polyak"),
+        create(tmp_path / "run", {**config, "format": 3}) as run,
+        pytest.raises(ConfigError, match="has format 3, this version reads 2; upgrade polyak"),
     ):
         read_config(run)
 

@@ -220,8 +220,10 @@ def read_config(run: Run, agent: Any = None) -> RunConfig:
     data = run.read_config()
     what = str(run.directory / "config.json")
     if data.get("format") != FORMAT:
-        newer = isinstance(data.get("format"), int) and data["format"] > FORMAT
-        advice = "upgrade polyak" if newer else "it is of an earlier version, whose runs cannot be continued"
+        advice = "it is not from polyak train"
+        if isinstance(data.get("format"), int):
+            newer = data["format"] > FORMAT
+            advice = "upgrade polyak" if newer else "it is of an earlier version, whose runs cannot be continued"
         raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; {advice}")
     fields = dataclasses.fields(RunConfig)
     names = [field.name for field in fields]
