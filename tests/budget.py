@@ -24,6 +24,7 @@ LONGER = {
     "tests/agents/test_dqn_prioritized.py": _TRAININGS,
     "tests/agents/test_dqn_recurrent.py": _TRAININGS,
     "tests/agents/test_dqn_tf_agents.py": _EVERY_AGENT,
+    "tests/agents/test_extended.py": _TRAININGS,
     "tests/agents/test_normalized_replay.py": _EVERY_AGENT,
     "tests/agents/test_on_policy.py": _EVERY_AGENT,
     "tests/agents/test_ppo_memory.py": _TRAININGS,
