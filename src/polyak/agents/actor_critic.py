@@ -83,7 +83,7 @@ class ActorCriticAgent(OffPolicyAgent):
         return Greedy(self._network_policy(state, evaluated))
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
+        """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         critics = self.critics
         widest = max(critics.hidden, default=0) if isinstance(critics, Critics) else np.inf
         return is_narrow(self._actor, self.spec) and widest <= MAX_NARROW_WIDTH and self.batch_size <= MAX_SMALL_BATCH

@@ -61,13 +61,13 @@ class BaseAgent(abc.ABC):
         """
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """Why training cannot continue, or None."""
+        """Return why training cannot continue, or None."""
         return None
 
     def partition(self, axis_name: str) -> PyTree:
-        """How the state is split over devices; the whole state is replicated."""
+        """Return the `PartitionSpec` of the state over devices: by default the whole state is replicated."""
         return PartitionSpec()
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Whether the matrix products of an update are so small that one CPU thread on each device computes them fastest."""
+        """Return True if the matrix products of an update are so small that one CPU thread per device is fastest."""
         return False

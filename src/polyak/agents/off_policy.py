@@ -135,7 +135,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """
 
     def follow(self) -> Follow | None:
-        """How the targets follow; None of an agent without targets."""
+        """The rule by which the targets follow; None for an agent without targets."""
         return None
 
     def initial_carry(self) -> PyTree:
@@ -192,7 +192,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         replay: Any = state.replay
         if replay.num_steps != self.num_steps:
             raise ValueError(
-                f"{owner}: num_steps={self.num_steps}: the state's replay is that of an agent with num_steps={replay.num_steps}"
+                f"{owner}: state must have a replay of num_steps={self.num_steps}, got num_steps={replay.num_steps}"
             )
         return dataclasses.replace(state, replay=add_stream(owner, self.replay, replay, rollout))
 
@@ -258,7 +258,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         follow = self.follow()
         copies = state.copies if follow is None else follow_by(state.copies, follow)
         (copies, priorities), log = jax.lax.scan(step, (copies, replay.priorities), keys)
-        # The period is part of the structure, which stays that of the state.
+        # The period is part of the tree structure, and the structure of the state must not change.
         copies = jax.tree.unflatten(jax.tree.structure(state.copies), jax.tree.leaves(copies))
         dropped = sum_over_devices(replay.dropped - state.replay.dropped, axis_name)
         new_state = OffPolicyState(
@@ -273,7 +273,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return new_state, metrics | ring.metrics(new_state.replay, axis_name=axis_name)
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
-        """What is reported of an update beside the terms of the losses and the counts."""
+        """Metrics of an update, in addition to the terms of the losses and the counts."""
         return {} if self.optimizer is not None else {"train/learning_rate": value_at(self.learning_rate, before.env_steps)}
 
     def draw_batches(
@@ -343,7 +343,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             )
 
     def has_started(self, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
-        """Whether enough transitions were collected; until then actions are random."""
+        """Return True once `learning_starts` transitions were collected; until then actions are random."""
         return env_steps >= jnp.uint32(self.learning_starts)
 
     def _create_replay(self) -> ReplayState:
@@ -410,7 +410,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return {"num_envs": num_envs, "n_step": self.n_step, "gamma": self.gamma, "env_steps": env_steps}
 
     def _is_due(self, env_steps: UInt32[Array, ""], size: UInt32[Array, ""], num_envs: int) -> Array:
-        """Whether an update takes gradient steps: after `learning_starts`, and with enough in the replay to learn from.
+        """Return True if an update takes gradient steps: after `learning_starts`, and with enough transitions in the replay.
 
         A resumed run may start with an empty one. Enough are `learning_starts` transitions, but no more than there can be.
         """
@@ -456,7 +456,7 @@ def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
 
 
 def _bad_data(rollout: Rollout, axis_name: str | None) -> Bool[Array, " quantities"]:
-    """Which quantities of the rollout have NaN or infinity."""
+    """Flag the quantities of the rollout that have NaN or infinity."""
     steps, actions = rollout.time_steps, rollout.actions
     flags = {"obs": ~all_finite(steps.obs), "reward": ~jnp.isfinite(steps.reward).all(), "action": ~all_finite(actions)}
     return sum_over_devices(flag_quantities(flags).astype(jnp.int32), axis_name) > 0

@@ -136,7 +136,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Whether layers are at most 256 wide, and batches of at most 256 transitions."""
+        """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
 
     def _exploration_rate(self, env_steps: UInt32[Array, ""]) -> Float[Array, ""]:

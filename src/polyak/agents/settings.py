@@ -28,7 +28,7 @@ class AdamSettings:
 
 @struct(kw_only=True)
 class TargetSettings:
-    """How target networks follow the online ones.
+    """The pace at which target networks follow the online networks.
 
     Attributes:
         tau: fraction by which targets move towards the online networks at each target update; 1 copies them.
@@ -39,7 +39,7 @@ class TargetSettings:
     target_period: int = integer(default=1)
 
     def follow(self) -> Follow:
-        """The rule of all targets. The period in a state is only that of its `init`."""
+        """The rule by which all targets follow; it replaces the rule that a state got from `init`."""
         return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.target_period, check_finite=False)
 
 

@@ -1,4 +1,4 @@
-"""Changes the networks and the replay of an agent as flags ask."""
+"""Changes the networks and the replay of an agent by flags."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ NETWORKS: Mapping[type, Mapping[str, Any]] = {
     QNetwork: {kind: Q_NETWORKS[kind] for kind in ("mlp", "cnn")},
     IQNetwork: {"mlp": iqn_mlp, "cnn": iqn_nature_cnn},
 }
-"""What makes the networks of `--network`, by the sort of network that the agent has."""
+"""Functions that make the networks of `--network`, by the type of the agent's present network."""
 
 NETWORK_FIELDS = ("network", "actor", "critics")
 """Settings of agents that are networks."""
 
 
 def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, replay_flags: ReplayFlags, env_steps: int) -> Agent:
-    """The agent with the networks and the replay that flags ask for; with a recurrent network it learns from sequences.
+    """The agent with the networks and the replay that flags set; with a recurrent network it learns from sequences.
 
     Raises:
         UsageError: the agent has no such setting, or would no longer explore.
@@ -81,7 +81,7 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
     unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: {algorithm} has no such network setting")
-    # The critic's own width comes later among the flags than that of both.
+    # --value-hidden comes after --hidden among the flags, so it decides the width of the critics.
     return {
         name: dataclasses.replace(
             network, **{known[name][flag]: value for flag, value in changes.items() if flag in known[name]}

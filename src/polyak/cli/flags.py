@@ -137,7 +137,7 @@ def default_hint(text: str, metavar: str | None = None) -> Any:
 
 
 def hide(flags: type[T], names: Collection[str]) -> type[T]:
-    """A dataclass of flags that `--help` shows without those of these names."""
+    """Make a dataclass of flags of which `--help` leaves out the given names."""
     hidden: Any = tyro.conf.Suppress
     fields = [
         (field.name, hidden[field.type], dataclasses.field(default=field.default))

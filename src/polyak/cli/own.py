@@ -170,7 +170,7 @@ def with_agent(run: Run, config: RunConfig, flags: OwnFlags, spec: EnvSpec, *, f
     or a network of your own, are the class's.
 
     Args:
-        force: the settings of the class or function count, not those of the run.
+        force: use the settings of the class or function instead of the stored ones.
     """
     if flags.agent is None:
         return config

@@ -61,7 +61,7 @@ FIELDS = {"priority_alpha": "alpha", "priority_beta": "beta", "priority_eps": "e
 
 
 def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps: int) -> Any:
-    """The replay of an agent with the changes that the flags ask for.
+    """Return the replay of an agent with the settings that flags change.
 
     Args:
         kind: the replay that the network needs, where `--replay` is left out; None keeps the sort of the agent's.

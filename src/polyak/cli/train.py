@@ -88,7 +88,7 @@ def _defaults(preset: Preset) -> TrainFlags:
 
 
 def _is_class(own_agent: str) -> bool:
-    """Whether `--agent` names a class, whose settings are flags; a function makes an agent of its own settings."""
+    """Return True if `--agent` names a class: its settings are flags, the settings of a function's agent are not."""
     find_modules_here()
     try:
         return bool(class_source(own_agent))

@@ -19,7 +19,7 @@ def attribute_texts(docstring: str) -> dict[str, str]:
 
 
 def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[str], indent: int = 8) -> str:
-    """A class's docstring whose `Attributes:` are also those of its bases.
+    """Add the `Attributes:` of base classes to the docstring of a class.
 
     Args:
         docstring: of the class, where an attribute may have another text than in a base.

@@ -93,7 +93,7 @@ def _changed_fields(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_equal(content: Any, default: Any) -> bool:
-    """Whether a value is that of the default; an array, which may be traced, is not, and nor is what has one."""
+    """Return True if a value equals the default; False for arrays, which may be traced, and for values that contain arrays."""
     if content is default:
         return True
     if type(content) is not type(default) or isinstance(content, _Array):

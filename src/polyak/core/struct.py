@@ -167,7 +167,7 @@ def _inherit_defaults(cls: type) -> None:
 
 
 def _distance_in(cls: type) -> Callable[[Any], tuple[bool, int]]:
-    """The order in which the texts of fields stand: first the positional ones, then those of the class before its bases'."""
+    """A sort key for the texts of fields: positional fields first, then the fields of the class, then of its bases."""
     distance = {
         name: number
         for number, base in enumerate(cls.__mro__)
