@@ -17,13 +17,12 @@ from polyak.core.spaces import check_env_spec
 from polyak.core.struct import choice, number, setting, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
 from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default
-from polyak.learning.normalizers import check_normalizers
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import check_optimizer, check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import check_optimizer_state, optimizer_of
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.updates import soft_update
 from polyak.policies.network_policy import Greedy, NetworkPolicy
@@ -172,8 +171,7 @@ class ActorCriticAgent(OffPolicyAgent):
         Raises:
             ValueError: they do not go together; the message names them.
         """
-        check_optimizer(self)
-        check_normalizers(self)
+        super()._check_together()
         owner, obs = type(self).__name__, self.spec.obs
         if self.shared_encoder and not (isinstance(self.actor, Actor) and isinstance(self.critics, Critics)):
             raise ValueError(

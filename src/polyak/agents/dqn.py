@@ -10,10 +10,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.q_learning import QAgent, fold
 from polyak.core.struct import check_settings, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.normalizers import check_normalizers
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.q_network import check_q_network, q_network_or_default
-from polyak.ops.gradient_step import Aux, check_optimizer
+from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.replay.replay import Replay, Transition, check_replay
 from polyak.replay.sequences import SequenceObs
@@ -51,8 +50,7 @@ class DQN(QAgent):
         object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, recurrent=True))
         check_settings(self)
         check_sequences("DQN", self.network, self.replay, self.num_steps)
-        check_optimizer(self)
-        check_normalizers(self)
+        self._check_together()
 
     def check_network(self, variables: Variables) -> None:
         """Check that the network returns `(q, value)`."""

@@ -9,10 +9,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.q_learning import QAgent
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.normalizers import check_normalizers
 from polyak.networks.q_network import check_q_network
 from polyak.networks.quantile_network import QuantileNetwork, iqn_network_or_default
-from polyak.ops.gradient_step import Aux, check_optimizer
+from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.value_distributions import quantile_huber_loss
 from polyak.replay.replay import Transition
@@ -54,8 +53,7 @@ class IQN(QAgent):
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", iqn_network_or_default("IQN", self.network, self.spec))
         check_settings(self)
-        check_optimizer(self)
-        check_normalizers(self)
+        self._check_together()
 
     def check_network(self, variables: Variables) -> None:
         """Check that the network returns `(q, value)` when it acts."""

@@ -20,11 +20,17 @@ from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Variables
 from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
-from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers, without_returns
+from polyak.learning.normalizers import (
+    Normalizers,
+    check_created_normalizers,
+    check_normalizers,
+    create_normalizers,
+    without_returns,
+)
 from polyak.learning.prefill import add_stream
 from polyak.networks.adapters import has_batch_statistics
 from polyak.ops.distributions import parameter_shapes
-from polyak.ops.gradient_step import Guard, StepLog, all_finite, diagnose_skips, flag_quantities, in_float32
+from polyak.ops.gradient_step import Guard, StepLog, all_finite, check_optimizer, diagnose_skips, flag_quantities, in_float32
 from polyak.ops.losses import fill_rows, sum_over_devices
 from polyak.ops.schedules import saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
@@ -345,6 +351,15 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def has_started(self, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
         """Return True once `learning_starts` transitions were collected; until then actions are random."""
         return env_steps >= jnp.uint32(self.learning_starts)
+
+    def _check_together(self) -> None:
+        """Check what several settings say together; called by `__post_init__`.
+
+        Raises:
+            TypeError, ValueError: the settings do not go together; the message names them.
+        """
+        check_optimizer(self)
+        check_normalizers(self)
 
     def _create_replay(self) -> ReplayState:
         action = self.spec.action

@@ -9,9 +9,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.q_learning import QAgent, fold
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.normalizers import check_normalizers
 from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
-from polyak.ops.gradient_step import Aux, check_optimizer
+from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.value_distributions import midpoints, quantile_huber_loss
 from polyak.replay.replay import Transition
@@ -48,8 +47,7 @@ class QRDQN(QAgent):
     def __post_init__(self) -> None:
         check_settings(self)
         object.__setattr__(self, "network", q_network_or_default("QRDQN", self.network, self.spec, self.num_quantiles))
-        check_optimizer(self)
-        check_normalizers(self)
+        self._check_together()
 
     def check_network(self, variables: Variables) -> None:
         """Check that the network returns `num_quantiles` quantiles."""
