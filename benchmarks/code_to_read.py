@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1] / "src" / "polyak"
 INTERFACES = ("core", "networks", "policies", "kernels", "ops/distributions", "ops/schedules", "ops/updates")
 NOT_THE_ALGORITHM = (
     "copies/accumulated",
-    "learning/asynchronous",
     "learning/check_rollout",
     "learning/histograms",
     "learning/normalizers",

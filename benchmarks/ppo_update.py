@@ -34,9 +34,7 @@ ALL_ON = {
     "ent_coef": 0.01,
     "clip_range_vf": 0.2,
     "clip_log_prob": 20.0,
-    "kl_beta": 1.0,
-    "kl_target": 0.01,
-    "kl_cutoff_factor": 2.0,
+    "clip_range": 0.2,
     "kl_cutoff_coef": 1000.0,
     "l2_policy": 1e-4,
     "l2_value": 1e-4,
@@ -67,7 +65,8 @@ def polyak_agent(minibatches: int, settings: dict[str, Any]) -> Any:
 
     spec = polyak.envs.make(environment).spec
     fixed = {"num_steps": NUM_STEPS, "num_epochs": EPOCHS, "num_minibatches": minibatches, "max_grad_norm": 0.5}
-    return polyak.PPO(spec=spec, **{**fixed, **SHARED, **settings})
+    kind = polyak.PPOKL if "l2_policy" in settings else polyak.PPO
+    return kind(spec=spec, **{**fixed, **SHARED, **settings})
 
 
 def polyak_rollout(agent: Any, state: Any, num_steps: int = NUM_STEPS, num_envs: int = NUM_ENVS) -> Any:

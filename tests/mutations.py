@@ -124,9 +124,9 @@ MUTATIONS = (
         ("agents/test_ppo_loss.py::test_loss_terms_equal_hand_computed_numbers",),
     ),
     Mutation(
-        "agents/ppo.py",
-        "return jnp.where(log.applied.any(), adapted, beta)",
-        "return adapted",
+        "agents/ppo_kl.py",
+        "beta = jnp.where(after.copies.steps > state.copies.steps, adapted, after.kl_beta)",
+        "beta = adapted",
         ("agents/test_ppo_options.py::test_update_without_an_applied_step_leaves_kl_beta",),
     ),
     Mutation(
@@ -137,8 +137,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/impala.py",
-        "log_rho = log_probs(model, rollout, params) - log_probs(model, rollout, behaviour_params)",
-        "log_rho = log_probs(model, rollout, behaviour_params) - log_probs(model, rollout, params)",
+        "log_rho = log_probs(model, new.rollout, new.params) - log_probs(model, new.rollout, behaviour_params)",
+        "log_rho = log_probs(model, new.rollout, behaviour_params) - log_probs(model, new.rollout, new.params)",
         ("agents/test_on_policy.py::test_terms_and_gradient_are_those_of_a_slow_numpy_version",),
     ),
     Mutation(
@@ -270,10 +270,10 @@ MUTATIONS = (
         ("agents/test_dqn_recurrent.py::test_no_gradient_flows_into_the_burn_in",),
     ),
     Mutation(
-        "learning/asynchronous.py",
+        "agents/policy_gradient.py",
         "counts = receipt.applied | receipt.empty",
         "counts = True",
-        ("learning/test_asynchronous.py::test_a_repeated_push_counts_neither_in_the_weights_nor_in_the_statistics",),
+        ("agents/test_pushed_gradients.py::test_a_repeated_push_counts_neither_in_the_weights_nor_in_the_statistics",),
     ),
     Mutation(
         "learning/normalizers.py",

@@ -13,6 +13,7 @@ from polyak.agents.c51 import C51
 from polyak.agents.ddpg import DDPG
 from polyak.agents.dqn import DQN
 from polyak.agents.ppo import PPO
+from polyak.agents.ppo_kl import PPOKL
 from polyak.agents.qrdqn import QRDQN
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
@@ -29,7 +30,7 @@ TF_AGENTS_PAGE = (DOCS / "tutorials" / "from-tf-agents.md").read_text()
 STABLE_BASELINES3_PAGE = (DOCS / "tutorials" / "from-stable-baselines3.md").read_text()
 COACH_PAGE = (DOCS / "tutorials" / "from-rl-coach.md").read_text()
 COPIES_PAGE = (DOCS / "copies.md").read_text()
-FIELDS = {field.name for field in dataclasses.fields(PPO)}
+FIELDS = {field.name for field in dataclasses.fields(PPOKL)}
 Q_FIELDS = {field.name for agent in (DQN, C51, QRDQN) for field in dataclasses.fields(agent)}
 
 # The arguments of the constructors of PPOAgent, PPOClipAgent and PPOKLPenaltyAgent (which have no others), TF-Agents 0.19.
@@ -174,7 +175,7 @@ def test_every_setting_of_ppo_is_documented():
 def test_every_argument_of_tf_agents_leads_to_a_setting():
     heading = "Every argument of PPOAgent"
     assert set(TF_AGENTS.split()) <= column(TF_AGENTS_PAGE, heading, 1)
-    others = {"axis_name", "update", "update(state, rollout, key, weights=...)"}
+    others = {"PPOKL", "axis_name", "update", "update(state, rollout, key, weights=...)"}
     assert column(TF_AGENTS_PAGE, heading, 2) - others <= FIELDS
 
 

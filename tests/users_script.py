@@ -8,7 +8,7 @@ import numpy as np
 
 import polyak
 from polyak import envs, train
-from polyak.agents.ppo import PPOState
+from polyak.agents.on_policy import OnPolicyState
 from polyak.core.types import PredictingPolicy, TrainedPolicy
 from polyak.loops.loop import TrainResult
 from polyak.train.result import Result
@@ -28,10 +28,10 @@ assert_type(named_env, polyak.Env | polyak.HostEnv)
 
 agent = polyak.PPO(jax_env.spec, num_steps=32, learning_rate=polyak.Linear(3e-4), network=polyak.mlp((32,)))
 compiled = train.compiled(agent, jax_env, env_steps=1000, key=jax.random.key(0))
-assert_type(compiled, TrainResult[PPOState])
-assert_type(compiled.state, PPOState)
+assert_type(compiled, TrainResult[OnPolicyState])
+assert_type(compiled.state, OnPolicyState)
 seeds = train.compiled_seeds(agent, jax_env, env_steps=1000, keys=jax.random.split(jax.random.key(0), 2))
-assert_type(seeds[0].state, PPOState)
+assert_type(seeds[0].state, OnPolicyState)
 updates = int(compiled.state.updates)
 
 
@@ -40,8 +40,8 @@ def report(progress: polyak.Progress, metrics: object, state: train.LoopState) -
 
 
 result = train.run(agent, named_env, env_steps=1000, seed=0, callbacks=[report])
-assert_type(result, Result[PPOState])
-assert_type(result.state, PPOState)
+assert_type(result, Result[OnPolicyState])
+assert_type(result.state, OnPolicyState)
 assert_type(result.policy, TrainedPolicy)
 action, carry = result.policy.predict(np.zeros(4, np.float32))
 action, carry = agent.policy(result.state).predict(np.zeros(4, np.float32), carry)

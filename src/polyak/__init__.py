@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyak.agents.impala import IMPALA
     from polyak.agents.iqn import IQN
     from polyak.agents.ppo import PPO
+    from polyak.agents.ppo_kl import PPOKL
     from polyak.agents.pqn import PQN
     from polyak.agents.qrdqn import QRDQN
     from polyak.agents.sac import SAC
@@ -48,6 +49,7 @@ __all__ = [
     "IMPALA",
     "IQN",
     "PPO",
+    "PPOKL",
     "PQN",
     "QRDQN",
     "SAC",
@@ -112,6 +114,7 @@ _MODULES = {
     "agents.impala": ("IMPALA",),
     "agents.iqn": ("IQN",),
     "agents.ppo": ("PPO",),
+    "agents.ppo_kl": ("PPOKL",),
     "agents.pqn": ("PQN",),
     "agents.qrdqn": ("QRDQN",),
     "agents.sac": ("SAC",),

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyak.agents.ppo import PPO
+from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, map_space
 from polyak.core.types import Rollout, TimeStep
 
@@ -99,3 +101,13 @@ def _same_array(x, y):
 def with_online(state, variables):
     """The state with these variables in the online copy."""
     return dataclasses.replace(state, copies=dataclasses.replace(state.copies, online=variables))
+
+
+PENALTIES = {"kl_beta", "kl_cutoff_coef", "l2_policy", "l2_value", "l2_shared"}
+
+
+def ppo(spec, **settings):
+    """PPO with clipping, as PPOKL if it has a penalty."""
+    if PENALTIES.isdisjoint(settings):
+        return PPO(spec, **settings)
+    return PPOKL(spec, **{"clip_range": 0.2, "kl_beta": None, **settings})

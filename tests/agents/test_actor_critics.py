@@ -770,7 +770,7 @@ def test_what_is_no_state_is_rejected_by_every_policy(name, unchecked):
     state = agent.init(KEY)
     other = make("td3" if name in ("sac", "tqc") else "sac").init(KEY)
     for method in ("policy", "collect_policy"):
-        with pytest.raises(TypeError, match=rf"{method}: state must be a OffPolicyState, got \w+"):
+        with pytest.raises(TypeError, match=rf"{method}: state must be of type OffPolicyState, got \w+"):
             getattr(agent, method)(state.copies)
         with pytest.raises(TypeError, match=rf"{method}: state must be this agent's, got another one's"):
             getattr(agent, method)(other)

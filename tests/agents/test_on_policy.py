@@ -359,4 +359,4 @@ def test_both_loops_train_a_recurrent_network(cls):
     agent = small(cls, agent, network=gru(4, (4,)))
     for loop, env in (("compiled", "jax/CartPole-v1"), ("host", "CartPole-v1")):
         result = train.run(agent, env, num_envs=2, env_steps=64, seed=0, loop=loop, progress=False)
-        assert int(result.state.updates) >= 5 and int(result.state.copies.guard.skipped) == 0
+        assert int(result.state.updates) >= 5 and int(result.state.guard.skipped) == 0

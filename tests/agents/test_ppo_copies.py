@@ -13,7 +13,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
 from polyak.networks.actor_critic import mlp
-from tests.agents.rollouts import fresh, on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, ppo, rollout, same_bits
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -36,7 +36,7 @@ class Narrow:
 
 def make(**settings):
     defaults = {"network": mlp((4,)), "num_steps": 8, "num_epochs": 2, "num_minibatches": 2}
-    return PPO(SPEC, **(defaults | settings))
+    return ppo(SPEC, **(defaults | settings))
 
 
 def data():
@@ -161,5 +161,5 @@ def test_copies_without_an_optimizer_raise_on_gradient_steps():
 
 def test_kl_cutoff_rejects_microbatches():
     cutoff = {"kl_cutoff_coef": 1.0, "kl_cutoff_factor": 2.0, "kl_target": 0.01}
-    with pytest.raises(ValueError, match="PPO: microbatch_size must be None with kl_cutoff_coef"):
+    with pytest.raises(ValueError, match="PPOKL: microbatch_size must be None with kl_cutoff_coef"):
         make(**cutoff, microbatch_size=8)

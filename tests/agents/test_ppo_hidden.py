@@ -9,12 +9,13 @@ import pytest
 from flax import nnx
 
 from polyak.agents.ppo import PPO
+from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.learning.batch import sample_weights
 from polyak.networks.actor_critic import mlp
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.recurrent import gru
-from tests.agents.rollouts import fresh, on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, ppo, rollout, same_bits
 
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
 SPEC = EnvSpec(OBS, Discrete(3))
@@ -26,7 +27,7 @@ init = jax.jit(lambda agent, key: agent.init(key))
 
 
 def small(spec=SPEC, **settings):
-    return PPO(spec, **{"network": mlp((4,)), "num_steps": 6, "num_epochs": 2, "num_minibatches": 2, **settings})
+    return ppo(spec, **{"network": mlp((4,)), "num_steps": 6, "num_epochs": 2, "num_minibatches": 2, **settings})
 
 
 @pytest.mark.slow
@@ -42,7 +43,7 @@ def test_environment_with_zero_weight_changes_no_bit_of_a_recurrent_update(junk)
     assert same_bits(got, expected) and metrics["train/skipped_steps"] == 0
 
 
-@pytest.mark.parametrize("preset", [PPO.tf_agents, PPO.tf_agents_kl])
+@pytest.mark.parametrize("preset", [PPO.tf_agents, PPOKL.tf_agents])
 def test_constant_reward_is_not_rescaled(preset):
     agent = preset(SPEC, network=mlp((4,)), num_steps=6, num_epochs=1)
     state, losses = init(agent, KEY), []

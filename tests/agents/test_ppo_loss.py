@@ -11,6 +11,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
 from polyak.learning.batch import Batch
+from tests.agents.rollouts import ppo
 
 SPEC = EnvSpec(Box([-1.0], [1.0]), Discrete(3))
 OLD, NEW = np.array([0.4, 0.2, 0.4]), np.array([0.3, 0.4, 0.3])
@@ -48,19 +49,18 @@ def batch(index=range(4)):
 def loss_of(index=range(4), *, kl_beta=None, **settings):
     """Gradient, as one vector, and terms of a minibatch."""
     penalty = {} if kl_beta is None else {"kl_beta": kl_beta}
-    agent = PPO(SPEC, network=Table(), **penalty, **settings)
-    variables = agent.network.init(jax.random.key(0), SPEC)
-    beta = None if kl_beta is None else jnp.float32(kl_beta)
+    agent = ppo(SPEC, network=Table(), **penalty, **settings)
+    state = agent.init(jax.random.key(0))
 
     @jax.jit
     def gradient(params, batch):
         def loss(params):
-            value, aux = agent.loss(params, batch, variables=variables, env_steps=jnp.uint32(0), kl_beta=beta)
+            value, aux = agent.loss(params, batch, state)
             return value, aux.terms | {"loss": value}
 
         return jax.grad(loss, has_aux=True)(params)
 
-    tree, terms = gradient(variables.params, batch(index))
+    tree, terms = gradient(state.copies.online.params, batch(index))
     return np.append(tree["logits"], tree["value"]), terms
 
 
@@ -127,15 +127,14 @@ def test_clipped_value_loss_equals_hand_computed_number():
 
 def test_gradients_and_terms_of_parts_add_up_to_those_of_the_whole():
     settings = {"ent_coef": 0.1, "kl_target": 0.01, "l2_policy": 2.0, "l2_value": 3.0}
-    agent = PPO(SPEC, network=Table(), kl_beta=0.5, **settings)
-    variables = agent.network.init(jax.random.key(0), SPEC)
+    agent = ppo(SPEC, network=Table(), kl_beta=0.5, **settings)
+    state = agent.init(jax.random.key(0))
 
     @jax.jit
     def part(params, samples):
-        fixed = {"variables": variables, "env_steps": jnp.uint32(0), "kl_beta": jnp.float32(0.5)}
-        return jax.grad(lambda params: agent.loss(params, samples, **fixed), has_aux=True)(params)
+        return jax.grad(agent.loss, has_aux=True)(params, samples, state)
 
-    halves = [part(variables.params, batch().at(jnp.array(index))) for index in ([0, 1], [2, 3])]
+    halves = [part(state.copies.online.params, batch().at(jnp.array(index))) for index in ([0, 1], [2, 3])]
     tree, aux = jax.tree.map(jnp.add, *halves)
     whole_gradient, whole = loss_of(kl_beta=0.5, **settings)
     np.testing.assert_allclose(np.append(tree["logits"], tree["value"]), whole_gradient, rtol=1e-5, atol=1e-7)

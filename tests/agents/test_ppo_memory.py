@@ -23,7 +23,7 @@ from polyak.networks.actor_critic import mlp
 from polyak.networks.recurrent import gru, lstm
 from polyak.ops.distributions import for_space
 from tests.agents.oracle import advantages
-from tests.agents.rollouts import fresh, on_device, rollout, same_bits
+from tests.agents.rollouts import fresh, on_device, ppo, rollout, same_bits
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -39,7 +39,7 @@ update = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))
 
 def make(network, **settings):
     defaults = {"num_steps": NUM_STEPS, "num_epochs": 2, "num_minibatches": 2, "gamma": 0.9, "gae_lambda": 0.8}
-    return PPO(SPEC, network=network, **(defaults | {"learning_rate": 1e-2} | settings))
+    return ppo(SPEC, network=network, **(defaults | {"learning_rate": 1e-2} | settings))
 
 
 def noise(agent, seed=0, ends=0.2):

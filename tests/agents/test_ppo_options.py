@@ -13,6 +13,7 @@ from scipy import stats
 
 from polyak import train
 from polyak.agents.ppo import PPO
+from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.struct import struct
 from polyak.core.types import Rollout
@@ -25,7 +26,7 @@ from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
 from polyak.ops import gradient_step
 from polyak.ops.distributions import for_space
 from tests.agents.oracle import advantages
-from tests.agents.rollouts import fresh, on_device, random_variables, rollout, same_bits, shapes_of, with_online
+from tests.agents.rollouts import fresh, on_device, ppo, random_variables, rollout, same_bits, shapes_of, with_online
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -57,7 +58,7 @@ def make(spec=SPEC, **settings):
         "gae_lambda": 0.8,
         "values_when": "collect",
     }
-    return PPO(spec, **(defaults | GRADIENT_STEP | settings))
+    return ppo(spec, **(defaults | GRADIENT_STEP | settings))
 
 
 answers = jax.jit(lambda network, variables, obs: network.apply(variables, obs)[0], static_argnums=0)
@@ -135,6 +136,8 @@ def formula(agent, state, data, weight=None):
         }
         total = terms["policy_gradient_loss"] + agent.vf_coef * terms["value_loss"] + agent.ent_coef * terms["entropy_loss"]
         kl = mean(before.kl_divergence(new))
+        if not isinstance(agent, PPOKL):
+            return total, terms | {"loss": total}
         if agent.kl_beta is not None:
             terms["kl_penalty_loss"] = agent.kl_beta * kl
             total += terms["kl_penalty_loss"]
@@ -619,22 +622,20 @@ def test_update_learns_from_the_unclipped_action():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kl_beta": 1.0}, "kl_beta=1.0 needs kl_target"),
-        ({"kl_cutoff_coef": 1000.0, "kl_target": 0.01}, "kl_cutoff_coef=1000.0 needs kl_cutoff_factor"),
-        ({"kl_cutoff_coef": 1000.0, "kl_cutoff_factor": 2.0}, "kl_cutoff_coef=1000.0 needs kl_target"),
         ({"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True}, "normalize_obs must be False"),
         ({"spec": EnvSpec(Box([0], [9], dtype=np.uint8), Discrete(2)), "normalize_obs": True}, "normalize_obs must be False"),
         ({"spec": dataclasses.replace(BOX, action_scaling="clip"), "squash": True}, "squash must be False .*'clip'"),
         ({"spec": dataclasses.replace(SPEC, action_scaling="rescale"), "squash": True}, "squash must be False where no action"),
+        ({"kl_beta": None, "kl_target": 0.1}, "kl_target has no effect without kl_beta and kl_cutoff_coef"),
         ({"l2_shared": 0.1}, "l2_shared must be None for a network without shared kernels"),
     ],
 )
 def test_incompatible_settings_are_rejected_by_name(settings, said):
-    with pytest.raises(ValueError, match=f"^PPO: {said}"):
-        PPO(**({"spec": SPEC} | settings))
+    with pytest.raises(ValueError, match=f"^PPO(KL)?: {said}"):
+        ppo(**({"spec": SPEC} | settings))
 
 
 def test_compatible_settings_are_accepted():
-    PPO(SPEC, kl_beta=1.0, kl_target=0.01, kl_cutoff_coef=1000.0, kl_cutoff_factor=2.0, l2_policy=0.1, l2_value=0.0)
-    PPO(SPEC, network=mlp((4,), shared_torso=True), l2_shared=0.1)
+    PPOKL(SPEC, kl_cutoff_coef=1000.0, l2_policy=0.1, l2_value=0.0)
+    PPOKL(SPEC, network=mlp((4,), shared_torso=True), l2_shared=0.1)
     PPO(BOX, squash=True, normalize_obs=True)

@@ -11,6 +11,7 @@ import pytest
 from flax import linen, nnx
 
 from polyak.agents.ppo import PPO
+from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Agent
 from polyak.networks.actor_critic import mlp, nature_cnn
@@ -51,14 +52,6 @@ WRONG = {
     "values_when": ["later", None],
     "recompute_values": [1, None],
     "clip_log_prob": [0.0, -1.0, NAN, "1"],
-    "kl_beta": [0.0, -1.0, NAN, INF, "1"],
-    "kl_target": [0.0, -0.1, NAN],
-    "kl_tolerance": [-0.1, 1.5, NAN, None],
-    "kl_cutoff_coef": [0.0, -1.0, NAN],
-    "kl_cutoff_factor": [0.0, -1.0, NAN],
-    "l2_policy": [-0.1, NAN, "0"],
-    "l2_value": [-0.1, NAN],
-    "l2_shared": [-0.1, NAN],
     "clip_obs": [0.0, -1.0, NAN, "5"],
     "clip_reward": [0.0, -1.0, NAN, "5"],
     "histograms": [1, None],
@@ -67,21 +60,38 @@ WRONG = {
     "network": ["mlp", 3, mlp],
     "spec": [None, "CartPole-v1", SPEC.obs],
 }
+WRONG_PENALTY = {
+    "kl_beta": [0.0, -1.0, NAN, INF, "1"],
+    "kl_target": [0.0, -0.1, NAN],
+    "kl_tolerance": [-0.1, 1.5, NAN, None],
+    "kl_cutoff_coef": [0.0, -1.0, NAN],
+    "kl_cutoff_factor": [0.0, -1.0, NAN],
+    "l2_policy": [-0.1, NAN, "0"],
+    "l2_value": [-0.1, NAN],
+    "l2_shared": [-0.1, NAN],
+}
+CASES = [
+    (agent, field, value)
+    for agent, wrong in ((PPO, WRONG), (PPOKL, WRONG_PENALTY))
+    for field, values in wrong.items()
+    for value in values
+]
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
-def test_invalid_setting_error_names_field_value_and_requirement(field, value):
+@pytest.mark.parametrize(("agent", "field", "value"), CASES)
+def test_invalid_setting_error_names_field_value_and_requirement(agent, field, value):
     with pytest.raises((TypeError, ValueError)) as caught:
-        PPO(**({"spec": SPEC} | {field: value}))
+        agent(**({"spec": SPEC} | {field: value}))
     message = str(caught.value)
     shown = getattr(value, "start", value) if isinstance(value, Linear) and value.start <= 0 else value
     shown = shown.end if isinstance(shown, Linear) else shown
-    assert message.startswith("PPO: ") and field in message and repr(shown) in message and "must" in message
+    assert message.startswith(f"{agent.__name__}: ") and field in message and repr(shown) in message and "must" in message
     assert "\n" not in message
 
 
 def test_every_field_has_wrong_values_here():
     assert set(WRONG) == {field.name for field in dataclasses.fields(PPO)}
+    assert set(WRONG) | set(WRONG_PENALTY) == {field.name for field in dataclasses.fields(PPOKL)}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,7 @@ def test_bounds_of_settings_are_inclusive(settings):
 
 def test_float_fields_are_leaves_and_the_rest_is_structure():
     floats = {"learning_rate", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps"}
-    floats |= {"kl_tolerance", "clip_reward"}
+    floats |= {"clip_reward"}
     leaves = {jax.tree_util.keystr(path).strip(".") for path, _ in jax.tree_util.tree_leaves_with_path(PPO(SPEC))}
     assert leaves == floats
     fields = inspect.signature(PPO).parameters
@@ -172,30 +182,24 @@ def test_settings_accept_python_numpy_and_jax_numbers(scheduled):
 
 
 def test_tf_agents_defaults_can_be_changed():
-    clip, kl = PPO.tf_agents(SPEC), PPO.tf_agents_kl(SPEC, kl_target=0.02)
+    clip, kl = PPO.tf_agents(SPEC), PPOKL.tf_agents(SPEC, kl_target=0.02)
     assert (clip.num_epochs, clip.num_minibatches, clip.advantages, clip.normalize_reward) == (25, 1, "monte_carlo", "reward")
-    assert clip.normalize_obs and clip.clip_obs == 5.0 and clip.max_grad_norm is None and clip.kl_beta is None
+    assert clip.normalize_obs and clip.clip_obs == 5.0 and clip.max_grad_norm is None
     assert kl.clip_range is None and (kl.kl_beta, kl.kl_target, kl.advantages) == (1.0, 0.02, "gae")
     assert not kl.normalize_obs and kl.clip_reward is None
     with pytest.raises(TypeError, match="unknown field 'kl_targett'; did you mean 'kl_target'"):
-        PPO.tf_agents_kl(SPEC, kl_targett=0.1)
+        PPOKL.tf_agents(SPEC, kl_targett=0.1)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kl_beta": 1.0}, "PPO: kl_beta=1.0 needs kl_target"),
-        ({"kl_cutoff_coef": 2.0, "kl_target": 0.1}, "PPO: kl_cutoff_coef=2.0 needs kl_cutoff_factor"),
-        ({"kl_cutoff_coef": 2.0, "kl_cutoff_factor": 2.0}, "PPO: kl_cutoff_coef=2.0 needs kl_target"),
-        ({"kl_target": 0.1}, "PPO: kl_target=0.1 needs kl_beta or kl_cutoff_coef"),
-        ({"kl_cutoff_factor": 2.0}, "PPO: kl_cutoff_factor=2.0 needs kl_cutoff_coef"),
         (
             {"spec": dataclasses.replace(SPEC, action=BOX, action_scaling="rescale"), "squash": True}
             | {"network": mlp(squash_mean=True)},
             "PPO: squash must be False where the network has squash_mean=True",
         ),
         ({"squash": True}, "PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'"),
-        ({"l2_shared": 0.1}, "PPO: l2_shared must be None for a network without shared kernels; it has policy, value"),
         (
             {"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True},
             "PPO: normalize_obs must be False for obs",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak.agents.ppo import PPO
+from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
 from polyak.learning.batch import Batch
@@ -86,7 +86,7 @@ class Problem:
         h = self.hyper
         obs = Box([-np.inf] * 3, [np.inf] * 3)
         self.spec = EnvSpec(obs, Box([-1.0] * 2, [1.0] * 2) if self.box else Discrete(self["in/old_logits"].shape[-1]))
-        self.agent = PPO(
+        self.agent = PPOKL(
             self.spec,
             network=Net(case, self.box, h["squash_mean"]),
             gamma=h["gamma"],
@@ -97,10 +97,10 @@ class Problem:
             ent_coef=h["entropy"],
             vf_coef=h["value_coef"],
             kl_beta=h["beta"] or None,
-            kl_target=h["kl_target"] or None,
+            kl_target=h["kl_target"] or 0.01,
             kl_tolerance=h["kl_tol"] if h["beta"] else 0.5,
             kl_cutoff_coef=h["kl_cutoff_coef"] or None,
-            kl_cutoff_factor=h["kl_cutoff_factor"] or None,
+            kl_cutoff_factor=h["kl_cutoff_factor"] or 2.0,
             max_grad_norm=h["grad_clip"],
         )
 
@@ -137,9 +137,10 @@ class Problem:
 def loss_gradient(case):
     """Gradient and terms of a batch, for all steps of the case one program."""
     problem = Problem(case)
-    beta = jnp.float32(problem["beta_before"]) if problem.hyper["kind"] == "kl" else None
-    fixed = {"variables": Variables(weights(case, 1), {}), "env_steps": jnp.uint32(0), "kl_beta": beta}
-    return jax.jit(lambda agent, params, batch: jax.grad(agent.loss, has_aux=True)(params, batch, **fixed))
+    state = problem.agent.init(jax.random.key(0))
+    if problem.hyper["kind"] == "kl":
+        state = dataclasses.replace(state, kl_beta=jnp.float32(problem["beta_before"]))
+    return jax.jit(lambda agent, params, batch: jax.grad(agent.loss, has_aux=True)(params, batch, state))
 
 
 def tf_agents_gradient(problem, params, batch):

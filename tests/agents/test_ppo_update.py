@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 
-from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.batch import sample_weights
@@ -20,7 +19,7 @@ from polyak.networks.recurrent import gru
 from polyak.ops.gradient_step import QUANTITIES
 from polyak.ops.schedules import Linear
 from tests.agents.oracle import OraclePPO
-from tests.agents.rollouts import fresh, on_device, rollout, same_bits, with_online
+from tests.agents.rollouts import fresh, on_device, ppo, rollout, same_bits, with_online
 from tests.selection import quick
 
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
@@ -50,7 +49,7 @@ def make(spec=SPEC, **settings):
         "normalize_obs": True,
         "normalize_reward": "return",
     }
-    return PPO(spec, **(defaults | settings))
+    return ppo(spec, **(defaults | settings))
 
 
 def carry(value=0.0):
@@ -493,8 +492,8 @@ def test_narrow_parameters_are_trained_in_float32_and_stay_narrow():
             {"normalize_reward": "reward"},
             "created with normalize_reward='return' but the agent sets",
         ),
-        ({}, {"kl_beta": 1.0, "kl_target": 0.1}, "created with kl_beta=None but the agent sets kl_beta"),
-        ({"kl_beta": 1.0, "kl_target": 0.1}, {}, "created with kl_beta but the agent has kl_beta=None"),
+        ({"l2_value": 0.0}, {"kl_beta": 1.0}, "created with kl_beta=None but the agent sets kl_beta"),
+        ({"kl_beta": 1.0}, {"l2_value": 0.0}, "created with kl_beta but the agent has kl_beta=None"),
     ],
 )
 def test_state_created_with_other_settings_is_rejected(made_with, updated_with, said):
@@ -516,5 +515,7 @@ def test_carry_of_another_number_of_environments_is_rejected():
 
 
 def test_update_rejects_objects_that_are_not_a_state(unchecked):
-    with pytest.raises(TypeError, match=r"PPO.update: state must be a PPOState, got Rollout; agent.init\(key\) returns one"):
+    with pytest.raises(
+        TypeError, match=r"PPO.update: state must be of type OnPolicyState, got Rollout; agent.init\(key\) returns one"
+    ):
         make().update(noise(), noise(), KEY)

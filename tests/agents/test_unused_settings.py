@@ -20,7 +20,7 @@ UNUSED = {
     "kl_tolerance": (0.3, "kl_beta=None, only if kl_beta is set"),
 }
 USED = {"normalize_obs": True, "temperature": None, "normalize_reward": "return"}
-USED |= {"kl_beta": 1.0, "kl_target": 0.01}
+USED |= {"kl_beta": 1.0}
 CASES = [
     (algorithm, name)
     for algorithm in AGENTS
@@ -39,7 +39,7 @@ def make(algorithm, **settings):
 @pytest.mark.parametrize(("algorithm", "name"), CASES)
 def test_setting_without_effect_warns_once_and_used_or_default_is_silent(algorithm, name):
     value, said = UNUSED[name]
-    other = {"temperature": 1.0} if name == "epsilon" else {}
+    other = {"epsilon": {"temperature": 1.0}, "kl_tolerance": {"kl_beta": None}}.get(name, {})
     with pytest.warns(UserWarning, match=re.escape(f"{name}={value!r} has no effect with {said}")) as record:
         make(algorithm, **other, **{name: value})
     assert len(record) == 1
@@ -53,13 +53,13 @@ def test_setting_without_effect_warns_once_and_used_or_default_is_silent(algorit
 
 def test_a_batch_of_settings_is_compared_by_any_of_them():
     for same, other in ((np.array([0.5, 0.5]), np.array([0.5, 0.4])), (jnp.array([0.5, 0.5]), jnp.array([0.5, 0.4]))):
-        make("ppo", kl_tolerance=same)
-        with pytest.warns(UserWarning, match="PPO: kl_tolerance=.* has no effect with kl_beta=None"):
-            make("ppo", kl_tolerance=other)
+        make("ppo_kl", kl_beta=None, kl_tolerance=same)
+        with pytest.warns(UserWarning, match="PPOKL: kl_tolerance=.* has no effect with kl_beta=None"):
+            make("ppo_kl", kl_beta=None, kl_tolerance=other)
 
 
 def test_traced_settings_are_not_compared():
-    agent = make("ppo")
+    agent = make("ppo_kl", kl_beta=None)
     jax.eval_shape(lambda traced: dataclasses.replace(traced, gamma=0.9).kl_tolerance, agent)
 
 

@@ -153,7 +153,7 @@ command, *arguments = sys.argv[1:]
     edit_config(tmp_path / "run", '"threads": null', '"threads": 3')
     for words, threads, devices in (
         ("train ppo CartPole-v1", 1, 1),
-        ("train ppo jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2, 2),
+        ("train ppo_kl jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2, 2),
         ("train ppo ALE/Breakout-v5", None, 2),
         ("train ppo ALE/Breakout-v5 --num-envs 1", None, 1),
         ("resume run --env-steps 800", 3, 1),

@@ -36,7 +36,7 @@ def objects():
         changed = {field.name: getattr(AGENT, field.name) for field in dataclasses.fields(AGENT)}
     return [
         polyak.PPO(WIDE_SPEC),
-        polyak.PPO.tf_agents_kl(ENV.spec),
+        polyak.PPOKL.tf_agents(ENV.spec),
         polyak.PPO(ENV.spec, optimizer=optax.chain(optax.clip(1.0), optax.adam(1e-3))),
         polyak.PPO(**changed),
         jax.tree.map(lambda x: jnp.full(3, x), AGENT),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from polyak.agents.ppo import PPO
+from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
 from polyak.networks.actor_critic import mlp, nature_cnn
@@ -166,10 +166,10 @@ def test_without_a_coefficient_nothing_is_looked_for():
 )
 def test_a_coefficient_of_kernels_that_there_are_not_is_refused_by_name(network, setting, said):
     if said is None:
-        PPO(SPEC, network=network, l2_policy=0.1, l2_value=0.1, l2_shared=0.1)
+        PPOKL(SPEC, network=network, l2_policy=0.1, l2_value=0.1, l2_shared=0.1)
         return
-    with pytest.raises(ValueError, match=f"^PPO: {said}"):
-        PPO(SPEC, network=network, **{setting or "l2_shared": 0.1})
+    with pytest.raises(ValueError, match=f"^PPOKL: {said}"):
+        PPOKL(SPEC, network=network, **{setting or "l2_shared": 0.1})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,15 +186,15 @@ class Constant:
 
 def test_a_policy_without_kernels_has_none_to_punish():
     with pytest.raises(ValueError, match="l2_policy must be None for a network without policy kernels; it has value"):
-        PPO(SPEC, network=Constant(), l2_policy=0.1)
-    PPO(SPEC, network=Constant(), l2_value=0.1)
+        PPOKL(SPEC, network=Constant(), l2_policy=0.1)
+    PPOKL(SPEC, network=Constant(), l2_value=0.1)
 
 
 def test_l2_shared_needs_a_shared_torso_for_images():
     image = EnvSpec(Box(0, 255, (36, 36, 1), np.uint8), Discrete(2))
-    PPO(image, network=nature_cnn((4,)), l2_shared=0.1)
+    PPOKL(image, network=nature_cnn((4,)), l2_shared=0.1)
     with pytest.raises(ValueError, match="l2_shared"):
-        PPO(image, network=nature_cnn((4,), shared_torso=False), l2_shared=0.1)
+        PPOKL(image, network=nature_cnn((4,), shared_torso=False), l2_shared=0.1)
 
 
 def test_a_kernel_is_known_by_its_own_name_not_by_its_modules():

@@ -13,6 +13,7 @@ AGENTS = {
     "impala": "polyak.agents.impala:IMPALA",
     "iqn": "polyak.agents.iqn:IQN",
     "ppo": "polyak.agents.ppo:PPO",
+    "ppo_kl": "polyak.agents.ppo_kl:PPOKL",
     "pqn": "polyak.agents.pqn:PQN",
     "qrdqn": "polyak.agents.qrdqn:QRDQN",
     # After "c51", the name of the class: what makes it Rainbow are the settings of presets/rainbow.py.

@@ -1,12 +1,53 @@
 """The base of agents that learn from each rollout once it is collected, by a network of a policy and its value."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
+from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, integer, number, static, struct
-from polyak.core.types import Network, Scalar
+from polyak.core.types import Metrics, Network, Rollout, Scalar, Variables
+from polyak.learning.batch import ActorCriticModel
+from polyak.learning.normalizers import Normalizers, check_created_normalizers, check_normalizers, create_normalizers
+from polyak.networks.actor_critic import check_actor_critic, check_squashing
+from polyak.networks.adapters import warn_of_training_layers
+from polyak.networks.layers import has_images
+from polyak.ops.gradient_step import Guard, check_optimizer, check_optimizer_state, diagnose_skips, optimizer_of
+from polyak.ops.normalize import ObsNormalizer, RewardScaler
+from polyak.ops.schedules import value_at
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.predict import PolicyWithSpec
+
+P = TypeVar("P", bound=PolicyWithSpec)
+
+
+@struct
+class OnPolicyState:
+    """Everything that training changes.
+
+    Attributes:
+        copies: the network: online, with `ema_tau` a target, and shared where workers send gradients; with the optimizer's
+            state.
+        obs_normalizer: running statistics of the observations, or None.
+        reward_scaler: running statistics that rewards are divided by, or None.
+        env_steps: valid transitions learned from; schedules are functions of it.
+        updates: rollouts learned from.
+        guard: counts of skipped gradient steps.
+    """
+
+    copies: NetworkCopies
+    obs_normalizer: ObsNormalizer | None
+    reward_scaler: RewardScaler | None
+    env_steps: UInt32[Array, ""]
+    updates: UInt32[Array, ""]
+    guard: Guard
 
 
 @struct(kw_only=True)
@@ -43,7 +84,94 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     max_grad_norm: Scalar | None = 0.5
     adam_eps: Scalar = 1e-5
 
+    diagnose = diagnose_skips
+
+    def follow(self) -> Follow | None:
+        """Return the rule by which a target copy follows the online copy: by default there is no target."""
+        return None
+
+    def optimizer_at(self, env_steps: UInt32[Array, ""] | int) -> optax.GradientTransformation:
+        """Return the optimizer, with the learning rate of this step."""
+        return optimizer_of(self, env_steps)
+
+    def init(self, key: PRNGKeyArray) -> OnPolicyState:
+        """Create a new state."""
+        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=self.follow())
+        check_actor_critic(self._network, copies.online, self.spec)
+        warn_of_training_layers(type(self).__name__, self._network, copies.online)
+        normalizers = create_normalizers(self)
+        return OnPolicyState(
+            copies=copies.with_optimizer_state(self.optimizer_at(0)),
+            obs_normalizer=normalizers.obs,
+            reward_scaler=normalizers.reward,
+            env_steps=jnp.zeros((), jnp.uint32),
+            updates=jnp.zeros((), jnp.uint32),
+            guard=Guard.init(),
+        )
+
+    def policy(self, state: OnPolicyState) -> Greedy:
+        """Return the policy of the most probable action, by the target copy or the shared copy if there is one."""
+        self.check_state("policy", state)
+        return Greedy(self._network_policy(state, state.copies.variables(state.copies.names[-1])))
+
+    def check_state(self, where: str, state: Any) -> None:
+        """Check that a value is a state of this agent.
+
+        Args:
+            where: the method that it was given to.
+
+        Raises:
+            TypeError: it is not.
+        """
+        check_state(f"{type(self).__name__}.{where}", state, OnPolicyState)
+
+    def metrics(self, before: OnPolicyState, after: OnPolicyState) -> Metrics:
+        """Return the counts of an update, and the learning rate it was made with."""
+        metrics: Metrics = {"train/n_updates": after.updates, **after.guard.metrics()}
+        if self.optimizer is None:
+            metrics["train/learning_rate"] = value_at(self.learning_rate, before.env_steps)
+        return metrics
+
+    def _check_together(self) -> None:
+        """Check what several settings say together; called by `__post_init__`.
+
+        Raises:
+            TypeError, ValueError: the settings do not go together; the message names them.
+        """
+        check_optimizer(self)
+        check_normalizers(self)
+        check_squashing(type(self).__name__, self._network, self.spec, squash=self.squash)
+
+    def _check_created(self, state: OnPolicyState, optimizer_state: Any) -> None:
+        """Check that a state was created with the same settings: it would silently be used instead of them.
+
+        Args:
+            optimizer_state: None where workers have optimizers of their own.
+
+        Raises:
+            ValueError: it was created with others; the message names the setting.
+        """
+        check_created_normalizers(self, Normalizers(state.obs_normalizer, state.reward_scaler))
+        if optimizer_state is not None:
+            check_optimizer_state(self.optimizer_at(0), state.copies.online.params, optimizer_state)
+
+    def _scaled_reward(self, state: OnPolicyState, rollout: Rollout) -> Float[Array, "T B"]:
+        """The rewards that the agent learns from."""
+        scaler = state.reward_scaler
+        return rollout.reward if scaler is None else scaler.scale(rollout.reward, self.clip_reward)
+
+    def _network_policy(self, state: OnPolicyState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
+        return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, return_info, self.squash)
+
+    def _with_returns(self, policy: P) -> P | DiscountedReturn:
+        """A policy for collecting, with the running return where rewards are divided by its standard deviation."""
+        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+
     @property
     def _network(self) -> Any:
         assert self.network is not None, "__post_init__ sets the default"
         return self.network
+
+    @property
+    def _model(self) -> ActorCriticModel:
+        return ActorCriticModel(self._network, self.spec.action, self.squash, has_images(self.spec.obs))

@@ -1,25 +1,24 @@
-"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), with a clipped objective or a KL penalty."""
+"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), with a clipped objective."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-from polyak.agents.on_policy import OnPolicyAgent
+from polyak.agents.on_policy import OnPolicyAgent, OnPolicyState
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_created_with, check_needed, check_state
+from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.learning.batch import (
-    ActorCriticModel,
     Batch,
+    Weights,
     make_batch,
     network_inputs,
     normalize_minibatches,
@@ -29,30 +28,15 @@ from polyak.learning.batch import (
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
-from polyak.learning.normalizers import Normalizers, check_created_normalizers, create_normalizers
-from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
-from polyak.networks.adapters import warn_of_training_layers
-from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
-from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
+from polyak.networks.actor_critic import network_or_default
+from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops import losses
 from polyak.ops.distributions import Distribution
-from polyak.ops.gradient_step import (
-    ADAM_SETTINGS,
-    Aux,
-    Guard,
-    StepLog,
-    accumulate,
-    check_optimizer,
-    check_optimizer_state,
-    count_microbatches,
-    diagnose_skips,
-    flag_quantities,
-    optimizer_of,
-)
-from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize, check_can_normalize
+from polyak.ops.gradient_step import ADAM_SETTINGS, Aux, StepLog, accumulate, count_microbatches, flag_quantities
+from polyak.ops.normalize import can_normalize
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, check_schedule, saturating_add, value_at
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.sde import StateDependentExploration, check_sde, explore
 
 # fmt: off
@@ -62,44 +46,16 @@ TF_AGENTS: Mapping[str, Any] = {
     "advantages": "monte_carlo", "value_targets": "monte_carlo", "normalize_advantage": "batch",
     "normalize_obs": True, "clip_obs": 5.0, "normalize_reward": "reward",
 }
-TF_AGENTS_KL: Mapping[str, Any] = {
-    "num_epochs": 10, "advantages": "gae", "value_targets": "td_lambda", "clip_range": None,
-    "kl_beta": 1.0, "kl_target": 0.01, "kl_tolerance": 0.5, "normalize_obs": False, "clip_reward": None,
-}
 # fmt: on
-
-
-@struct
-class PPOState:
-    """Everything that training changes.
-
-    Attributes:
-        copies: the network: online, and with `ema_tau` a target; with the optimizer's state.
-        obs_normalizer: running statistics of the observations, or None.
-        reward_scaler: running statistics that rewards are divided by, or None.
-        kl_beta: β of the KL penalty, or None.
-        env_steps: valid transitions learned from; schedules are functions of it.
-        updates: rollouts learned from.
-        guard: counts of skipped gradient steps.
-    """
-
-    copies: NetworkCopies
-    obs_normalizer: ObsNormalizer | None
-    reward_scaler: RewardScaler | None
-    kl_beta: Float[Array, ""] | None
-    env_steps: UInt32[Array, ""]
-    updates: UInt32[Array, ""]
-    guard: Guard
 
 
 @struct(kw_only=True)
 class PPO(OnPolicyAgent):
     """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
 
-        L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ]
-               + β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
+        L(θ) = E[ -min(ρ A, clip(ρ, 1-ε, 1+ε) A) + c_v (V - V̂)² - c_e H ],    ρ = π_θ(a|s) / π_old(a|s)
 
-    with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. Expectations are over valid transitions.
+    Expectations are over valid transitions. `PPOKL` adds the penalties of TF-Agents: on the KL divergence and on weights.
 
     Attributes:
         network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is always
@@ -115,16 +71,7 @@ class PPO(OnPolicyAgent):
         clip_range: clips the probability ratio to 1 ± this, a number or a schedule; None disables clipping.
         clip_range_vf: clips the value to ± this around the old value; None disables clipping.
         clip_log_prob: clips the new log-probabilities to ± this in the policy loss; None disables clipping.
-        kl_beta: initial coefficient of the KL penalty, adapted after each update; None disables the penalty.
-        kl_target: KL divergence that an update should have, in nats.
-        kl_tolerance: adapt the KL penalty when the divergence differs from the target by more than this fraction.
-        kl_cutoff_coef: coefficient of the squared KL divergence beyond the cutoff; None disables this penalty. It needs the
-            mean of a whole minibatch, so `microbatch_size` must be None.
-        kl_cutoff_factor: cutoff, in multiples of `kl_target`.
         target_kl: stop an update when the approximate KL divergence of a minibatch exceeds 1.5 times this; None never stops.
-        l2_policy: L2 coefficient of kernels that only the policy depends on; None disables it.
-        l2_value: L2 coefficient of kernels that only the value depends on; None disables it.
-        l2_shared: L2 coefficient of kernels that both depend on; None disables it.
         normalize_advantage: normalize advantages to mean 0 and standard deviation 1 over each `"minibatch"`, over the `"batch"`
             (the rollout), or not (None).
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
@@ -153,15 +100,7 @@ class PPO(OnPolicyAgent):
     clip_range: Schedule | None = setting(default=0.2, check=partial(check_schedule, optional=True))
     clip_range_vf: Scalar | None = number(default=None, above=0, optional=True)
     clip_log_prob: Scalar | None = number(default=None, above=0, optional=True)
-    kl_beta: Scalar | None = number(default=None, above=0, optional=True)
-    kl_target: Scalar | None = number(default=None, above=0, optional=True)
-    kl_tolerance: Scalar = number(default=0.5, at_least=0, at_most=1, used_if=("kl_beta", ...))
-    kl_cutoff_coef: Scalar | None = number(default=None, above=0, optional=True)
-    kl_cutoff_factor: Scalar | None = number(default=None, above=0, optional=True)
     target_kl: Scalar | None = number(default=None, above=0, optional=True)
-    l2_policy: Scalar | None = number(default=None, at_least=0, optional=True)
-    l2_value: Scalar | None = number(default=None, at_least=0, optional=True)
-    l2_shared: Scalar | None = number(default=None, at_least=0, optional=True)
     normalize_advantage: Literal["minibatch", "batch"] | None = choice(
         default="minibatch", choices=("minibatch", "batch", None)
     )
@@ -171,55 +110,25 @@ class PPO(OnPolicyAgent):
     microbatch_size: int | None = integer(default=None, optional=True)
 
     @classmethod
-    def tf_agents(cls, spec: EnvSpec, **changes: Any) -> "PPO":
+    def tf_agents(cls, spec: EnvSpec, **changes: Any) -> Self:
         """With the defaults of TF-Agents' `PPOClipAgent`, but for its ratio clipping of 0, which clips nothing: 0.2."""
-        return cls(spec, **_merge_changes({**TF_AGENTS, "normalize_obs": can_normalize(spec.obs)}, changes))
-
-    @classmethod
-    def tf_agents_kl(cls, spec: EnvSpec, **changes: Any) -> "PPO":
-        """With the defaults of TF-Agents' `PPOKLPenaltyAgent`; where it has none, with what its documentation recommends."""
-        return cls(spec, **_merge_changes({**TF_AGENTS, **TF_AGENTS_KL}, changes))
+        settings = {**TF_AGENTS, "normalize_obs": can_normalize(spec.obs), **changes}
+        # Without effect, and so rejected: settings of Adam with another optimizer, and of normalization without it.
+        unused: tuple[str, ...] = ADAM_SETTINGS if settings.get("optimizer") is not None else ()
+        unused += () if settings["normalize_obs"] else ("clip_obs",)
+        return cls(spec, **{name: value for name, value in settings.items() if name not in unused or name in changes})
 
     def __post_init__(self) -> None:
-        check_env_spec("PPO", self.spec)
-        has_sde = self.sde_sample_freq is not None
-        object.__setattr__(self, "network", network_or_default("PPO", self.network, self.spec, sde=has_sde))
+        owner, has_sde = type(self).__name__, self.sde_sample_freq is not None
+        check_env_spec(owner, self.spec)
+        object.__setattr__(self, "network", network_or_default(owner, self.network, self.spec, sde=has_sde))
         check_settings(self)
-        check_needed(self, "kl_beta", "kl_target")
-        check_needed(self, "kl_cutoff_coef", "kl_cutoff_factor")
-        check_needed(self, "kl_cutoff_coef", "kl_target")
-        check_needed(self, "kl_cutoff_factor", "kl_cutoff_coef")
-        check_needed(self, "kl_target", "kl_beta", "kl_cutoff_coef")
-        if self.normalize_obs:
-            check_can_normalize("PPO", self.spec.obs)
-        if self.kl_cutoff_coef is not None and self.microbatch_size is not None:
-            raise ValueError(
-                f"PPO: microbatch_size must be None with kl_cutoff_coef, whose penalty needs the mean KL divergence of a whole "
-                f"minibatch; got {self.microbatch_size}"
-            )
-        check_optimizer(self)
-        check_squashing("PPO", self._network, self.spec, squash=self.squash)
+        self._check_together()
         check_sde(self, self._network)
-        check_kernels("PPO", self._network, self.spec, self._l2)
 
-    diagnose = diagnose_skips
-
-    def init(self, key: PRNGKeyArray) -> PPOState:
-        """A fresh state."""
-        target = None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
-        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=target)
-        check_actor_critic(self._network, copies.online, self.spec)
-        warn_of_training_layers("PPO", self._network, copies.online)
-        normalizers = create_normalizers(self)
-        return PPOState(
-            copies=copies.with_optimizer_state(optimizer_of(self)),
-            obs_normalizer=normalizers.obs,
-            reward_scaler=normalizers.reward,
-            kl_beta=None if self.kl_beta is None else jnp.array(self.kl_beta, jnp.float32, copy=True),
-            env_steps=jnp.zeros((), jnp.uint32),
-            updates=jnp.zeros((), jnp.uint32),
-            guard=Guard.init(),
-        )
+    def follow(self) -> Follow | None:
+        """Return the rule by which the target copy follows the online copy, with `ema_tau`."""
+        return None if self.ema_tau is None else Follow(tau=jnp.asarray(self.ema_tau, jnp.float32))
 
     def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that rollouts of this number of environments (on each device) can be split into minibatches.
@@ -228,8 +137,7 @@ class PPO(OnPolicyAgent):
             ValueError: `num_minibatches` does not divide the samples (recurrent networks: environments), or
                 `microbatch_size` a minibatch.
         """
-        sequences = self._model.is_recurrent
-        check_divides("PPO", self.num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=sequences)
+        self._check_divides(self.num_steps, num_envs)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Whether layers are at most 256 wide and, on one device, gradients are computed over at most 256 samples at a time."""
@@ -248,29 +156,22 @@ class PPO(OnPolicyAgent):
         """The setting that allows a lag, for errors."""
         return "" if self.max_lag else "values_when='collect', which allows 1"
 
-    def policy(self, state: PPOState) -> Greedy:
-        """The most probable action, by the target copy if there is one."""
-        check_state("PPO.policy", state, PPOState)
-        evaluated = "online" if state.copies.target is None else "target"
-        return Greedy(self._network_policy(state, state.copies.variables(evaluated)))
-
-    def collect_policy(self, state: PPOState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
-        """A sample from the policy of the online network."""
-        check_state("PPO.collect_policy", state, PPOState)
+    def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
+        """Return the policy that samples from the online network's distribution."""
+        self.check_state("collect_policy", state)
         policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
-        explorer = explore(policy, self.sde_sample_freq)
-        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
+        return self._with_returns(explore(policy, self.sde_sample_freq))
 
     def update(
         self,
-        state: PPOState,
+        state: OnPolicyState,
         rollout: Rollout,
         key: PRNGKeyArray,
         *,
-        weights: Float[Array, "T B"] | Float[Array, " B"] | None = None,
+        weights: Weights = None,
         axis_name: str | None = None,
-    ) -> tuple[PPOState, Metrics]:
-        """Several epochs of gradient steps on one rollout; then statistics and the KL coefficient are updated.
+    ) -> tuple[OnPolicyState, Metrics]:
+        """Take several epochs of gradient steps on one rollout; then update the statistics.
 
         Args:
             state: donate it; nothing of it is needed afterwards.
@@ -283,12 +184,11 @@ class PPO(OnPolicyAgent):
         Raises:
             TypeError, ValueError: rollout or weights do not fit the spec, state or minibatches the settings (while tracing).
         """
-        self._check_state(state)
+        self.check_state("update", state)
+        self._check_created(state, state.copies.optimizer_state)
         num_steps, num_envs = check_rollout(rollout, self.spec)
         rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)
-        check_divides(
-            "PPO", num_steps, num_envs, self.num_minibatches, self.microbatch_size, sequences=self._model.is_recurrent
-        )
+        self._check_divides(num_steps, num_envs)
 
         # Old values and action distributions, advantages and value targets.
         batch, bad_data = self._make_batch(state, rollout, weight, axis_name)
@@ -298,13 +198,12 @@ class PPO(OnPolicyAgent):
         online = state.copies.online
 
         def loss_fn(params: PyTree, batch: Batch, *, variables: Variables, key: PRNGKeyArray) -> tuple[Float[Array, ""], Aux]:
-            env_steps, kl_beta = state.env_steps, state.kl_beta
-            return self.loss(params, batch, variables=variables, env_steps=env_steps, kl_beta=kl_beta, axis_name=axis_name)
+            return self.loss(params, batch, state, axis_name=axis_name)
 
         copies, log = train_epochs(
             state.copies,
             loss_fn,
-            optimizer_of(self, state.env_steps),
+            self.optimizer_at(state.env_steps),
             partial(self._epoch_batch, state, rollout, batch),
             key,
             num_epochs=self.num_epochs,
@@ -323,16 +222,16 @@ class PPO(OnPolicyAgent):
         full_batch, _ = normalize_minibatches(batch, jnp.arange(len(batch.weight))[None], self.normalize_advantage, axis_name)
         kl = self._mean_kl(copies.online, full_batch, axis_name)
         skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))
-        new_state = PPOState(
+        new_state = dataclasses.replace(
+            state,
             copies=copies if self.ema_tau is None else copies.update_target(self.ema_tau),
             obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
             reward_scaler=state.reward_scaler and state.reward_scaler.update(rollout, counts, self.gamma, axis_name),
-            kl_beta=self._adapt_kl_beta(state.kl_beta, kl, log),
             env_steps=saturating_add(state.env_steps, losses.sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
             updates=saturating_add(state.updates, jnp.uint32(1)),
             guard=state.guard.after_update(skipped, applied, flag_quantities(bad_data) | log.bad.any((0, 1))),
         )
-        metrics: Metrics = {**self._metrics(state, new_state, batch, log, axis_name), "train/kl": Mean.of(kl)}
+        metrics: Metrics = {**self._update_metrics(state, new_state, batch, log, axis_name), "train/kl": Mean.of(kl)}
         if self.histograms:
             parts = self._num_microbatches(batch, 1, axis_name)
             loss_of_batch = partial(loss_fn, variables=online, key=key)
@@ -340,28 +239,31 @@ class PPO(OnPolicyAgent):
         return new_state, metrics
 
     def loss(
-        self,
-        params: PyTree,
-        batch: Batch,
-        *,
-        variables: Variables,
-        env_steps: UInt32[Array, ""],
-        kl_beta: Float[Array, ""] | None = None,
-        axis_name: str | None = None,
+        self, params: PyTree, batch: Batch, state: OnPolicyState, *, axis_name: str | None = None
     ) -> tuple[Float[Array, ""], Aux]:
-        """The loss of a minibatch, and its terms; those of its parts add up to those of the whole.
+        """Compute the loss of a minibatch, and its terms; the terms of parts add up to those of the whole.
 
         Args:
             params: θ.
             batch: the minibatch, whose weights sum to 1.
-            variables: the network's; of their parameters nothing is used.
-            env_steps: for schedules.
-            kl_beta: β.
+            state: before the update.
             axis_name: the mesh axis that the minibatch is split over.
         """
         # Not in training mode: a ratio compares two policies, and dropout or a minibatch's own statistics would be in it.
-        variables = dataclasses.replace(variables, params=params)
-        distribution, value = self._model.forward(variables, batch)
+        distribution, value = self._model.forward(dataclasses.replace(state.copies.online, params=params), batch)
+        loss, terms = self.clipped_loss(distribution, value, batch, state.env_steps)
+        return loss, Aux(terms)
+
+    def clipped_loss(
+        self, distribution: Distribution, value: Float[Array, "*N"], batch: Batch, env_steps: UInt32[Array, ""]
+    ) -> tuple[Float[Array, ""], Terms]:
+        """Compute the loss of the network's outputs for a minibatch, and its terms.
+
+        Args:
+            distribution: π_θ.
+            value: V.
+            env_steps: for schedules.
+        """
         log_prob, old_log_prob = distribution.log_prob(batch.action), batch.log_prob
 
         # Policy: -min(ρ A, clip(ρ, 1-ε, 1+ε) A)
@@ -386,17 +288,14 @@ class PPO(OnPolicyAgent):
         samples["entropy_loss"] = -distribution.entropy()
         terms = {name: losses.weighted_sum(x, batch.weight) for name, x in samples.items()}
         loss = terms["policy_gradient_loss"] + self.vf_coef * terms["value_loss"] + self.ent_coef * terms["entropy_loss"]
+        return loss, terms
 
-        # Penalties: β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
-        kl_terms = self._kl_penalties(distribution, batch, kl_beta, axis_name)
-        l2_terms = self._l2_penalties(variables, batch)
-        loss = sum((*kl_terms.values(), *l2_terms.values()), loss)
-        if l2_terms:
-            l2_terms["l2_loss"] = sum(l2_terms.values(), jnp.float32(0.0))
-        return loss, Aux(terms | kl_terms | l2_terms)
+    def _check_divides(self, num_steps: int, num_envs: int) -> None:
+        sizes, sequences = (num_steps, num_envs, self.num_minibatches), self._model.is_recurrent
+        check_divides(type(self).__name__, *sizes, self.microbatch_size, sequences=sequences)
 
     def _make_batch(
-        self, state: PPOState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
+        self, state: OnPolicyState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
         """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
@@ -410,7 +309,7 @@ class PPO(OnPolicyAgent):
         batch, bad_data = make_batch(self._model, rollout, obs, weight, carry, params, value, axis_name)
         return batch.with_advantages(*self._advantages(state, rollout, value)), bad_data
 
-    def _epoch_batch(self, state: PPOState, rollout: Rollout, batch: Batch, params: PyTree) -> Batch:
+    def _epoch_batch(self, state: OnPolicyState, rollout: Rollout, batch: Batch, params: PyTree) -> Batch:
         """The batch of an epoch that begins with these parameters."""
         if not self.recompute_values:
             return batch
@@ -420,12 +319,11 @@ class PPO(OnPolicyAgent):
         return batch.with_advantages(*self._advantages(state, rollout, value))
 
     def _advantages(
-        self, state: PPOState, rollout: Rollout, value: Float[Array, "times B"]
+        self, state: OnPolicyState, rollout: Rollout, value: Float[Array, "times B"]
     ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
         """Advantages and value targets from the values of all observations."""
-        scaler = state.reward_scaler
         return advantages_and_targets(
-            rollout.reward if scaler is None else scaler.scale(rollout.reward, self.clip_reward),
+            self._scaled_reward(state, rollout),
             value[:-1],
             value[1:],
             rollout.terminated,
@@ -435,33 +333,6 @@ class PPO(OnPolicyAgent):
             advantages=self.advantages,
             value_targets=self.value_targets,
         )
-
-    def _kl_penalties(
-        self, distribution: Distribution, batch: Batch, kl_beta: Float[Array, ""] | None, axis_name: str | None
-    ) -> Terms:
-        """β KL and κ max(KL - f d, 0)², with KL = E[KL(π_old ‖ π)]."""
-        if kl_beta is None and self.kl_cutoff_coef is None:
-            return {}
-        penalties, kl = {}, self._kl(distribution, batch)
-        if kl_beta is not None:
-            penalties["kl_penalty_loss"] = kl_beta * kl
-        if self.kl_cutoff_coef is not None:
-            assert self.kl_cutoff_factor is not None and self.kl_target is not None, "the cutoff needs both"
-            cutoff = partial(losses.kl_cutoff, factor=self.kl_cutoff_factor, target=self.kl_target, coef=self.kl_cutoff_coef)
-            # Of the mean over all devices, while the gradient is that of this device's part; the parts are summed later.
-            mean_kl = losses.sum_over_devices(jax.lax.stop_gradient(kl), axis_name)
-            value, slope = jax.value_and_grad(cutoff)(mean_kl)
-            penalties["kl_cutoff_loss"] = batch.weight.sum() * value + slope * (kl - jax.lax.stop_gradient(kl))
-        return penalties
-
-    def _l2_penalties(self, variables: Variables, batch: Batch) -> Terms:
-        """c_i ‖W_i‖² of the policy's, the value's and the shared kernels."""
-        kernels = kernel_roles(self._network, variables, self.spec) if self._l2 else ()
-        # The weights of a minibatch's parts sum to 1, so the parts of the penalty add up to it.
-        total = batch.weight.sum()
-        return {
-            f"l2_{role}_loss": coef * sum_of_squares(variables.params, kernels, role) * total for role, coef in self._l2.items()
-        }
 
     def _kl(self, distribution: Distribution, batch: Batch) -> Float[Array, ""]:
         old = self._model.distribution(batch.old_params, batch.action_mask)
@@ -477,8 +348,6 @@ class PPO(OnPolicyAgent):
         return mean_kl
 
     def _num_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
-        if self.kl_cutoff_coef is not None:
-            return 1  # The KL cutoff needs the mean of a whole minibatch.
         size, samples_each = len(batch.weight) // num_minibatches, math.prod(batch.weight.shape[1:])
         images = self._model.has_images
         return count_microbatches(size, self.microbatch_size, axis_name, samples_each=samples_each, has_images=images)
@@ -487,14 +356,9 @@ class PPO(OnPolicyAgent):
         assert self.target_kl is not None, "asked for with target_kl only"
         return terms["approx_kl"] > 1.5 * self.target_kl
 
-    def _adapt_kl_beta(self, beta: Float[Array, ""] | None, kl: Float[Array, ""], log: StepLog) -> Float[Array, ""] | None:
-        if beta is None:
-            return None
-        assert self.kl_target is not None, "checked when the agent was built"
-        adapted = losses.adapt_kl_beta(beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)
-        return jnp.where(log.applied.any(), adapted, beta)  # Without a step the divergence is no evidence.
-
-    def _metrics(self, state: PPOState, new_state: PPOState, batch: Batch, log: StepLog, axis_name: str | None) -> Metrics:
+    def _update_metrics(
+        self, state: OnPolicyState, new_state: OnPolicyState, batch: Batch, log: StepLog, axis_name: str | None
+    ) -> Metrics:
         """Terms averaged over the applied gradient steps, of all epochs and of the last, and quantities of the whole update."""
         norm = log.terms["grad_norm"]
         max_grad_norm = self.max_grad_norm if self.optimizer is None else None
@@ -506,39 +370,12 @@ class PPO(OnPolicyAgent):
             "train/explained_variance": Mean.of(
                 losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name)
             ),
-            "train/n_updates": new_state.updates,
-            **new_state.guard.metrics(),
+            **self.metrics(state, new_state),
         }
-        if self.optimizer is None:
-            metrics["train/learning_rate"] = value_at(self.learning_rate, state.env_steps)
         if self.clip_range is not None:
             metrics["train/clip_range"] = value_at(self.clip_range, state.env_steps)
-        if new_state.kl_beta is not None:
-            metrics["train/kl_beta"] = new_state.kl_beta
         return metrics
 
-    def _network_policy(self, state: PPOState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
-        return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, return_info, self.squash)
-
-    def _check_state(self, state: PPOState) -> None:
-        """Check that the state was created with the same settings: it would silently be used instead of them."""
-        check_state("PPO.update", state, PPOState)
-        check_created_normalizers(self, Normalizers(state.obs_normalizer, state.reward_scaler))
-        check_created_with(self, equal={}, present={"kl_beta": state.kl_beta, "ema_tau": state.copies.target})
-        check_optimizer_state(optimizer_of(self), state.copies.online.params, state.copies.optimizer_state)
-
-    @property
-    def _model(self) -> ActorCriticModel:
-        return ActorCriticModel(self._network, self.spec.action, self.squash, has_images(self.spec.obs))
-
-    @property
-    def _l2(self) -> dict[Role, Scalar]:
-        named: dict[Role, Scalar | None] = {"policy": self.l2_policy, "value": self.l2_value, "shared": self.l2_shared}
-        return {role: coefficient for role, coefficient in named.items() if coefficient is not None}
-
-
-def _merge_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with changes; those of Adam are left out with another optimizer, and `clip_obs` without `normalize_obs`."""
-    skipped: tuple[str, ...] = ADAM_SETTINGS if changes.get("optimizer") is not None else ()
-    skipped += () if {**settings, **changes}["normalize_obs"] else ("clip_obs",)
-    return {name: value for name, value in settings.items() if name not in skipped} | dict(changes)
+    def _check_created(self, state: OnPolicyState, optimizer_state: PyTree) -> None:
+        super()._check_created(state, optimizer_state)
+        check_created_with(self, equal={}, present={"ema_tau": state.copies.target})

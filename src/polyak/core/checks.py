@@ -121,7 +121,7 @@ def check_state(owner: str, state: Any, cls: type) -> None:
         return
     inner = [name for name in ("state", "agent") if isinstance(getattr(state, name, None), cls)]
     instead = f"pass its .{inner[0]}" if inner else "agent.init(key) returns one"
-    raise TypeError(f"{owner}: state must be a {cls.__name__}, got {type(state).__name__}; {instead}")
+    raise TypeError(f"{owner}: state must be of type {cls.__name__}, got {type(state).__name__}; {instead}")
 
 
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -132,19 +132,6 @@ def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) ->
     """
     if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-
-
-def check_needed(settings: Any, name: str, *others: str) -> None:
-    """Check that a setting that is not None comes with at least one of `others`.
-
-    Raises:
-        ValueError: all `others` are None.
-    """
-    if getattr(settings, name) is not None and all(getattr(settings, other) is None for other in others):
-        raise ValueError(
-            f"{type(settings).__name__}: {name}={getattr(settings, name)} needs {' or '.join(others)}, "
-            "got None; set it to a number above 0"
-        )
 
 
 def check_unset(settings: Any, names: Iterable[str], reason: str) -> None:

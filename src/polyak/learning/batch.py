@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ from polyak.ops.losses import (
     swap_leading_axes,
 )
 from polyak.ops.normalize import ObsNormalizer
+
+Weights: TypeAlias = Float[Array, "T B"] | Float[Array, " B"] | None
+"""How much the transitions, or the environments, of a rollout count; None counts all alike."""
 
 
 @struct
@@ -215,7 +218,7 @@ def outputs_in_info(rollout: Rollout, value: Float[Array, "any B"], what: str) -
     return jax.tree.map(jnp.asarray, info["params"]), jnp.concatenate([info["value"], value[-1:]])
 
 
-def sample_weights(valid: Bool[Array, "T B"], weights: Float[Array, "T B"] | Float[Array, " B"] | None) -> Float[Array, "T B"]:
+def sample_weights(valid: Bool[Array, "T B"], weights: Weights) -> Float[Array, "T B"]:
     """How much each transition counts: 0 where there is none, or where its weight is not a finite number above 0.
 
     Raises:

@@ -112,7 +112,7 @@ def test_the_shared_copy_is_evaluated():
 def test_a_state_without_a_shared_copy_is_rejected():
     state, senders = AGENT.share(fresh(AGENT), 2)
     push = push_of(state, 1)
-    with pytest.raises(ValueError, match="A2C: receive needs a shared copy; make one with share"):
+    with pytest.raises(ValueError, match=r"A2C\.receive: state has no shared copy; create one with share"):
         AGENT.receive(fresh(AGENT), senders, *push)
     with pytest.raises(ValueError, match="worker_copies needs a shared copy"):
         AGENT.worker_state(fresh(AGENT))
