@@ -92,7 +92,9 @@ def test_an_environment_of_ones_own_resumes_with_the_action_scaling_of_the_run(t
 @pytest.mark.parametrize(("loop", "devices"), [("compiled", 1), ("host", None)])
 def test_seeds_that_train_one_after_another_take_the_default_number_of_devices(loop, devices, monkeypatch):
     asked = []
-    monkeypatch.setattr("polyak.train.seeds.prepare", lambda *arguments, **options: asked.append(options["devices"]) or 1 / 0)
+    monkeypatch.setattr(
+        "polyak.train.seeds.prepare", lambda agent, env, settings, **options: asked.append(settings.devices) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         polyak.train.run_seeds(AGENT, AutoReset(ENV.dynamics, 8), seeds=2, env_steps=64, loop=loop)
     assert asked == [devices]

@@ -24,6 +24,7 @@ from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import RunError, open_run
 from polyak.train.new_training import prepare
+from polyak.train.settings import TrainSettings
 from polyak.train.training import resume_command
 from tests.cli.processes import SETTINGS, last_checkpoint
 
@@ -301,7 +302,7 @@ def test_an_environment_object_that_can_be_called_stays_open(directory):
 
 def test_settings_of_an_environment_in_numbers_of_numpy_are_stored(directory):
     env = polyak.envs.make("CartPole-v1", env_kwargs={"max_episode_steps": np.int64(9), "sutton_barto_reward": np.bool_(True)})
-    with prepare(small(env), env, env_steps=16, run_dir="run", source=source_of(env)) as training:
+    with prepare(small(env), env, TrainSettings(env_steps=16, run_dir="run"), source=source_of(env)) as training:
         assert not training.config.own_env
     stored = read_config(open_run("run")).env_kwargs
     assert stored == {"max_episode_steps": 9, "sutton_barto_reward": True}
@@ -480,13 +481,15 @@ def test_a_run_with_parts_of_ones_own_is_continued_from_python(directory):
         ("agent", jax_env(), polyak.FlaxNNX(Net), "agent=..."),
         ("both", polyak.envs.make(Pole, num_envs=2), polyak.FlaxNNX(Net), "env=..., agent=..."),
     ):
-        with prepare(small(env, network=network), env, env_steps=100, run_dir=name, source=source_of(env)) as training:
+        with prepare(
+            small(env, network=network), env, TrainSettings(env_steps=100, run_dir=name), source=source_of(env)
+        ) as training:
             assert resume_command(training) == f"polyak.resume('{Path(name).absolute()}', {own})"
 
 
 def test_the_command_that_continues_a_run_imports_the_module_of_its_environment(directory):
     env = polyak.envs.make(Pole, num_envs=2)
-    with prepare(small(env), env, env_steps=100, run_dir="run") as training:
+    with prepare(small(env), env, TrainSettings(env_steps=100, run_dir="run")) as training:
         config = dataclasses.replace(training.config, env="mine:Pole-v0")
         for flags, module in (("--env-kwargs file=x.xml", " --import mine"), ("--env mine:make", "")):
             changed = dataclasses.replace(training, config=config, resume_flags=flags)

@@ -41,6 +41,7 @@ from polyak.train.evaluation import close_envs
 from polyak.train.learners import as_learners
 from polyak.train.new_training import check_own_loop, make_agent, prepare
 from polyak.train.seeds import seed_directories
+from polyak.train.settings import TrainSettings
 from polyak.train.training import Training
 from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers
@@ -164,25 +165,10 @@ def _prepare(
     seed: int,
     directory: Path,
 ) -> Training:
-    training = prepare(
-        agent,
-        env,
-        env_steps=flags.env_steps,
-        seed=seed,
-        run_dir=directory,
-        report_every=flags.report_every,
-        checkpoint_every=flags.checkpoint_every,
-        checkpoint_replay=flags.checkpoint_replay,
-        replay_on=flags.replay_on,
-        eval_every=flags.eval_every,
-        eval_episodes=flags.eval_episodes,
-        loop=loop,
-        devices=devices,
-        threads=threads,
-        source=source,
-        algorithm=algorithm,
-        learners=learners,
-    )
+    flag_names, setting_names = ({field.name for field in dataclasses.fields(kind)} for kind in (flags, TrainSettings))
+    shared = {name: getattr(flags, name) for name in flag_names & setting_names}
+    settings = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, "loop": loop, "devices": devices})
+    training = prepare(agent, env, settings, threads=threads, source=source, algorithm=algorithm, learners=learners)
     return dataclasses.replace(store_own_flags(training, own), resume_flags=resume_flags(own, flags.ray_address))
 
 

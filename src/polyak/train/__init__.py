@@ -14,6 +14,7 @@ from polyak.train.new_training import run
 from polyak.train.result import Result
 from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
+from polyak.train.settings import SeedSettings, TrainSettings
 from polyak.train.statistics import SeedStatistics, seed_statistics
 from polyak.train.worker_loops import asynchronous, distributed
 from polyak.train.worker_settings import Workers
@@ -24,9 +25,11 @@ __all__ = [
     "Learners",
     "LoopState",
     "Result",
+    "SeedSettings",
     "SeedStatistics",
     "StoppedBeforeStart",
     "TrainResult",
+    "TrainSettings",
     "TrainingDiverged",
     "Workers",
     "asynchronous",

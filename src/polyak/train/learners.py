@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_integer
-from polyak.core.types import Callback, Env, HostEnv, Progress
+from polyak.core.types import Env, HostEnv, Progress
 from polyak.core.warn import warn
 from polyak.loops.compiled_loop import start as start_compiled
 from polyak.loops.evaluate import Evaluation
@@ -37,6 +37,7 @@ from polyak.storage.run_directory import Run, RunError, open_for_parent
 from polyak.train.devices import start_jax
 from polyak.train.display import Screen
 from polyak.train.result import Result
+from polyak.train.settings import TrainSettings
 from polyak.train.training import Start, Training, make_result, record_failure, train_here
 from polyak.workers.learner_group import MAX_LEARNERS, Learners, StoppedBeforeStart, run_group, start_here
 from polyak.workers.ray_learners import RayLearners
@@ -113,29 +114,21 @@ def as_learners(owner: str, learners: Learners | int | None) -> Learners | None:
     return None if learners.number == 1 else learners
 
 
-def check_group(
-    learners: int | Learners | None,
-    loop: str,
-    workers: Any,
-    run_dir: Any,
-    callbacks: Sequence[Callback],
-    resume_from: Any,
-    eval_env: Any,
-) -> Learners | None:
+def check_group(settings: TrainSettings) -> Learners | None:
     """The processes that train together, or None.
 
     Raises:
         ValueError: they are combined with what lives in this process, or with another loop.
     """
-    group = as_learners("train.run", learners)
+    group = as_learners("train.run", settings.learners)
     if group is None:
         return None
-    if run_dir is None:
+    if settings.run_dir is None:
         raise ValueError(f"train.run: learners={group.number} needs run_dir, from whose checkpoints they start again")
-    alone = {"callbacks": len(callbacks) > 0, "resume_from": resume_from is not None, "workers": workers is not None}
-    for name, is_set in (alone | {"eval_env": eval_env is not None, "loop": loop not in ("auto", "compiled")}).items():
-        if is_set:
-            raise ValueError(f"train.run: {name} must be left out with learners={group.number}, which train in other processes")
+    alone = [name for name in ("resume_from", "workers", "eval_env") if getattr(settings, name) is not None]
+    alone += ["callbacks"] * (len(settings.callbacks) > 0) + ["loop"] * (settings.loop not in ("auto", "compiled"))
+    if alone:
+        raise ValueError(f"train.run: {alone[0]} must be left out with learners={group.number}, which train in other processes")
     return group
 
 

@@ -1,35 +1,33 @@
 """`polyak.train.run`: trains an agent, or a preset by its name, with everything that `polyak train` gives."""
 
+import dataclasses
 import inspect
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
-
-import numpy as np
-from jaxtyping import PRNGKeyArray
+from typing import Any
 
 from polyak import envs
 from polyak.agents import AGENTS, action_scaling_of, agent_class
-from polyak.core.checks import check_callbacks, check_choice, check_integer, check_key
+from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
-from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.core.types import Agent, Env, HostEnv, State
 from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource, can_make_again, source_of
 from polyak.loops.agent_check import check_agent
-from polyak.loops.host_replay import ReplayOn, check_replay_on
-from polyak.loops.loop import LoopState, Target, check_in_jax, check_match, mesh_over
+from polyak.loops.host_replay import check_replay_on
+from polyak.loops.loop import LoopState, check_in_jax, check_match, mesh_over
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
-from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, check_seed, run_key, seed_of
+from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, run_key, seed_of
 from polyak.storage.run_directory import create
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
 from polyak.train.evaluation import check_eval_env, close_envs, require_source
 from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
+from polyak.train.settings import TrainSettings, runs_with
 from polyak.train.training import Start, Training
 from polyak.train.worker_loops import check_workers, split_over_workers, with_new_episodes
 from polyak.train.worker_settings import Workers, as_workers, config_fields
@@ -42,85 +40,39 @@ EVAL_EPISODES = 10
 
 
 @suggest_arguments("train")
-def run(
-    agent: Agent[State] | str,
-    env: Env | HostEnv | str | Callable[[], Any],
-    *,
-    env_steps: int,
-    key: PRNGKeyArray | None = None,
-    seed: int | None = None,
-    num_envs: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    progress: bool = True,
-    report_every: int | None = None,
-    checkpoint_every: int | None = None,
-    checkpoint_replay: bool = True,
-    eval_every: int | None = None,
-    eval_episodes: int | None = None,
-    eval_env: Env | HostEnv | None = None,
-    callbacks: Sequence[Callback] = (),
-    loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto",
-    workers: int | Workers | None = None,
-    learners: int | Learners | None = None,
-    devices: int | None = None,
-    replay_on: ReplayOn = "device",
-    resume_from: LoopState | None = None,
-    env_steps_done: int = 0,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Result[State]:
+@runs_with(TrainSettings)
+def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], settings: TrainSettings) -> Result[State]:
     """Train until `env_steps` valid transitions are done: what `polyak train` does, with the same numbers for the same seed.
+
+    >>> result = run("ppo", "jax/CartPole-v1", env_steps=512, num_envs=8, settings={"num_steps": 32}, progress=False)
+    >>> result.progress.env_steps
+    512
 
     Args:
         agent: the agent, or the name of an algorithm (`"ppo"`), which takes the preset for the environment.
         env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
-        env_steps: total number of valid transitions, including `env_steps_done`.
-        key: source of all randomness, in place of a `seed`, whose key is `jax.random.key(seed)`; the default is seed 0.
-        num_envs, settings: copies of an environment that is not yet made, and fields of an agent that is named; None: preset's.
-        run_dir: a new run directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
-        progress: show a progress bar, or plain lines where there is no terminal.
-        report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if the next two are.
-        checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
-        checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
-        eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
-        eval_episodes: of each evaluation, also at the end, in `eval_env` or else copies of `env`; 10 with `eval_every`, else 0.
-        loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
-        workers: number of worker processes of the last two, or how they work; see `train.Workers`.
-        learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
-        devices: number of devices; None: two, if there are two, for 64 environments in JAX or images on the host, else one.
-        replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
-        resume_from: `loop_state` of a result with `env_steps_done`; a host environment that is not made begins new episodes.
-        callbacks, should_stop: called at every report (see `Callback`), and between iterations, where True ends the training.
+        settings: the fields of `TrainSettings`, each as a keyword argument; `env_steps` is required.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
-        RunError: `run_dir` is not new or empty, or cannot be created. TrainingDiverged, StoppedBeforeStart: see these.
+        RunError: `run_dir` is not new or empty, or cannot be created.
+        TrainingDiverged: see `Agent.diagnose`.
+        StoppedBeforeStart: workers were stopped before they had started; or learners, and there is no checkpoint.
     """
-    seed = _check_arguments(env_steps, report_every, key, seed, callbacks)
-    group = check_group(learners, loop, workers, run_dir, callbacks, resume_from, eval_env)
-    chosen, split = _choose_workers(agent, env, loop, workers)
-    with temporary_envs(agent, env, num_envs, chosen, 1 if group else devices, split, should_stop) as (made, source):
+    group = check_group(settings)
+    chosen, split = _choose_workers(agent, env, settings.loop, settings.workers)
+    settings = dataclasses.replace(settings, loop=chosen)
+    devices = 1 if group else settings.devices
+    with temporary_envs(agent, env, settings.num_envs, chosen, devices, split, settings.should_stop) as (made, source):
         training = prepare(
-            make_agent(agent, made.spec, source, env_steps, settings),
+            make_agent(agent, made.spec, source, settings.env_steps, settings.settings),
             made,
-            env_steps=env_steps,
-            key=key,
-            seed=seed,
-            run_dir=run_dir,
-            report_every=report_every,
-            checkpoint_every=checkpoint_every,
-            checkpoint_replay=checkpoint_replay,
-            eval_every=eval_every,
-            eval_episodes=eval_episodes,
-            eval_env=eval_env,
-            loop=chosen,
-            devices=devices,
-            replay_on=replay_on,
+            dataclasses.replace(settings, resume_from=_in_new_envs(made, env, settings.resume_from)),
             source=source,
             algorithm=agent.lower() if isinstance(agent, str) else None,
-            start=Start(_in_new_envs(made, env, resume_from), env_steps_done),
             learners=group,
         )
+        callbacks, progress, should_stop = settings.callbacks, settings.progress, settings.should_stop
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
 
 
@@ -142,21 +94,7 @@ def _check_order(agent: Any, env: Any) -> None:
         raise TypeError(f"train.run: the agent comes first, then the environment, got {agent!r:.80} first")
 
 
-def _check_arguments(env_steps: Any, report_every: Any, key: Any, seed: int | None, callbacks: Any) -> int | None:
-    """Check the length, the key or seed, and the callbacks; returns the seed, 0 by default, None if there is a key."""
-    Target(env_steps, report_every)
-    check_callbacks("train", callbacks)
-    if key is not None and seed is not None:
-        raise ValueError("train.run: pass key or seed, not both")
-    if key is not None:
-        check_key("train", key)
-        return None
-    seed = int(seed) if isinstance(seed, np.integer) else 0 if seed is None else seed
-    check_seed("train.run", "seed", seed)
-    return seed
-
-
-def _choose_workers(agent: Any, env: Any, loop: str, workers: int | Workers | None) -> tuple[str, Workers | None]:
+def _choose_workers(agent: Any, env: Any, loop: Any, workers: int | Workers | None) -> tuple[Any, Workers | None]:
     """The loop, and its workers or None; an algorithm that is named may have its own.
 
     Raises:
@@ -283,36 +221,28 @@ def make_agent(
 def prepare(
     agent: Agent,
     env: Env | HostEnv,
+    settings: TrainSettings,
     *,
-    env_steps: int,
-    key: PRNGKeyArray | None = None,
-    seed: int | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    report_every: int | None = None,
-    checkpoint_every: int | None = None,
-    checkpoint_replay: bool = True,
-    eval_every: int | None = None,
-    eval_episodes: int | None = None,
-    eval_env: Env | HostEnv | None = None,
-    loop: str = "auto",
-    devices: int | None = None,
-    replay_on: ReplayOn = "device",
     threads: int | None = None,
     source: EnvSource | None = None,
     algorithm: str | None = None,
-    start: Start | None = None,
     learners: Learners | None = None,
 ) -> Training:
-    """Check everything, and create the run directory; see `run` for the arguments.
+    """Check everything, and create the run directory.
 
     Args:
+        agent: made.
+        env: made.
+        settings: see `run`; those that the arguments above settle are not used.
         threads: number of XLA threads, for the config; None is XLA's default.
         source: how the environments were made, if it is known.
         algorithm: the name that the caller used, of several with the agent's class; None is `algorithm_name(agent)`.
         learners: processes that train together; None trains in this process.
     """
-    if run_dir is not None and start is not None and start.state is not None:
+    if settings.run_dir is not None and settings.resume_from is not None:
         raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
+    loop: str = settings.loop
+    devices, eval_every, eval_env = settings.devices, settings.eval_every, settings.eval_env
     if devices is None:
         devices = default_devices(agent, env, loop) if learners is None else learners.number
     if learners is not None:
@@ -325,8 +255,9 @@ def prepare(
     check_match(agent, env, devices)
     if learners is None:
         mesh_over(devices, env.num_envs)
-    loop = _checked_loop(agent, env, loop, devices, replay_on, checkpoint_replay)
-    report_every, checkpoint_every = intervals(env_steps, report_every, checkpoint_every, eval_every)
+    loop = _checked_loop(agent, env, loop, devices, settings.replay_on, settings.checkpoint_replay)
+    report_every, checkpoint_every = intervals(settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every)
+    eval_episodes = settings.eval_episodes
     eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
     check_eval_env("train.run", agent, env, eval_env, eval_every)
@@ -337,11 +268,11 @@ def prepare(
         algorithm=algorithm or algorithm_name(agent),
         env=(env.spec.id or type(env).__name__) if stored is None else stored.id,
         num_envs=env.num_envs,
-        seed=seed if key is None else seed_of(key),
-        env_steps=env_steps,
+        seed=settings.seed if settings.key is None else seed_of(settings.key),
+        env_steps=settings.env_steps,
         loop=loop,
         devices=devices,
-        replay_on=replay_on,
+        replay_on=settings.replay_on,
         report_every=report_every,
         checkpoint_every=checkpoint_every,
         agent=agent,
@@ -353,13 +284,14 @@ def prepare(
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
         final_eval_episodes=eval_episodes,
-        checkpoint_replay=checkpoint_replay,
+        checkpoint_replay=settings.checkpoint_replay,
         **workers,
         learners=1 if learners is None else learners.number,
     )
-    run = None if run_dir is None else create(run_dir, config.to_json())
-    key = run_key(seed or 0) if key is None else key
-    return Training(config, env, key, start or Start(), run, eval_env, eval_episodes, learners)
+    run = None if settings.run_dir is None else create(settings.run_dir, config.to_json())
+    key = run_key(settings.seed or 0) if settings.key is None else settings.key
+    start = Start(settings.resume_from, settings.env_steps_done)
+    return Training(config, env, key, start, run, eval_env, eval_episodes, learners)
 
 
 def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: str, saved: bool) -> str:

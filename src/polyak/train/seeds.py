@@ -2,23 +2,19 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.constructors import is_in_jax
 from polyak.loops.compiled_seeds import compiled_seeds
-from polyak.loops.host_replay import ReplayOn
-from polyak.loops.loop import Target
 from polyak.presets import preset
 from polyak.runs import check_seed
 from polyak.storage.run_directory import RunError
@@ -28,6 +24,7 @@ from polyak.train.interrupt import catch_interrupt
 from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
+from polyak.train.settings import CommonSettings, SeedSettings, TrainSettings, runs_seeds_with
 from polyak.train.summary import seed_table, summary
 from polyak.train.training import (
     Training,
@@ -42,43 +39,20 @@ from polyak.train.training import (
 )
 
 
-def _no_callbacks(seed: int) -> Sequence[Callback]:
-    return ()
-
-
 @suggest_arguments("train.run_seeds")
+@runs_seeds_with(SeedSettings)
 def run_seeds(
-    agent: Agent[State] | str,
-    env: Env | HostEnv | str | Callable[[], Any],
-    *,
-    env_steps: int,
-    seeds: int | Sequence[int] | npt.NDArray[np.integer],
-    num_envs: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    progress: bool = True,
-    report_every: int | None = None,
-    checkpoint_every: int | None = None,
-    checkpoint_replay: bool = True,
-    eval_every: int | None = None,
-    eval_episodes: int = 100,
-    eval_env: Env | HostEnv | None = None,
-    callbacks: Callable[[int], Sequence[Callback]] = _no_callbacks,
-    loop: Literal["auto", "compiled", "host"] = "auto",
-    replay_on: ReplayOn = "device",
-    should_stop: Callable[[], bool] = lambda: False,
+    agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], settings: SeedSettings
 ) -> list[Result[State]]:
     """Train several seeds, as `polyak train --seeds` does; prints mean, IQM and interval of their returns.
 
     In the compiled loop the seeds train at once, as one program that shares them among the cores; in the host loop one after
-    another. Arguments that are not listed here are those of `train.run`.
+    another.
 
     Args:
-        seeds: the seeds, or their number: 3 is `[0, 1, 2]`.
-        run_dir: a new directory, which gets the run directories `seed-0`, `seed-1`, ...; None writes nothing.
-        eval_episodes: episodes of each evaluation, also at the end; 0 for none.
-        callbacks: returns the callbacks of a seed; they are not shared, as those that count keep a state. In the compiled
-            loop one that returns False stops all seeds.
+        agent: as for `run`.
+        env: as for `run`.
+        settings: the fields of `SeedSettings`, each as a keyword argument; `env_steps` and `seeds` are required.
 
     Returns:
         The results in the order of the seeds; after Ctrl-C without those of the seeds that were not started. In the compiled
@@ -89,39 +63,33 @@ def run_seeds(
         RunError: the directory is not new or empty, or cannot be created.
         TrainingDiverged: a seed diverged in the host loop; those before it are saved.
     """
-    numbers = _check_seeds(seeds, agent, env, callbacks)
-    Target(env_steps, report_every)
+    numbers, loop, callbacks = _check_seeds(settings.seeds, agent, env, settings.callbacks), settings.loop, settings.callbacks
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
     # At once they have a device each.
     devices = 1 if is_in_jax(env) and loop != "host" else None
     configure_devices_for_seeds(len(numbers) if devices else 1)
-    made, source = make_envs("train.run_seeds", agent, env, num_envs, loop, devices)
+    made, source = make_envs("train.run_seeds", agent, env, settings.num_envs, loop, devices)
     try:
-        options: dict[str, Any] = {
-            "env_steps": env_steps,
-            "report_every": report_every,
-            "checkpoint_every": checkpoint_every,
-            "checkpoint_replay": checkpoint_replay,
-            "eval_every": eval_every,
-            "eval_episodes": eval_episodes,
-            "eval_env": eval_env,
-            "loop": loop,
-            "devices": devices,
-            "replay_on": replay_on,
-            "source": source,
-            "algorithm": agent.lower() if isinstance(agent, str) else None,
-        }
-        prepare_seed = partial(prepare, make_agent(agent, made.spec, source, env_steps, settings), made, **options)
+        of_one = {field.name: getattr(settings, field.name) for field in dataclasses.fields(CommonSettings)}
+        of_one |= {"eval_episodes": settings.eval_episodes, "devices": devices}
+        agent_made = make_agent(agent, made.spec, source, settings.env_steps, settings.settings)
+        algorithm = agent.lower() if isinstance(agent, str) else None
+
+        def prepare_seed(seed: int, directory: Path | None) -> Training:
+            one = TrainSettings(**{**of_one, "seed": seed, "run_dir": directory})
+            return prepare(agent_made, made, one, source=source, algorithm=algorithm)
+
         # Checks everything before a directory is created.
-        prepare_seed(seed=numbers[0])
+        prepare_seed(numbers[0], None)
+        run_dir = settings.run_dir
         directories: Any = dict.fromkeys(numbers) if run_dir is None else seed_directories(Path(run_dir), numbers)
         train_seeds = _train_at_once if devices else _train_in_turn
-        console = Screen(quiet=not progress)
+        console = Screen(quiet=not settings.progress)
         results = train_seeds(
-            (prepare_seed(seed=seed, run_dir=directory) for seed, directory in directories.items()),
+            (prepare_seed(seed, directory) for seed, directory in directories.items()),
             [callbacks(seed) for seed in numbers],
             console,
-            should_stop,
+            settings.should_stop,
         )
         _print_statistics(console, results)
         return results

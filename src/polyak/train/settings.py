@@ -1,0 +1,170 @@
+"""The settings of a training: each is declared here once, for `run`, `run_seeds`, and what lies behind them."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import PRNGKeyArray
+
+from polyak.core.checks import check_callbacks, check_key
+from polyak.core.docstrings import with_inherited
+from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.loops.host_replay import ReplayOn
+from polyak.loops.loop import LoopState, Target
+from polyak.runs import check_seed
+from polyak.train.result import Result
+from polyak.train.worker_settings import Workers
+from polyak.workers.learner_group import Learners
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonSettings:
+    """How long, where and how to train.
+
+    Attributes:
+        env_steps: total number of valid transitions, including those that a resumed training has done.
+        num_envs: copies of an environment that is not yet made; None is the preset's number.
+        settings: fields of an agent that is named, where they differ from the preset's.
+        run_dir: a new directory for config, metrics, TensorBoard, checkpoints and summary; `run_seeds` puts the run directories
+            `seed-0`, `seed-1`, ... into it. None writes nothing.
+        progress: show a progress bar, or plain lines where there is no terminal.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if `checkpoint_every` or
+            `eval_every` is.
+        checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
+        checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
+        eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
+        eval_env: environments for evaluation; None makes copies of the training's.
+        loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
+        replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
+        should_stop: called between iterations; True ends the training.
+    """
+
+    env_steps: int
+    num_envs: int | None = None
+    settings: Mapping[str, Any] | None = None
+    run_dir: str | os.PathLike[str] | None = None
+    progress: bool = True
+    report_every: int | None = None
+    checkpoint_every: int | None = None
+    checkpoint_replay: bool = True
+    eval_every: int | None = None
+    eval_env: Env | HostEnv | None = None
+    loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
+    replay_on: ReplayOn = "device"
+    should_stop: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        Target(self.env_steps, self.report_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(CommonSettings):
+    """The keyword arguments of `run`.
+
+    Attributes:
+        key: source of all randomness, in place of a `seed`, whose key is `jax.random.key(seed)`.
+        seed: seed of everything random; 0 where neither is given.
+        eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else 0.
+        callbacks: called at every report; see `Callback`.
+        workers: number of worker processes of the distributed and the asynchronous loop, or how they work; see `Workers`.
+        learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
+        devices: number of devices; None: two, if there are two, for 64 environments in JAX or images on the host, else one.
+        resume_from: `loop_state` of a result with `env_steps_done`; a host environment that is not made begins new episodes.
+        env_steps_done: env_steps that the training of `resume_from` had done.
+    """
+
+    key: PRNGKeyArray | None = None
+    seed: int | None = None
+    eval_episodes: int | None = None
+    callbacks: Sequence[Callback] = ()
+    workers: int | Workers | None = None
+    learners: int | Learners | None = None
+    devices: int | None = None
+    resume_from: LoopState | None = None
+    env_steps_done: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_callbacks("train", self.callbacks)
+        if self.key is not None and self.seed is not None:
+            raise ValueError("train.run: pass key or seed, not both")
+        if self.key is not None:
+            check_key("train", self.key)
+            return
+        seed = 0 if self.seed is None else int(self.seed) if isinstance(self.seed, np.integer) else self.seed
+        check_seed("train.run", "seed", seed)
+        object.__setattr__(self, "seed", seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedSettings(CommonSettings):
+    """The keyword arguments of `run_seeds`.
+
+    Attributes:
+        seeds: the seeds, or their number: 3 is `[0, 1, 2]`.
+        eval_episodes: episodes of each evaluation, also at the end; 0 for none.
+        callbacks: returns the callbacks of a seed; they are not shared, as those that count keep a state. In the compiled loop
+            one that returns False stops all seeds.
+    """
+
+    seeds: int | Sequence[int] | npt.NDArray[np.integer]
+    eval_episodes: int = 100
+    callbacks: Callable[[int], Sequence[Callback]] = lambda seed: ()
+
+
+class Run(Protocol[P]):
+    """`run` with the fields of its settings as keyword arguments."""
+
+    def __call__(
+        self,
+        agent: Agent[State] | str,
+        env: Env | HostEnv | str | Callable[[], Any],
+        *args: P.args,
+        **settings: P.kwargs,
+    ) -> Result[State]:
+        """Train."""
+        ...
+
+
+class RunSeeds(Protocol[P]):
+    """`run_seeds` with the fields of its settings as keyword arguments."""
+
+    def __call__(
+        self,
+        agent: Agent[State] | str,
+        env: Env | HostEnv | str | Callable[[], Any],
+        *args: P.args,
+        **settings: P.kwargs,
+    ) -> list[Result[State]]:
+        """Train."""
+        ...
+
+
+def runs_with(settings: Callable[P, T]) -> Callable[[Callable[[Any, Any, T], Any]], Run[P]]:
+    """Give `run` the fields of its settings as keyword arguments."""
+    return functools.partial(_with_fields, settings)
+
+
+def runs_seeds_with(settings: Callable[P, T]) -> Callable[[Callable[[Any, Any, T], Any]], RunSeeds[P]]:
+    """Give `run_seeds` the fields of its settings as keyword arguments."""
+    return functools.partial(_with_fields, settings)
+
+
+def _with_fields(settings: Callable[..., T], function: Callable[[Any, Any, T], Any]) -> Any:
+    @functools.wraps(function)
+    def call(agent: Any, env: Any, **fields: Any) -> Any:
+        return function(agent, env, settings(**fields))
+
+    agent, env, _ = inspect.signature(function).parameters.values()
+    fields = inspect.signature(settings).parameters
+    call.__signature__ = inspect.Signature([agent, env, *fields.values()])  # type: ignore[attr-defined]
+    settings.__doc__ = with_inherited(settings.__doc__ or "", [CommonSettings.__doc__], fields)
+    return call
