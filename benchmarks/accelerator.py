@@ -54,7 +54,7 @@ def worker(task: str, count: int, platform: str, devices: int) -> None:
 
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__, device=jax.devices()[0].device_kind, devices=devices)
     agent, env = ppo(task) if task.startswith("ppo") else off_policy(task)
-    train: Any = polyak.train.host if task.startswith("host") else polyak.train.compiled
+    train: Any = polyak.loops.host if task.startswith("host") else polyak.loops.compiled
     after = 0 if task.startswith("ppo") else STARTS
     train(
         agent,

@@ -60,7 +60,7 @@ def polyak_worker(num_envs: int, count: int, devices: int) -> None:
 
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__, devices=devices)
     env = polyak.envs.make("jax/CartPole-v1", num_envs=num_envs)
-    polyak.train.compiled(
+    polyak.loops.compiled(
         polyak_agent(env.spec),
         env,
         env_steps=10**9,
@@ -81,7 +81,7 @@ def polyak_learning(num_envs: int, count: int, seeds: int) -> list[float]:
     judge = polyak.envs.make("jax/CartPole-v1", num_envs=EPISODES)
     returns = []
     for seed in range(seeds):
-        result = polyak.train.compiled(agent, env, env_steps=count, key=jax.random.key(seed))
+        result = polyak.loops.compiled(agent, env, env_steps=count, key=jax.random.key(seed))
         policy = agent.policy(result.state)
         returns.append(polyak.train.evaluate(policy, judge, episodes=EPISODES, key=jax.random.key(1000 + seed)).mean_return)
     return returns

@@ -2,7 +2,7 @@
 
     python benchmarks/distributed.py [--quick] [--only KIND ...] [--json PATH]
 
-`start`: seconds from `train.distributed` with two workers to its first report, without compilation, each in a process that is
+`start`: seconds from `train.run` with two workers to its first report, without compilation, each in a process that is
 alone. `waits`: a step waits 1 ms, 4 environments a worker, rollouts of 32 steps. `computes`: the same, where a step takes 1 ms
 of a processor. `cheetah`: HalfCheetah-v5, 8 environments, rollouts of 64 steps; `cheetahs`: 32 environments. All train PPO
 with two networks of (64, 64), 2 epochs x 2 minibatches, lag 0 if no other is named; 0 workers are the host loop. `rllib`:
@@ -95,9 +95,10 @@ def worker(kind: str, workers: int, lag: int, count: int) -> None:
 
     options: Any = {"env_steps": 10**9, "key": jax.random.key(0), "report_every": count, "callbacks": [lap]}
     if workers:
-        polyak.train.distributed(agent, env, num_envs=num_envs, workers=workers, lag=lag, **options)
+        split = polyak.train.Workers(workers, lag=lag)
+        polyak.train.run(agent, env, num_envs=num_envs, workers=split, progress=False, **options)
     else:
-        polyak.train.host(agent, made, **options)
+        polyak.loops.host(agent, made, **options)
 
 
 def rllib_worker(count: int) -> None:

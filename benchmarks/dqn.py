@@ -6,7 +6,7 @@ With 1 environment, one gradient step after each step (`1`), or four or one afte
 default of Stable-Baselines3); with 8, two after each step of all (`8`). Batches of 64, (64, 64) relu, a replay of 100,000
 rows, a target copied every 1,000 env steps, ε = 0.05. All train while they are measured, on one thread each. polyak counts
 valid transitions only: a step that resets an environment is none. Compilation and the first iterations are not counted. rejax
-and `polyak.train.compiled` have CartPole in JAX, the others Gymnasium's. At the end stands the time of an iteration of the
+and `polyak.loops.compiled` have CartPole in JAX, the others Gymnasium's. At the end stands the time of an iteration of the
 compiled loop with a learner so small that the loop and the replay are what costs.
 """
 
@@ -82,7 +82,7 @@ def polyak_worker(loop: str, setting: Setting, count: int, hidden: tuple[int, ..
         epsilon=EPSILON,
         **SHARED,
     )
-    train: Any = polyak.train.compiled if loop == "compiled" else polyak.train.host
+    train: Any = polyak.loops.compiled if loop == "compiled" else polyak.loops.host
     train(
         agent,
         env,

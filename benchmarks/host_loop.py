@@ -30,7 +30,7 @@ def polyak_worker(count: int) -> None:
     agent = polyak.PPO(
         spec=env.spec, num_steps=NUM_STEPS, num_epochs=EPOCHS, num_minibatches=MINIBATCHES, max_grad_norm=0.5, **SHARED
     )
-    polyak.train.host(
+    polyak.loops.host(
         agent,
         env,
         env_steps=10**9,
@@ -95,7 +95,7 @@ def main() -> None:
     ratio = sorted(times_sb3)[len(times_sb3) // 2]
     rows = [
         ["Stable-Baselines3", spread(rates["sb3"], steps), "1", ""],
-        ["polyak.train.host", spread(rates["polyak"], steps), spread(times_sb3, times), verdict(ratio, TARGET)],
+        ["polyak.loops.host", spread(rates["polyak"], steps), spread(times_sb3, times), verdict(ratio, TARGET)],
     ]
     text = table(["CartPole-v1, 8 x 128", "env steps/s", "times SB3", "target"], rows)
     result = {"benchmark": "host_loop", "rates": rates, "ratios": times_sb3, "target": TARGET, "versions": about}

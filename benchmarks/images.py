@@ -72,7 +72,7 @@ def polyak_worker(task: str, updates: int) -> None:
     )
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__, devices=devices)
     if task == "loop":
-        polyak.train.host(
+        polyak.loops.host(
             agent,
             env,
             env_steps=10**9,

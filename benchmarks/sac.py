@@ -6,8 +6,8 @@ One environment, one gradient step per environment step, batches of 256, layers 
 rows: the settings of the paper, and the defaults of polyak, Stable-Baselines3 and SBX. All train while they are measured, on
 one thread each; compilation and the first steps are not counted.
 
-- `compiled`: SAC on Pendulum in JAX, `polyak.train.compiled` against rejax.
-- `sac`, `td3`: HalfCheetah-v5 stepped from Python, `polyak.train.host` against Stable-Baselines3 and SBX.
+- `compiled`: SAC on Pendulum in JAX, `polyak.loops.compiled` against rejax.
+- `sac`, `td3`: HalfCheetah-v5 stepped from Python, `polyak.loops.host` against Stable-Baselines3 and SBX.
 - `sac-8`, `td3-8`: the same, but polyak takes eight gradient steps after every eighth environment step.
 - `critics`: the compiled loop with 10 critics against 2.
 """
@@ -57,7 +57,7 @@ def polyak_worker(task: str, count: int, num_critics: int) -> None:
         learning_starts=STARTS,
         **SHARED,
     )
-    train: Any = polyak.train.compiled if in_jax else polyak.train.host
+    train: Any = polyak.loops.compiled if in_jax else polyak.loops.host
     train(
         agent,
         env,

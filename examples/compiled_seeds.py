@@ -18,7 +18,7 @@ def main(env_steps: int = 50_000, seeds: int = 4) -> np.ndarray:
         learning_rate=polyak.Linear(1e-3, env_steps=env_steps),
     )
     keys = jax.random.split(jax.random.key(0), seeds)
-    results = polyak.train.compiled_seeds(agent, env, env_steps=env_steps, keys=keys)
+    results = polyak.loops.compiled_seeds(agent, env, env_steps=env_steps, keys=keys)
     total, seconds = sum(r.progress.env_steps for r in results), results[0].progress.seconds
     print(f"{total:,} env_steps in {seconds:.1f} s, after {results[0].progress.compile_seconds:.1f} s of compilation")
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import polyak
-from polyak import envs, train
+from polyak import envs, loops, train
 from polyak.agents import AGENTS, agent_class
 from polyak.core.spaces import Box
 from polyak.core.struct import struct
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 @pytest.fixture(scope="module")
 def result():
-    return train.compiled(AGENT, ENV, env_steps=40, key=KEY)
+    return loops.compiled(AGENT, ENV, env_steps=40, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_translations_name_no_field_of_the_agent_itself():
         assert not {name for name in names["everywhere"] if name in polyak.PPO.__dataclass_fields__}
 
 
-@pytest.mark.parametrize("loop", [train.compiled, train.host, train.run])
+@pytest.mark.parametrize("loop", [loops.compiled, loops.host, train.run])
 def test_training_with_the_arguments_of_learn(loop):
     with pytest.raises(TypeError, match="unknown argument 'total_timesteps' of Stable-Baselines3; use env_steps"):
         loop(AGENT, ENV, total_timesteps=100, key=KEY)
@@ -74,7 +74,7 @@ def test_training_with_the_arguments_of_learn(loop):
         loop(AGENT, ENV, env_step=100, key=KEY)
 
 
-@pytest.mark.parametrize("loop", [train.compiled, train.host, train.run])
+@pytest.mark.parametrize("loop", [loops.compiled, loops.host, train.run])
 def test_training_with_an_integer_as_key(loop):
     with pytest.raises(TypeError, match=r"train: key must be a JAX key, got 7; pass key=jax\.random\.key\(7\)"):
         loop(AGENT, ENV, env_steps=100, key=7)
@@ -82,7 +82,7 @@ def test_training_with_an_integer_as_key(loop):
 
 def test_training_several_seeds_with_integers_as_keys():
     with pytest.raises(TypeError, match=r"train: keys must be JAX keys .*jax\.random\.split\(jax\.random\.key\(0\), 2\)"):
-        train.compiled_seeds(AGENT, ENV, env_steps=100, keys=[0, 1])
+        loops.compiled_seeds(AGENT, ENV, env_steps=100, keys=[0, 1])
 
 
 def test_evaluating_an_agent_or_a_result(result):
@@ -99,7 +99,7 @@ def test_a_seed_where_a_key_is_taken():
     policy, said = AGENT.policy(AGENT.init(KEY)), r"unknown argument 'seed' .* use key=jax\.random\.key\(seed\)"
     for call in (
         lambda: train.evaluate(policy, ENV, episodes=1, seed=1),
-        lambda: train.compiled(AGENT, ENV, env_steps=100, seed=1),
+        lambda: loops.compiled(AGENT, ENV, env_steps=100, seed=1),
         lambda: train.collect(policy, ENV, 2, seed=1),
     ):
         with pytest.raises(TypeError, match=said):
@@ -250,13 +250,13 @@ def test_environments_that_are_none_or_step_on_the_host():
     with pytest.raises(TypeError, match=r"id must be a name, a function .* or a gymnasium\.vector\.VectorEnv, got int"):
         train.run(AGENT, 3, env_steps=100, seed=0)
     with pytest.raises(TypeError, match=r"env must be created with polyak\.envs\.make\(\.\.\.\), got int"):
-        train.compiled(AGENT, 3, env_steps=100, key=KEY)
+        loops.compiled(AGENT, 3, env_steps=100, key=KEY)
     host_env = polyak.envs.make("CartPole-v1")
     agent = polyak.PPO(host_env.spec)
-    with pytest.raises(ValueError, match=r"train\.compiled needs an environment in JAX .*, got CartPole-v1"):
-        train.compiled(agent, host_env, env_steps=100, key=KEY)
-    with pytest.raises(ValueError, match=r"train\.compiled_seeds needs an environment in JAX"):
-        train.compiled_seeds(agent, host_env, env_steps=100, keys=jax.random.split(KEY, 2))
+    with pytest.raises(ValueError, match=r"loops\.compiled needs an environment in JAX .*, got CartPole-v1"):
+        loops.compiled(agent, host_env, env_steps=100, key=KEY)
+    with pytest.raises(ValueError, match=r"loops\.compiled_seeds needs an environment in JAX"):
+        loops.compiled_seeds(agent, host_env, env_steps=100, keys=jax.random.split(KEY, 2))
     host_env.close()
 
 
@@ -305,7 +305,7 @@ def test_init_with_an_integer(agent):
 
 
 def test_the_class_of_an_agent_and_other_things_in_its_place():
-    for loop in (train.run, train.compiled):
+    for loop in (train.run, loops.compiled):
         with pytest.raises(TypeError, match=r"agent must be an agent, got the class PPO; pass PPO\(env\.spec\)"):
             loop(polyak.PPO, ENV, env_steps=100, key=KEY)
     with pytest.raises(TypeError, match="agent must be an agent or the name of an algorithm, such as 'ppo', got None"):
@@ -322,7 +322,7 @@ def test_arguments_that_are_missing_or_have_no_name():
         train.evaluate(AGENT.policy(AGENT.init(KEY)), ENV, episodes=1)
 
 
-@pytest.mark.parametrize("loop", [train.run, train.compiled, polyak.resume])
+@pytest.mark.parametrize("loop", [train.run, loops.compiled, polyak.resume])
 def test_callbacks_that_are_none_are_rejected_before_anything_runs(loop, tmp_path):
     arguments = (tmp_path / "none",) if loop is polyak.resume else (AGENT, ENV)
     options = {} if loop is polyak.resume else {"env_steps": 100, "key": KEY}

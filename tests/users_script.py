@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 import polyak
-from polyak import envs, train
+from polyak import envs, loops, train
 from polyak.agents.on_policy import OnPolicyState
 from polyak.core.types import PredictingPolicy, TrainedPolicy
 from polyak.loops.loop import TrainResult
@@ -27,10 +27,10 @@ named_env = envs.make("CartPole-v1")
 assert_type(named_env, polyak.Env | polyak.HostEnv)
 
 agent = polyak.PPO(jax_env.spec, num_steps=32, learning_rate=polyak.Linear(3e-4), network=polyak.mlp((32,)))
-compiled = train.compiled(agent, jax_env, env_steps=1000, key=jax.random.key(0))
+compiled = loops.compiled(agent, jax_env, env_steps=1000, key=jax.random.key(0))
 assert_type(compiled, TrainResult[OnPolicyState])
 assert_type(compiled.state, OnPolicyState)
-seeds = train.compiled_seeds(agent, jax_env, env_steps=1000, keys=jax.random.split(jax.random.key(0), 2))
+seeds = loops.compiled_seeds(agent, jax_env, env_steps=1000, keys=jax.random.split(jax.random.key(0), 2))
 assert_type(seeds[0].state, OnPolicyState)
 updates = int(compiled.state.updates)
 

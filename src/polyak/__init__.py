@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak import envs, policies, presets, replay, schedules, train
+    from polyak import envs, loops, policies, presets, replay, schedules, train
     from polyak.agents.a2c import A2C
     from polyak.agents.agent import BaseAgent
     from polyak.agents.c51 import C51
@@ -86,6 +86,7 @@ __all__ = [
     "iqn_mlp",
     "iqn_nature_cnn",
     "load_policy",
+    "loops",
     "lstm",
     "mlp",
     "nature_cnn",
@@ -104,7 +105,7 @@ __all__ = [
 ]
 
 
-_PACKAGES = ("envs", "policies", "presets", "replay", "schedules", "train")
+_PACKAGES = ("envs", "loops", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
     "agents.a2c": ("A2C",),
     "agents.agent": ("BaseAgent",),

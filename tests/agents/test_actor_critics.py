@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops
 from polyak.agents.off_policy import count_skips
 from polyak.agents.soft_actor import SoftActorCopies
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
@@ -532,11 +532,11 @@ def test_no_copy_of_the_replay_in_the_compiled_update(name):
 def test_host_and_compiled_loop_and_two_devices_learn(name):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
     agent = make(name, env.spec, learning_starts=64, replay=polyak.UniformReplay(4096), updates_per_step=0.25, ema_tau=0.1)
-    compiled = train.compiled(agent, env, env_steps=512, key=KEY)
-    host = train.host(agent, env, env_steps=512, key=KEY)
+    compiled = loops.compiled(agent, env, env_steps=512, key=KEY)
+    host = loops.host(agent, env, env_steps=512, key=KEY)
     for a, b in zip(jax.tree.leaves(compiled.state), jax.tree.leaves(host.state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-    split = train.compiled(agent, env, env_steps=512, key=KEY, devices=2)
+    split = loops.compiled(agent, env, env_steps=512, key=KEY, devices=2)
     assert int(split.state.updates) == int(compiled.state.updates) > 0
     for weights in (split.state.copies.critics.online.params, split.state.copies.average.params):
         assert equal(*(shard.data for shard in jax.tree.leaves(weights)[0].addressable_shards))
@@ -555,8 +555,8 @@ def test_two_seeds_of_sac_in_one_program_are_two_single_runs():
         ema_tau=0.1,
     )
     keys = jax.random.split(KEY, 2)
-    together = train.compiled_seeds(agent, env, env_steps=192, keys=keys)
-    alone = [train.compiled(agent, env, env_steps=192, key=key) for key in keys]
+    together = loops.compiled_seeds(agent, env, env_steps=192, keys=keys)
+    alone = [loops.compiled(agent, env, env_steps=192, key=key) for key in keys]
     assert not equal(*(one.state.copies.actor.online.params for one in alone)) and int(alone[0].state.updates) == 36
     for one, other in zip(together, alone, strict=True):
         for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
@@ -833,7 +833,7 @@ def test_states_are_in_32_bits_where_jax_has_64(name, settings, unchecked):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=2, action_scaling="rescale")
     with jax.enable_x64(True):
         agent = make(name, env.spec, **settings)
-        result = train.compiled(agent, env, env_steps=40, key=jax.random.key(0))
+        result = loops.compiled(agent, env, env_steps=40, key=jax.random.key(0))
     wide = {str(x.dtype) for x in jax.tree.leaves(result.state)} & {"float64", "int64", "uint64"}
     assert not wide and int(result.state.updates) > 0
 

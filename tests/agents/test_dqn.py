@@ -10,7 +10,7 @@ import pytest
 from flax import linen
 
 import polyak
-from polyak import train
+from polyak import loops
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
 from polyak.core.types import Rollout, TimeStep
@@ -248,11 +248,11 @@ def test_host_and_compiled_loop_and_two_devices_learn():
     settings = {"network": q_mlp((16,)), "num_steps": 4, "learning_starts": 64, "replay": polyak.UniformReplay(4096)}
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = DQN(env.spec, **settings)
-    compiled = train.compiled(agent, env, env_steps=512, key=KEY)
-    host = train.host(agent, env, env_steps=512, key=KEY)
+    compiled = loops.compiled(agent, env, env_steps=512, key=KEY)
+    host = loops.host(agent, env, env_steps=512, key=KEY)
     for a, b in zip(jax.tree.leaves(compiled.state), jax.tree.leaves(host.state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    split = train.compiled(agent, env, env_steps=512, key=KEY, devices=2)
+    split = loops.compiled(agent, env, env_steps=512, key=KEY, devices=2)
     assert int(split.state.updates) == int(compiled.state.updates) > 0
     assert len({int(shard.data) for shard in split.state.replay.dropped.addressable_shards}) == 1
     # Each device has the rows of its environments: together all that one device has.

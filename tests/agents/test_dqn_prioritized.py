@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops, train
 from polyak.agents.dqn import DQN
 from polyak.networks.q_network import q_mlp
 from polyak.replay import PrioritizedReplay
@@ -122,7 +122,7 @@ def test_a_run_resumes_to_the_bit_from_a_checkpoint(loop, env, devices, tmp_path
 def test_two_devices_agree_on_what_is_replicated():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = DQN(env.spec, **SMALL)
-    state = train.compiled(agent, env, env_steps=256, key=KEY, devices=2).state
+    state = loops.compiled(agent, env, env_steps=256, key=KEY, devices=2).state
     whole = dataclasses.replace(state, replay=dataclasses.replace(state.replay, rows=None))
     whole = (whole.copies, whole.replay.priorities.largest, whole.replay.priorities.rejected, whole.replay.size)
     for leaf in jax.tree.leaves(whole):
@@ -139,8 +139,8 @@ def test_compiled_seeds_learn_by_their_own_priorities():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = DQN(env.spec, **SMALL)
     keys = jax.random.split(KEY, 2)
-    together = train.compiled_seeds(agent, env, env_steps=128, keys=keys)
-    alone = train.compiled(agent, env, env_steps=128, key=keys[1])
+    together = loops.compiled_seeds(agent, env, env_steps=128, keys=keys)
+    alone = loops.compiled(agent, env, env_steps=128, key=keys[1])
     trees = [state.replay.priorities.tree.nodes for state in (together[1].state, alone.state)]
     np.testing.assert_allclose(*trees, rtol=1e-4, atol=1e-6)
 
@@ -151,6 +151,6 @@ def test_priorities_are_in_32_bits_where_jax_has_64(agent, unchecked):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     settings = {"num_steps": 4, "replay": PrioritizedReplay(64), "batch_size": 4, "learning_starts": 8}
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):  # as users have it
-        result = polyak.train.compiled(agent(env.spec, **settings), env, env_steps=40, key=jax.random.key(0))
+        result = polyak.loops.compiled(agent(env.spec, **settings), env, env_steps=40, key=jax.random.key(0))
     assert not {str(x.dtype) for x in jax.tree.leaves(result.state)} & {"float64", "int64", "uint64"}
     assert int(result.state.updates) > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops, train
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
@@ -146,7 +146,7 @@ def test_only_the_recurrent_network_solves_a_task_that_needs_memory():
     plain = DQN(env.spec, network=q_mlp((32,)), replay=polyak.UniformReplay(8_000), batch_size=64, **settings)
     returns = {}
     for name, agent in (("recurrent", recurrent), ("plain", plain)):
-        result = train.compiled(agent, env, env_steps=16_000, key=KEY)
+        result = loops.compiled(agent, env, env_steps=16_000, key=KEY)
         returns[name] = np.mean(polyak.evaluate(agent.policy(result.state), env, episodes=200, key=KEY).returns)
     assert returns["recurrent"] > 0.95 and abs(returns["plain"]) < 0.4, returns
 

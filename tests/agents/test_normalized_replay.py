@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout
 from polyak.export.write_policy import write_policy
@@ -156,7 +156,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [train.compiled, train.host])
+@pytest.mark.parametrize("loop", [loops.compiled, loops.host])
 def test_normalised_agents_train_in_both_loops(loop):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
     agent = make("td3", env.spec, normalize_reward="return", learning_starts=64, updates_per_step=0.25)
@@ -230,7 +230,7 @@ def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [train.compiled, train.host])
+@pytest.mark.parametrize("loop", [loops.compiled, loops.host])
 def test_normalised_action_values_train_in_both_loops(loop):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = polyak.C51(env.spec, **{**test_value_family.SMALL, "network": polyak.q_mlp((8,), noisy=True), "epsilon": 0.0},

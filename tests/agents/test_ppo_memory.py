@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 from jax.flatten_util import ravel_pytree
 
-from polyak import train
+from polyak import loops
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import static, struct
@@ -187,8 +187,8 @@ def test_the_compiled_and_the_host_loop_give_the_same_bits():
         values_when="collect",
     )
     results = [
-        train.compiled(agent, env, env_steps=200, key=KEY),
-        train.host(agent, JaxEnvOnHost(env, run_env_key(KEY)), env_steps=200, key=KEY),
+        loops.compiled(agent, env, env_steps=200, key=KEY),
+        loops.host(agent, JaxEnvOnHost(env, run_env_key(KEY)), env_steps=200, key=KEY),
     ]
     one, two = ((r.state, r.loop_state.carry, r.loop_state.time_step) for r in results)
     assert results[0].progress.iteration > 5 and same_bits(one, two)
@@ -229,7 +229,7 @@ def mean_return(network):
     agent = PPO(
         env.spec, network=network, num_steps=32, num_epochs=4, num_minibatches=4, learning_rate=1e-2, gamma=0.95, ent_coef=0.01
     )
-    result = train.compiled(agent, env, env_steps=30_000, key=jax.random.key(20))
+    result = loops.compiled(agent, env, env_steps=30_000, key=jax.random.key(20))
     policy = agent.policy(result.state)
 
     @jax.jit

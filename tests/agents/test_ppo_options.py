@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from scipy import stats
 
-from polyak import train
+from polyak import loops
 from polyak.agents.ppo import PPO
 from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
@@ -566,7 +566,7 @@ def test_a_squashed_policy_learns_and_stays_inside_the_bounds():
     agent = PPO(
         env.spec, network=mlp((8,)), num_steps=16, num_epochs=4, num_minibatches=4, learning_rate=1e-2, squash=True, gamma=0.0
     )
-    result = train.compiled(agent, env, env_steps=30_000, key=KEY)
+    result = loops.compiled(agent, env, env_steps=30_000, key=KEY)
     policy = agent.policy(result.state)
     assert policy.predict(np.zeros(1, np.float32))[0] == pytest.approx(1.0, abs=0.1)
     wild = with_online(result.state, random_variables(result.state.copies.online, 0))

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops
 from polyak.agents.pqn import PQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
@@ -182,8 +182,8 @@ def test_values_of_probe_environments():
 def test_host_and_compiled_loop_and_two_devices_agree():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = PQN(env.spec, network=polyak.q_mlp((16,), norm="layer"), num_steps=8, num_minibatches=2, epsilon=0.2)
-    compiled, host = (loop(agent, env, env_steps=128, key=KEY) for loop in (train.compiled, train.host))
-    split = train.compiled(agent, env, env_steps=128, key=KEY, devices=2)
+    compiled, host = (loop(agent, env, env_steps=128, key=KEY) for loop in (loops.compiled, loops.host))
+    split = loops.compiled(agent, env, env_steps=128, key=KEY, devices=2)
     for other in (host, split):
         for a, b in zip(*(jax.tree.leaves(x.state.copies.online) for x in (compiled, other)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops, train
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
 from tests.agents.test_actor_critics import Probe, first_steps
@@ -200,7 +200,7 @@ def test_the_better_action_of_each_state_is_learned():
         num_steps=4,
         updates_per_step=0.25,
     )
-    result = train.compiled(agent, env, env_steps=4_096, key=KEY)
+    result = loops.compiled(agent, env, env_steps=4_096, key=KEY)
     policy = agent.policy(result.state)
     actions = policy.action(first_steps(jnp.array([[-1.0], [1.0]])), policy.initial_state(2), KEY).action
     assert actions.tolist() == [0, 1]
@@ -220,7 +220,7 @@ def test_cartpole_is_learned():
         target_entropy=0.1,
         learning_starts=1_000,
     )
-    result = train.compiled(agent, env, env_steps=10_000, key=KEY)
+    result = loops.compiled(agent, env, env_steps=10_000, key=KEY)
     # Random actions keep the pole up for 22 steps.
     assert train.evaluate(agent.policy(result.state), env, episodes=20, key=KEY).mean_return >= 66
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import polyak
-from polyak import envs, policies, schedules, train
+from polyak import envs, loops, policies, schedules, train
 from polyak.core.printing import MAX_LINES, MAX_WIDTH, format_number, short_repr, text_of
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.struct import static, struct
@@ -26,7 +26,7 @@ WIDE_SPEC = EnvSpec(WIDE, Dict({f"joint-{i}": Discrete(3, start=1) for i in rang
 @pytest.fixture(scope="module")
 def objects():
     """One object of every public kind, the large ones as large as they get."""
-    result = train.compiled(AGENT, ENV, env_steps=60, key=KEY)
+    result = loops.compiled(AGENT, ENV, env_steps=60, key=KEY)
     greedy = AGENT.policy(result.state)
     host_env = envs.make("CartPole-v1", num_envs=2)
     uniform = policies.Uniform(WIDE_SPEC)

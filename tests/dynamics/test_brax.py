@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import envs, train
+from polyak import envs, loops, train
 from polyak.agents.ppo import PPO
 from polyak.networks.actor_critic import mlp
 
@@ -64,7 +64,7 @@ def test_names_are_listed_and_settings_checked():
 def test_ppo_trains_in_a_brax_environment():
     env = envs.make("brax/fast", num_envs=4, env_kwargs={"episode_length": 10})
     agent = PPO(env.spec, network=mlp((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
-    result = train.compiled(agent, env, env_steps=256, key=jax.random.key(0))
+    result = loops.compiled(agent, env, env_steps=256, key=jax.random.key(0))
     assert np.isfinite(result.metrics["train/loss"]) and result.metrics["rollout/ep_len_mean"] == 10
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import envs, train
+from polyak import envs, loops
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete, MultiBinary, MultiDiscrete
 from polyak.dynamics.foreign import own_promotion
@@ -100,7 +100,7 @@ def test_a_name_is_suggested_and_all_names_are_listed():
         envs.make("jumanji/Snek-v1")
 
 
-@pytest.mark.parametrize("loop", [train.compiled, train.host])
+@pytest.mark.parametrize("loop", [loops.compiled, loops.host])
 def test_ppo_trains_on_an_environment_object_in_both_loops(loop):
     env = envs.make(jumanji.make("Game2048-v1"), num_envs=4)
     agent = PPO(env.spec, network=mlp((8,)), num_steps=16, num_minibatches=1, num_epochs=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from polyak import envs, train
+from polyak import envs, loops
 from polyak.agents.ppo import PPO
 from polyak.networks.actor_critic import mlp
 from tests.envs import toys
@@ -75,7 +75,7 @@ def test_ppo_never_takes_a_forbidden_action():
 
     env = envs.make(Strict, num_envs=2)
     agent = PPO(env.spec, network=mlp((4,)), num_steps=16, num_epochs=1, num_minibatches=1)
-    assert train.host(agent, env, env_steps=64, key=jax.random.key(0)).progress.env_steps >= 64
+    assert loops.host(agent, env, env_steps=64, key=jax.random.key(0)).progress.env_steps >= 64
 
 
 def test_masks_in_info_are_preferred_to_the_method():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyak import train
+from polyak import loops
 from polyak.agents.ppo import PPO
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
@@ -27,7 +27,7 @@ AGENT = PPO(
     gamma=jnp.float32(0.99),
 )
 KEY = jax.random.key(11)
-LOOPS = {"compiled": train.compiled, "host": train.host}
+LOOPS = {"compiled": loops.compiled, "host": loops.host}
 # Twenty updates and more.
 ENV_STEPS = 650
 

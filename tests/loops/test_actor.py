@@ -328,7 +328,7 @@ def test_an_update_computes_what_the_next_actor_needs_so_that_only_the_first_tak
 
     monkeypatch.setattr(rollout_actors, "_inputs_program", counted)
     agent, env = small_dqn(num_steps)
-    result = polyak.train.host(agent, env, env_steps=40 * num_steps, key=jax.random.key(1))
+    result = polyak.loops.host(agent, env, env_steps=40 * num_steps, key=jax.random.key(1))
     assert int(result.loop_state.iteration) >= 20
     # One before training, from whose shapes the update is compiled, and the first action.
     assert len(calls) == 2
@@ -348,9 +348,9 @@ def test_short_rollouts_resume_to_the_bit(num_steps, settings):
     """The first actor of the rest comes from a program of its own, those of the whole from the updates."""
     agent, env = small_dqn(num_steps, **settings)
     key = jax.random.key(1)
-    whole = polyak.train.host(agent, env, env_steps=400, key=key)
-    half = polyak.train.host(agent, env, env_steps=201, key=key)
-    rest = polyak.train.host(
+    whole = polyak.loops.host(agent, env, env_steps=400, key=key)
+    half = polyak.loops.host(agent, env, env_steps=201, key=key)
+    rest = polyak.loops.host(
         agent, env, env_steps=400, key=key, resume_from=half.loop_state, env_steps_done=half.progress.env_steps
     )
     assert int(whole.state.updates) > 20

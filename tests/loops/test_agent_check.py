@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import train
+from polyak import loops
 from polyak.core.struct import static, struct
 from polyak.core.types import Histogram, Mean
 from tests.loops.setting import ENV, KEY, LOOPS, run
@@ -114,7 +114,7 @@ def test_several_seeds_and_devices_are_checked_too():
     vector = UPDATES["vector"][0]
     agent = Faulty(ENV.spec, change=vector)
     with pytest.raises(TypeError, match=r"^Faulty\.update.*got 'x': float32\[3\]"):
-        train.compiled_seeds(agent, ENV, env_steps=100, keys=jax.random.split(KEY, 2))
+        loops.compiled_seeds(agent, ENV, env_steps=100, keys=jax.random.split(KEY, 2))
     for loop in LOOPS:
         with pytest.raises(TypeError, match=r"^Faulty\.update.*got 'x': float32\[3\]"):
             run(loop, env_steps=100, agent=agent, devices=2)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import train
+from polyak import loops, train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
@@ -116,5 +116,5 @@ class ScriptedAgent(_FixedAgent):
 
 def test_error_names_the_seed_whose_script_ended():
     with pytest.raises(RuntimeError, match="Scripted: the script has ended after its 5 steps") as caught:
-        train.compiled_seeds(ScriptedAgent((), ENV.spec, 4), ENV, env_steps=10**9, keys=jax.random.split(KEY, 2))
+        loops.compiled_seeds(ScriptedAgent((), ENV.spec, 4), ENV, env_steps=10**9, keys=jax.random.split(KEY, 2))
     assert caught.value.__notes__ == ["while training with keys[0]"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops
 from tests.agents.rollouts import same_bits
 from tests.loops.setting import AGENT, ENV, KEY, everything, run
 
@@ -25,7 +25,7 @@ def test_seeds_trained_together_are_those_trained_alone_but_for_rounding():
     keys = jax.random.split(KEY, 2)
     reported = [[], []]
     callbacks = [[lambda progress, *_, mine=mine: mine.append(progress)] for mine in reported]
-    together = train.compiled_seeds(AGENT, ENV, env_steps=90, keys=keys, callbacks=callbacks, report_every=60)
+    together = loops.compiled_seeds(AGENT, ENV, env_steps=90, keys=keys, callbacks=callbacks, report_every=60)
     for key, result, mine in zip(keys, together, reported, strict=True):
         alone = run("compiled", env_steps=90, key=key)
         assert result.progress.env_steps == alone.progress.env_steps == mine[-1].env_steps and len(mine) == 2
@@ -44,14 +44,14 @@ def test_states_that_callbacks_of_seeds_keep_stay_as_they_were():
         kept.append(state)
         copies.append(jax.tree.map(np.array, state.agent))
 
-    train.compiled_seeds(AGENT, ENV, env_steps=200, keys=jax.random.split(KEY, 2), callbacks=[[keep]] * 2, report_every=60)
+    loops.compiled_seeds(AGENT, ENV, env_steps=200, keys=jax.random.split(KEY, 2), callbacks=[[keep]] * 2, report_every=60)
     assert len(kept) >= 6
     assert all(same_bits(state.agent, copy) for state, copy in zip(kept, copies, strict=True))
 
 
 def test_callbacks_and_keys_of_different_lengths_are_rejected():
     with pytest.raises(ValueError, match=r"len\(callbacks\)=2 must equal len\(keys\)=3"):
-        train.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), callbacks=[[], []])
+        loops.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), callbacks=[[], []])
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_each_agent_of_a_batch_trains_as_it_does_alone(devices):
     agents = [dataclasses.replace(AGENT, gamma=g, learning_rate=polyak.Linear(rate), ent_coef=c) for g, rate, c in settings]
     batch = jax.tree.map(lambda *values: jnp.stack(values), *agents)
     keys = jax.random.split(KEY, 2)
-    results = train.compiled_seeds(batch, ENV, env_steps=90, keys=keys, devices=devices)
+    results = loops.compiled_seeds(batch, ENV, env_steps=90, keys=keys, devices=devices)
     for agent, key, result in zip(agents, keys, results, strict=True):
         assert_close(result, run("compiled", agent=agent, env_steps=90, key=key))
         np.testing.assert_allclose(jax.tree.leaves(result.agent), jax.tree.leaves(agent), rtol=1e-6)
@@ -76,7 +76,7 @@ def test_a_batch_may_be_made_by_vmap_and_share_other_settings():
     partly = dataclasses.replace(AGENT, learning_rate=rates)
     keys = jnp.stack([KEY, KEY])
     for batch in (mapped, partly):
-        results = train.compiled_seeds(batch, ENV, env_steps=90, keys=keys)
+        results = loops.compiled_seeds(batch, ENV, env_steps=90, keys=keys)
         assert [float(result.agent.learning_rate) for result in results] == pytest.approx([1e-2, 1e-3])
         assert results[0].metrics["train/learning_rate"] == pytest.approx(1e-2)
         assert not same_bits(results[0].state.copies.online, results[1].state.copies.online)
@@ -98,20 +98,20 @@ def test_a_batch_may_be_made_by_vmap_and_share_other_settings():
 def test_a_wrong_setting_of_an_agent_made_by_vmap_is_rejected_by_name(make, values, message):
     batch = jax.vmap(make)(jnp.array(values))
     with pytest.raises(ValueError, match=message) as error:
-        train.compiled_seeds(batch, ENV, env_steps=90, keys=jax.random.split(KEY, 2))
+        loops.compiled_seeds(batch, ENV, env_steps=90, keys=jax.random.split(KEY, 2))
     assert error.value.__notes__ == ["in agent 1 of the batch"]
 
 
 def test_a_batch_of_another_length_than_the_keys_is_rejected_by_name():
     batch = dataclasses.replace(AGENT, gamma=jnp.array([0.9, 0.95, 0.99]))
     with pytest.raises(ValueError, match=r"train: gamma of the batch of agents must have len\(keys\)=2 values, got 3"):
-        train.compiled_seeds(batch, ENV, env_steps=90, keys=jax.random.split(KEY, 2))
+        loops.compiled_seeds(batch, ENV, env_steps=90, keys=jax.random.split(KEY, 2))
 
 
 @pytest.mark.slow
 def test_seeds_on_more_devices_are_those_on_one_but_for_rounding():
     keys = jax.random.split(KEY, 4)
-    one, two, four = (train.compiled_seeds(AGENT, ENV, env_steps=200, keys=keys, devices=devices) for devices in (1, 2, None))
+    one, two, four = (loops.compiled_seeds(AGENT, ENV, env_steps=200, keys=keys, devices=devices) for devices in (1, 2, None))
     for others in (two, four):
         for a, b in zip(one, others, strict=True):
             assert a.progress.env_steps == b.progress.env_steps
@@ -126,4 +126,4 @@ def test_seeds_on_more_devices_are_those_on_one_but_for_rounding():
 
 def test_devices_that_do_not_divide_the_seeds_are_rejected():
     with pytest.raises(ValueError, match=r"train: len\(keys\)=3 cannot be split over devices=2"):
-        train.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), devices=2)
+        loops.compiled_seeds(AGENT, ENV, env_steps=90, keys=jax.random.split(KEY, 3), devices=2)

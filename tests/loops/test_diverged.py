@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from polyak import envs, train
+from polyak import envs, loops, train
 from polyak.agents.ppo import PPO
 from polyak.storage.callbacks import checkpointer
 from polyak.storage.checkpoint import restore
@@ -101,7 +101,7 @@ def test_diverged_seeds_end_and_the_others_finish():
     reported = [[], [], []]
     callbacks = [[lambda progress, *_, mine=mine: mine.append(progress.env_steps)] for mine in reported]
     with pytest.warns(UserWarning, match=r"keys\[\d\] has diverged: PPO: 3 updates in a row .* 'reward'") as warned:
-        results = train.compiled_seeds(STRICT, SICK_SEEDS, env_steps=300, keys=KEYS, callbacks=callbacks, report_every=40)
+        results = loops.compiled_seeds(STRICT, SICK_SEEDS, env_steps=300, keys=KEYS, callbacks=callbacks, report_every=40)
     assert len(warned) == 2
     for i, (key, result) in enumerate(zip(KEYS, results, strict=True)):
         assert reported[i][-1] == result.progress.env_steps
@@ -120,5 +120,5 @@ def test_diverged_seeds_end_and_the_others_finish():
 
 def test_training_ends_when_all_seeds_have_diverged():
     with pytest.warns(UserWarning, match="has diverged"):
-        results = train.compiled_seeds(STRICT, SICK_SEEDS, env_steps=10**9, keys=KEYS[np.array([0, 2, 0])])
+        results = loops.compiled_seeds(STRICT, SICK_SEEDS, env_steps=10**9, keys=KEYS[np.array([0, 2, 0])])
     assert [result.stopped for result in results] == ["diverged"] * 3

@@ -71,7 +71,7 @@ def test_the_numbers_are_those_of_a_replay_on_the_device(name, other_device):
         parts = (state.agent.replay, dataclasses.replace(state.agent, replay=()))
         places.append([{device for x in jax.tree.leaves(part) for device in x.devices()} for part in parts])
 
-    train = lambda **options: polyak.train.host(agent, env, env_steps=160, key=KEY, report_every=60, **options)  # noqa: E731
+    train = lambda **options: polyak.loops.host(agent, env, env_steps=160, key=KEY, report_every=60, **options)  # noqa: E731
     here, there = train(), train(replay_on="host", callbacks=[look])
     assert places == [[{other_device}, {jax.local_devices()[0]}]] * 3
     assert int(here.state.updates) > 8
@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_a_replay_on_the_device(name, other_device):
 def test_a_stopped_training_goes_on_with_the_same_numbers(other_device):
     agent, _ = make("dqn")
     hosted = polyak.envs.make("CartPole-v1", num_envs=2)
-    train = lambda steps, **options: polyak.train.host(agent, hosted, env_steps=steps, key=KEY, **options)  # noqa: E731
+    train = lambda steps, **options: polyak.loops.host(agent, hosted, env_steps=steps, key=KEY, **options)  # noqa: E731
     whole = train(160)
     half, snapshot = train(80, replay_on="host"), hosted.snapshot()
     # On the device at first, since the state is donated then.
@@ -115,7 +115,7 @@ def test_nothing_compiles_while_training_or_for_another_seed(other_device, monke
     agent, _ = make("dqn")
     agent = dataclasses.replace(agent, batch_size=5)  # not that of the other tests, whose programs are there already
     env = polyak.envs.make("CartPole-v1", num_envs=2)
-    train = lambda agent, key: polyak.train.host(agent, env, env_steps=40, key=key, replay_on="host")  # noqa: E731
+    train = lambda agent, key: polyak.loops.host(agent, env, env_steps=40, key=key, replay_on="host")  # noqa: E731
     other_key = jax.random.key(1)
     with jax.default_device(jax.local_devices()[1]):
         result = train(agent, KEY)
@@ -178,7 +178,7 @@ def test_what_cannot_be_is_rejected_before_anything_runs(monkeypatch):
     run = lambda agent, env, **options: polyak.train.run(agent, env, env_steps=64, progress=False, **options)  # noqa: E731
     lacks_both = struct(type("Own", (DQN,), {"draw_batches": None, "return_errors": None}))(agent.spec)
     lacks_one = struct(type("Own", (DQN,), {"return_errors": None}))(agent.spec)
-    host = lambda **options: polyak.train.host(agent, hosted, env_steps=64, key=KEY, **options)  # noqa: E731
+    host = lambda **options: polyak.loops.host(agent, hosted, env_steps=64, key=KEY, **options)  # noqa: E731
     for start, message in (
         (lambda: host(replay_on="disk"), "replay_on must be one of 'device', 'host', got 'disk'"),
         (lambda: host(replay_on="host", devices=2), "replay_on='host' needs devices=1, got 2"),

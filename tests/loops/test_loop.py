@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import train
+from polyak import loops
 from polyak.core.struct import static, struct
 from polyak.loops.loop import (
     Target,
@@ -95,7 +95,7 @@ class Changing:
 )
 def test_environment_that_changes_its_types_is_rejected_before_compilation(what, says):
     with pytest.raises(TypeError, match=says):
-        train.compiled(AGENT, Changing(what), env_steps=100, key=KEY)
+        loops.compiled(AGENT, Changing(what), env_steps=100, key=KEY)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import train
+from polyak import loops, train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete
 from polyak.envs.autoreset import AutoReset
@@ -316,7 +316,7 @@ class Untouched(Scripted):
         raise AssertionError("the environment was reset")
 
 
-@pytest.mark.parametrize("loop", [train.host, train.run])
+@pytest.mark.parametrize("loop", [loops.host, train.run])
 @pytest.mark.parametrize("env_steps", WRONG_STEPS)
 def test_invalid_env_steps_are_rejected_before_anything_runs(loop, env_steps):
     with pytest.raises((TypeError, ValueError), match=f"train: env_steps must be an integer >= 1, got {env_steps!r}"):

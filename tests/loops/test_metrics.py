@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polyak import train
+from polyak import loops
 from polyak.core.struct import struct
 from polyak.core.types import Histogram, Mean
 from polyak.loops.metrics import PackedMetrics, add_metrics, as_numbers
@@ -50,7 +50,7 @@ def check(reports):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [train.compiled, train.host])
+@pytest.mark.parametrize("loop", [loops.compiled, loops.host])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_reports_are_means_over_all_updates_since_the_last(loop, devices):
     reports = []
@@ -71,17 +71,17 @@ def test_a_report_that_no_chunk_ends_at_has_the_means_of_all_chunks(monkeypatch)
     monkeypatch.setattr("polyak.loops.compiled_loop.CHUNK_SECONDS", 1e-9)
     reports = []
     callback = lambda progress, metrics, _: reports.append((progress.iteration, dict(metrics)))  # noqa: E731
-    train.compiled(AGENT, ENV, env_steps=200, key=KEY, report_every=24, callbacks=[callback])
+    loops.compiled(AGENT, ENV, env_steps=200, key=KEY, report_every=24, callbacks=[callback])
     check(reports)
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.5])
 def test_each_seed_has_the_means_of_its_own_updates(monkeypatch, seconds):
-    monkeypatch.setattr("polyak.loops.compiled_seeds.CHUNK_SECONDS", seconds)
+    monkeypatch.setattr("polyak.loops.seeds_loop.CHUNK_SECONDS", seconds)
     reports = [[], []]
     callbacks = [[lambda progress, metrics, _, rows=rows: rows.append((progress.iteration, dict(metrics)))] for rows in reports]
     keys = jax.random.split(KEY, 2)
-    train.compiled_seeds(AGENT, ENV, env_steps=200, keys=keys, report_every=24, callbacks=callbacks, devices=1)
+    loops.compiled_seeds(AGENT, ENV, env_steps=200, keys=keys, report_every=24, callbacks=callbacks, devices=1)
     for rows in reports:
         check(rows)
 
@@ -109,7 +109,7 @@ def test_a_mean_counts_finite_values_only_and_is_a_number():
     assert np.isnan(float(Mean.of(jnp.float32(jnp.nan))))
 
 
-@pytest.mark.parametrize("loop", [train.compiled, train.host])
+@pytest.mark.parametrize("loop", [loops.compiled, loops.host])
 def test_a_callback_may_add_numbers_of_any_library(loop):
     seen = []
 
@@ -134,4 +134,4 @@ def test_what_a_callback_adds_that_is_no_number_is_an_error_that_names_it(name, 
         metrics[name] = value
 
     with pytest.raises(TypeError, match=rf"callback add_wrong: a metric must be a number .*, got {name!r}: "):
-        train.compiled(AGENT, ENV, env_steps=40, key=KEY, callbacks=[add_wrong])
+        loops.compiled(AGENT, ENV, env_steps=40, key=KEY, callbacks=[add_wrong])

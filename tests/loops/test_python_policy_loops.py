@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops, train
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep
 from polyak.ops.schedules import Linear
@@ -200,7 +200,7 @@ def test_python_policy_inside_a_wrapper_is_found(loop):
 def test_parallel_seeds_and_several_devices_are_rejected_before_anything_runs():
     agent = planning()
     with pytest.raises(TypeError, match=r"PythonPolicy 'Planner'.* cannot be mapped by vmap"):
-        train.compiled_seeds(agent, ENV, env_steps=ENV_STEPS, keys=jax.random.split(KEY, 2))
+        loops.compiled_seeds(agent, ENV, env_steps=ENV_STEPS, keys=jax.random.split(KEY, 2))
     with pytest.raises(TypeError, match=r"PythonPolicy 'Planner'.* cannot be split over devices: use devices=1"):
         run("compiled", agent, devices=2)
     assert agent.chosen.num_calls == 0

@@ -13,7 +13,7 @@ from polyak.cli import main
 from polyak.loops import replay_memory
 from polyak.loops.replay_memory import available_memory, check_memory
 
-LOOPS = {"compiled": polyak.train.compiled, "host": polyak.train.host}
+LOOPS = {"compiled": polyak.loops.compiled, "host": polyak.loops.host}
 
 
 def make(capacity=4096):
@@ -36,12 +36,12 @@ def test_a_rollout_that_does_not_fit_names_num_envs_and_num_steps(tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("train", [polyak.train.compiled, polyak.train.host, polyak.train.compiled_seeds, polyak.train.run])
+@pytest.mark.parametrize("train", [polyak.loops.compiled, polyak.loops.host, polyak.loops.compiled_seeds, polyak.train.run])
 def test_every_loop_refuses_a_rollout_that_does_not_fit(train, monkeypatch):
     monkeypatch.setattr(replay_memory, "available_memory", lambda: 1000)
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     keys = (
-        {"keys": jax.random.split(jax.random.key(0), 2)} if train is polyak.train.compiled_seeds else {"key": jax.random.key(0)}
+        {"keys": jax.random.split(jax.random.key(0), 2)} if train is polyak.loops.compiled_seeds else {"key": jax.random.key(0)}
     )
     with pytest.raises(ValueError, match=r"train: a rollout of num_steps=64 steps of num_envs=2 environments needs at least"):
         train(polyak.PPO(env.spec, num_steps=64, num_minibatches=1), env, env_steps=128, **keys)
@@ -99,9 +99,9 @@ def test_a_replay_that_does_not_fit_is_rejected_with_the_bytes_before_anything_r
     message = r"train: the replay of DQN needs ([\d,]+) bytes, this machine has ([\d,]+) available; use a smaller capacity"
     starts = (
         lambda: polyak.train.run(agent, env, env_steps=64, run_dir=tmp_path / "run", progress=False),
-        lambda: polyak.train.compiled(agent, env, env_steps=64, key=jax.random.key(0)),
-        lambda: polyak.train.host(agent, hosted, env_steps=64, key=jax.random.key(0)),
-        lambda: polyak.train.compiled_seeds(agent, env, env_steps=64, keys=jax.random.split(jax.random.key(0), 2)),
+        lambda: polyak.loops.compiled(agent, env, env_steps=64, key=jax.random.key(0)),
+        lambda: polyak.loops.host(agent, hosted, env_steps=64, key=jax.random.key(0)),
+        lambda: polyak.loops.compiled_seeds(agent, env, env_steps=64, keys=jax.random.split(jax.random.key(0), 2)),
     )
     for i, start in enumerate(starts):
         with pytest.raises(ValueError, match=message) as error:

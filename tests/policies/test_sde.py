@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.ops.distributions import Normal
@@ -124,7 +124,7 @@ def test_sac_learns_sigma():
 def test_sac_with_state_dependent_exploration_trains_in_both_loops():
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
     agent = make(env.spec, learning_starts=32, updates_per_step=0.25)
-    results = [loop(agent, env, env_steps=128, key=KEY) for loop in (train.compiled, train.host)]
+    results = [loop(agent, env, env_steps=128, key=KEY) for loop in (loops.compiled, loops.host)]
     assert int(results[0].state.updates) > 0
     for a, b in zip(*(jax.tree.leaves(r.state.copies) for r in results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
@@ -185,7 +185,7 @@ def test_ppo_learns_the_same_from_values_of_acting_and_of_updating():
         agent = polyak.PPO(
             env.spec, polyak.mlp((4,), std="sde", log_std=-1.0), sde_sample_freq=4, values_when=values_when, **settings
         )
-        results.append(train.compiled(agent, env, env_steps=32, key=KEY).state.copies.online)
+        results.append(loops.compiled(agent, env, env_steps=32, key=KEY).state.copies.online)
     assert not np.array_equal(sigma_of(results[0]), np.full((4, 1), -1.0, np.float32))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

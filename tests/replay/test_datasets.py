@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import train
+from polyak import loops, train
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.replay import from_minari
 
@@ -98,13 +98,13 @@ def test_demonstrations_of_a_python_policy_fill_the_replay_of_a_run():
     policy = polyak.PythonPolicy(lambda obs: (obs[:, 2] > 0).astype(np.int32), env.spec)
     rollout = train.collect(policy, env, 40, key=KEY)
     agent = polyak.DQN(env.spec, **SMALL | {"replay": polyak.PrioritizedReplay(512)}, num_steps=4)
-    result = train.host(agent, env, env_steps=8, key=KEY)
+    result = loops.host(agent, env, env_steps=8, key=KEY)
     state = result.loop_state
     state = dataclasses.replace(state, agent=agent.add(state.agent, rollout))
     assert int(state.agent.replay.size) == 52 and int(state.agent.env_steps) == 8
     priority = np.asarray(state.agent.replay.priorities.tree.priority)
     np.testing.assert_array_equal(priority > 0, np.asarray(state.agent.replay.rows.valid))
-    result = train.host(agent, env, env_steps=40, key=KEY, resume_from=state, env_steps_done=8)
+    result = loops.host(agent, env, env_steps=40, key=KEY, resume_from=state, env_steps_done=8)
     assert int(result.state.replay.size) >= 60
 
 
@@ -162,7 +162,7 @@ def test_what_is_in_a_replay_is_not_lost_to_a_rollout_of_other_environments():
 def test_nothing_is_added_to_the_state_of_a_run_on_several_devices():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = polyak.DQN(env.spec, **SMALL, num_steps=4)
-    state = train.compiled(agent, env, env_steps=64, key=KEY, devices=2).state
+    state = loops.compiled(agent, env, env_steps=64, key=KEY, devices=2).state
     for num_envs in (2, 4):
         rollout = train.collect(agent.collect_policy(state), polyak.envs.make("jax/CartPole-v1", num_envs=num_envs), 4, key=KEY)
         with pytest.raises(

@@ -115,7 +115,7 @@ def test_stacks_of_gymnasium_are_those_of_its_wrapper():
     def keep(progress, metrics, state):
         seen.append(np.asarray(state.time_step.obs[0]))
 
-    result = polyak.train.host(agent, hosted, env_steps=40, key=KEY, callbacks=[keep], report_every=2)
+    result = polyak.loops.host(agent, hosted, env_steps=40, key=KEY, callbacks=[keep], report_every=2)
     batch = agent.replay.sample(result.state.replay, KEY, 256, num_envs=1, gamma=0.9)
     stacks = {x.tobytes() for x in seen}
     drawn = [x.tobytes() in stacks for x, w in zip(np.asarray(batch.next_obs), np.asarray(batch.weight), strict=True) if w]
@@ -149,12 +149,12 @@ def test_a_training_with_frame_stacks_on_two_devices_resumes_to_the_bit(tmp_path
     settings = {"network": polyak.q_mlp((8,)), "learning_starts": 32, "batch_size": 8, "n_step": 3}
     agent = polyak.DQN(env.spec, num_steps=2, replay=PrioritizedReplay(128, frame_stack=STACK), target_period=5, **settings)
     options = {"key": KEY, "devices": 2}
-    whole = polyak.train.compiled(agent, env, env_steps=256, **options)
+    whole = polyak.loops.compiled(agent, env, env_steps=256, **options)
     assert int(whole.state.updates) > 20 and whole.state.replay.rows.obs.shape == (128, 2)
-    half = polyak.train.compiled(agent, env, env_steps=128, **options)
+    half = polyak.loops.compiled(agent, env, env_steps=128, **options)
     save(tmp_path / "checkpoints", half.loop_state, step=128, meta={}, segmented=".agent.replay")
     restored = restore(tmp_path / "checkpoints", half.loop_state).tree
-    resumed = polyak.train.compiled(
+    resumed = polyak.loops.compiled(
         agent, env, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps
     )
     for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):

@@ -9,7 +9,6 @@ import threading
 import time
 
 import gymnasium
-import jax
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ from polyak.workers.in_process_workers import InProcessWorkers
 from polyak.workers.rollout_worker import WorkerRollout
 from polyak.workers.supervise import WorkerLost
 from polyak.workers.worker_group import WorkerOptions
-from tests.workers.setting import KEY, assert_same_bits
+from tests.workers.setting import assert_same_bits
 
 SPEC = polyak.core.spaces.EnvSpec(polyak.core.spaces.Box([-1.0], [1.0]), polyak.core.spaces.Discrete(2))
 CONFIG = RunConfig(
@@ -125,19 +124,12 @@ def test_a_request_to_stop_ends_the_start_of_workers(tmp_path):
         assert json.loads((tmp_path / loop / "summary.json").read_text())["stopped"] == "request"
     with pytest.raises(polyak.train.StoppedBeforeStart):
         polyak.resume(tmp_path / "distributed", progress=False, workers=never_begin(), should_stop=lambda: True)
-    env = polyak.envs.make("CartPole-v1", num_envs=4)
-    state = polyak.loops.host_loop.start(agent, env, jax.random.key(0))
-    arguments |= {"key": jax.random.key(0), "resume_from": state, "env_steps_done": 32}
-    result = polyak.train.asynchronous(agent, "CartPole-v1", **arguments)
-    assert result.stopped == "request" and result.loop_state is state and result.progress.env_steps == 32
 
 
 def test_ctrl_c_ends_the_start_of_workers():
     agent = polyak.A2C(polyak.envs.make("CartPole-v1").spec, network=polyak.mlp((8,)), num_steps=8)
     with pytest.raises(polyak.train.StoppedBeforeStart):
         polyak.train.run(agent, "CartPole-v1", **SMALL, workers=never_begin(signal.SIGINT), progress=False)
-    with pytest.raises(KeyboardInterrupt):
-        polyak.train.asynchronous(agent, "CartPole-v1", **SMALL, key=jax.random.key(0), workers=never_begin(signal.SIGINT))
 
 
 def test_the_number_of_workers_comes_first():
@@ -183,9 +175,6 @@ def test_without_progress_failures_of_workers_are_warnings(tmp_path, monkeypatch
     with pytest.warns(UserWarning, match="train: worker 1 died: of a test; starting it again"):
         polyak.train.run("a2c", "CartPole-v1", settings=SETTINGS, run_dir=tmp_path / "run", progress=False, **arguments)
     assert capsys.readouterr().out == "" and (tmp_path / "run" / "workers.jsonl").exists()
-    agent = polyak.A2C(polyak.envs.make("CartPole-v1", num_envs=1).spec, **SETTINGS)
-    with pytest.warns(UserWarning, match="train: worker 1 died: of a test; starting it again"):
-        polyak.train.distributed(agent, "CartPole-v1", key=KEY, **arguments)
 
 
 def test_a_cluster_is_told_where_the_workers_are_before_training(capsys):
@@ -334,21 +323,6 @@ def test_a_config_of_an_older_version_has_the_default_options(tmp_path):
         del data[field]
     with create(tmp_path / "run", data) as run:
         assert options_of(read_config(run)) == WorkerOptions()
-
-
-def test_distributed_takes_workers_or_their_options_but_not_both(monkeypatch):
-    seen = []
-    monkeypatch.setattr("polyak.train.worker_loops._make", lambda *arguments: seen.append(arguments[3]) or 1 / 0)
-
-    def train(workers, **options):
-        with pytest.raises(ZeroDivisionError):
-            polyak.train.distributed(CONFIG.agent, "CartPole-v1", num_envs=4, env_steps=8, key=KEY, workers=workers, **options)
-        return seen[-1]
-
-    assert train(Workers(number=2, restarts=3), timeout=5.0) == train(2, restarts=3, timeout=5.0)
-    assert train(2).options() == WorkerOptions()
-    with pytest.raises(ValueError, match="restarts is given twice, as an argument and in workers"):
-        train(Workers(number=2, restarts=3), restarts=4)
 
 
 @pytest.mark.slow

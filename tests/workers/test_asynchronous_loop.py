@@ -99,7 +99,7 @@ def test_the_result_is_a_state_of_the_host_loop_and_either_loop_goes_on(shared_o
     assert done + 200 <= again.progress.env_steps < done + 300
     assert int(again.state.env_steps) == again.progress.env_steps, "the statistics go on"
     env.restore(kept[-1])
-    hosted = polyak.train.host(agent, env, key=KEY, env_steps=more.pop("steps"), **more)
+    hosted = polyak.loops.host(agent, env, key=KEY, env_steps=more.pop("steps"), **more)
     assert int(hosted.state.env_steps) == hosted.progress.env_steps
 
 

@@ -329,7 +329,7 @@ def test_lag_one_resumes_to_the_bit(make):
     done, (state, snapshot) = list(saved.items())[1]
     envs = make_workers(env, 2, lag=1)
     envs.restore(pickle.loads(snapshot))
-    resumed = polyak.train.host(agent, envs, env_steps=STEPS, key=KEY, resume_from=state, env_steps_done=done, report_every=1)
+    resumed = polyak.loops.host(agent, envs, env_steps=STEPS, key=KEY, resume_from=state, env_steps_done=done, report_every=1)
     assert_same_bits(resumed.loop_state, whole.loop_state)
 
 
@@ -342,14 +342,14 @@ def test_lag_one_resumes_to_the_bit_after_a_rollout_was_discarded(cartpole, monk
     engine = FaultyWorkers({6: "late"})
     stop = []
     envs = make_workers(cartpole, 2, lambda: engine, lag=1)
-    first = polyak.train.host(
+    first = polyak.loops.host(
         agent, envs, env_steps=STEPS, key=KEY, should_stop=lambda: engine.calls > 6 and (stop.append(1) or len(stop) > 3)
     )
     assert first.stopped == "request" and int(first.loop_state.iteration) < int(whole.loop_state.iteration)
     resumed_envs = make_workers(cartpole, 2, lag=1)
     resumed_envs.restore(pickle.loads(pickle.dumps(first.progress.env.snapshot())))
     done = first.progress.env_steps
-    resumed = polyak.train.host(
+    resumed = polyak.loops.host(
         agent, resumed_envs, env_steps=STEPS, key=KEY, resume_from=first.loop_state, env_steps_done=done
     )
     assert_same_bits(resumed.loop_state, whole.loop_state)
@@ -406,7 +406,7 @@ def test_snapshots_continue_with_any_number_of_workers(cartpole, undisturbed, wo
     envs = make_workers(cartpole, workers) if workers else make_env()
     envs.restore(snapshot)
     done = first.progress.env_steps
-    resumed = polyak.train.host(
+    resumed = polyak.loops.host(
         make_agent(cartpole.spec), envs, env_steps=STEPS, key=KEY, resume_from=first.loop_state, env_steps_done=done
     )
     assert_same_bits(resumed.loop_state, undisturbed)
@@ -415,8 +415,8 @@ def test_snapshots_continue_with_any_number_of_workers(cartpole, undisturbed, wo
 def test_a_second_training_with_the_same_workers_continues_the_episodes(cartpole, undisturbed):
     """Training twice equals training once."""
     envs, agent = make_workers(cartpole, 2), make_agent(cartpole.spec)
-    first = polyak.train.host(agent, envs, env_steps=300, key=KEY)
-    second = polyak.train.host(
+    first = polyak.loops.host(agent, envs, env_steps=300, key=KEY)
+    second = polyak.loops.host(
         agent, envs, env_steps=STEPS, key=KEY, resume_from=first.loop_state, env_steps_done=first.progress.env_steps
     )
     assert_same_bits(second.loop_state, undisturbed)
@@ -447,7 +447,7 @@ def test_environments_without_snapshots_begin_new_episodes():
     # The first two calls are those of the first rollout, whose worker repeats it from the same start.
     envs = make_workers(env, 2, lambda: FaultyWorkers({0: "lost", 3: "lost", 6: "lost"}))
     envs.group.on_event = events.append
-    result = polyak.train.host(make_agent(env.spec), envs, env_steps=300, key=KEY)
+    result = polyak.loops.host(make_agent(env.spec), envs, env_steps=300, key=KEY)
     assert result.metrics["workers/episodes_lost"] == 4
     details = [event.detail for event in events if event.event == "failed"]
     assert details == ["died: of a test", *["died: of a test; begins new episodes in 2 environments"] * 2]
@@ -526,7 +526,7 @@ def test_nan_of_an_environment_costs_the_rows_of_its_worker_and_nothing_else():
     OneNaN.made = 0
     envs = make_workers(env, 2)
     envs.group.on_event = events.append
-    result = polyak.train.host(
+    result = polyak.loops.host(
         make_agent(env.spec),
         envs,
         env_steps=400,
@@ -602,7 +602,7 @@ def test_nobody_waits_for_a_worker_that_waits_to_be_started_again(cartpole, monk
         if len(alive) == 4:
             envs.group.supervisor.workers[1].start_at = 0.0
 
-    result = polyak.train.host(make_agent(cartpole.spec), envs, env_steps=STEPS, key=KEY, callbacks=[come_back], report_every=1)
+    result = polyak.loops.host(make_agent(cartpole.spec), envs, env_steps=STEPS, key=KEY, callbacks=[come_back], report_every=1)
     assert pauses == [1, 2] and alive[1:4] == [1, 1, 1] and result.metrics["workers/alive"] == 2
     assert result.metrics["workers/episodes_lost"] == 4
     assert envs.snapshot() is not None and result.metrics["rollout/ep_len_mean"] >= 8

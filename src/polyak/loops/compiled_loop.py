@@ -86,7 +86,7 @@ def compiled(
         RuntimeError: the policy reports a failure (a script that has ended).
     """
     target = Target(env_steps, report_every)
-    check_in_jax("train.compiled", env)
+    check_in_jax("loops.compiled", env)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
     state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, env, key), num_envs=env.num_envs)

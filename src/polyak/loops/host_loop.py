@@ -103,7 +103,7 @@ def host(
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
     if spans_processes(mesh):
-        raise ValueError("train.host: several processes train together in the compiled loop only, in environments in JAX")
+        raise ValueError("loops.host: several processes train together in the compiled loop only, in environments in JAX")
     _check_resumable(env, resume_from)
     check_replay_on(agent, "host", devices, replay_on)
     hosted = as_host_env(env, key)

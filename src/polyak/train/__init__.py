@@ -4,11 +4,8 @@ import sys
 
 from polyak.core.suggestions import UncallableModule
 from polyak.loops.collect import collect
-from polyak.loops.compiled_loop import compiled
-from polyak.loops.compiled_seeds import compiled_seeds
 from polyak.loops.evaluate import Evaluation, evaluate
-from polyak.loops.host_loop import host
-from polyak.loops.loop import LoopState, TrainingDiverged, TrainResult, initial
+from polyak.loops.loop import LoopState, TrainingDiverged
 from polyak.train import callbacks
 from polyak.train.new_training import run
 from polyak.train.result import Result
@@ -16,7 +13,6 @@ from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
 from polyak.train.settings import SeedSettings, TrainSettings
 from polyak.train.statistics import SeedStatistics, seed_statistics
-from polyak.train.worker_loops import asynchronous, distributed
 from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners, StoppedBeforeStart
 
@@ -28,19 +24,12 @@ __all__ = [
     "SeedSettings",
     "SeedStatistics",
     "StoppedBeforeStart",
-    "TrainResult",
     "TrainSettings",
     "TrainingDiverged",
     "Workers",
-    "asynchronous",
     "callbacks",
     "collect",
-    "compiled",
-    "compiled_seeds",
-    "distributed",
     "evaluate",
-    "host",
-    "initial",
     "resume",
     "run",
     "run_seeds",

@@ -14,7 +14,7 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.envs.constructors import is_in_jax
-from polyak.loops.compiled_seeds import compiled_seeds
+from polyak.loops.seeds_loop import compiled_seeds
 from polyak.presets import preset
 from polyak.runs import check_seed
 from polyak.storage.run_directory import RunError

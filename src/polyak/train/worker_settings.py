@@ -1,7 +1,7 @@
 """`polyak.train.Workers`: how many workers there are and how they work, and what of it a run stores."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
@@ -83,20 +83,6 @@ class Workers:
         """
         values = {name: value for name in CONFIG_FIELDS if (value := getattr(self, name)) is not None}
         return dataclasses.replace(default or WorkerOptions(), **values)
-
-
-def with_options(owner: str, workers: Workers | int, options: Mapping[str, Any]) -> Workers:
-    """Workers, with those of these options that are not None.
-
-    Raises:
-        ValueError: workers have one of them too.
-    """
-    made = as_workers(owner, workers)
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in given:
-        if getattr(made, name) is not None:
-            raise ValueError(f"{owner}: {name} is given twice, as an argument and in workers; pass it once")
-    return dataclasses.replace(made, **given)
 
 
 def options_of(config: RunConfig) -> WorkerOptions:

@@ -69,8 +69,8 @@ def _abstract(*leaves: Any, shapes: Sequence[Any], **_: Any) -> tuple[list[Any],
 
 def _reject_vmap(leaves: Any, axes: Any, *, name: str, **_: Any) -> NoReturn:
     raise TypeError(
-        f"{name} is called once a step, in order, and cannot be mapped by vmap (nor by train.compiled_seeds): it takes "
-        "a batch as it is, so give it one; train seeds one after the other by train.compiled, or use the host loop"
+        f"{name} is called once a step, in order, and cannot be mapped by vmap (nor by loops.compiled_seeds): it takes "
+        "a batch as it is, so give it one; train seeds one after the other by loops.compiled, or use the host loop"
     )
 
 

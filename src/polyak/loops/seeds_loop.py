@@ -75,7 +75,7 @@ def compiled_seeds(
         RuntimeError: the policy of a seed reports a failure (a script that has ended).
     """
     target = Target(env_steps, report_every)
-    check_in_jax("train.compiled_seeds", env)
+    check_in_jax("loops.compiled_seeds", env)
     _check_arguments(agent, env, keys, callbacks)
     count = len(keys)
     check_memory(_select_agent(0, agent), seeds=count, num_envs=env.num_envs)
