@@ -65,7 +65,7 @@ def test_policies_need_neither_agents_nor_loops_and_the_training_stack_no_gymnas
     assert "polyak.train" in training and "gymnasium" not in training
 
 
-@pytest.mark.parametrize("module", ["policies", "schedules"])
+@pytest.mark.parametrize("module", ["importers", "policies", "schedules"])
 def test_everything_under_one_name_is_there(module):
     names = getattr(polyak, module).__all__
     assert names == sorted(set(names)) and all(getattr(getattr(polyak, module), name) is not None for name in names)

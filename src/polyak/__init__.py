@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak import envs, loops, policies, presets, replay, schedules, train
+    from polyak import envs, importers, loops, policies, presets, replay, schedules, train
     from polyak.agents.a2c import A2C
     from polyak.agents.agent import BaseAgent
     from polyak.agents.c51 import C51
@@ -82,6 +82,7 @@ __all__ = [
     "envs",
     "evaluate",
     "gru",
+    "importers",
     "incremental_update",
     "iqn_mlp",
     "iqn_nature_cnn",
@@ -105,7 +106,7 @@ __all__ = [
 ]
 
 
-_PACKAGES = ("envs", "loops", "policies", "presets", "replay", "schedules", "train")
+_PACKAGES = ("envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
     "agents.a2c": ("A2C",),
     "agents.agent": ("BaseAgent",),

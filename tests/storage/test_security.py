@@ -323,8 +323,8 @@ ALLOWED = {
     "envs/available.py": {"find_spec"},
     "dynamics/names.py": {"find_spec"},
     # An unpickler that accepts tensors only, and `genops`, which reads a pickle's opcodes and runs none of them;
-    # tests/policies/test_from_stable_baselines.py attacks it.
-    "policies/from_stable_baselines.py": {"pickle", "pickletools"},
+    # tests/importers/test_from_stable_baselines.py attacks it.
+    "importers/from_stable_baselines.py": {"pickle", "pickletools"},
     # Functions and results, between a training and the processes that it has started; no file.
     "workers/rollout_worker.py": {"pickle", "cloudpickle"},
     "workers/worker_group.py": {"cloudpickle"},

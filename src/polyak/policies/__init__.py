@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
-    from polyak.policies.from_stable_baselines import from_stable_baselines3
     from polyak.policies.info import WithInfo, with_info
     from polyak.policies.mixture import Mixture
     from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from polyak.policies.scripted import Scripted, Uniform
     from polyak.policies.sde import StateDependentExploration
     from polyak.policies.stable_baselines import StableBaselinesPolicy
-    from polyak.policies.tf_agents import from_tf_agents
 
 __all__ = [
     "ActionSmoothing",
@@ -33,14 +31,11 @@ __all__ = [
     "StateDependentExploration",
     "Uniform",
     "WithInfo",
-    "from_stable_baselines3",
-    "from_tf_agents",
     "with_info",
 ]
 
 _MODULES = {
     "exploration": ("Boltzmann", "EpsilonGreedy", "RandomWarmStart"),
-    "from_stable_baselines": ("from_stable_baselines3",),
     "mixture": ("Mixture",),
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),
     "noise": ("ActionSmoothing", "GaussianNoise", "OUNoise"),
@@ -48,7 +43,6 @@ _MODULES = {
     "sde": ("StateDependentExploration",),
     "scripted": ("Scripted", "Uniform"),
     "stable_baselines": ("StableBaselinesPolicy",),
-    "tf_agents": ("from_tf_agents",),
     "info": ("WithInfo", "with_info"),
 }
 

@@ -1,4 +1,4 @@
-"""Writes models to `stable_baselines_models/`: `python tests/policies/stable_baselines_models.py [NAME ...]`.
+"""Writes models to `stable_baselines_models/`: `python tests/importers/stable_baselines_models.py [NAME ...]`.
 
 It needs Stable-Baselines3. Never run by the tests, which need neither Stable-Baselines3 nor PyTorch.
 """

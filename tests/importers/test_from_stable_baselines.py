@@ -16,9 +16,9 @@ import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.export.write_policy import write_policy
-from polyak.policies import from_stable_baselines, from_stable_baselines3
-from polyak.policies.from_stable_baselines import _TensorReader
-from tests.policies.stable_baselines_models import FOLDER, observations
+from polyak.importers import from_stable_baselines, from_stable_baselines3
+from polyak.importers.from_stable_baselines import _TensorReader
+from tests.importers.stable_baselines_models import FOLDER, observations
 
 CARTPOLE = EnvSpec(Box([-np.inf] * 4, [np.inf] * 4), Discrete(2))
 BYTES = Box([0] * 4, [255] * 4, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Writes the policies of `tf_agents_policies/`: `python tests/policies/tf_agents_policies.py`, with TF-Agents 0.19.
+"""Writes the policies of `tf_agents_policies/`: `python tests/importers/tf_agents_policies.py`, with TF-Agents 0.19.
 
 TF-Agents 0.19 needs TensorFlow 2.15.1. Never run by the tests, which need neither.
 """

@@ -10,8 +10,8 @@ import pytest
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import TimeStep
-from polyak.policies import from_tf_agents
-from tests.policies.tf_agents_policies import FOLDER, NUM_OBS, observations
+from polyak.importers import from_tf_agents
+from tests.importers.tf_agents_policies import FOLDER, NUM_OBS, observations
 
 THREE = EnvSpec(Box([-np.inf] * 4, [np.inf] * 4), Discrete(3))
 BOX = EnvSpec(Box([-np.inf] * 3, [np.inf] * 3), Box([-2.0, 0.0], [2.0, 5.0]))

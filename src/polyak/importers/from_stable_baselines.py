@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.importers.imported_weights import check_spaces, make_policy
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import ActorCritic, mlp
 from polyak.networks.layers import LOG_STD_RANGE, Std
-from polyak.policies.imported_weights import check_spaces, make_policy
 from polyak.policies.network_policy import NetworkPolicy
 
 OWNER = "from_stable_baselines3"

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.spaces import Box, EnvSpec
+from polyak.importers.imported_weights import check_spaces, make_policy
 from polyak.networks.actor_critic import mlp
 from polyak.networks.layers import Activation
 from polyak.ops.normalize import ObsNormalizer, RunningStats
-from polyak.policies.imported_weights import check_spaces, make_policy
 from polyak.policies.network_policy import NetworkPolicy
 from polyak.policies.numpy_reader import array_of
 
