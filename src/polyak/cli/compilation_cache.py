@@ -2,7 +2,8 @@
 
 Its files are executables: the directory belongs to the user alone. JAX writes a file in place, so a run uses a directory of its
 own with hard links to the shared files, and moves its new files into the shared directory when it ends: no run ever reads a
-file that another is writing, or was killed while writing.
+file that another is writing, or was killed while writing. JAX's `jax_compilation_cache_max_size` does not replace this: a file
+that is cut short is never written again, and before it is read it makes every later write fail.
 """
 
 import contextlib
